@@ -2,7 +2,7 @@
 
 Callgate serves as it always does, and its clients, the model and the MCP server live on the same event loop: one thread,
 in which everything happens in one order however busy the machine is. CPU time is taken in slices of some milliseconds, in
-turn with slices of a fixed piece of work, and it is their ratio that is told. The cost of clients and model alone is
+turn with slices of a fixed piece of work, and the figure is their ratio. The cost of clients and model alone is
 taken off. Then one request is counted instruction by instruction.
 """
 
@@ -32,8 +32,8 @@ from callgate.server import serve as server
 SLICE = 0.006
 """Seconds of CPU that a slice takes, about."""
 SLICES = 40
-COUNTED = 12
-"""Requests of which each is counted; the least is told, because what runs once a second may fall into one of them."""
+COUNTED = 24
+"""Requests of which each is counted; the least is the figure, because what runs once a second may fall into one of them."""
 
 
 class Measured(server.DrainingServer):

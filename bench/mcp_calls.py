@@ -89,7 +89,7 @@ uvloop.run(main())
 
 
 async def silent(message: str, fraction: float | None = None) -> None:
-    """A report that nobody hears."""
+    """A progress report that goes nowhere."""
 
 
 async def measured(label: str, call: Callable[[], Awaitable[object]]) -> None:
@@ -121,7 +121,7 @@ async def compared(label: str, spec: StdioSpec | HttpSpec) -> None:
     assert session is not None
     await measured(f"{label}, ours", lambda: tool.executor.execute(call, occasion))
     await measured(f"{label}, ours in a toolbox", lambda: box.run(call, silent))
-    await measured(f"{label}, the SDK's", lambda: session.call("weather", call.arguments, silent, lean=False))
+    await measured(f"{label}, the SDK's", lambda: session.call("weather", call.arguments, silent, direct=False))
     await registry.close()
     await web.close()
 

@@ -7,6 +7,8 @@ and says how far the others are to be trusted.
 
     python bench/recording.py              twelve rounds
     python bench/recording.py --rounds 1   a quick look
+    python bench/recording.py "tool turn, runs: all"    one row
+    python bench/recording.py --count      instructions alone, some seconds on any machine
     python bench/recording.py --check      fails beyond what is allowed
 """
 
@@ -25,17 +27,21 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "app"), str(ROOT)]
 
 from bench import wire
-from bench.inside import Measured
+from bench.inside import Measured, instructions
 from bench.served import KEY, configured, folder, free_port
-from bench.works import WORKS, Work
+from bench.works import CHUNKS, DONE, WORKS, Work, question
+from callgate.api import endpoint, recording
 from callgate.config.load import load
-from callgate.recorder.recorder import BATCH_SECONDS, RecordPolicy
+from callgate.recorder.recorder import BATCH_SECONDS
+from callgate.recorder.recording import RecordPolicy
 from callgate.runtime.manager import RuntimeManager
 from callgate.server import serve as server
 
 SLICE = 0.4
 """Seconds of CPU that a slice takes, about: longer than a run may wait to be written."""
 ROUNDS = 12
+CHUNK_ALLOWED = 1.02
+"""Recording does nothing at a chunk; but timers may fall into what is counted."""
 AT_ONCE = 16
 
 
@@ -45,7 +51,8 @@ class Compared:
 
     name: str
     work: str
-    off: RecordPolicy
+    off: RecordPolicy | None
+    """None: requests know of no recorder."""
     on: RecordPolicy
     allowed: float | None = None
 
@@ -54,13 +61,25 @@ OFF, ALL = RecordPolicy(runs="off"), RecordPolicy()
 WITH_CONTENT = RecordPolicy(content_bytes=65_536)
 COMPARED = (
     Compared("off, and off again", "tool turn", OFF, OFF),
+    Compared("off, against no recorder", "tool turn", None, OFF, 1.01),
     Compared("tool turn, runs: all", "tool turn", OFF, ALL, 1.05),
     Compared("tool turn, streamed", "tool turn, streamed", OFF, ALL, 1.05),
     Compared("tool turn, content: on", "tool turn", OFF, WITH_CONTENT),
     Compared("small, passed on, as it is set", "small, passed on", OFF, ALL, 1.01),
     Compared("small, passed on, all recorded", "small, passed on", OFF, RecordPolicy(passed="all")),
-    Compared("paced chunk, its run recorded", "paced chunk, read", OFF, ALL),
+    Compared("50 chunks, their run recorded", "paced chunk, read", OFF, ALL),
 )
+AGAIN = Work("100 chunks", question("tools", "paced, and again", stream=True), expect=DONE)
+COUNTED = (*(work for work in WORKS if work.name in {"tool turn", "small, passed on", "paced chunk, read"}), AGAIN)
+
+
+class NoRecorder:
+    """In the place of `callgate.api.recording`, for requests that know of none."""
+
+    @staticmethod
+    def nothing(*given: object) -> None: ...
+
+    begin = keep_unusual = end = nothing
 
 
 @dataclass
@@ -76,9 +95,10 @@ class Found:
         return 2 * statistics.stdev(self.more) / len(self.more) ** 0.5 if len(self.more) > 1 else float("inf")
 
 
-def inside(rounds: int) -> int:
+def inside(rounds: int, chosen: list[Compared]) -> int:
     """Serve, and measure from inside."""
     found: dict[str, tuple[float, list[float]]] = {}
+    counted: dict[str, list[int]] = {}
     managers: list[RuntimeManager] = []
     made = RuntimeManager.__init__
 
@@ -86,7 +106,7 @@ def inside(rounds: int) -> int:
         managers.append(self)
         made(self, *given, **named)  # type: ignore[arg-type]
 
-    RuntimeManager.__init__ = noted  # type: ignore[assignment,method-assign]
+    RuntimeManager.__init__ = noted  # type: ignore[method-assign]
     model_socket = socket.create_server(("127.0.0.1", 0))
     Measured.beside = {wire.Model: model_socket}
     model = model_socket.getsockname()[1]
@@ -96,17 +116,22 @@ def inside(rounds: int) -> int:
         loaded = load(configured(directory, free_port(), model))
 
         async def look() -> None:
-            for compared in COMPARED:
+            for compared in chosen:
                 work = next(work for work in WORKS if work.name == compared.work)
                 found[compared.name] = await measured(
                     managers[0], work, compared, loaded.config.server.port, model, rounds
                 )
+            for policy in (None, OFF, ALL):
+                record_as(managers[0], policy)
+                for work in COUNTED:
+                    count = await instructions(work, loaded.config.server.port)
+                    counted.setdefault(work.name, []).append(count)
 
         Measured.look = staticmethod(look)
         server.DrainingServer = Measured  # type: ignore[misc]
         status = server.serve(loaded)
-    print(json.dumps(found))
-    return status if len(found) == len(COMPARED) else 1
+    print(json.dumps({"found": found, "counted": counted}))
+    return status if len(found) == len(chosen) else 1
 
 
 async def measured(
@@ -131,35 +156,45 @@ async def measured(
     return statistics.median(off) / times / AT_ONCE / work.per * 1e6, more
 
 
-async def slice_of(manager: RuntimeManager, clients: wire.Clients, times: int, policy: RecordPolicy) -> float:
+def record_as(manager: RuntimeManager, policy: RecordPolicy | None) -> None:
+    setattr(endpoint, "recording", NoRecorder if policy is None else recording)  # noqa: B010 - mypy takes it for a module
+    manager.current.record_as(policy or OFF)
+
+
+async def slice_of(manager: RuntimeManager, clients: wire.Clients, times: int, policy: RecordPolicy | None) -> float:
     """CPU seconds of all threads, until all is written."""
-    runtime = manager.current
-    runtime.record_as(policy)
+    record_as(manager, policy)
     began = time.process_time()
     await clients.ask(times)
     # A slice that records nothing waits as long: a process that does nothing takes some time of the processor too.
     ends = time.monotonic() + BATCH_SECONDS
-    while manager.shared.recorder.has_waiting or time.monotonic() < ends:  # noqa: ASYNC110 - a thread empties it, and tells nobody
+    while manager.shared.recorder.has_waiting or time.monotonic() < ends:  # noqa: ASYNC110 - a thread empties it, and emits no event
         await asyncio.sleep(0.02)
     return time.process_time() - began
 
 
-def main(rounds: int, *, check: bool) -> int:
+def main(rounds: int, chosen: list[Compared], *, check: bool) -> int:
     ran = subprocess.run(
-        [sys.executable, __file__, "--inside", "--rounds", str(rounds)],
+        [
+            *(sys.executable, __file__, "--inside", "--rounds", str(rounds)),
+            *(compared.name for compared in chosen),
+            *(() if chosen else ("--count",)),
+        ],
         capture_output=True,
         check=False,
     )
     if ran.returncode:
         sys.stderr.write(ran.stderr.decode()[-4000:])
         return ran.returncode
-    found = {name: Found(*figures) for name, figures in json.loads(ran.stdout).items()}
-    print(f"{'':34} {'nothing recorded':>16} {'recorded':>18} {'allowed':>9}")
+    told = json.loads(ran.stdout)
+    found = {name: Found(*figures) for name, figures in told["found"].items()}
+    if chosen:
+        print(f"{'':34} {'nothing recorded':>16} {'recorded':>18} {'allowed':>9}")
     failed = False
-    for compared in COMPARED:
+    for compared in chosen:
         one = found[compared.name]
         mean = statistics.mean(one.more)
-        # What cannot be told from noise is no failure: the least that it may be counts.
+        # What cannot be distinguished from noise is no failure: the least that it may be counts.
         bad = compared.allowed is not None and 1 + mean - one.spread > compared.allowed
         failed = failed or bad
         allowed = "" if compared.allowed is None else f"{(compared.allowed - 1):+.0%}"
@@ -167,13 +202,25 @@ def main(rounds: int, *, check: bool) -> int:
         print(
             f"{compared.name:34} {one.microseconds:13.1f} µs {f'{mean:+.1%}{spread}':>18} {allowed:>9}{'  dearer' * bad}"
         )
+    print("\n" * bool(chosen) + "Bytecode instructions of a request, on the event loop")
+    counted = told["counted"]
+    counted["a chunk"] = [
+        (more - less) // CHUNKS for more, less in zip(counted["100 chunks"], counted["paced chunk, read"], strict=True)
+    ]
+    for name, (without, off, on) in counted.items():
+        print(f"{name:34} without a recorder {without:6}, off {off - without:+}, recorded {on - off:+}")
+    failed = failed or counted["a chunk"][2] > counted["a chunk"][1] * CHUNK_ALLOWED
     return int(check and failed)
 
 
 if __name__ == "__main__":
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--rounds", type=int, default=ROUNDS)
+    reader.add_argument("--count", action="store_true")
     reader.add_argument("--check", action="store_true")
     reader.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    reader.add_argument("names", nargs="*", help="of the rows; all where none is named")
     given = reader.parse_args()
-    sys.exit(inside(given.rounds) if given.inside else main(given.rounds, check=given.check))
+    named = [compared for compared in COMPARED if compared.name in given.names]
+    rows = [] if given.count else named or list(COMPARED)
+    sys.exit(inside(given.rounds, rows) if given.inside else main(given.rounds, rows, check=given.check))

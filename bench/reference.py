@@ -1,4 +1,4 @@
-"""The fixed piece of work that every cost is told in, so that figures of busy and of quiet moments can be compared.
+"""The fixed piece of work that every cost is given in, so that figures of busy and of quiet moments can be compared.
 
 It goes through much of the standard library once rather than through a little of it often: what neighbours on a machine
 take away first is room in the caches, and a reference that does not need that room would not notice. Whatever is changed

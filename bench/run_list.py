@@ -20,7 +20,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "app"), str(ROOT)]
 
 from bench.served import KEY, folder, served
-from callgate.recorder.row import Recording, RunEvent, RunRow
+from callgate.conversation.prices import Price
+from callgate.recorder.packed import (
+    PackedCall,
+    PackedCallEnd,
+    PackedCallStart,
+    PackedEnd,
+    PackedRun,
+    PackedTurn,
+    PackedTurnStart,
+)
+from callgate.recorder.row import RunRow
 from callgate.recorder.store import RunStore
 
 ROWS = 1_000_000
@@ -32,7 +42,25 @@ WARM = 3
 ALLOWED = 0.020
 MODELS = [f"model-{number}" for number in range(20)]
 KEYS = [f"key-{number}" for number in range(50)]
-EVENTS = [RunEvent(0.1 * number, kind, 0, 0, {}) for number, kind in enumerate(("turn_started", "turn_ended", "ended"))]
+CALLED = (PackedCall("call_1", "clock", "server"),)
+COUNTS = {"prompt_tokens": 12, "completion_tokens": 9, "total_tokens": 21}
+FIRST = PackedTurn(
+    *(0.1, 0, 0, 0.1, 0.1, 1, "direct", "m", "d", "h", ("tool_calls",)),
+    CALLED,
+    COUNTS,
+    Price(1e-6, 2e-6),
+    (),
+    None,
+    True,
+)
+LAST = PackedTurn(
+    *(0.3, 0, 1, 0.1, 0.1, 1, "direct", "m", "d", "h", ("stop",)), (), COUNTS, Price(1e-6, 2e-6), (), None, True
+)
+EVENTS = (
+    *(PackedTurnStart(0.0, 0, 0), FIRST, PackedCallStart(0.1, 0, 0, "call_1", "clock", False)),
+    *(PackedCallEnd(0.2, 0, 0, "call_1", "clock", 0.1, "returned", 6, 0), PackedTurnStart(0.2, 0, 1), LAST),
+    PackedEnd(0.3, 0, "answered", "stop", ""),
+)
 
 
 def main(rows: int, asked: int) -> int:
@@ -55,7 +83,7 @@ def fill(data: Path, rows: int) -> None:
     start = time.time() - rows
     numbers = iter(range(rows))
     while batch := list(itertools.islice(numbers, BATCH)):
-        store.add([Recording(row(number, start + number, chance), EVENTS) for number in batch])
+        store.add([PackedRun.plain(row(number, start + number, chance), EVENTS) for number in batch])
     store.close()
 
 
@@ -73,8 +101,6 @@ def row(number: int, began: float, chance: random.Random) -> RunRow:
         key=key,
         state=state,
         status=200,
-        turns=2,
-        calls=1,
     )
 
 

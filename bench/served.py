@@ -66,7 +66,7 @@ class Served:
     log: Path
 
     def modules(self) -> int:
-        """How many it has imported, if it was asked to tell."""
+        """How many it has imported, if it was asked to count them."""
         return self.log.read_bytes().count(b"import time:")
 
     def cpu(self) -> float:

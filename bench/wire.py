@@ -157,7 +157,7 @@ class FloorBehind(Peer):
 
 
 class Client(Peer):
-    """Asks the same again and again, as often as it is told."""
+    """Sends the same request as often as it is asked to."""
 
     def __init__(self, request: bytes, work: Work) -> None:
         self.request, self.work = request, work

@@ -164,6 +164,7 @@ LONG_CALL = b"".join(
     )
 )
 PACED = (FIRST, *[WORD] * CHUNKS, event({}, "stop") + COUNTED + END)
+PACED_AGAIN = (FIRST, *[WORD] * 2 * CHUNKS, event({}, "stop") + COUNTED + END)
 
 
 def said_to(body: bytes) -> bytes | tuple[bytes, ...]:
@@ -173,6 +174,8 @@ def said_to(body: bytes) -> bytes | tuple[bytes, ...]:
     answered = b'"role":"tool"' in body
     if b'"content":"paced"' in body:
         return PACED
+    if b'"content":"paced, and again"' in body:
+        return PACED_AGAIN
     if b'"content":"write"' in body and not answered:
         return LONG_CALL
     if b'"content":"call over MCP"' in body and not answered:

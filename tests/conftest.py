@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import structlog
+from _pytest.runner import runtestprotocol
 
 from callgate.tools.concurrency import times_cancelled
 from tests.harness import environment, leftovers
+from tests.harness.command import start_forking
 from tests.harness.installed import install_wheel
 from tests.harness.needs import demanded, missing, summary
 from tests.harness.postgres import PostgresServer, postgres_server
@@ -37,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[NOT_MADE] = {}
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # as in a run in the background, whose children would not hear it
+    ):  # as in a run in the background, whose children would not receive it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # With a line for each frame and not a picture of it, which takes a tenth of a second.
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
@@ -45,6 +47,24 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "needs(*parts): skipped where a command, module:NAME, env:NAME or environment:NAME is missing"
     )
     config.addinivalue_line("markers", "leaves(*threads, why): threads, by how their names start, that may stay")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Reading the tests makes little that is garbage, and collections meanwhile take a quarter of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        from tests.harness.parallel import in_order
+
+        in_order(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -78,6 +98,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     pytest.skip(f"needs {', '.join(reasons)}")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Keeps the reports of set-ups and teardowns that passed from the process that collects those of the others: nobody
+    reads them, but for `--durations`, and to send them takes longer than most tests."""
+    if not hasattr(item.config, "workerinput") or item.config.option.durations:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Nobody reads what a test that passed has written; thousands of them are hundreds of megabytes."""
@@ -109,6 +143,12 @@ def anyio_backend() -> str:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of a fresh environment with the wheel in it."""
     return install_wheel(tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="session")
+def forking() -> None:
+    """What runs a command of the command line without importing it again, see `run_command`."""
+    start_forking()
 
 
 @pytest.fixture(autouse=True)

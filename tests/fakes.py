@@ -1,12 +1,12 @@
-"""Fakes of our own ports: a model that says what it is told, tools that do one thing each, a listener that remembers.
+"""Fakes of our own ports: a model that answers as scripted, tools that do one thing each, a listener that records.
 
 Nothing here stands for somebody else's library; what goes over a wire is `tests.scripted_upstream`'s.
 
     model = ScriptedModel(calls(("echo", {"text": "hi"})), says("done"))
-    toolbox = ShelfToolbox(echo=EchoTool())
-    heard = Listener()
-    await converse(ask_for("hello"), model, toolbox, heard, new_id=counter("call"))
-    assert heard.text == "done"
+    toolbox = ScriptedToolbox(echo=EchoTool())
+    listener = Listener()
+    await converse(ask_for("hello"), model, toolbox, listener, new_id=counter("call"))
+    assert listener.text == "done"
 """
 
 import asyncio
@@ -229,7 +229,7 @@ class AnsweringTool:
 
 
 class FailingTool(AnsweringTool):
-    """Fails in the way it is told, as a value."""
+    """Returns the failure it was made with."""
 
     def __init__(self, text: str = "it did not work", kind: FailureKind = FailureKind.RAISED) -> None:
         super().__init__(Failed(text, kind))
@@ -322,6 +322,22 @@ def tool(name: str, executor: Executor, parameters: Mapping[str, Any] = ANYTHING
     return Tool(name, f"A fake called {name}.", parameters, executor, compile_schema(parameters), policy or Policy())
 
 
+@dataclass(frozen=True)
+class NamedTool:
+    """A tool as filters and approval rules see it: its name and its address."""
+
+    name: str
+    address: str = "config/x"
+
+    @property
+    def claimed(self) -> str:
+        return self.name
+
+    @property
+    def contested(self) -> bool:
+        return False
+
+
 class FakeSource:
     """A `Source` that has these tools, and says whether it is open."""
 
@@ -344,8 +360,8 @@ class FakeSource:
         self.state = "closed"
 
 
-class ShelfToolbox:
-    """A `Toolbox` over executors, for tests of the loop: `ShelfToolbox({"lookup"}, echo=EchoTool())`.
+class ScriptedToolbox:
+    """A `Toolbox` over executors, for tests of the loop: `ScriptedToolbox({"lookup"}, echo=EchoTool())`.
 
     The names in the set are the client's; every other tool is ours, and takes any object unless a schema is given.
     """
@@ -393,7 +409,7 @@ def occasion(report: Report | None = None, **changes: Any) -> RunContext:
 
 
 async def silent(message: str, fraction: float | None = None) -> None:
-    """A report that nobody hears."""
+    """A progress report that goes nowhere."""
 
 
 def ready(name: str = "echo", arguments: Mapping[str, Any] | None = None, call_id: str = "call_1") -> ReadyCall:
@@ -406,7 +422,7 @@ def ready(name: str = "echo", arguments: Mapping[str, Any] | None = None, call_i
 
 
 class Listener:
-    """A `Tell` that keeps everything it is told, and can be waited on."""
+    """Records every event that the loop emits, and can be waited on."""
 
     def __init__(self, fail_on: type[Any] | None = None, error: BaseException | None = None) -> None:
         self.events: list[ChatEvent] = []
@@ -425,13 +441,13 @@ class Listener:
         return [event for event in self.events if isinstance(event, kind)]
 
     async def wait_for(self, kind: type[_Event], count: int = 1) -> list[_Event]:
-        """Waits until so many events of a kind have been told."""
+        """Waits until so many events of a kind were emitted."""
         try:
             async with asyncio.timeout(PATIENCE):
                 while len(found := self.of(kind)) < count:
                     await self._arrival.wait()
         except TimeoutError:
-            raise AssertionError(f"never heard {count} {kind.__name__}; heard {self.kinds}") from None
+            raise AssertionError(f"never received {count} {kind.__name__}; received {self.kinds}") from None
         return found
 
     @property
@@ -440,13 +456,13 @@ class Listener:
         return [type(event).__name__ for event in self.events if not isinstance(event, ModelOutput)]
 
     @property
-    def heard(self) -> list[ModelEvent]:
+    def model_events(self) -> list[ModelEvent]:
         """Everything the models did, batches joined."""
         return [event for batch in self.of(ModelOutput) for event in batch.events]
 
     @property
     def text(self) -> str:
-        return "".join(event.text for event in self.heard if isinstance(event, TextDelta))
+        return "".join(event.text for event in self.model_events if isinstance(event, TextDelta))
 
     @property
     def turns(self) -> list[TurnEnded]:
@@ -470,7 +486,7 @@ class Listener:
     def ended(self) -> ChatEnded:
         """How the chat ended; it must have, exactly once and last."""
         [end] = self.of(ChatEnded)
-        assert self.events[-1] is end, f"{type(self.events[-1]).__name__} was told after the end"
+        assert self.events[-1] is end, f"{type(self.events[-1]).__name__} was emitted after the end"
         return end
 
 

@@ -104,7 +104,7 @@ async def _turn(asking: AbstractAsyncContextManager[ModelAnswer], tools: Sequenc
     return building.finish(end)
 
 
-def told(turn: Turn) -> Any:
+def content_of(turn: Turn) -> Any:
     """All of a turn but the batches it came in."""
     return turn.text, turn.reasoning, turn.calls, turn.findings, turn.failure, turn.assistant_message()
 
@@ -133,18 +133,18 @@ PLACES = st.lists(st.integers(0, 1 << 20), max_size=8)
 SPOKEN = [case for case in STREAMS if case.id != "s078-error-object-only"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(case=st.sampled_from(SPOKEN), places=PLACES)
 def test_no_cut_of_a_body_changes_the_turn(case: Case, places: list[int]) -> None:
     body = body_of(case) + DONE
     whole = turn_of(direct([body]), case.data["tools"])
-    assert told(turn_of(direct(cut(body, places)), case.data["tools"])) == told(whole)
+    assert content_of(turn_of(direct(cut(body, places)), case.data["tools"])) == content_of(whole)
 
 
 def test_a_body_that_comes_byte_by_byte_makes_the_same_turn() -> None:
     case = next(case for case in STREAMS if case.id == "s056-literal-surrogates-split")
     body = body_of(case) + DONE
-    assert told(turn_of(direct([bytes([byte]) for byte in body]), case.data["tools"])) == told(
+    assert content_of(turn_of(direct([bytes([byte]) for byte in body]), case.data["tools"])) == content_of(
         turn_of(direct([body]), case.data["tools"])
     )
 
@@ -209,7 +209,7 @@ def _pieces(call: Any, chance: random.Random) -> list[Any]:
 FRAGMENTED = [case for case in STREAMS if continuations(case) and not is_snapshots(case)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(case=st.sampled_from(FRAGMENTED), seed=st.integers(0, 1 << 32))
 def test_fragments_of_a_case_that_are_cut_smaller_come_to_what_the_case_says(case: Case, seed: int) -> None:
     assert verdict(recut(case, random.Random(seed))) == []
@@ -270,22 +270,22 @@ def prompted(format: str, pieces: Iterable[str], finish: str | None = "stop") ->
     return turn_of(PromptedModel(direct(streamed(pieces, finish)), format), list(TOOLS.values()))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(case=st.sampled_from(TEXTS), places=PLACES, seed=st.integers(0, 1 << 32), damaged=st.booleans())
 def test_no_cut_of_a_text_changes_the_turn(case: Case, places: list[int], seed: int, damaged: bool) -> None:
     text = mutated(text_of(case), random.Random(seed)) if damaged else text_of(case)
     format = case.data["format"]
-    whole = told(prompted(format, [text or " "]))
-    assert told(prompted(format, cut(text or " ", places))) == whole
+    whole = content_of(prompted(format, [text or " "]))
+    assert content_of(prompted(format, cut(text or " ", places))) == whole
 
 
 @pytest.mark.parametrize("case", TEXTS, ids=lambda case: case.id)
 def test_a_text_that_comes_letter_by_letter_makes_the_same_turn(case: Case) -> None:
     text = text_of(case)
-    assert told(prompted(case.data["format"], text)) == told(prompted(case.data["format"], [text]))
+    assert content_of(prompted(case.data["format"], text)) == content_of(prompted(case.data["format"], [text]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(case=st.sampled_from(TEXTS), end=st.integers(0, 1 << 20))
 def test_nothing_runs_of_a_text_whose_stream_broke_off(case: Case, end: int) -> None:
     text = text_of(case)
@@ -293,7 +293,7 @@ def test_nothing_runs_of_a_text_whose_stream_broke_off(case: Case, end: int) -> 
     assert ready(turn) == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     format=st.sampled_from(sorted(FORMATS)),
     text=st.lists(st.sampled_from(SCRAPS) | st.text(max_size=6), max_size=25).map("".join),

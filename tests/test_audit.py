@@ -77,7 +77,7 @@ def test_a_known_vulnerability_fails_it(checkout):
         (HOLLOW % '[{"name": "idna", "skip_reason": "not found"}]', "1 of 1 packages are not known"),
     ],
 )
-def test_what_could_not_be_looked_up_is_said_and_fails_nothing(checkout, program, reason):
+def test_what_could_not_be_looked_up_is_reported_and_fails_nothing(checkout, program, reason):
     (checkout / "requirements.lock").write_text("idna==3.10\n")
     found = audit(checkout, "--pip-audit", asking(program))
     assert found.returncode == 0

@@ -19,7 +19,7 @@ REACHED_BY_CLOCKS = [
 """What compares times, and does not start a process of its own, which would have its own clock."""
 
 
-@pytest.mark.parametrize("seconds", [0, 30, 10 * 86_400])
+@pytest.mark.parametrize("seconds", [0, 30])
 def test_what_compares_times_works_on_a_machine_that_booted(seconds):
     done = subprocess.run(
         [

@@ -23,7 +23,7 @@ from tests.fakes import (
     Listener,
     ReportingTool,
     ScriptedModel,
-    ShelfToolbox,
+    ScriptedToolbox,
     after,
     ask_for,
     broken_off,
@@ -42,7 +42,7 @@ from tests.harness.process import ROOT
 pytestmark = pytest.mark.anyio
 
 
-async def heard(model: ScriptedModel, ask: ModelRequest, listener: Listener | None = None) -> Listener:
+async def events_from(model: ScriptedModel, ask: ModelRequest, listener: Listener | None = None) -> Listener:
     listener = listener or Listener()
     async with model.ask(ask) as answer:
         async for events in answer:
@@ -52,7 +52,7 @@ async def heard(model: ScriptedModel, ask: ModelRequest, listener: Listener | No
 
 async def test_the_fakes_satisfy_the_ports():
     model: Model = ScriptedModel(says("x"))
-    toolbox: Toolbox = ShelfToolbox({"theirs"}, echo=EchoTool())
+    toolbox: Toolbox = ScriptedToolbox({"theirs"}, echo=EchoTool())
     executors: list[Executor] = [EchoTool(), HangingTool(), GatedTool(), CountingTool(), FailingTool(), ReportingTool()]
     source: Source = FakeSource(tool("echo", executors[0]))
     assert model.name == "scripted"
@@ -64,19 +64,19 @@ async def test_the_fakes_satisfy_the_ports():
 
 async def test_a_scripted_model_says_its_turns_and_keeps_what_it_was_asked():
     model = ScriptedModel(calls(("f", {"a": 1}), ("g", '{"half'), text="wait"), says("done", usage={"total_tokens": 3}))
-    first = await heard(model, ask_for("one"))
-    second = await heard(model, ask_for("two"))
+    first = await events_from(model, ask_for("one"))
+    second = await events_from(model, ask_for("two"))
     assert (first.text, second.text) == ("wait", "done")
     assert [asking.messages[0]["content"] for asking in model.asked] == ["one", "two"]
     assert [asking.end for asking in model.asked] == ["read", "read"]
     with pytest.raises(AssertionError, match="asked 3 times and has 2 turns"):
-        await heard(model, ask_for())
+        await events_from(model, ask_for())
 
 
 async def test_a_scripted_model_waits_at_its_gate():
     gate = asyncio.Event()
     model = ScriptedModel(after(gate, says("now")))
-    listening = asyncio.create_task(heard(model, ask_for()))
+    listening = asyncio.create_task(events_from(model, ask_for()))
     await model.wait()
     assert not listening.done()
     gate.set()
@@ -86,21 +86,21 @@ async def test_a_scripted_model_waits_at_its_gate():
 async def test_a_scripted_model_refuses_or_breaks_off():
     refused = ScriptedModel([ChatError(429, "slow down")])
     with pytest.raises(ChatError):
-        await heard(refused, ask_for())
+        await events_from(refused, ask_for())
     broken = ScriptedModel(broken_off(says("x" * 20), BrokenOff("cut", transport_error=True), keep=2))
     listener = Listener()
     with pytest.raises(BrokenOff):
-        await heard(broken, ask_for(), listener)
+        await events_from(broken, ask_for(), listener)
     assert listener.text == "x" * 16
     assert [refused.asked[0].end, broken.asked[0].end] == ["failed", "failed"]
 
 
-async def test_a_scripted_model_knows_who_left_and_who_was_cancelled():
+async def test_a_scripted_model_records_who_left_and_who_was_cancelled():
     model = ScriptedModel(says("x" * 20), hangs())
     async with model.ask(ask_for()) as answer:
         async for _ in answer:
             break
-    listening = asyncio.create_task(heard(model, ask_for()))
+    listening = asyncio.create_task(events_from(model, ask_for()))
     await model.wait(2)
     listening.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -125,7 +125,7 @@ async def test_tools_answer_fail_report_and_count():
     assert [(await several.execute(ready(), occasion())).text for _ in range(3)] == ["one", "two", "two"]
 
 
-async def test_a_counting_tool_knows_how_many_ran_at_once():
+async def test_a_counting_tool_records_how_many_ran_at_once():
     gated = GatedTool()
     counting = CountingTool(gated)
     running = [asyncio.create_task(counting.execute(ready(call_id=str(n)), occasion())) for n in range(3)]
@@ -146,8 +146,8 @@ async def test_a_hanging_tool_says_that_it_was_cancelled():
     assert hanging.cancelled.is_set()
 
 
-async def test_a_shelf_sorts_calls_into_exactly_one_pile():
-    toolbox = ShelfToolbox({"theirs"}, echo=EchoTool())
+async def test_a_scripted_toolbox_sorts_calls_into_exactly_one_pile():
+    toolbox = ScriptedToolbox({"theirs"}, echo=EchoTool())
     plan = toolbox.plan([ready("echo"), ready("theirs")])
     assert ([c.name for c in plan.ours], [c.name for c in plan.theirs], plan.broken) == (["echo"], ["theirs"], ())
     assert await toolbox.run(ready("echo", {"a": 1}), occasion().report) == Returned('{"a": 1}')
@@ -161,7 +161,7 @@ async def test_a_listener_can_be_waited_on_and_insists_on_one_end():
     await listener(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), None))
     assert listener.ended.ending.finish_reason == "stop"
     await listener(ModelOutput(0, [TextDelta("late")]))
-    with pytest.raises(AssertionError, match="ModelOutput was told after the end"):
+    with pytest.raises(AssertionError, match="ModelOutput was emitted after the end"):
         _ = listener.ended
 
 

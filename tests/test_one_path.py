@@ -91,7 +91,7 @@ async def play_without_tools(
         return await client.chat.completions.create(**question), provider.requests
 
 
-def told(answer: ChatCompletion) -> dict[str, Any]:
+def content_of(answer: ChatCompletion) -> dict[str, Any]:
     """What a client acts on. Empty and absent content are one thing: a stream's first delta must carry a text."""
     [choice] = answer.choices
     message = choice.message
@@ -138,7 +138,7 @@ def timeless(value: Any) -> Any:
 async def test_the_chunks_put_together_are_the_whole_answer(recording: Recording, upstream: Upstream) -> None:
     streamed, asked_streamed = await play(recording, upstream, stream=True)
     whole, asked_whole = await play(recording, upstream, stream=False)
-    assert told(streamed) == told(whole)
+    assert content_of(streamed) == content_of(whole)
     assert [request["messages"] for request in asked_streamed] == [request["messages"] for request in asked_whole]
 
 
@@ -148,23 +148,23 @@ async def test_what_comes_of_it_is_what_the_recording_says(
     recording: Recording, upstream: Upstream, stream: bool
 ) -> None:
     answer, asked = await play(recording, upstream, stream=stream)
-    expected, heard = recording.expect, told(answer)
-    assert heard["content"] == (expected.content or "")
-    assert heard["refusal"] == expected.refusal
-    assert heard["finish_reason"] == expected.finish_reason
-    assert heard["tool_calls"] == [dict(call) for call in expected.tool_calls]
+    expected, actual = recording.expect, content_of(answer)
+    assert actual["content"] == (expected.content or "")
+    assert actual["refusal"] == expected.refusal
+    assert actual["finish_reason"] == expected.finish_reason
+    assert actual["tool_calls"] == [dict(call) for call in expected.tool_calls]
     if expected.usage is not None:
-        assert {key: heard["usage"][key] for key in expected.usage if key in heard["usage"]} == {
-            key: value for key, value in expected.usage.items() if key in heard["usage"]
+        assert {key: actual["usage"][key] for key in expected.usage if key in actual["usage"]} == {
+            key: value for key, value in expected.usage.items() if key in actual["usage"]
         }
-    assert heard["reasoning"] == "\n\n".join(expected.reasoning)
+    assert actual["reasoning"] == "\n\n".join(expected.reasoning)
     assert len(asked) == expected.requests
     check_results(expected.results, asked)
     check_echo(expected.echo, asked)
 
 
 def check_results(expected: Mapping[str, Any], asked: list[dict[str, Any]]) -> None:
-    """What the model was told of each call, wherever in the history it stands."""
+    """The result that the model was sent for each call, wherever in the history it stands."""
     results = {
         message["tool_call_id"]: message["content"]
         for request in asked
@@ -200,7 +200,7 @@ async def test_an_answer_is_the_same_with_and_without_our_tools_on_offer(
 ) -> None:
     with_tools, _ = await play(recording, upstream, stream=stream)
     without, asked = await play_without_tools(recording, stream=stream, other_shape=other_shape)
-    assert {**told(without), "diagnostics": None} == {**told(with_tools), "diagnostics": None}
+    assert {**content_of(without), "diagnostics": None} == {**content_of(with_tools), "diagnostics": None}
     assert len(asked) == 1
 
 
@@ -244,9 +244,9 @@ def of_a_chat(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
-async def test_messages_say_what_a_chat_says_streamed_and_whole(recording: Recording, upstream: Upstream) -> None:
+async def test_messages_have_the_content_of_a_chat_streamed_and_whole(recording: Recording, upstream: Upstream) -> None:
     chat, messages, (as_chat, *as_messages) = await play_on_both(recording, upstream)
-    expected = told(chat)
+    expected = content_of(chat)
     calls = [(call["id"], call["name"], json.loads(call["arguments"])) for call in expected["tool_calls"]]
     reason = "refusal" if expected["refusal"] else STOP_REASONS[expected["finish_reason"]]
     streamed, whole = ([block["type"] for block in message["content"]] for message in messages)
@@ -269,7 +269,9 @@ STATUSES = {"stop": "completed", "tool_calls": "completed", "length": "incomplet
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.name)
-async def test_responses_say_what_a_chat_says_streamed_and_whole(recording: Recording, upstream: Upstream) -> None:
+async def test_responses_have_the_content_of_a_chat_streamed_and_whole(
+    recording: Recording, upstream: Upstream
+) -> None:
     models = [f"{recording.name}-{way}" for way in ("chat", "streamed", "whole")]
     for model in models:
         recording.play_on(upstream, model)
@@ -280,7 +282,7 @@ async def test_responses_say_what_a_chat_says_streamed_and_whole(recording: Reco
         asked["max_output_tokens"] = request.pop("max_tokens")
     config = make_config(upstream.url, models=models, tools=recording.house_tools)
     async with serve(create_app(config)) as url, openai_client(url) as client:
-        expected = told(await client.chat.completions.create(model=models[0], **recording.request))
+        expected = content_of(await client.chat.completions.create(model=models[0], **recording.request))
         streamed = (await responded(client, stream=True, model=models[1], **asked, **request)).to_dict(warnings=False)
         whole = (await responded(client, stream=False, model=models[2], **asked, **request)).to_dict(warnings=False)
     assert [item["type"] for item in streamed["output"]] == [item["type"] for item in whole["output"]]

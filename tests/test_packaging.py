@@ -75,7 +75,7 @@ def test_a_lock_pins_every_requirement_and_names_its_hashes(name):
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_knows_no_address_of_any_index(name):
+def test_a_lock_file_names_no_index(name):
     text = (ROOT / name).read_text("utf-8")
 
     assert "://" not in text

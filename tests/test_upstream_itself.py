@@ -129,11 +129,11 @@ async def test_the_official_client_reads_the_same_calls_in_both_modes(upstream):
 async def test_usage_is_streamed_only_when_asked_for_and_in_a_chunk_of_its_own(upstream):
     upstream.script("m", [Reply(text="a", usage={"total_tokens": 9})] * 2)
     silent = await raw_post(upstream.url, asking(stream=True))
-    told = await raw_post(upstream.url, asking(stream=True, stream_options={"include_usage": True}))
+    counted = await raw_post(upstream.url, asking(stream=True, stream_options={"include_usage": True}))
     assert all("usage" not in chunk for chunk in silent.chunks)
-    assert told.chunks[-1]["choices"] == []
-    assert told.chunks[-1]["usage"] == {"total_tokens": 9}
-    assert all(chunk["usage"] is None for chunk in told.chunks[:-1])
+    assert counted.chunks[-1]["choices"] == []
+    assert counted.chunks[-1]["usage"] == {"total_tokens": 9}
+    assert all(chunk["usage"] is None for chunk in counted.chunks[:-1])
 
 
 async def test_several_choices_are_streamed_side_by_side(upstream):
@@ -280,7 +280,7 @@ async def test_a_200_with_nothing_or_with_a_page(upstream, fault, stream):
         ("error", False, "eof", True),
     ],
 )
-async def test_a_stream_ends_as_it_is_told(upstream, end: End, done, ended, chunked):
+async def test_a_stream_ends_as_it_is_scripted(upstream, end: End, done, ended, chunked):
     answer = await streamed(upstream, Reply(text="abc", end=end))
     assert said(answer) == "abc"
     assert (answer.data[-1] == "[DONE]") is done
@@ -578,7 +578,7 @@ async def test_many_at_once_are_counted(upstream):
     assert upstream.stats.active == 0
 
 
-async def test_nobody_listens_after_it_stopped_and_it_comes_back_on_the_same_port(upstream):
+async def test_its_port_is_closed_after_it_stopped_and_it_comes_back_on_the_same_port(upstream):
     url = upstream.url
     upstream.script("m", [Reply(text="x")])
     await upstream.stop_listening()
@@ -708,7 +708,7 @@ async def test_a_good_history_of_every_kind_is_taken(upstream):
     assert (await raw_post(upstream.url, body)).status == 200
 
 
-async def test_a_refused_request_that_nobody_expected_fails_the_test():
+async def test_an_unexpected_refused_request_fails_the_test():
     upstream = Upstream()
     await upstream.open()
     upstream.script("m", [Reply(text="x")])
@@ -881,7 +881,7 @@ async def test_anthropic_streamed(upstream):
     assert b"[DONE]" not in answer.body
 
 
-async def test_anthropic_faults_lie_where_they_are_told(upstream):
+async def test_anthropic_faults_lie_where_they_are_scripted(upstream):
     upstream.script("m", [Reply(text="x" * 80, fault=Cut(after=4)), Reply(fault=ErrorEvent(after=1, message="boom"))])
     cut = await anthropic(upstream, [USER], stream=True)
     assert (len(cut.chunks), cut.ended) == (4, "eof")

@@ -1,4 +1,4 @@
-"""The command line, put together from its groups in `callgate.cli`."""
+"""The entry point of the command line: registers the groups of commands in `callgate.cli`."""
 
 import os
 from typing import Annotated, Any

@@ -16,7 +16,7 @@ from callgate.runtime.reload import ConfigSource
 from callgate.runtime.siblings import Siblings
 
 
-def create_app(config: Config, source: ConfigSource | None = None, siblings: Siblings | None = None) -> FastAPI:
+def create_app(config: Config, source: ConfigSource | None = None, siblings: Siblings | None = None) -> "_Callgate":
     """The application for one config; `source` says how it can be read again while the application runs, `siblings` are the
     other workers of the same server."""
     manager = RuntimeManager(config, source, siblings)

@@ -46,7 +46,7 @@ async def test_an_operator_sees_every_key_with_what_it_has_spent_and_no_hash(
     assert boss not in answer.text
 
 
-async def test_nobody_but_an_operator_sees_the_keys(upstream: Upstream) -> None:
+async def test_only_an_operator_sees_the_keys(upstream: Upstream) -> None:
     key, digest = mint_key()
     config = make_config(upstream.url, auth="keys", keys=[{"name": "user", "hash": digest, "see": "all"}])
     async with serve(create_app(config)) as url, http_client(url) as client:

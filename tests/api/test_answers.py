@@ -17,10 +17,10 @@ NEVER = 3600.0
 
 
 class Letters:
-    """A writer whose chunks are what it was told."""
+    """A writer whose chunks are what it was leave_later."""
 
-    def write(self, told: bytes) -> bytes:
-        return told
+    def write(self, data: bytes) -> bytes:
+        return data
 
     def heartbeat(self) -> bytes:
         return b"beat"
@@ -56,8 +56,8 @@ class Wire:
 async def test_an_open_stream_beats_by_its_own_clock_however_long_a_status_may_be_held_back():
     wire, gate = Wire(), asyncio.Event()
 
-    async def chat(tell: Callable[[Any], Awaitable[None]]) -> None:
-        await tell(b"word")
+    async def chat(emit: Callable[[Any], Awaitable[None]]) -> None:
+        await emit(b"word")
         await gate.wait()
 
     stream = EventStream(chat, Letters(), lambda error=None: {}, Pulse(first=NEVER, heartbeat=0.01))
@@ -72,7 +72,7 @@ async def test_an_open_stream_beats_by_its_own_clock_however_long_a_status_may_b
 async def test_a_status_is_held_back_for_its_time_and_not_for_that_of_a_heartbeat():
     wire, gate = Wire(), asyncio.Event()
 
-    async def chat(tell: Callable[[Any], Awaitable[None]]) -> None:
+    async def chat(emit: Callable[[Any], Awaitable[None]]) -> None:
         await gate.wait()
 
     stream = EventStream(chat, Letters(), lambda error=None: {}, Pulse(first=0.05, heartbeat=NEVER))
@@ -85,10 +85,10 @@ async def test_a_status_is_held_back_for_its_time_and_not_for_that_of_a_heartbea
     assert wire.bodies == [b"beat", b""]
 
 
-async def test_before_the_first_word_no_heartbeat_promises_a_status():
+async def test_before_the_first_content_no_heartbeat_commits_a_status():
     wire, failing = Wire(), asyncio.Event()
 
-    async def chat(tell: Callable[[Any], Awaitable[None]]) -> None:
+    async def chat(emit: Callable[[Any], Awaitable[None]]) -> None:
         asyncio.get_running_loop().call_later(0.05, failing.set)
         await failing.wait()
         raise ChatError(429, "Slow down.", code="rate_limit_exceeded")
@@ -106,14 +106,14 @@ async def test_each_of_several_clients_is_seen_to_leave_whichever_answers_came_b
     async def at_once() -> None:
         pass
 
-    async def told(leaving: asyncio.Event) -> dict[str, Any]:
+    async def leave_later(leaving: asyncio.Event) -> dict[str, Any]:
         await leaving.wait()
         return {"type": "http.disconnect"}
 
     async with asyncio.timeout(PATIENCE):
-        await unless_left(at_once(), lambda: told(left[0]))
-        waiting = [asyncio.create_task(unless_left(asyncio.sleep(NEVER), partial(told, it))) for it in left]
-        await unless_left(at_once(), lambda: told(left[0]))
+        await unless_left(at_once(), lambda: leave_later(left[0]))
+        waiting = [asyncio.create_task(unless_left(asyncio.sleep(NEVER), partial(leave_later, it))) for it in left]
+        await unless_left(at_once(), lambda: leave_later(left[0]))
         for leaving, one in zip(reversed(left), reversed(waiting), strict=True):
             leaving.set()
             with pytest.raises(ClientLeft):

@@ -42,7 +42,7 @@ async def waiting(client: httpx.AsyncClient, **options: Any) -> list[dict[str, A
             await asyncio.sleep(0.01)  # the list is all that a client can look at
 
 
-def told(upstream: Upstream) -> str:
+def tool_result(upstream: Upstream) -> str:
     return str(upstream.requests[-1].body["messages"][-1]["content"])
 
 
@@ -63,7 +63,7 @@ async def test_a_call_waits_until_it_is_approved_and_then_runs(upstream: Upstrea
         assert asked["run"] == answer["x_callgate"]["run"]
         again = await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "deny"})
         assert (again.status_code, again.json()["error"]["code"]) == (409, "approval_approved")
-    assert "mailbox is full" in told(upstream)
+    assert "mailbox is full" in tool_result(upstream)
 
 
 async def test_a_denied_call_is_answered_to_the_model_with_the_reason(upstream: Upstream) -> None:
@@ -74,7 +74,7 @@ async def test_a_denied_call_is_answered_to_the_model_with_the_reason(upstream: 
         await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "deny", "reason": "bob is away"})
         answer = (await asking).json()
     assert answer["x_callgate"]["turns"][0]["calls"][0]["outcome"] == "refused"
-    assert "bob is away" in told(upstream)
+    assert "bob is away" in tool_result(upstream)
 
 
 async def test_silence_is_a_no(upstream: Upstream) -> None:
@@ -82,7 +82,7 @@ async def test_silence_is_a_no(upstream: Upstream) -> None:
     async with serving(upstream, approvals={"timeout_seconds": 0.05}) as client:
         answer = await client.post("/v1/chat/completions", json=QUESTION)
     assert answer.json()["choices"][0]["message"]["content"] == "Nobody there."
-    assert "nobody gave it" in told(upstream)
+    assert "nobody gave it" in tool_result(upstream)
 
 
 async def test_a_stream_is_kept_alive_by_heartbeats_while_it_waits(upstream: Upstream) -> None:
@@ -104,26 +104,26 @@ async def test_a_stream_is_kept_alive_by_heartbeats_while_it_waits(upstream: Ups
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in events if event["choices"]) == "Done."
 
 
-async def test_a_client_that_asked_for_progress_is_told_what_is_waited_for(upstream: Upstream) -> None:
+async def test_a_client_that_asked_for_progress_is_shown_what_is_waited_for(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Done.")])
     async with serving(upstream) as client:
-        told: list[dict[str, Any]] = []
+        updates: list[dict[str, Any]] = []
         asking: dict[str, Any] = {"headers": {"X-Callgate-Events": "x"}, "json": {**QUESTION, "stream": True}}
         async with client.stream("POST", "/v1/chat/completions", **asking) as answer:
             async for line in answer.aiter_lines():
                 event = json.loads(line[6:]) if line.startswith("data: {") else {}
                 if "phase" not in event.get("x_callgate", {}):
                     continue
-                told.append(event["x_callgate"])
-                if "approval" in told[-1]:
+                updates.append(event["x_callgate"])
+                if "approval" in updates[-1]:
                     [asked] = await waiting(client)
-                    assert told[-1]["message"] == f"waiting for approval {asked['id']}"
+                    assert updates[-1]["message"] == f"waiting for approval {asked['id']}"
                     await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"})
-    assert [event["phase"] for event in told] == ["start", "progress", "progress", "error"]
-    assert told[2]["message"] == "approved"
+    assert [event["phase"] for event in updates] == ["start", "progress", "progress", "error"]
+    assert updates[2]["message"] == "approved"
 
 
-async def test_the_log_the_metrics_and_whoever_watches_know_that_a_call_waits(
+async def test_a_waiting_call_is_in_the_log_the_metrics_and_the_feed(
     upstream: Upstream, capsys: pytest.CaptureFixture[str]
 ) -> None:
     upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Done.")])
@@ -268,3 +268,20 @@ async def test_a_hash_can_be_demanded(upstream: Upstream) -> None:
         assert (await client.post(place, json=wrong)).json()["error"]["code"] == "hash_mismatch"
         assert (await client.post(place, json={**wrong, "hash": asked["hash"]})).status_code == 200
         await asking
+
+
+async def test_a_request_that_ends_while_its_call_waits_may_be_repeated(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[MAIL]), Reply(status=500)], repeat_last=True)
+    async with serving(upstream, limits={"request_seconds": 1}) as client:
+        waited = await client.post("/v1/chat/completions", json=QUESTION)
+    upstream.script("m", [Reply(calls=[MAIL]), Reply(status=500)], repeat_last=True)
+    async with serving(upstream) as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+        [asked] = await waiting(client)
+        await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "deny"})
+        denied = await asking
+
+    for answer in (waited, denied):
+        assert answer.status_code >= 500
+        assert answer.json()["error"]["code"] != "failed_after_write"
+        assert answer.headers.get("x-should-retry") != "false"

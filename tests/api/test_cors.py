@@ -1,4 +1,4 @@
-"""Which pages may call, and what a browser is told of it."""
+"""Which pages may call, and what a browser is sent about it."""
 
 import pytest
 
@@ -29,6 +29,6 @@ def test_a_page_may_call_when_its_very_origin_is_listed(origin: str, origins: li
 
 def test_the_headers_a_page_asks_for_are_allowed() -> None:
     asked = {"origin": PAGE, "access-control-request-headers": "authorization, x-stainless-os"}
-    told = preflight_headers(asked, [PAGE]) or {}
-    assert told["access-control-allow-headers"] == "authorization, x-stainless-os"
-    assert "POST" in told["access-control-allow-methods"]
+    preflight = preflight_headers(asked, [PAGE]) or {}
+    assert preflight["access-control-allow-headers"] == "authorization, x-stainless-os"
+    assert "POST" in preflight["access-control-allow-methods"]

@@ -1,4 +1,4 @@
-"""The door: what it still has to say when the handling of a request ends in the middle."""
+"""The middleware: its log line and answer when the handling of a request ends in the middle."""
 
 import asyncio
 import io
@@ -83,6 +83,7 @@ async def test_an_id_that_a_client_made_up_is_given_back_and_masked_in_the_log(u
         logs.write_all()
     finally:
         structlog.reset_defaults()
+        logs._quick = None
 
     [line] = [line for line in map(json.loads, written.getvalue().splitlines()) if line["event"] == "request"]
     assert exchange.headers[b"x-request-id"] == b"sk-0123456789abcdef"

@@ -1,4 +1,4 @@
-"""Routes that are passed on: what a client is told that came to the wrong one."""
+"""Routes that are passed on to a provider, and the error for a request to the wrong one."""
 
 import openai
 import pytest

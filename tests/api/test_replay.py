@@ -47,19 +47,19 @@ async def test_a_run_is_asked_again_of_another_model_and_no_tool_runs(upstream: 
         again = Call("add", '{"b":3, "a":2}', id="call_other")
         upstream.script("other", [Reply(calls=[again]), Reply(text="Five.")])
         answer = await client.post(f"/v1/runs/{run}/replay", json={"model": "other"})
-        told = answer.json()
+        replayed = answer.json()
         old = (await client.get(f"/v1/runs/{run}")).json()
-        new = (await client.get(f"/v1/runs/{told['run']}", params={"content": 1})).json()
+        new = (await client.get(f"/v1/runs/{replayed['run']}", params={"content": 1})).json()
 
     assert answer.status_code == 200
-    assert (told["replay_of"], told["model"], told["stopped"]) == (run, "other", None)
-    assert told["answer"]["choices"][0]["message"]["content"] == "Five."
+    assert (replayed["replay_of"], replayed["model"], replayed["stopped"]) == (run, "other", None)
+    assert replayed["answer"]["choices"][0]["message"]["content"] == "Five."
     first, second = upstream.requests[-2:]
     assert first.body["messages"] == QUESTION["messages"]
     assert first.body["temperature"] == 0.5
     assert second.body["messages"][-1]["content"] == "5"
     assert (new["replay_of"], new["model"], new["state"]) == (run, "other", "answered")
-    assert old["replays"] == [told["run"]]
+    assert old["replays"] == [replayed["run"]]
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite3")) as ledger:
         assert ledger.execute("SELECT run_id FROM calls").fetchall() == [(run,)]
 
@@ -93,10 +93,10 @@ async def test_a_replay_from_a_turn_begins_with_the_history_as_it_was(upstream: 
         run = await ask(client, upstream)
         before = upstream.requests[-1].body["messages"]
         upstream.script("other", [Reply(text="Five.")])
-        told = (await client.post(f"/v1/runs/{run}/replay", json={"model": "other", "from_turn": 1})).json()
+        replayed = (await client.post(f"/v1/runs/{run}/replay", json={"model": "other", "from_turn": 1})).json()
         beyond = await client.post(f"/v1/runs/{run}/replay", json={"from_turn": 2})
 
-    assert told["answer"]["choices"][0]["message"]["content"] == "Five."
+    assert replayed["answer"]["choices"][0]["message"]["content"] == "Five."
     assert upstream.requests[-1].body["messages"] == before
     assert (beyond.status_code, beyond.json()["error"]["code"]) == (409, "run_not_replayable")
 
@@ -115,10 +115,12 @@ async def test_tools_are_run_again_if_asked_for_and_what_writes_waits_for_approv
                 await asyncio.sleep(0.01)
         assert [asked["tool"] for asked in waiting] == ["send_mail"]
         await client.post(f"/v1/approvals/{waiting[0]['id']}", json={"decision": "deny"})
-        told = (await replaying).json()
+        replayed = (await replaying).json()
 
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite3")) as ledger:
-        rows = ledger.execute("SELECT tool, state FROM calls WHERE run_id = ? ORDER BY tool", (told["run"],)).fetchall()
+        rows = ledger.execute(
+            "SELECT tool, state FROM calls WHERE run_id = ? ORDER BY tool", (replayed["run"],)
+        ).fetchall()
     assert rows == [("add", "done"), ("send_mail", "failed")]
 
 

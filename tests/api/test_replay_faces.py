@@ -34,13 +34,13 @@ async def test_a_run_of_another_api_is_asked_again(upstream: Upstream, path: str
         run = answer.headers["x-callgate-run"]
         asked = [request.body["messages"] for request in upstream.requests]
         upstream.script("m", TURNS)
-        told = (await client.post(f"/v1/runs/{run}/replay", json={})).json()
+        replayed = (await client.post(f"/v1/runs/{run}/replay", json={})).json()
         wire = (await client.get(f"/v1/runs/{run}/wire/0")).json()
         recording = await client.get(f"/v1/runs/{run}/export", params={"as": "recording"})
         facts = (await client.get(f"/v1/runs/{run}")).json()
 
     assert facts["route"] == path.removeprefix("/v1/")
-    assert told["answer"]["choices"][0]["message"]["content"] == "It is 5."
+    assert replayed["answer"]["choices"][0]["message"]["content"] == "It is 5."
     assert [request.body["messages"] for request in upstream.requests[2:]] == asked
     assert "call_add" in wire["data"][0]
     assert recording.json()["expect"]["results"] == {"call_add": "5"}

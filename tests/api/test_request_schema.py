@@ -157,7 +157,7 @@ def test_a_body_that_is_mostly_messages_is_split_around_them(text: bytes) -> Non
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_what_is_said_twice_around_messages_is_seen(more: bytes, first: bool) -> None:
+def test_duplicate_keys_around_messages_are_found(more: bytes, first: bool) -> None:
     given = {"messages": [LONG], "model": "m"} if first else {"model": "m", "messages": [LONG]}
     text = msgspec.json.encode(given)
     with pytest.raises(ChatError) as caught:

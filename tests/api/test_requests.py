@@ -124,7 +124,7 @@ def test_plain_json_is_taken_however_it_is_written(more: bytes) -> None:
     assert read(body).model == "m"
 
 
-def test_how_deep_is_too_deep_is_said() -> None:
+def test_the_error_names_the_depth_limit() -> None:
     with pytest.raises(ChatError, match="nested deeper than 100 levels") as caught:
         read(b'{"model":"m","x":' + b"[" * 100 + b"]" * 100 + b"}")
     assert caught.value.code == "json_too_deep"

@@ -1,4 +1,4 @@
-"""Bodies of the Responses API that were sent to chat completions are told as chats, or refused by the field."""
+"""Bodies of the Responses API that were sent to chat completions are rewritten as chats, or refused by the field."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ def read(**fields: Any) -> ChatRequest:
     return read_chat_request(msgspec.json.encode({"model": "m", **fields}), {}, 100)
 
 
-def told(**fields: Any) -> list[Any]:
+def messages_of(**fields: Any) -> list[Any]:
     return [msgspec.json.decode(message) for message in read(**fields).messages]
 
 
 def test_a_text_is_what_the_user_says() -> None:
-    assert told(input="hi") == [{"role": "user", "content": "hi"}]
+    assert messages_of(input="hi") == [{"role": "user", "content": "hi"}]
 
 
 def test_items_become_messages_and_calls_of_one_turn_one_message() -> None:
@@ -33,7 +33,7 @@ def test_items_become_messages_and_calls_of_one_turn_one_message() -> None:
         {"type": "custom_tool_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "2"}]},
         {"role": "assistant", "content": [{"type": "output_text", "text": "done"}]},
     ]
-    assert told(instructions="Sys.", input=given) == [
+    assert messages_of(instructions="Sys.", input=given) == [
         {"role": "system", "content": "Sys."},
         {"role": "developer", "content": "Be brief."},
         {
@@ -117,7 +117,7 @@ def test_other_fields_have_their_names_of_chats() -> None:
         ({"input": [7]}, "messages[0].role"),
     ],
 )
-def test_what_a_chat_cannot_say_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
+def test_a_field_without_a_chat_equivalent_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ChatError) as caught:
         read(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)

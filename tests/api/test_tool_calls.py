@@ -38,14 +38,14 @@ async def test_a_tool_is_called_and_the_call_is_a_run_and_a_row_of_the_ledger(
     async with serving(upstream, data_dir=str(tmp_path)) as client:
         answer = await client.post("/v1/tools/add/call", json={"arguments": {"a": 2, "b": 3}})
         run = (await client.get(f"/v1/runs/{answer.headers['x-callgate-run']}")).json()
-    told = answer.json()
+    result = answer.json()
 
     assert answer.status_code == 200
-    assert (told["verdict"], told["outcome"], told["text"]) == ("ready", "returned", "5")
+    assert (result["verdict"], result["outcome"], result["text"]) == ("ready", "returned", "5")
     assert (run["route"], run["state"], run["calls"], run["key"]) == ("tool", "answered", 1, "anonymous")
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite3")) as ledger:
         rows = ledger.execute("SELECT run_id, call_id, tool, state FROM calls").fetchall()
-    assert rows == [(told["run"], told["id"], "add", "done")]
+    assert rows == [(result["run"], result["id"], "add", "done")]
     assert not list(upstream.requests)
 
 
@@ -62,10 +62,10 @@ async def test_what_the_gate_does_not_let_through_is_not_run(
     upstream: Upstream, tmp_path: Path, arguments: Any, flaw: str
 ) -> None:
     async with serving(upstream, data_dir=str(tmp_path)) as client:
-        told = (await client.post("/v1/tools/add/call", json={"arguments": arguments})).json()
+        result = (await client.post("/v1/tools/add/call", json={"arguments": arguments})).json()
 
-    assert (told["verdict"], told["flaw"], told["outcome"]) == ("broken", flaw, "not_run")
-    assert told["text"]
+    assert (result["verdict"], result["flaw"], result["outcome"]) == ("broken", flaw, "not_run")
+    assert result["text"]
     with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite3")) as ledger:
         assert ledger.execute("SELECT * FROM calls").fetchall() == []
 
@@ -79,10 +79,10 @@ async def test_a_call_that_needs_approval_waits_for_it(upstream: Upstream) -> No
                 await asyncio.sleep(0.01)
         assert (waiting[0]["tool"], waiting[0]["arguments"]) == ("send_mail", body["arguments"])
         await client.post(f"/v1/approvals/{waiting[0]['id']}", json={"decision": "deny", "reason": "not bob"})
-        told = (await calling).json()
+        result = (await calling).json()
 
-    assert told["outcome"] == "refused"
-    assert "not bob" in told["text"]
+    assert result["outcome"] == "refused"
+    assert "not bob" in result["text"]
 
 
 async def test_who_leaves_stops_the_tool(upstream: Upstream) -> None:

@@ -80,7 +80,7 @@ async def test_a_tool_is_shown_as_a_model_gets_it(upstream: Upstream) -> None:
     assert no_model.status_code == 404
 
 
-async def test_what_a_model_costs_is_said_when_it_is_asked_for(upstream: Upstream) -> None:
+async def test_what_a_model_costs_is_listed_on_request(upstream: Upstream) -> None:
     costs = {"input_cost_per_token": 2e-6, "output_cost_per_token": 8e-6}
     config = make_config(upstream.url, entry={"model_info": costs})
     async with serve(create_app(config)) as url, http_client(url) as client:

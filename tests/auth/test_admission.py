@@ -67,7 +67,7 @@ async def test_the_queue_is_no_longer_than_there_are_places() -> None:
     assert await waiting
 
 
-async def test_nobody_overtakes_the_queue() -> None:
+async def test_the_queue_is_first_come_first_served() -> None:
     limiter = CapacityLimiter(1)
     await limiter.enter(0)
     waiting = asyncio.create_task(limiter.enter(LONG))
@@ -103,7 +103,7 @@ async def test_a_place_handed_to_one_who_has_just_left_goes_on_to_the_next() -> 
     assert limiter.running == 2
 
 
-async def test_more_places_let_the_waiting_in_and_fewer_drive_nobody_out() -> None:
+async def test_a_higher_limit_admits_the_waiting_and_a_lower_one_ends_no_running_request() -> None:
     limiter = CapacityLimiter(1)
     await limiter.enter(0)
     waiting = asyncio.create_task(limiter.enter(LONG))
@@ -116,7 +116,7 @@ async def test_more_places_let_the_waiting_in_and_fewer_drive_nobody_out() -> No
     assert not await limiter.enter(0)
 
 
-async def test_a_key_with_too_many_requests_gets_a_429_and_a_full_house_a_503() -> None:
+async def test_a_key_with_too_many_requests_gets_a_429_and_a_full_server_a_503() -> None:
     admission = Admission(2, SHORT)
     with await admission.request("alice", 1):
         with pytest.raises(ChatError) as refused:
@@ -133,7 +133,7 @@ async def test_a_key_with_too_many_requests_gets_a_429_and_a_full_house_a_503() 
     assert admission.all.running == 0
 
 
-async def test_one_who_is_cancelled_while_waiting_for_the_house_gives_the_place_of_its_key_back() -> None:
+async def test_a_request_cancelled_in_the_servers_queue_gives_the_place_of_its_key_back() -> None:
     admission = Admission(1, LONG)
     with await admission.request("alice", None):
         waiting = asyncio.create_task(admission.request("bob", 1))

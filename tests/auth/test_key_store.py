@@ -47,7 +47,7 @@ def test_a_key_made_elsewhere_is_let_in_and_a_revoked_one_is_not(store: KeyStore
     elsewhere.close()
 
 
-def test_after_the_last_key_was_revoked_nobody_comes_in_rather_than_everybody(store: KeyStore) -> None:
+def test_after_the_last_key_was_revoked_every_request_is_refused(store: KeyStore) -> None:
     store.add(ALICE)
     store.revoke("alice")
     ring = Keyring([], source=store)
@@ -101,7 +101,7 @@ def test_the_file_is_the_owners_alone_and_holds_no_key(store: KeyStore, tmp_path
     assert all(SECRET.encode() not in each.read_bytes() for each in tmp_path.iterdir())
 
 
-def test_a_disk_that_fails_for_a_moment_turns_nobody_away(store: KeyStore, tmp_path: Path) -> None:
+def test_a_disk_that_fails_for_a_moment_refuses_no_key(store: KeyStore, tmp_path: Path) -> None:
     store.add(ALICE)
     ring = Keyring([], source=store)
     elsewhere = KeyStore(tmp_path)
@@ -112,7 +112,7 @@ def test_a_disk_that_fails_for_a_moment_turns_nobody_away(store: KeyStore, tmp_p
     elsewhere.close()
 
 
-def test_a_file_emptied_while_it_is_read_turns_nobody_away_and_lets_nobody_in(store: KeyStore, tmp_path: Path) -> None:
+def test_a_file_emptied_while_it_is_read_refuses_no_key_and_accepts_no_other(store: KeyStore, tmp_path: Path) -> None:
     store.add(ALICE)
     ring = Keyring([], source=store)
     (tmp_path / key_store.FILE).write_bytes(b"")
@@ -143,7 +143,7 @@ def test_names_are_values_to_the_database(store: KeyStore) -> None:
 @pytest.mark.parametrize(
     "damage", ["no database", "empty", "no table", "cut", "models", "allowance", "hash", "another table"]
 )
-def test_a_damaged_file_is_one_clear_error_and_not_an_open_door(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_is_one_clear_error_and_admits_no_one(tmp_path: Path, damage: str) -> None:
     file = damaged(tmp_path, damage)
     with pytest.raises(DamagedStore, match="No key in it is accepted") as failed:
         KeyStore(tmp_path)

@@ -49,7 +49,7 @@ def test_a_wrong_key_is_refused_and_never_echoed(wrong):
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": ""}, {"authorization": "Bearer "}, {"x-api-key": "  "}])
-def test_a_missing_key_is_refused_with_a_word_on_how_to_send_one(headers):
+def test_a_missing_key_is_refused_with_a_hint_how_to_send_one(headers):
     with pytest.raises(ChatError) as refused:
         RING.identify(headers)
 
@@ -101,7 +101,7 @@ def test_loopback_may_be_served_without_keys(host):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.com", "127.0.0.1.example.com", ""])
-def test_any_other_address_needs_a_key_or_a_plain_word(host):
+def test_any_other_address_needs_a_key_or_an_explicit_setting(host):
     problem = check_exposure(host, "keys", 0)
 
     assert problem is not None
@@ -113,7 +113,7 @@ def test_any_other_address_needs_a_key_or_a_plain_word(host):
 # Keys that end, and keys that are exchanged ---------------------------------------------------------------------------
 
 
-def test_a_key_is_refused_from_the_moment_that_it_ends_and_lets_nobody_else_in(monkeypatch):
+def test_a_key_is_refused_from_the_moment_that_it_ends_and_keys_stay_required(monkeypatch):
     ring = Keyring([KeyEntry("alice", HASH, expires_at=1_000.0)])
     monkeypatch.setattr(time, "time", lambda: 999.9)
     assert ring.identify({"authorization": f"Bearer {SECRET}"}).name == "alice"

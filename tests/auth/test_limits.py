@@ -24,7 +24,8 @@ from callgate.auth.limits import (
     month_of,
     seconds_to_next_month,
 )
-from callgate.auth.redis_limits import PATIENCE, RedisLimiter
+from callgate.auth.redis_limits import RedisLimiter
+from callgate.auth.redis_patience import PATIENCE
 from callgate.conversation.errors import ChatError
 from callgate.conversation.prices import NANO
 from tests.harness.needs import needs
@@ -64,7 +65,7 @@ async def settled(limiter: Limiter, reservation: Reservation, used: Amount = NOT
 
 
 @pytest.mark.anyio
-async def test_no_more_requests_than_allowed_and_a_word_on_when_to_come_back(limiter: Limiter) -> None:
+async def test_no_more_requests_than_allowed_and_a_retry_after(limiter: Limiter) -> None:
     allowance = Allowance(requests_per_minute=3)
     for left in (2, 1, 0):
         reservation = await limiter.reserve("alice", allowance, Amount())
@@ -215,7 +216,7 @@ def test_under_constant_pressure_nearly_all_that_is_allowed_is_granted() -> None
     assert 0.95 * 600 <= granted <= 600 + 60
 
 
-def test_when_it_says_to_come_back_there_is_room() -> None:
+def test_after_the_retry_after_a_request_is_allowed() -> None:
     window = Window()
     for second in range(10):
         window.add(int(NOON) + second, 1)
@@ -228,15 +229,15 @@ def test_when_it_says_to_come_back_there_is_room() -> None:
 @pytest.mark.anyio
 async def test_a_new_day_brings_a_new_budget_and_the_month_goes_on() -> None:
     clock = Clock()
-    told: Counter[tuple[str, str]] = Counter()
-    limiter = MemoryLimiter(clock=clock, remember=lambda key, period, nano: told.update({(key, period): nano}))
+    remembered: Counter[tuple[str, str]] = Counter()
+    limiter = MemoryLimiter(clock=clock, remember=lambda key, period, nano: remembered.update({(key, period): nano}))
     allowance = Allowance(budget_per_day=1, budget_per_month=1.5)
     limiter.settle(await limiter.reserve("alice", allowance, Amount(nano=NANO)), Amount(nano=NANO))
     with pytest.raises(OverLimit, match="today"):
         await limiter.reserve("alice", allowance, Amount(nano=1))
     clock.now += 86_400
     limiter.settle(await limiter.reserve("alice", allowance, Amount(nano=NANO)), Amount(nano=NANO))
-    assert told == {("alice", "2026-11-18"): NANO, ("alice", "2026-11-19"): NANO, ("alice", "2026-11"): 2 * NANO}
+    assert remembered == {("alice", "2026-11-18"): NANO, ("alice", "2026-11-19"): NANO, ("alice", "2026-11"): 2 * NANO}
     with pytest.raises(OverLimit):
         await limiter.reserve("alice", allowance, Amount(nano=1))
     clock.now += seconds_to_next_month(clock.now)
@@ -251,7 +252,7 @@ async def test_what_was_spent_before_a_restart_still_counts() -> None:
         await limiter.reserve("alice", Allowance(budget_per_day=1.0), Amount())
 
 
-def test_an_allowance_knows_whether_it_needs_counting() -> None:
+def test_an_allowance_without_limits_needs_no_counting() -> None:
     assert not Allowance().is_metered
     assert not Allowance(parallel=3).is_metered
     assert Allowance(budget_per_month=0.0).is_metered
@@ -363,14 +364,14 @@ async def test_what_a_key_has_spent_of_its_budgets_can_be_asked(limiter: Limiter
 
 @needs("redis-server", "module:redis")
 @pytest.mark.anyio
-async def test_what_redis_has_forgotten_of_a_budget_is_asked_of_whoever_was_told(tmp_path: Path) -> None:
-    told: Counter[tuple[str, str]] = Counter()
+async def test_a_budget_that_redis_has_lost_is_recalled_from_where_it_was_remembered(tmp_path: Path) -> None:
+    remembered: Counter[tuple[str, str]] = Counter()
 
     def remember(key: str, period: str, nano: int) -> None:
-        told[key, period] += nano
+        remembered[key, period] += nano
 
     async def recall(key: str, day: str, month: str) -> tuple[int, int] | None:
-        return told[key, day], told[key, month]
+        return remembered[key, day], remembered[key, month]
 
     async def away(key: str, day: str, month: str) -> None:
         return None
@@ -392,4 +393,4 @@ async def test_what_redis_has_forgotten_of_a_budget_is_asked_of_whoever_was_told
         with pytest.raises(OverLimit):
             await limiter.reserve("alice", allowance, NOTHING)
         await limiter.close()
-    assert set(told.values()) == {NANO}
+    assert set(remembered.values()) == {NANO}

@@ -14,7 +14,7 @@ USAGE = {"prompt_tokens": 1000, "completion_tokens": 100, "prompt_tokens_details
 
 
 class Noting(MemoryLimiter):
-    """A limiter that says what it was told."""
+    """A limiter that records its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ async def test_a_chat_that_ends_before_a_model_was_asked_costs_nothing() -> None
     assert limiter.settled == [Amount()]
 
 
-async def test_a_turn_whose_end_nobody_heard_counts_as_estimated_beside_those_that_were_counted() -> None:
+async def test_a_turn_without_a_usage_report_counts_as_estimated_beside_the_counted_ones() -> None:
     limiter = Noting()
     async with Meter(limiter, CALLER, PRICE, 4000, 500) as meter:
         tally = meter.tally()
@@ -74,7 +74,7 @@ async def test_a_provider_that_counts_nothing_is_paid_as_estimated() -> None:
     assert limiter.settled[0].tokens == 1500
 
 
-async def test_numbers_that_nobody_can_mean_are_not_believed() -> None:
+async def test_impossible_token_counts_are_ignored() -> None:
     limiter = Noting()
     async with Meter(limiter, CALLER, PRICE, 0, 10**30) as meter:
         meter.tally().handle(turn_ended({"prompt_tokens": 10**30, "completion_tokens": -5}))

@@ -8,7 +8,8 @@ LOCAL = origin_guard("127.0.0.1", keyless=True)
 
 
 def refused(guard, host, origin=None):
-    error = guard.refusal(host, origin)
+    headers = {name: value for name, value in (("host", host), ("origin", origin)) if value is not None}
+    error = guard.refusal(headers)
     assert error is None or error.status == 403
     return None if error is None else error.code
 
@@ -87,7 +88,7 @@ def test_without_keys_others_reach_it_by_its_addresses_and_the_names_of_the_conf
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8000", "10.0.0.1.evil.example", "other", "1.2.3", "", None]
 )
-def test_without_keys_a_name_that_nobody_configured_is_refused_wherever_it_listens(host):
+def test_without_keys_a_host_that_is_not_configured_is_refused_wherever_it_listens(host):
     """A page that points its own name here would be the same origin as the server."""
     assert refused(OPEN, host) == "host_not_allowed"
 

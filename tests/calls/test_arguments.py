@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callgate.calls.arguments import BLOCK, MAX_KEPT, ArgumentsError, Fragments, read_arguments
-from callgate.calls.json_text import canonical, same_json
-from callgate.calls.states import Flaw
+from callgate.calls.arguments import (
+    BLOCK,
+    MAX_KEPT,
+    MAX_QUOTE,
+    MAX_REPEATS,
+    Arguments,
+    ArgumentsError,
+    Fragments,
+    encode_arguments,
+    read_arguments,
+)
+from callgate.calls.json_text import TOO_DEEP, canonical, same_json
+from callgate.calls.states import Flaw, FlawDetail
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
@@ -115,6 +125,12 @@ def test_json_that_is_no_object_is_refused_as_such(value):
         '{"a":1}{"a":1.0}',
         '{}{"a":1}{"a":1}',
         '{}{}{"a":1}',
+        '1 {"a":1}',
+        'null{"a":1}',
+        '[]{"a":1}',
+        '{"a":1}```',
+        '```\n{"a":1}abc',
+        "```",
         '{"a":NaN}',
         '{"a":-Infinity}',
         '{"a":1e999}',
@@ -211,6 +227,8 @@ def test_three_string_layers_are_one_too_many():
 
 
 def test_raw_control_characters_in_strings_are_taken_as_they_are():
+    controls = "".join(map(chr, range(32)))
+    assert read(f'{{"a":"{controls}"}}') == ({"a": controls}, True)
     assert read('{"a":"one\ntwo\t\\"three\\"\x01",\n"b\r":"\\n"}') == (
         {"a": 'one\ntwo\t"three"\x01', "b\r": "\n"},
         True,
@@ -255,6 +273,42 @@ def test_objects_that_begin_alike_and_stand_inside_one_another_are_no_snapshots(
     assert read('{"filter":', '{"filter":{}}', "}") == ({"filter": {"filter": {}}}, False)
 
 
+def test_pieces_that_snapshots_follow_are_no_snapshots():
+    assert flaw_of('{"a":', "1}", '{"b"', '{"b":2', '{"b":2}') is Flaw.INVALID_JSON
+    assert flaw_of('{"a":1}', "\xa0") is Flaw.INVALID_JSON
+
+
+def test_two_snapshots_are_enough():
+    assert read('{"q"', '{"q": 1}') == ({"q": 1}, True)
+
+
+def test_a_snapshot_that_something_else_follows_is_no_object_any_more():
+    written = Fragments()
+    for snapshot in ('{"q"', '{"q": 1}'):
+        written.add(snapshot)
+    assert written.object_so_far() == Arguments({"q": 1}, repaired=True)
+    written.add(' {"r"')
+    assert written.object_so_far() is None
+
+
+@pytest.mark.parametrize("snapshots", [('{"filter":', '{"filter":{}}'), ('{"q"', '{"q"}'), ('{"q"', '{"q": "l}')])
+def test_snapshots_are_no_object_while_they_may_be_a_part_of_one(snapshots):
+    written = Fragments()
+    for snapshot in snapshots:
+        written.add(snapshot)
+        assert written.object_so_far() is None
+
+
+def test_snapshots_that_hold_no_object_may_have_another_slip():
+    assert read('{"a":1}', '{"a":1}{"a":1}') == ({"a": 1}, True)
+
+
+def test_an_object_may_be_repeated_only_so_often():
+    assert read('{"a":1}' * MAX_REPEATS) == ({"a": 1}, True)
+    assert flaw_of('{"a":1}' * (MAX_REPEATS + 1)) is Flaw.INVALID_JSON
+    assert read("{}{}{}") == ({}, True)
+
+
 def test_a_whole_object_sent_again_after_its_deltas_is_one_object():
     assert read('{"city":', '"Vigo"}', '{"city":"Vigo"}') == ({"city": "Vigo"}, True)
 
@@ -270,12 +324,18 @@ def test_a_whole_object_sent_again_after_its_deltas_is_one_object():
         [{}, {}, {"a": 1}],
         [{"a": 1}, {"a": 1}],
         ["", {"a": 1}, None],
+        [{"a": 1}, " "],
         ["{}", {"a": 1}],
         ['{"a"', ":1}", {"a": 1}],
     ],
 )
 def test_objects_in_the_place_of_text_are_taken(fragments):
     assert read(*fragments) == ({"a": 1}, True)
+
+
+def test_objects_that_differ_are_counted():
+    problem = FlawDetail(expected="one object", got="2 objects that differ, in one call")
+    assert error_of({"a": 1}, {"a": 2}).problem == problem
 
 
 def test_an_object_in_the_place_of_text_is_the_very_object():
@@ -298,11 +358,38 @@ def test_objects_that_differ_or_are_no_json_are_refused(fragments):
     assert flaw_of(*fragments) is Flaw.INVALID_JSON
 
 
+def test_halves_of_a_character_in_an_object_are_put_together():
+    assert read({"a": "\ud83d\ude80"}) == ({"a": "\U0001f680"}, True)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"a": "\ud83d"}, FlawDetail(expected="both halves of each surrogate pair", got='{"a": "\ufffd"}')),
+        (
+            {"a": float("nan")},
+            FlawDetail(expected="one JSON object", got="Out of range float values are not JSON compliant"),
+        ),
+        ([1, "ö"], FlawDetail(expected="one JSON object", got='[1, "ö"]')),
+    ],
+)
+def test_an_object_that_is_refused_is_shown(value, problem):
+    assert error_of(value).problem == problem
+
+
+def test_what_came_for_text_is_kept_as_json_whatever_it_is():
+    written = Fragments()
+    for fragment in ({"a": "ö"}, {"b": 2 + 1j}):
+        written.add(fragment)
+    assert written.text() == '{"a": "ö"}{"b": "(2+1j)"}'
+    assert encode_arguments({"a": "ö"}) == '{"a": "ö"}'
+
+
 def test_an_object_nested_without_end_is_refused():
     deep: dict[str, object] = {}
     for _ in range(50_000):
         deep = {"a": deep}
-    assert flaw_of(deep) is Flaw.INVALID_JSON
+    assert error_of(deep).problem == FlawDetail(expected="one JSON object", got=TOO_DEEP)
     written = Fragments()
     written.add(deep)
     assert "too deep" in written.text()
@@ -310,7 +397,7 @@ def test_an_object_nested_without_end_is_refused():
         deep = deep.pop("a")  # type: ignore[assignment]
 
 
-# What the model is told
+# What the model is sent
 
 
 def test_a_truncated_text_says_where_it_ends_and_what_was_due():
@@ -336,9 +423,34 @@ def test_a_known_slip_is_called_by_its_name(text, hint):
     assert hint in error_of(text).problem.note
 
 
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("nul ", "at character 0"),
+        ('\n{"a":x}', 'at character 6, in line 2, in "a"'),
+        ('{"a":x\n}', 'at character 5, in "a"'),
+        ('{"a":[1,}', 'at character 8, in "a": no comma may stand before "}"'),
+        ('{"a":1,"a":2}', "at character 7"),
+        ('{"a":[1,]}', 'at character 8, in "a": no comma may stand before "]"'),
+        ('{"a":[1, x]}', 'at character 9, in "a"'),
+        ('{"a":}', 'at character 5, in "a"'),
+        ('{"a":-Infinity}', 'at character 5, in "a": JSON has no NaN and no Infinity'),
+        ("{\n", "the text ends at character 2, in line 2"),
+    ],
+)
+def test_a_problem_says_where_it_is(text, note):
+    assert error_of(text).problem.note == note
+
+
 def test_a_problem_quotes_little_of_a_long_text():
     problem = error_of('{"a":"' + "x" * 10_000 + '" oops' + "y" * 10_000).problem
     assert len(problem.got) < 200
+    at_most, more = "y" * MAX_QUOTE, "y" * (MAX_QUOTE + 1)
+    assert error_of(at_most).problem.got == at_most
+    assert error_of(more).problem.got == f"{at_most}…"
+    assert error_of(f'"{at_most}\\x').problem.got == f"…{at_most}\\x"
+    assert error_of(f'"{at_most[1:]}\\x').problem.got == f'"{at_most[1:]}\\x'
+    assert str(error_of("words")) == "invalid_json: expected a value"
 
 
 # While the text is coming
@@ -358,6 +470,30 @@ def test_an_object_is_seen_when_its_text_is_whole_and_not_before(value, places):
         assert (seen is not None) == (so_far == text)
     assert seen is not None
     assert canonical(seen.value) == canonical(value)
+
+
+def test_an_object_in_the_place_of_text_is_seen_at_once():
+    written = Fragments()
+    written.add({"a": 1})
+    seen = written.object_so_far()
+    assert seen is not None
+    assert seen.value == {"a": 1}
+
+
+def test_an_object_is_seen_however_often_it_was_looked_for_in_vain():
+    written = Fragments()
+    for char in '{"a": [1, 2, 3], "b": "some more"':
+        written.add(char)
+        assert written.object_so_far() is None
+    written.add("}")
+    assert written.object_so_far() == Arguments({"a": [1, 2, 3], "b": "some more"})
+
+
+def test_a_snapshot_that_another_object_follows_is_no_object_any_more():
+    written = Fragments()
+    for fragment in ('{"q"', '{"q": 1}', {"q": 2}):
+        written.add(fragment)
+    assert written.object_so_far() is None
 
 
 def test_an_object_that_a_blank_of_no_json_follows_is_no_object_any_more():
@@ -419,7 +555,7 @@ def test_ten_times_the_text_takes_about_ten_times_as_long(make):
 
 
 @pytest.mark.parametrize("size", [1, 7, 5000])
-def test_arguments_beyond_the_limit_are_let_go_and_said_to_be_too_large(size):
+def test_arguments_beyond_the_limit_are_dropped_and_reported_as_too_large(size):
     text = json.dumps({"text": "x" * 5000})
     written = Fragments(1024)
     for at in range(0, len(text), size):
@@ -427,7 +563,7 @@ def test_arguments_beyond_the_limit_are_let_go_and_said_to_be_too_large(size):
     with pytest.raises(ArgumentsError) as refused:
         written.read()
     assert refused.value.flaw is Flaw.ARGUMENTS_TOO_LARGE
-    assert "1024 bytes" in refused.value.problem.expected
+    assert refused.value.problem == FlawDetail(expected="at most 1024 bytes of arguments", got="more than that")
     assert len(written.text()) <= MAX_KEPT + 1
     assert written.object_so_far() is None
 
@@ -446,8 +582,22 @@ def test_an_object_in_the_place_of_text_has_the_same_limit():
     written = Fragments(1024)
     written.add({"text": "x" * 2000})
     assert written.too_large
+    assert written.text() == f'{{"text": "{"x" * (MAX_KEPT - 10)}…'
     with pytest.raises(ArgumentsError):
         written.read()
+
+
+def test_of_too_large_arguments_the_beginning_is_kept():
+    for size in (7, 600, 5000):
+        written = Fragments(2000)
+        text = "".join(f"{number} " for number in range(2000))
+        for at in range(0, len(text), size):
+            written.add(text[at : at + size])
+        assert written.text() == text[:MAX_KEPT] + "…"
+    written = Fragments(20)
+    written.add({"a": 1})
+    written.add("x" * 20)
+    assert written.text() == '{"a": 1}' + "x" * 20 + "…"
 
 
 def test_what_is_left_of_too_large_arguments_cannot_be_read_as_whole():

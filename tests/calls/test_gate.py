@@ -45,10 +45,15 @@ def one(*calls: FoundCall, **rest: Any) -> Call:
     return settled(*calls, **rest)[-1]
 
 
+def broken(*calls: FoundCall, **rest: Any) -> BrokenCall:
+    found = one(*calls, **rest)
+    assert isinstance(found, BrokenCall), found
+    return found
+
+
 def flaw(*calls: FoundCall, **rest: Any) -> tuple[str | None, Flaw]:
-    broken = one(*calls, **rest)
-    assert isinstance(broken, BrokenCall)
-    return broken.name, broken.flaw
+    found = broken(*calls, **rest)
+    return found.name, found.flaw
 
 
 def ready(*calls: FoundCall, **rest: Any) -> ReadyCall:
@@ -80,32 +85,41 @@ def test_a_failed_turn_names_the_tool_as_it_is_offered():
 @pytest.mark.parametrize("name", [None, "", "  "])
 def test_a_missing_name_comes_before_the_arguments(name):
     assert flaw(call(name, '{"city": 1'), at_length=True) == (None, Flaw.MISSING_NAME)
+    assert broken(call(name, "{}")).problem == FlawDetail(expected="the name of a tool that is on offer")
 
 
 def test_an_unknown_tool_comes_before_the_arguments():
-    broken = one(call(" Get-Weather ", '{"city": 1'))
-    assert isinstance(broken, BrokenCall)
-    assert (broken.name, broken.flaw) == ("Get-Weather", Flaw.UNKNOWN_TOOL)
-    assert broken.problem is not None
-    assert "get_weather" in broken.problem.note
+    found = broken(call(" Get-Weather ", '{"city": 1'))
+    assert (found.name, found.flaw) == ("Get-Weather", Flaw.UNKNOWN_TOOL)
+    assert found.problem is not None
+    assert "get_weather" in found.problem.note
+
+
+def test_an_unknown_name_is_said_again_up_to_a_length_and_without_a_suggestion_where_none_is_near():
+    assert broken(call("x" * 121, "{}")).problem == FlawDetail(
+        expected="the exact name of a tool that is on offer", got="x" * 120
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [('{"city": 1', Flaw.TRUNCATED), ("{'city'}", Flaw.INVALID_JSON), ("[1]", Flaw.NOT_AN_OBJECT)]
 )
 def test_the_arguments_come_before_the_schema(text, expected):
-    broken = one(call("get_weather", text), at_length=True)
-    assert isinstance(broken, BrokenCall)
-    assert broken.flaw is expected
-    assert broken.text == text
-    assert broken.problem is not None
-    assert broken.problem.expected
+    found = broken(call("get_weather", text), at_length=True)
+    assert found.flaw is expected
+    assert found.text == text
+    assert found.problem is not None
+    assert found.problem.expected
 
 
 def test_the_schema_comes_last():
-    broken = one(call("get_weather", '{"city": 1}'))
-    assert isinstance(broken, BrokenCall)
-    assert (broken.flaw, broken.problem) == (Flaw.SCHEMA_MISMATCH, FlawDetail("/city", "a string"))
+    found = broken(call("get_weather", '{"city": 1}', extras={"s": 1}))
+    assert (found.flaw, found.problem) == (Flaw.SCHEMA_MISMATCH, FlawDetail("/city", "a string"))
+    assert found.extras == {"s": 1}, "a signature goes back with the call it is of"
+
+
+def test_a_turn_without_calls_has_none():
+    assert settled() == settled(failure=Flaw.STREAM_ENDED) == ()
 
 
 # Under length, the last call was the one being written.
@@ -115,6 +129,17 @@ def test_the_schema_comes_last():
 def test_an_empty_last_call_under_length_was_cut(arguments):
     assert flaw(call("open", *arguments), at_length=True) == ("open", Flaw.TRUNCATED)
     assert isinstance(one(call("open", *arguments)), ReadyCall)
+
+
+def test_what_shows_that_a_call_was_cut_is_said():
+    note = "the answer had become too long while this call was being written"
+    assert broken(call("open"), at_length=True).problem == FlawDetail(expected="arguments", got="{}", note=note)
+    assert broken(call("get_weather", '{"days": 3}'), at_length=True).problem == FlawDetail(
+        expected="the properties city", note=note
+    )
+    unsaid = FlawDetail(expected="arguments", got="none", note="the answer was cut off before they came")
+    assert broken(call("get_time", ended=False)).problem == unsaid
+    assert broken(call("get_time", "null", ended=False)).problem == unsaid
 
 
 def test_a_tool_without_properties_has_only_the_empty_object_to_be_called_with():
@@ -187,20 +212,26 @@ def test_the_readers_flaw_stands_unless_the_tool_is_unknown():
     assert flaw(call(None, flaw=Flaw.TRUNCATED, from_text=True)) == (None, Flaw.TRUNCATED)
 
 
-def test_the_arguments_of_a_cut_text_call_still_say_where_it_ended():
-    broken = one(call("get_weather", '{"city": "Os', flaw=Flaw.TRUNCATED, from_text=True))
-    assert isinstance(broken, BrokenCall)
-    assert broken.problem is not None
-    assert "the text ends" in broken.problem.note
+def test_the_flaw_of_a_cut_text_call_names_where_it_ended():
+    for name in ("get_weather", None):
+        found = broken(call(name, '{"city": "Os', flaw=Flaw.TRUNCATED, from_text=True))
+        assert found.problem is not None
+        assert "the text ends" in found.problem.note
+
+
+def test_what_the_arguments_show_is_said_only_of_the_flaw_that_the_reader_found():
+    assert broken(call("get_weather", "{'a'}", flaw=Flaw.TRUNCATED, from_text=True)).problem is None
+    assert broken(call("get_weather", "{}", flaw=Flaw.TRUNCATED, from_text=True)).problem is None
 
 
 # The wrapper of several calls
 
 TWO = '{"tool_uses":[{"recipient_name":"functions.get_weather","parameters":{"city":"Goa","days":"2"}},%s]}'
+GET_TIME = '{"recipient_name":"get_time","parameters":{}}'
 
 
 def test_a_wrapper_is_replaced_by_its_calls():
-    wrapper = call("multi_tool_use.parallel", TWO % '{"recipient_name":"get_time","parameters":{}}', extras={"s": 1})
+    wrapper = call("multi_tool_use.parallel", TWO % GET_TIME, extras={"s": 1})
     weather, clock = settled(wrapper)
     assert weather == ReadyCall(
         "made_0",
@@ -237,8 +268,38 @@ def test_a_wrapper_in_a_wrapper_is_an_unknown_tool():
     assert flaw(call("multi_tool_use.parallel", TWO % inner)) == ("multi_tool_use.parallel", Flaw.UNKNOWN_TOOL)
 
 
+def test_a_wrapper_in_which_the_reader_found_a_flaw_is_not_opened():
+    wrapper = call("multi_tool_use.parallel", TWO % GET_TIME, flaw=Flaw.TRUNCATED, from_text=True)
+    assert flaw(wrapper) == ("multi_tool_use.parallel", Flaw.UNKNOWN_TOOL)
+
+
+def test_a_tool_may_have_the_arguments_of_a_wrapper():
+    assert len(settled(call("theirs", TWO % GET_TIME))) == 1
+
+
+def test_the_calls_of_a_wrapper_have_what_was_noticed_of_it_but_for_its_id():
+    found = (Finding.ID_REPAIRED, Finding.LEGACY_FUNCTION_CALL)
+    for each in settled(call("multi_tool_use.parallel", "```" + TWO % GET_TIME + "```", findings=found)):
+        assert isinstance(each, ReadyCall)
+        assert each.findings[0] is Finding.LEGACY_FUNCTION_CALL
+        assert Finding.ARGUMENTS_REPAIRED in each.findings
+        assert Finding.ID_REPAIRED not in each.findings
+
+
+def test_the_calls_of_a_wrapper_that_may_go_on_are_cut_like_any_other():
+    empty = '{"recipient_name":"open","parameters":{}}'
+    late: dict[str, Any] = {"ended": False, "in_order": False, "reason_came_before": True}
+    assert isinstance(one(call("multi_tool_use.parallel", TWO % empty)), ReadyCall)
+    assert flaw(call("multi_tool_use.parallel", TWO % empty, **late)) == ("open", Flaw.TRUNCATED)
+    in_order = late | {"in_order": True}
+    assert isinstance(one(call("multi_tool_use.parallel", TWO % empty, **in_order)), ReadyCall)
+    assert flaw(call("multi_tool_use.parallel", TWO % empty), at_length=True) == ("open", Flaw.TRUNCATED)
+    in_text = call("multi_tool_use.parallel", TWO % empty, from_text=True)
+    assert isinstance(one(in_text, at_length=True), ReadyCall)
+
+
 def test_the_calls_of_a_wrapper_fail_with_their_turn():
-    wrapper = call("multi_tool_use.parallel", TWO % '{"recipient_name":"get_time","parameters":{}}')
+    wrapper = call("multi_tool_use.parallel", TWO % GET_TIME)
     calls = settled(wrapper, failure=Flaw.CONTENT_FILTER)
     assert [(c.name, c.flaw) for c in calls if isinstance(c, BrokenCall)] == [
         ("get_weather", Flaw.CONTENT_FILTER),
@@ -247,24 +308,100 @@ def test_the_calls_of_a_wrapper_fail_with_their_turn():
 
 
 def test_what_is_kept_of_a_broken_call_can_always_be_sent():
-    broken = one(call("bad\ud83d", '{"city": "\ud83d'))
-    assert isinstance(broken, BrokenCall)
-    assert broken.name == "bad\ufffd"
-    broken.text.encode()
+    found = broken(call("bad\ud83d", '{"city": "\ud83d'))
+    assert found.name == "bad\ufffd"
+    found.text.encode()
 
 
-def test_only_arguments_that_the_tool_has_are_taken_out_of_a_wrapper():
-    inside = {"city": "Oslo", "country": "Norway"}
-    assert flaw(call("get_weather", arguments={"arguments": inside}, from_text=True)) == (
-        "get_weather",
-        Flaw.SCHEMA_MISMATCH,
-    )
-    assert ready(call("get_weather", arguments={"arguments": {"city": "Oslo"}}, from_text=True)).arguments == {
-        "city": "Oslo"
-    }
+@pytest.mark.parametrize(
+    ("inside", "is_taken_out"),
+    [
+        ({"city": "Oslo"}, True),
+        ({"city": "Oslo", "days": 1}, True),
+        ('{"city": "Oslo"}', True),
+        ({"city": "Oslo", "country": "Norway"}, False),
+        ('{"city": "Oslo"', False),
+        (["city"], False),
+        (7, False),
+    ],
+)
+def test_only_arguments_that_the_tool_has_are_taken_out_of_a_wrapper(inside, is_taken_out):
+    found = one(call("get_weather", arguments={"arguments": inside}, from_text=True))
+    if is_taken_out:
+        assert isinstance(found, ReadyCall)
+        assert found.arguments == (inside if isinstance(inside, dict) else {"city": "Oslo"})
+        assert found.findings == (Finding.ARGUMENTS_REPAIRED,)
+    else:
+        assert isinstance(found, BrokenCall)
+        assert found.flaw is Flaw.SCHEMA_MISMATCH
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"place": {"city": "Oslo"}}, {"arguments": {"city": "Oslo"}, "city": 1}, {"arguments": {}, "x": 1}]
+)
+def test_no_other_object_is_a_wrapper_of_arguments(wrong):
+    assert flaw(call("get_weather", arguments=wrong, from_text=True)) == ("get_weather", Flaw.SCHEMA_MISMATCH)
+
+
+def test_a_native_call_is_never_taken_out_of_a_wrapper():
+    native = call("get_weather", '{"arguments": {"city": "Oslo"}}')
+    assert flaw(native) == ("get_weather", Flaw.SCHEMA_MISMATCH)
+
+
+@pytest.mark.parametrize("properties", [{}, {"input": {}, "city": {}}, None, ["city"]])
+def test_where_a_tool_may_mean_the_wrapper_it_is_no_wrapper(properties):
+    tool = OfferedTool("run", {"type": "object", "properties": properties}, lambda _: None)
+    given = FoundCall("call_1", "run", {"input": {}}, from_text=True)
+    (found,) = settle([given], {"run": tool}, failure=None, at_length=False, new_id=str)
+    assert isinstance(found, ReadyCall)
+    assert found.arguments == {"input": {}}
+
+
+def test_json_that_no_schema_speaks_of_is_read_where_the_format_has_it():
+    given = {"city": "Oslo", "more": "[1]"}
+    assert ready(call("get_weather", arguments=given, from_text=True, only_text=True)).arguments == given
+    read = ready(call("get_weather", arguments=given, from_text=True, only_text=True, undeclared_json=True))
+    assert read.arguments == {"city": "Oslo", "more": [1]}
+
+
+# Custom tools, whose input is free text
+
+
+def test_the_input_of_a_custom_tool_is_whole_as_it_came():
+    whole = ready(call("theirs", "{half of", custom=True, findings=(Finding.ID_REPAIRED,), extras={"s": 1}))
+    assert whole == ReadyCall("call_1", "theirs", {}, "{half of", (Finding.ID_REPAIRED,), {"s": 1}, custom=True)
+    assert ready(call("theirs", "", custom=True)).text == ""
+
+
+def test_the_input_of_a_custom_tool_that_may_go_on_is_cut():
+    assert flaw(call("theirs", "half", custom=True), at_length=True) == ("theirs", Flaw.TRUNCATED)
+    assert flaw(call("theirs", "half", custom=True, in_order=False, ended=False)) == ("theirs", Flaw.TRUNCATED)
+    assert flaw(call("theirs", " ", custom=True, ended=False)) == ("theirs", Flaw.TRUNCATED)
+    assert ready(call("theirs", "whole", custom=True, ended=False)).text == "whole"
+
+
+def test_a_tool_of_ours_is_never_run_with_free_text():
+    assert flaw(call("get_time", "now", custom=True)) == ("get_time", Flaw.INVALID_JSON)
+    assert ready(call("get_time", "{}", custom=True)).custom is False
+
+
+# Where the answer did not end as it should
 
 
 @pytest.mark.parametrize(("tool", "is_whole"), [("get_time", True), ("open", False)])
 def test_an_empty_object_behind_a_reason_without_end_is_whole_only_where_nothing_can_be_given(tool, is_whole):
     given = call(tool, "{}", ended=False, in_order=False, reason_came_before=True)
     assert isinstance(one(given), ReadyCall if is_whole else BrokenCall)
+
+
+def test_behind_a_reason_without_end_an_object_is_whole_only_as_it_was_written():
+    late: dict[str, Any] = {"ended": False, "in_order": False, "reason_came_before": True}
+    assert ready(call("get_weather", '{"city": "Oslo"}', **late)).arguments == {"city": "Oslo"}
+    assert flaw(call("get_weather", '{}{"city": "Oslo"}', **late)) == ("get_weather", Flaw.TRUNCATED)
+    late["reason_came_before"] = False
+    assert ready(call("get_weather", '{}{"city": "Oslo"}', **late)).arguments == {"city": "Oslo"}
+    assert ready(call("open", "{}", **late)).arguments == {}
+
+
+def test_behind_a_reason_with_the_end_mark_an_empty_object_is_whole():
+    assert ready(call("open", "{}", ended=False, in_order=True, reason_came_before=True)).arguments == {}

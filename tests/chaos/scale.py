@@ -1,7 +1,8 @@
 """How long the chaos tests are: short in every run of the tests, long with `CALLGATE_CHAOS=long`, which is `make chaos`.
 
 The bars that are times hold for the long runs, on a machine that does nothing else; in short ones they are wide enough for
-a machine that does.
+a machine that does. A long run may be made in parts: `CALLGATE_CHAOS_SHARE=0.2` for a fifth of the faults and calls, and
+another `CALLGATE_CHAOS_SEED` for each.
 """
 
 import json
@@ -9,11 +10,18 @@ import os
 from typing import Any, TypeVar
 
 LONG = os.environ.get("CALLGATE_CHAOS") == "long"
+SHARE = float(os.environ.get("CALLGATE_CHAOS_SHARE", "1"))
+SEED = int(os.environ.get("CALLGATE_CHAOS_SEED", "7"))
 T = TypeVar("T")
 
 
 def scaled(short: T, long: T) -> T:
     return long if LONG else short
+
+
+def counted(short: int, long: int) -> int:
+    """How many of something: in a part of a long run, that part."""
+    return max(1, round(long * SHARE)) if LONG else short
 
 
 def report(what: str, **figures: Any) -> None:

@@ -3,25 +3,25 @@
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import random
-import resource
 import signal
-import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pytest
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
-from tests.chaos.scale import LONG, report, scaled
+from tests.chaos.scale import LONG, SEED, counted, report, scaled
 from tests.harness.fleet import Proxy, Stores, placed, proxying, stores, working
 from tests.harness.needs import needs
 from tests.harness.postgres import PostgresServer, postgres_server
-from tests.harness.process import Child
+from tests.harness.process import ROOT, Child, child
 from tests.harness.redis import free_port, redis_server
 
 pytestmark = [
@@ -31,8 +31,8 @@ pytestmark = [
     needs("postgres", "redis-server", "module:asyncpg", "module:celery"),
 ]
 
-CALLS = scaled(60, 1000)
-KILLS = scaled(3, 50)
+CALLS = counted(60, 1000)
+KILLS = counted(3, 50)
 AT_ONCE = 8
 DEAD_AFTER = 5.0
 TOLD_WITHIN = DEAD_AFTER + scaled(6.0, 1.0)
@@ -102,8 +102,10 @@ class Fleet:
 Fault = Callable[[Fleet, random.Random], Awaitable[None]]
 
 
-@pytest.mark.parametrize("fault", [Fleet.kill_child, Fleet.kill_parent, Fleet.kill_worker])
-async def test_no_call_runs_twice_and_each_is_told_in_time_however_often_workers_are_killed(
+@pytest.mark.parametrize(
+    "fault", [Fleet.kill_child, Fleet.kill_parent, Fleet.kill_worker], ids=["child", "parent", "worker"]
+)
+async def test_no_call_runs_twice_and_each_has_an_outcome_in_time_however_often_workers_are_killed(
     postgres: PostgresServer, schema: str, tmp_path: Path, fault: Fault
 ) -> None:
     async with redis_server(tmp_path) as redis:
@@ -138,7 +140,7 @@ async def test_no_call_runs_twice_however_often_a_store_is_killed(schema: str, t
 
 async def under(fault: Fault, made: Stores, folder: Path, name: str) -> None:
     """The load, with a fault again and again, and what must hold afterwards."""
-    marks, chance = folder / "marks", random.Random(7)
+    marks, chance = folder / "marks", random.Random(SEED)
     marks.touch()
     numbers, enough = itertools.count(), asyncio.Event()
     ends: dict[int, Outcome] = {}
@@ -159,8 +161,9 @@ async def under(fault: Fault, made: Stores, folder: Path, name: str) -> None:
         await asyncio.gather(*working_on)
         states = await first.database.fetch("SELECT id, state, note FROM fleet_calls")
         async with asyncio.timeout(TOLD_WITHIN):  # ends that nobody waits for are written soon
-            while await first.database.fetch("SELECT id FROM calls WHERE ended_at IS NULL"):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+            for table in ("calls", "fleet_calls"):
+                while await first.database.fetch(f"SELECT id FROM {table} WHERE ended_at IS NULL"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
         at_odds = await first.database.fetch(
             "SELECT calls.id, calls.state, fleet_calls.state FROM calls JOIN fleet_calls ON fleet_calls.id = calls.id"
             " WHERE calls.state <> fleet_calls.state"
@@ -200,40 +203,11 @@ async def under(fault: Fault, made: Stores, folder: Path, name: str) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_what_a_call_on_a_worker_costs(postgres: PostgresServer, schema: str, tmp_path: Path) -> None:
-    async with redis_server(tmp_path) as redis:
-        made = await stores(tmp_path, redis, postgres.url, schema, TOOLS)
-        async with working(made, concurrency=2), proxying(made) as proxy:
-            for _ in range(20):
-                await proxy.call("add", a=1, b=2)
-            seconds: list[float] = []
-            cpu = own_cpu()
-            for _ in range(CALLS_TIMED):
-                began = time.perf_counter()
-                await proxy.call("add", a=1, b=2)
-                seconds.append(time.perf_counter() - began)
-            alone = (own_cpu() - cpu) / CALLS_TIMED
-
-            async def several() -> None:
-                for _ in range(CALLS_TIMED // 16):
-                    await proxy.call("add", a=1, b=2)
-
-            began, cpu = time.perf_counter(), own_cpu()
-            await asyncio.gather(*(several() for _ in range(16)))
-            took = time.perf_counter() - began
-    each = statistics.quantiles(seconds, n=100)
-    figures: dict[str, Any] = {
-        "p50_ms": round(each[49] * 1e3, 2),
-        "p99_ms": round(each[98] * 1e3, 2),
-        "cpu_us": round(alone * 1e6),
-        "at_16_per_second": round(CALLS_TIMED // 16 * 16 / took),
-        "at_16_cpu_us": round((own_cpu() - cpu) / (CALLS_TIMED // 16 * 16) * 1e6),
-    }
+async def test_what_a_call_on_a_worker_costs() -> None:
+    command = (sys.executable, str(ROOT / "bench" / "fleet.py"))
+    async with child(["--json", "--calls", str(CALLS_TIMED)], command=command) as bench:
+        figures = json.loads((await bench.line(r"^\{.*", within=600.0)).group())
     report("fleet call", **figures)
     assert figures["p50_ms"] <= scaled(30.0, 3.0)
-    assert figures["cpu_us"] <= scaled(3000, 500)
-
-
-def own_cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    assert figures["alone"]["proxy_us"] <= scaled(3000, 500)
+    assert figures["at_16_per_second"] >= scaled(10, 500)

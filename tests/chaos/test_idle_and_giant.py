@@ -37,8 +37,8 @@ async def test_idle_connections_and_giant_headers_cost_others_nothing(upstream: 
     async with serving(config) as child:
         await shoot(child.url, asking("hello"))
         before = _mib(child)
-        idle = [asyncio.create_task(_say_nothing(child.url)) for _ in range(IDLE)]
-        giant = asyncio.create_task(_say_too_much(child.url))
+        idle = [asyncio.create_task(_send_nothing(child.url)) for _ in range(IDLE)]
+        giant = asyncio.create_task(_send_too_much(child.url))
         held = await giant
         during = _mib(child)
         health = [await shoot(child.url, path="/health/ready") for _ in range(5)]
@@ -117,7 +117,7 @@ def _open_files(child: Child) -> int:
     return len(list(Path(f"/proc/{child.process.pid}/fd").iterdir()))
 
 
-async def _say_nothing(url: str) -> None:
+async def _send_nothing(url: str) -> None:
     where = urlsplit(url)
     with contextlib.suppress(OSError):
         reader, writer = await asyncio.open_connection(where.hostname, where.port)
@@ -127,7 +127,7 @@ async def _say_nothing(url: str) -> None:
             writer.close()
 
 
-async def _say_too_much(url: str) -> int:
+async def _send_too_much(url: str) -> int:
     """How many bytes could be sent before the connection was cut."""
     where = urlsplit(url)
     sent = 0

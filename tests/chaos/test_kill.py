@@ -17,7 +17,7 @@ import pytest
 from callgate.ledger.sqlite import FILE
 from tests.chaos import tools
 from tests.chaos.load import Shot, asking, gone, shoot
-from tests.chaos.scale import report, scaled
+from tests.chaos.scale import SEED, counted, report, scaled
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
 from tests.harness.process import serving
@@ -27,7 +27,7 @@ from tests.scripted_upstream.records import RequestRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROUNDS = scaled(3, 50)
+ROUNDS = counted(3, 50)
 AT_ONCE = 16
 BACK_WITHIN = scaled(30.0, 5.0)
 ORPHANS_GONE_WITHIN = 5.0
@@ -70,7 +70,7 @@ async def test_no_call_runs_twice_and_the_ledger_is_true_however_often_it_is_kil
     config = tmp_path / "config.yaml"
     config.write_text(as_yaml(config_dict(upstream.url, tools=listed, data_dir=str(data))))
     numbers = itertools.count()
-    chance = random.Random(7)
+    chance = random.Random(SEED)
     back: list[float] = []
     answered = 0
     for _ in range(ROUNDS):
@@ -138,7 +138,7 @@ async def test_no_call_of_a_request_with_a_key_runs_twice_however_often_it_is_re
 async def _killed_and_repeated(upstream: Upstream, config: Path, marks: Path) -> tuple[Counter[int], list[Shot]]:
     """What repeated requests were answered with, and the answers of another kind."""
     numbers = itertools.count()
-    chance = random.Random(11)
+    chance = random.Random(SEED + 4)
     open_: list[str] = []
     again: Counter[int] = Counter()
     odd: list[Shot] = []

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 AWAY = scaled(1.5, 10.0)
-LONGEST_GAP = scaled(1.0, 0.05)
+LONGEST_GAP = scaled(0.2, 0.05)
 
 
 def answers(record: RequestRecord) -> Reply:
@@ -61,28 +61,46 @@ async def test_chats_without_calls_for_workers_go_on_and_the_loop_is_never_kept(
         )
         async with serve(create_app(Config.model_validate(config))) as url:
             assert (await shoot(url, asking("0"))).status == 200
-            ticking = asyncio.create_task(_longest_gap())
             await life.aclose()
-            began, seconds, asked = time.monotonic(), [], 0
-            while time.monotonic() < began + AWAY:
-                asked += 1
-                sent = time.monotonic()
-                assert (await shoot(url, asking(str(asked)))).status == 200
-                seconds.append(time.monotonic() - sent)
-                await asyncio.sleep(0.02)
-            ticking.cancel()
-            gap = await ticking
-    report("redis away", away_seconds=AWAY, chats=asked, slowest_chat=round(max(seconds), 3), loop_gap=round(gap, 3))
+            gap, seconds = await _chatting(url)
+    report(
+        "redis away",
+        away_seconds=AWAY,
+        chats=len(seconds),
+        slowest_chat=round(max(seconds), 3),
+        loop_gap=round(gap, 3),
+    )
     assert gap <= LONGEST_GAP
     assert max(seconds) <= scaled(3.0, 1.0)
 
 
+async def _chatting(url: str) -> tuple[float, list[float]]:
+    """For how long the event loop let nobody else run, at most, while chats were asked; and how long each took."""
+    ticking = asyncio.create_task(_longest_gap())
+    began = time.monotonic()
+    seconds: list[float] = []
+    while time.monotonic() < began + AWAY:
+        sent = time.monotonic()
+        assert (await shoot(url, asking(str(len(seconds))))).status == 200
+        seconds.append(time.monotonic() - sent)
+        await asyncio.sleep(0.02)
+    ticking.cancel()
+    return await ticking, seconds
+
+
 async def _longest_gap() -> float:
-    """Until it is cancelled: for how long the event loop let nobody else run, at most."""
+    """Until it is cancelled: for how long the event loop let nobody else run, at most, without the time for which it had no
+    processor: that is the machine's, which may be busy with other things."""
     longest = 0.0
     with contextlib.suppress(asyncio.CancelledError):
         while True:
-            before = time.monotonic()
+            before, waited = time.monotonic(), _seconds_without_processor()
             await asyncio.sleep(0.005)
-            longest = max(longest, time.monotonic() - before - 0.005)
+            waited = _seconds_without_processor() - waited
+            longest = max(longest, time.monotonic() - before - 0.005 - waited)
     return longest
+
+
+def _seconds_without_processor() -> float:
+    """For how long this thread was ready to run and did not."""
+    return int(Path("/proc/thread-self/schedstat").read_text("ascii").split()[1]) / 1e9

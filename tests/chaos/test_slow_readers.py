@@ -22,7 +22,7 @@ MIB_EACH = 1.5
 BLOCKED_SECONDS = 1.0
 WITH_TOOLS: list[tuple[tuple[str, ...], int]] = [(("get_time",), 2000)]
 """With our tools, which have the text kept, in pieces that are long."""
-MOST_SAID = 64 * 1024 * 1024
+MOST_SENT = 64 * 1024 * 1024
 
 
 class EndlessModel:
@@ -40,7 +40,7 @@ class EndlessModel:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
-            for _ in range(MOST_SAID // len(self._block)):
+            for _ in range(MOST_SENT // len(self._block)):
                 writer.write(self._block)
                 sending = asyncio.ensure_future(writer.drain())
                 done, _ = await asyncio.wait([sending], timeout=BLOCKED_SECONDS)

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from callgate.api.durable_runs import decode_answer
 from tests.chaos import tools
 from tests.chaos.load import asking, shoot
-from tests.chaos.scale import LONG, report, scaled
+from tests.chaos.scale import LONG, SEED, counted, report, scaled
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
 from tests.harness.postgres import PostgresServer, postgres_server
@@ -33,7 +34,8 @@ pytestmark = [
     needs("postgres", "module:asyncpg", "redis-server", "module:redis"),
 ]
 
-KILLS = scaled(2, 50)
+KILLS = counted(2, 50)
+RUNS = counted(10, 300)
 AT_ONCE = scaled(4, 12)
 DEAD_AFTER = scaled(1.0, 5.0)
 TOLD_WITHIN = DEAD_AFTER + 1
@@ -42,7 +44,7 @@ TURNS = 2
 
 def answers(record: RequestRecord) -> Reply:
     """Two turns of calls, each call with a label of its own, then an answer."""
-    label = next(str(message["content"]) for message in record.messages if message["role"] == "user")
+    label = _label(record)
     if record.turn >= TURNS:
         return Reply(text=f"done {label}")
     calls = [
@@ -50,6 +52,10 @@ def answers(record: RequestRecord) -> Reply:
         for name in ("count", "count_in_thread", "count_slowly")
     ]
     return Reply(calls=calls)
+
+
+def _label(record: RequestRecord) -> str:
+    return next(str(message["content"]) for message in record.messages if message["role"] == "user")
 
 
 @dataclass
@@ -152,7 +158,7 @@ async def _play(
             )
         )
     )
-    chance = random.Random(7)
+    chance = random.Random(SEED)
     numbers = itertools.count()
     first_answers: dict[str, bytes] = {}
     failed_at: list[tuple[str, float]] = []
@@ -197,6 +203,8 @@ async def _play(
                     pair.children[place].signal(signal.SIGSTOP)
                     await asyncio.sleep(DEAD_AFTER + 1)
                     pair.children[place].signal(signal.SIGCONT)
+        while len(first_answers) < RUNS:  # noqa: ASYNC110 - runs end when they end
+            await asyncio.sleep(0.05)
         over.set()
         await asyncio.gather(*clients)
         places = asyncio.Semaphore(50)
@@ -209,7 +217,7 @@ async def _play(
         database = PostgresDatabase(postgres.url, schema)
         await database.open()
         calls = await database.fetch("SELECT call_id, state, ended_at, note FROM calls")
-        runs = await database.fetch("SELECT state, epoch FROM runs")
+        runs = await database.fetch("SELECT state, epoch, answer FROM runs")
         apart = await database.fetch(
             "SELECT calls.call_id, calls.state, fleet_calls.state FROM calls JOIN fleet_calls ON fleet_calls.id = calls.id"
             " WHERE calls.state <> fleet_calls.state AND calls.note NOT LIKE 'never begun%'"
@@ -232,6 +240,9 @@ async def _play(
         if state == "unknown"
     ]
     twice = [label for label, times in ran.items() if times > 1]
+    asked = Counter((_label(record), record.turn) for record in upstream.requests)
+    carried = {json.loads(decode_answer(answer).body)["choices"][0]["message"]["content"]: at for _, at, answer in runs}
+    too_often = [(label, turn) for (label, turn), times in asked.items() if times > carried[f"done {label}"]]
     other_bytes = [
         each
         for label, each in zip((label for label in first_answers for _ in pair.children), repeated, strict=True)
@@ -241,7 +252,9 @@ async def _play(
         f"two proxies, one Postgres, one Redis: {', '.join(faults)}",
         faults=dict(Counter(fault for fault, _ in failed_at)),
         runs=len(runs),
-        taken_over=sum(epoch - 1 for _, epoch in runs),
+        taken_over=sum(epoch - 1 for _, epoch, _ in runs),
+        turns_asked=sum(asked.values()),
+        turns_asked_too_often=len(too_often),
         calls=len(calls),
         executed_twice=len(twice),
         rows_at_odds=len(odds) + len(apart),
@@ -253,11 +266,13 @@ async def _play(
     assert twice == []
     assert odds == []
     assert apart == []
-    assert {state for state, _ in runs} == {"done"}, "all of them have ended"
+    assert {state for state, *_ in runs} == {"done"}, "all of them have ended"
+    assert len(runs) >= RUNS
+    assert too_often == [], "no turn is asked more often than there were processes to ask it"
     assert len(calls) == len(states), "no call stands in it twice"
     assert max(told, default=0.0) <= TOLD_WITHIN + 0.5 + max(away)
     assert other_bytes == []
-    assert sum(epoch - 1 for _, epoch in runs), "some were taken over"
+    assert sum(epoch - 1 for _, epoch, _ in runs), "some were taken over"
 
 
 async def _until_answered(pair: Pair, chance: random.Random, label: str) -> bytes:

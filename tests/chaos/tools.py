@@ -48,3 +48,22 @@ async def hang(label: str) -> str:
     while not Path(os.environ[MARKS] + ".go").exists():  # noqa: ASYNC110, ASYNC240 - what lets it go is another process
         await asyncio.sleep(0.02)
     return f"let go {label}"
+
+
+async def nap(seconds: float) -> str:
+    """Leaves a mark when it begins and when it ends."""
+    _leave(f"nap 1 {time.monotonic()!r}")
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        _leave(f"nap -1 {time.monotonic()!r}")
+    return "rested"
+
+
+def naps(marks: Path) -> list[tuple[float, int]]:
+    """How many there were at once, from each moment on that changed it."""
+    running, changes = 0, []
+    for at, by in sorted((float(at), int(by)) for _, by, at in map(str.split, marks.read_text().splitlines())):
+        running += by
+        changes.append((at, running))
+    return changes

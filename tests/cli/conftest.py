@@ -8,6 +8,11 @@ import structlog
 from callgate.telemetry import logs
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forking(forking: None) -> None:
+    """Before the first test, whose child it would be."""
+
+
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
     config, quick, redactor = structlog.get_config(), logs._quick, logs._redactor

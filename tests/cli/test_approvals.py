@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-import os
-import sys
 
 import pytest
 
 from callgate.application import create_app
 from tests.harness.clients import http_client
+from tests.harness.command import run_command
 from tests.harness.configs import make_config
-from tests.harness.process import ROOT
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
 
@@ -20,17 +18,12 @@ QUESTION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
 
 
 async def callgate(*arguments: str, url: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "callgate", "approvals", *arguments, "--url", url,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "app")},
-    )  # fmt: skip
-    async with asyncio.timeout(30):
-        out, err = await process.communicate()
-    return process.returncode or 0, out.decode(), err.decode()
+    ran = await asyncio.to_thread(run_command, "approvals", *arguments, "--url", url)
+    return ran.returncode, ran.stdout, ran.stderr
 
 
-@pytest.mark.parametrize(("words", "heard"), [(["approve"], "hi\n\x1b[2J"), (["deny", "--reason", "no"], "no")])
-async def test_a_waiting_call_is_listed_and_decided(upstream: Upstream, words: list[str], heard: str) -> None:
+@pytest.mark.parametrize(("words", "expected"), [(["approve"], "hi\n\x1b[2J"), (["deny", "--reason", "no"], "no")])
+async def test_a_waiting_call_is_listed_and_decided(upstream: Upstream, words: list[str], expected: str) -> None:
     upstream.script("m", [Reply(calls=[Call("echo", {"text": "hi\n\x1b[2J"})]), Reply(text="done")])
     app = create_app(make_config(upstream.url, tools=["echo"], require_approval="always"))
     async with serve(app) as url, http_client(url) as client:
@@ -52,10 +45,10 @@ async def test_a_waiting_call_is_listed_and_decided(upstream: Upstream, words: l
         assert (await callgate("list", url=url))[1] == "nothing waits\n"
         code, _, err = await callgate("approve", asked.id, url=url)
         assert (code, err) == (1, f"callgate: no call waits under {asked.id}\n")
-    assert heard in upstream.requests[-1].body["messages"][-1]["content"]
+    assert expected in upstream.requests[-1].body["messages"][-1]["content"]
 
 
-async def test_a_server_that_is_not_there_is_said_to_be_so() -> None:
+async def test_a_server_that_is_not_there_is_an_error() -> None:
     code, _, err = await callgate("list", url="http://127.0.0.1:1")
     assert code == 1
     assert "refused" in err

@@ -62,3 +62,30 @@ def test_arguments_and_results_are_shown_if_asked_for(config: Path) -> None:
     assert "arguments: s3cret" in output
     assert "result: s3cret" in output
     assert (found["arguments"], found["result"]) == ("s3cret", "s3cret")
+
+
+def test_what_a_provider_calls_its_calls_moves_no_cursor_and_makes_no_line(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**MODELS, "data_dir": "data"}))
+
+    async def fill() -> None:
+        ledger = SqliteLedger(tmp_path / "data")
+        await ledger.start(LedgerEntry("run_1", 0, "c\x1b[2J\nfake", "pay", "00", "alice", True, 1_795_003_200.0))
+        await ledger.close()
+
+    asyncio.run(fill())
+    output = run(app, ["calls", "-c", str(file)]).output
+    assert output.count("\n") == 1
+    assert "\\x1b[2J\\nfake" in output
+
+
+def test_where_nothing_ran_that_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**MODELS, "data_dir": "data"}))
+    for command, words in (("calls", "no calls"), ("runs", "no runs")):
+        ran = run(app, [command, "-c", str(file)])
+        assert (ran.exit_code, ran.stdout, ran.stderr.strip()) == (0, "", words)
+        assert (
+            run(app, [command, *(["list"] if command == "runs" else []), "-c", str(file), "--json"]).stdout.strip()
+            == "[]"
+        )

@@ -30,7 +30,7 @@ async def chat(*arguments: str, lines: str, environment: dict[str, str] | None =
     return process.returncode or 0, out.decode(), err.decode()
 
 
-async def test_it_shows_words_and_what_tools_do_and_remembers_what_was_said(upstream: Upstream) -> None:
+async def test_it_shows_text_and_tool_calls_and_keeps_the_history(upstream: Upstream) -> None:
     upstream.script(
         "m",
         [
@@ -65,14 +65,14 @@ async def test_a_call_that_waits_is_asked_about_at_the_terminal(upstream: Upstre
         assert process.stderr is not None
         os.write(near, b"one and two?\n")
         async with asyncio.timeout(50):
-            told = (await process.stderr.readuntil(b"[y/n] ")).decode()
+            question = (await process.stderr.readuntil(b"[y/n] ")).decode()
             os.write(near, f"{typed}\n".encode())
             await process.stdout.readuntil(b"ended")
             os.write(near, b"/quit\n")
             rest = (await process.stderr.read()).decode()
             await process.wait()
     os.close(near)
-    assert 'run add {"a": 1, "b": 2}' in told
+    assert 'run add {"a": 1, "b": 2}' in question
     assert decision in rest
     result = upstream.requests[1].body["messages"][-1]["content"]
     assert (result == "3") == (typed == "y")
@@ -86,7 +86,7 @@ async def test_a_new_beginning_forgets(upstream: Upstream) -> None:
     assert [m["content"] for m in upstream.requests[1].body["messages"]] == ["two"]
 
 
-async def test_an_error_is_told_and_the_question_is_not_kept(upstream: Upstream) -> None:
+async def test_an_error_is_printed_and_the_question_is_not_kept(upstream: Upstream) -> None:
     upstream.script("m", [Reply(status=400, body={"error": {"message": "no such thing"}}), Reply(text="fine")])
     async with serve(create_app(make_config(upstream.url))) as url:
         code, out, err = await chat("--url", url, lines="bad\ngood\n")
@@ -95,7 +95,7 @@ async def test_an_error_is_told_and_the_question_is_not_kept(upstream: Upstream)
     assert [m["content"] for m in upstream.requests[1].body["messages"]] == ["good"]
 
 
-async def test_a_key_is_taken_from_the_environment_and_a_missing_one_is_told(upstream: Upstream) -> None:
+async def test_a_key_is_taken_from_the_environment_and_a_missing_one_is_reported(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="hi")])
     secret, digest = mint_key()
     config = make_config(upstream.url, auth="keys", keys=[{"name": "ann", "hash": digest}])

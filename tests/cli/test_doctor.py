@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import socket
 import sys
 from pathlib import Path
@@ -13,8 +12,8 @@ import pytest
 from callgate.application import create_app
 from callgate.config.schema import Config
 from tests.harness.clients import http_client
+from tests.harness.command import run_command
 from tests.harness.configs import as_yaml, config_dict, make_config
-from tests.harness.process import ROOT
 from tests.harness.server import serve
 from tests.scripted_upstream import Reply, Upstream
 from tests.tools.kinds import RAW_MCP
@@ -27,14 +26,9 @@ BROKEN = {"type": "object", "properties": {"a": {"$ref": "https://example.com/a.
 async def callgate(*arguments: str, config: dict[str, Any], folder: Path) -> tuple[int, str]:
     file = folder / "config.yaml"
     file.write_text(as_yaml(config))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "callgate", *arguments, "--config", str(file),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "app")},
-    )  # fmt: skip
-    async with asyncio.timeout(50):
-        out, err = await process.communicate()
-    assert b"Traceback" not in err, err.decode()
-    return process.returncode or 0, out.decode()
+    ran = await asyncio.to_thread(run_command, *arguments, "--config", str(file))
+    assert "Traceback" not in ran.stderr, ran.stderr
+    return ran.returncode, ran.stdout
 
 
 def free_port() -> int:
@@ -46,9 +40,9 @@ async def test_a_server_that_is_well(upstream: Upstream, tmp_path: Path) -> None
     server = {"command": sys.executable, "args": ["-S", str(RAW_MCP)]}
     config = config_dict(upstream.url, tools=["add"], mcp_servers={"raw": server}, server={"port": free_port()})
     code, out = await callgate("doctor", "--json", config=config, folder=tmp_path)
-    told = json.loads(out)
-    checks = {check["what"]: check for check in told["checks"]}
-    assert (code, told["ok"]) == (0, True)
+    report = json.loads(out)
+    checks = {check["what"]: check for check in report["checks"]}
+    assert (code, report["ok"]) == (0, True)
     assert checks["model m"]["lane"] == "direct"
     assert checks["model m"]["tool_calling"] == "native"
     assert checks["model m"]["status"] in {"ok", "warn"}
@@ -57,7 +51,7 @@ async def test_a_server_that_is_well(upstream: Upstream, tmp_path: Path) -> None
     assert checks["tools"]["status"] == "ok"
 
 
-async def test_whatever_is_wrong_is_told_and_the_exit_code_says_so(tmp_path: Path) -> None:
+async def test_whatever_is_wrong_is_printed_and_the_exit_code_is_one(tmp_path: Path) -> None:
     broken = {"kind": "http", "name": "web", "description": "d", "url": "http://127.0.0.1:1/", "parameters": BROKEN}
     config = config_dict("http://127.0.0.1:1/v1", tools=[broken], mcp_servers={"gone": {"command": "/no/such"}})
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -81,7 +75,7 @@ async def test_a_port_with_callgate_on_it_already_is_no_failure(upstream: Upstre
     assert "a server is running on 127.0.0.1 already" in out
 
 
-async def test_models_are_listed_with_their_ways_and_nobody_is_asked(upstream: Upstream, tmp_path: Path) -> None:
+async def test_models_are_listed_with_their_lanes_without_any_request(upstream: Upstream, tmp_path: Path) -> None:
     config = config_dict(upstream.url, models=["one"], entry={"tool_calling": "hermes"})
     demo = {"model_name": "demo", "litellm_params": {"model": "demo/demo"}}
     config["model_list"] += [demo]
@@ -119,17 +113,17 @@ async def test_a_running_server_says_which_models_are_left_alone(upstream: Upstr
     assert "left alone for" in table.splitlines()[1]
 
 
-async def test_why_litellm_carries_a_model_is_said(upstream: Upstream, tmp_path: Path) -> None:
+async def test_the_reason_why_litellm_serves_a_model_is_printed(upstream: Upstream, tmp_path: Path) -> None:
     config = config_dict(upstream.url, models=["one"], provider="nlp_cloud", lane="auto", entry={"tools": []})
     _, out = await callgate("models", "--json", config=config, folder=tmp_path)
     [one] = json.loads(out)
     assert one["lane"] == "litellm"
     assert one["why_litellm"] == "its provider is none that is read here"
-    _, told = await callgate("doctor", config=config, folder=tmp_path)
-    assert "litellm lane (translated: its provider is none that is read here" in told
+    _, report = await callgate("doctor", config=config, folder=tmp_path)
+    assert "litellm lane (translated: its provider is none that is read here" in report
 
 
-async def test_how_a_model_will_be_called_is_said_before_its_first_use(upstream: Upstream, tmp_path: Path) -> None:
+async def test_how_a_model_will_be_called_is_printed_before_its_first_use(upstream: Upstream, tmp_path: Path) -> None:
     config = config_dict(upstream.url, models=["gpt-5"], entry={"tool_calling": "auto", "tools": ["*"]})
     local = {"model": "ollama_chat/qwen3", "api_base": upstream.root}
     config["model_list"].append({"model_name": "qwen3", "litellm_params": local, "tools": ["*"]})

@@ -96,8 +96,9 @@ def test_a_stored_key_is_enough_to_serve_others(config: Path) -> None:
     assert run(app, ["check", "-c", str(config)]).exit_code == 0
 
 
-def test_without_a_ledger_there_is_a_word_instead_of_runs(tmp_path: Path, config: Path) -> None:
-    assert (run(app, ["calls", "-c", str(config)]).output) == ""
+def test_without_calls_or_a_ledger_there_is_a_message(tmp_path: Path, config: Path) -> None:
+    ran = run(app, ["calls", "-c", str(config)])
+    assert (ran.exit_code, ran.stdout, ran.stderr) == (0, "", "no calls\n")
     file = tmp_path / "none.yaml"
     file.write_text(yaml.safe_dump(MODELS))
     assert run(app, ["calls", "-c", str(file)]).exit_code == 2
@@ -140,7 +141,7 @@ def test_a_name_is_given_another_key_in_the_store_and_in_the_config(tmp_path: Pa
     assert (key.hash, key.old_hash, key.admin) == (hash_key(secret), hash_key("x"), True)
 
 
-def test_the_first_key_is_said_to_lock_out_whoever_has_none_and_the_second_is_not(config: Path) -> None:
+def test_only_the_first_key_comes_with_a_warning_that_keys_are_required_from_now_on(config: Path) -> None:
     first = run(app, ["keys", "create", "alice", "-c", str(config)])
     assert "This is the first key. From now on" in first.output
     assert "first key" not in run(app, ["keys", "create", "bob", "-c", str(config)]).output

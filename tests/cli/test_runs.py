@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from callgate.__main__ import app
 from callgate.application import create_app
+from callgate.cli.run_story import story
+from callgate.recorder.row import Recording, RunEvent, RunRow
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.process import ROOT
@@ -54,9 +56,9 @@ async def command(*arguments: str, lines: bytes = b"") -> tuple[int, str, str]:
     return process.returncode or 0, out.decode(), err.decode()
 
 
-async def test_a_run_is_told_turn_by_turn_and_its_texts_only_if_asked_for(recorded: tuple[Path, str]) -> None:
+async def test_a_run_is_printed_turn_by_turn_and_its_texts_only_on_request(recorded: tuple[Path, str]) -> None:
     file, id = recorded
-    told = run(app, ["runs", "show", id, "-c", str(file)]).output
+    printed = run(app, ["runs", "show", id, "-c", str(file)]).output
     with_texts = run(app, ["runs", "show", id, "-c", str(file), "--content"]).output
     events = run(app, ["runs", "show", id, "-c", str(file), "--events"]).output
 
@@ -68,9 +70,9 @@ async def test_a_run_is_told_turn_by_turn_and_its_texts_only_if_asked_for(record
         "✗ call add (call_half): broken, schema_mismatch; not run",
         "✓ add returned after",
     ):
-        assert line in told
-    assert told.index("turn 1") < told.index("add returned") < told.index("turn 2")
-    assert "planted" not in told
+        assert line in printed
+    assert printed.index("turn 1") < printed.index("add returned") < printed.index("turn 2")
+    assert "planted" not in printed
     assert "said: planted answer" in with_texts
     assert 'arguments: {"a":2' in with_texts
     assert "turn_ended" in events
@@ -151,8 +153,8 @@ async def test_the_recordings_of_the_tests_are_judged_as_they_say(name: str, tmp
     async with serve(create_app(config)) as url, http_client(url) as client:
         listed = (await client.get("/v1/tools")).json()["data"]
     tools = [{"function": {"name": each["name"], "parameters": each["parameters"]}} for each in listed]
-    told = json.loads((FOLDER / f"{name}.json").read_text()) | {"tools": tools}
-    (tmp_path / "it.json").write_text(json.dumps(told))
+    printed = json.loads((FOLDER / f"{name}.json").read_text()) | {"tools": tools}
+    (tmp_path / "it.json").write_text(json.dumps(printed))
     result = run(app, ["runs", "replay", "--offline", str(tmp_path / "it.json")])
 
     assert result.exit_code == 0, result.output
@@ -224,3 +226,18 @@ async def test_what_reads_files_needs_no_variable_and_no_tool(asked: list[str], 
     assert result.exit_code == 0, result.output
     assert ("alice" in result.output) == (asked[0] == "keys")
     assert run(app, ["check", "-c", str(file)]).exit_code == 2
+
+
+def test_a_name_that_a_model_made_up_makes_no_line_of_its_own() -> None:
+    call = {
+        "id": "c\n  ✓ id",
+        "name": "x\n  ✓ name",
+        "verdict": "broken",
+        "flaw": "unknown_tool",
+        "problem": {"got": "y\n  ✓ got"},
+    }
+    facts = {"calls": [call], "seconds": 1.0, "finish_reasons": ["stop\n  ✓ reason"], "attempts": 1, "deployment": "d"}
+    events = [RunEvent(0.0, "turn_started", turn=0), RunEvent(1.0, "turn_ended", turn=0, facts=facts)]
+    lines = list(story(Recording(RunRow("run_1", 1.0, model="m\n  ✓ model"), events), [], content=False))
+    assert not any("\n  ✓" in line for line in lines)
+    assert sum(line.count("\\n  ✓") for line in lines) == 5

@@ -1,9 +1,7 @@
 """`callgate tools` and `callgate check`, as an operator runs them."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.harness.command import Ran, run_command
 from tests.harness.configs import tool_entry
-from tests.harness.process import ROOT
 from tests.tools.kinds import RAW_MCP
 
 MODELS = [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]
@@ -23,18 +21,9 @@ def http_tool(**more: Any) -> dict[str, Any]:
     return {"kind": "http", "name": "web", "description": "d", "url": "http://127.0.0.1:1/", **more}
 
 
-def callgate(*arguments: str, config: dict[str, Any] | None = None, folder: Path) -> "subprocess.CompletedProcess[str]":
+def callgate(*arguments: str, config: dict[str, Any] | None = None, folder: Path, fresh: bool = False) -> Ran:
     (folder / "config.yaml").write_text(yaml.safe_dump({"model_list": MODELS, **(config or {})}))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("CALLGATE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "callgate", *arguments, "--config", str(folder / "config.yaml")],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        env={**environment, "PYTHONPATH": str(ROOT / "app")},
-    )
+    return run_command(*arguments, "--config", str(folder / "config.yaml"), fresh=fresh)
 
 
 def test_tools_are_listed_with_what_they_cost_and_what_is_wrong(tmp_path):
@@ -85,7 +74,7 @@ def test_people_get_a_table(tmp_path):
         (["send_mail", '{"to": "a", "text": "b"}', "--yes"], 1, "mailbox is full"),
     ],
 )
-def test_a_call_by_hand_goes_the_way_of_a_models_call_and_the_exit_code_tells(tmp_path, arguments, code, words):
+def test_a_call_by_hand_goes_through_the_gate_and_the_exit_code_is_its_outcome(tmp_path, arguments, code, words):
     names = ("add", "get_time", "get_weather", "send_mail")
     config = {"tools": [tool_entry(name) for name in names], "require_approval": {"always": ["send_*"]}}
     ran = callgate("tools", "call", *arguments, config=config, folder=tmp_path)
@@ -149,7 +138,7 @@ def test_a_config_that_is_fine_is_counted(tmp_path):
     assert ": fine; 1 model, 1 tool\n" in ran.stdout
 
 
-def test_a_module_that_cannot_be_imported_is_told_with_its_place(tmp_path):
+def test_a_module_that_cannot_be_imported_is_reported_with_its_place(tmp_path):
     ran = callgate("check", config={"tools": [{"kind": "python", "module": "no_such_module"}]}, folder=tmp_path)
     assert ran.returncode == 2
     assert f"{tmp_path / 'config.yaml'}:6:3: tools.0: " in ran.stderr
@@ -161,7 +150,7 @@ def test_a_server_does_not_start_with_it_and_says_so_in_one_line(tmp_path):
     assert ran.stderr == f"callgate: {tmp_path / 'config.yaml'}:6:3: tools.0: there is no module no_such_module\n"
 
 
-def test_a_model_that_could_never_be_asked_is_told_with_its_place(tmp_path):
+def test_a_model_that_could_never_be_asked_is_reported_with_its_place(tmp_path):
     models = [{"model_name": "m", "litellm_params": {"model": "x/y"}, "lane": "direct"}]
     ran = callgate("check", config={"model_list": models}, folder=tmp_path)
     assert ran.returncode == 2
@@ -237,13 +226,13 @@ def test_a_damaged_file_ends_the_start_in_one_clear_line_and_stays_as_it_is(tmp_
     assert file.read_bytes() == bytes(range(256)) * 32
 
 
-def test_a_schema_that_cannot_be_compiled_is_told(tmp_path):
+def test_a_schema_that_cannot_be_compiled_is_reported(tmp_path):
     ran = callgate("check", config={"tools": [http_tool(parameters=BROKEN)]}, folder=tmp_path)
     assert ran.returncode == 1
     assert "tool web cannot be used" in ran.stderr
 
 
-def test_what_a_provider_is_not_told_of_a_schema_is_noted_once(tmp_path):
+def test_what_a_providers_dialect_leaves_out_of_a_schema_is_noted_once(tmp_path):
     parameters = {"type": "object", "properties": {"a": {"type": "string", "format": "uri"}}}
     models = [
         {"model_name": name, "litellm_params": {"model": f"gemini/{name}", "api_key": "k"}, "tools": ["web"]}
@@ -255,7 +244,7 @@ def test_what_a_provider_is_not_told_of_a_schema_is_noted_once(tmp_path):
     assert notes == ["note: gemini schemas cannot say all of web: /properties/a: format uri left out"]
 
 
-def test_all_entries_of_which_nothing_can_be_made_are_told_at_once(tmp_path):
+def test_all_unusable_entries_are_reported_at_once(tmp_path):
     tools = [
         {"kind": "python", "module": "no_such_module"},
         {"kind": "python", "module": "callgate.tools.builtin"},
@@ -268,7 +257,7 @@ def test_all_entries_of_which_nothing_can_be_made_are_told_at_once(tmp_path):
     assert [line.split(": ")[-2] for line in ran.stderr.splitlines()] == ["tools.0", "tools.2", "tools.3"], ran.stderr
 
 
-def test_seven_broken_entries_are_told_in_one_go_with_missing_variables_beside_them(tmp_path):
+def test_seven_broken_entries_and_missing_variables_are_reported_at_once(tmp_path):
     (tmp_path / "mine.py").write_text("import no_such_dependency")
     config = {
         "model_list": [
@@ -342,9 +331,9 @@ def test_no_file_beside_the_config_is_loaded_in_place_of_a_module_that_is_needed
         "import queue, yaml\nfrom callgate import tool\n\n\n@tool\ndef lookup() -> str:\n    return yaml.__name__\n"
     )
     config = {"tools": [{"kind": "python", "module": "mine"}]}
-    ran = callgate("tools", "call", "lookup", config=config, folder=tmp_path)
+    ran = callgate("tools", "call", "lookup", config=config, folder=tmp_path, fresh=True)
     assert (ran.returncode, ran.stdout) == (0, "yaml\n"), ran.stderr
-    ran = callgate("check", config=config, folder=tmp_path)
+    ran = callgate("check", config=config, folder=tmp_path, fresh=True)
     assert ran.returncode == 0, ran.stderr
     assert {Path(line.split()[1]).stem for line in ran.stderr.splitlines()} == needed
 

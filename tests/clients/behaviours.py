@@ -22,7 +22,7 @@ BARE = "bare"
 TEXTUAL = "agent-xml"
 """A model without function calling, which writes its calls as XML; what it says follows directives in the prompt."""
 MODELS = ("m", "org/second", "gpt-5", BARE, TEXTUAL)
-HOUSE_TOOLS = ("get_weather", "send_mail", "wait_for_gate")
+SERVER_TOOLS = ("get_weather", "send_mail", "wait_for_gate")
 ONE_TURN = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 TWO_TURNS = [20, 10, 30]
 WEATHER = Call("get_weather", {"city": "Oslo"})
@@ -64,7 +64,7 @@ class Scene:
         return await self.driver.ask(do, **{**base, "flavour": self.driver.client.flavour, **what})
 
     def say(self, *replies: Reply, model: str = "m") -> None:
-        """One conversation, whose turns are told apart by the results that the provider has been given."""
+        """One conversation, whose turns are distinguished by the results that the provider has been given."""
         self.provider.script(model, _by_results(replies))
 
 
@@ -211,7 +211,7 @@ async def odd_provider_streamed(scene: Scene) -> None:
 
 
 async def _calls_as_text(scene: Scene, *, stream: bool) -> None:
-    """Calls that the model wrote into its text: ours run, the client's come to it as calls, and no XML as talk."""
+    """Calls that the model wrote into its text: ours run, the client's come to it as calls, and no XML as text."""
     directives = [
         'CALL get_weather {"city": "Oslo"}',
         "THEN",
@@ -271,8 +271,8 @@ async def server_tool_streamed(scene: Scene) -> None:
     await _server_tool(scene, stream=True)
 
 
-async def _told_of_progress(scene: Scene, dialect: str) -> None:
-    """Asked for, a stream tells what its tools do, and no client takes that for the answer."""
+async def _progress_shown(scene: Scene, dialect: str) -> None:
+    """On request a stream shows what its tools do, and no client takes that for the answer."""
     scene.say(Reply(text="Let me see.", calls=[WEATHER]), Reply(text="It is 4 C."))
     refused = await scene.try_to("plain", headers={"x-callgate-events": "nonsense"})
     assert refused.error is not None, "the header did not arrive"
@@ -282,12 +282,12 @@ async def _told_of_progress(scene: Scene, dialect: str) -> None:
 
 @behaviour("progress")
 async def progress_beside_the_chunks(scene: Scene) -> None:
-    await _told_of_progress(scene, "x")
+    await _progress_shown(scene, "x")
 
 
 @behaviour("progress")
 async def progress_as_reasoning(scene: Scene) -> None:
-    await _told_of_progress(scene, "reasoning")
+    await _progress_shown(scene, "reasoning")
 
 
 async def _reasoning(scene: Scene, *, stream: bool) -> None:
@@ -308,7 +308,7 @@ async def reasoning_streamed(scene: Scene) -> None:
     await _reasoning(scene, stream=True)
 
 
-async def _house_then_own(scene: Scene, *, stream: bool) -> None:
+async def _server_then_client(scene: Scene, *, stream: bool) -> None:
     scene.say(Reply(calls=[WEATHER]), Reply(calls=[LOOKUP]), Reply(text="4 C, and a bird."))
     said = await scene.ask("tools", stream=stream)
     assert (said.text, said.seen, said.ran) == ("4 C, and a bird.", ["lookup_word"], RAN)
@@ -316,12 +316,12 @@ async def _house_then_own(scene: Scene, *, stream: bool) -> None:
 
 @behaviour("server tools")
 async def server_tool_then_own(scene: Scene) -> None:
-    await _house_then_own(scene, stream=False)
+    await _server_then_client(scene, stream=False)
 
 
 @behaviour("server tools")
 async def server_tool_then_own_streamed(scene: Scene) -> None:
-    await _house_then_own(scene, stream=True)
+    await _server_then_client(scene, stream=True)
 
 
 async def _mixed(scene: Scene, *, stream: bool) -> None:
@@ -468,17 +468,17 @@ async def leaving_what_passes_through(scene: Scene) -> None:
 def _check_fault(
     scene: Scene, said: Said, kind: str, *, message: str, code: str | None, param: str | None = None
 ) -> None:
-    fault, tells = said.error, scene.driver.client.tells
+    fault, shown = said.error, scene.driver.client.error_fields
     assert fault is not None, f"no error was raised: {said}"
     if kind == "stream":
         code = scene.driver.client.stream_code
     assert fault.type == scene.driver.client.errors[kind], fault
     assert message in fault.message
-    if kind.isdigit() and "status" in tells:
+    if kind.isdigit() and "status" in shown:
         assert fault.status == int(kind)
-    if "code" in tells:
+    if "code" in shown:
         assert fault.code == code
-    if "param" in tells:
+    if "param" in shown:
         assert fault.param == param
 
 
@@ -529,7 +529,7 @@ async def too_many_requests(scene: Scene) -> None:
 
 @behaviour("errors")
 async def repeated_after_too_many_requests(scene: Scene) -> None:
-    """The client waits as long as it is told to, and then has its answer."""
+    """The client waits as long as the header says, and then has its answer."""
     error = {"message": "Slow down.", "type": "requests", "param": None, "code": "rate_limit_exceeded"}
     full = Reply(status=429, headers={"retry-after": "1"}, body={"error": error})
     scene.provider.script("m", [full, Reply(text="Here you are.")])

@@ -22,7 +22,7 @@ class Client:
     """How a user points it at Callgate."""
     flavour: str = ""
     """Which of several clients a driver plays."""
-    tells: frozenset[str] = frozenset({"status", "code", "param"})
+    error_fields: frozenset[str] = frozenset({"status", "code", "param"})
     """What its exceptions say of an error, next to the message."""
     stream_code: str | None = "upstream_error"
     """What it says of an error inside a stream: an API may have a list of codes, and a client may keep them to itself."""
@@ -182,7 +182,7 @@ CLIENTS = (
         packages=("litellm", "openai"),
         pointed='`completion(model="openai/NAME", api_base=..., api_key=...)`',
         errors=LITELLM_ERRORS,
-        tells=frozenset({"status"}),
+        error_fields=frozenset({"status"}),
     ),
     Client(
         name="instructor",
@@ -301,7 +301,7 @@ CLIENTS = (
         packages=("anthropic",),
         pointed='`Anthropic(base_url="http://127.0.0.1:8000", api_key=...)`',
         errors=ANTHROPIC_ERRORS,
-        tells=BY_STATUS,
+        error_fields=BY_STATUS,
     ),
     Client(
         name="anthropic-node",
@@ -311,7 +311,7 @@ CLIENTS = (
         packages=("@anthropic-ai/sdk",),
         pointed='`new Anthropic({ baseURL: "http://127.0.0.1:8000", apiKey })`',
         errors={**ANTHROPIC_ERRORS, "stream": "APIError"},
-        tells=BY_STATUS,
+        error_fields=BY_STATUS,
     ),
     Client(
         name="langchain-anthropic",
@@ -322,7 +322,7 @@ CLIENTS = (
         packages=("langchain-anthropic", "anthropic"),
         pointed="`ChatAnthropic(base_url=..., api_key=..., model=...)`",
         errors=LANGCHAIN_ANTHROPIC_ERRORS,
-        tells=BY_STATUS,
+        error_fields=BY_STATUS,
         cannot=NO_LIST,
     ),
     Client(
@@ -334,7 +334,7 @@ CLIENTS = (
         packages=("pydantic-ai-slim", "anthropic"),
         pointed="`AnthropicModel(name, provider=AnthropicProvider(base_url=..., api_key=...))`",
         errors={**PYDANTIC_ERRORS, "400": "ModelRequestRejectedError"},
-        tells=BY_STATUS,
+        error_fields=BY_STATUS,
         cannot={**NO_LIST, "two_own_tools_streamed": "its `run_stream` takes the first words for the answer"},
     ),
     Client(
@@ -346,7 +346,7 @@ CLIENTS = (
         packages=("ai", "@ai-sdk/anthropic"),
         pointed='`createAnthropic({ baseURL: "http://127.0.0.1:8000/v1", apiKey })(model)`',
         errors=VERCEL_ERRORS,
-        tells=BY_STATUS,
+        error_fields=BY_STATUS,
         cannot=NO_LIST,
     ),
 )

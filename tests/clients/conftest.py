@@ -46,11 +46,23 @@ def _no_task_left() -> None:
 
 
 @pytest.fixture(scope="session")
-def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
-    """The running driver of a client; it lives on until a test asks for another client's."""
-    driver = Driver(request.param)
-    yield driver
-    driver.close()
+def started() -> Iterator[list[Driver]]:
+    """The driver that is running, if one is."""
+    running: list[Driver] = []
+    yield running
+    for driver in running:
+        driver.close()
+
+
+@pytest.fixture(scope="session")
+def driver(request: pytest.FixtureRequest, started: list[Driver]) -> Driver:
+    """The running driver of a client; it lives on until a test asks for a client that it does not play."""
+    if started and not started[0].plays(request.param):
+        started.pop().close()
+    if not started:
+        started.append(Driver(request.param))
+    started[0].client = request.param
+    return started[0]
 
 
 def _case(item: pytest.Item) -> tuple[Client, str] | None:

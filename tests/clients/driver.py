@@ -2,8 +2,8 @@
 
     {"do": "streamed", "base_url": ..., "key": ..., "model": ..., "prompt": ...}   ->   {"text": ..., "finish": ...}
 
-What a driver answers is the same whichever client it plays, see `Said`. It lives for a session: starting one means
-importing the client, which takes up to four seconds.
+What a driver answers is the same whichever client it plays, see `Said`. It goes on with the next client that it plays too:
+starting one means importing the client, which takes up to four seconds.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tests.clients.clients import Client
 from tests.harness.environment import NODE, Environment
 
 DRIVERS = Path(__file__).parent / "drivers"
-PATIENCE = 30.0
+PATIENCE = 50.0
 """Seconds for one scenario, the driver's start included when it is the first."""
 KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
 QUIET = {
@@ -30,7 +30,7 @@ QUIET = {
     "NO_PROXY": "127.0.0.1",
     "PYTHONUNBUFFERED": "1",
 }
-"""Clients that would talk to others than the product are told not to."""
+"""Keeps clients from sending anything to others than the product."""
 
 
 class DriverFailed(AssertionError):
@@ -74,7 +74,7 @@ class Said:
 
 
 class Driver:
-    """The running driver of a client."""
+    """The running driver of a client, or of one after another."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -91,6 +91,11 @@ class Driver:
             text=True,
             encoding="utf-8",
         )
+
+    def plays(self, client: Client) -> bool:
+        """Whether it runs and is the program of this client too, which is then a flavour of the other."""
+        same = (client.environment, client.script) == (self.client.environment, self.client.script)
+        return same and self._process.poll() is None
 
     async def ask(self, do: str, **what: Any) -> Said:
         """Has a scenario played, and gives what the client made of it."""

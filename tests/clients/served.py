@@ -9,7 +9,7 @@ from typing import Any
 from callgate.application import create_app
 from callgate.auth.keys import hash_key
 from callgate.config.schema import Config
-from tests.clients.behaviours import BARE, HOUSE_TOOLS, KEY, MODELS, TEXTUAL
+from tests.clients.behaviours import BARE, KEY, MODELS, SERVER_TOOLS, TEXTUAL
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.process import serving
 from tests.harness.server import serve
@@ -57,7 +57,7 @@ def _config(provider: Upstream) -> dict[str, Any]:
     config = config_dict(
         provider.url,
         models=MODELS,
-        tools=HOUSE_TOOLS,
+        tools=SERVER_TOOLS,
         auth="keys",
         keys=[{"name": "tester", "hash": hash_key(KEY)}],
         upstream={"retries": 0},

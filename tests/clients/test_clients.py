@@ -22,7 +22,10 @@ COMMANDED = [
 ]
 """What is also played against the command in a child, whose server and edge are not those of the tests."""
 
-every_client = pytest.mark.parametrize("driver", [_client(client) for client in CLIENTS], indirect=True)
+DRIVEN = sorted(CLIENTS, key=lambda client: client.script)
+"""Those that a driver plays one after another, so that it is started once."""
+
+every_client = pytest.mark.parametrize("driver", [_client(client) for client in DRIVEN], indirect=True)
 every_behaviour = pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda behaviour: behaviour.name)
 
 

@@ -1,6 +1,5 @@
 """Coding agents as they come: their own shell and all that they offer beside it, and a tool of ours."""
 
-import asyncio
 import json
 import os
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from callgate.application import create_app
 from tests.harness.configs import make_config
 from tests.harness.environment import AGENTS, Environment
 from tests.harness.needs import needs
+from tests.harness.process import output_of
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, RequestRecord, Upstream
 
@@ -122,24 +122,10 @@ async def _played_opencode(url: str, package: str, home: Path) -> list[dict[str,
 
 
 async def _played(program: Path, *options: str, home: Path, **variables: str) -> list[dict[str, Any]]:
-    """What it tells of its work, line by line. It reaches nobody but us."""
+    """Its report of its work, line by line, which stays on this machine."""
     offline: Mapping[str, str] = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
-    process = await asyncio.create_subprocess_exec(
-        str(program),
-        *options,
-        cwd=home,
-        env={"PATH": os.environ["PATH"], "HOME": str(home), "CALLGATE_KEY": "k", **offline, **variables},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(PATIENCE):
-            told, log = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    events = [json.loads(line) for line in told.splitlines() if line.startswith(b"{")]
-    assert events, log.decode(errors="replace")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "CALLGATE_KEY": "k", **offline, **variables}
+    output, log = await output_of(program, *options, seconds=PATIENCE, environment=environment, folder=home)
+    events = [json.loads(line) for line in output.splitlines() if line.startswith(b"{")]
+    assert events, log
     return events

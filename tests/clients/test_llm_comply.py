@@ -1,6 +1,5 @@
 """`llm-comply` checks answers against OpenAI's and Anthropic's own specifications. They run clean, without a warning."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -12,6 +11,7 @@ from tests.clients.served import Served
 from tests.harness.configs import make_config
 from tests.harness.environment import Environment
 from tests.harness.needs import needs
+from tests.harness.process import output_of
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
@@ -65,23 +65,10 @@ def _answer(request: RequestRecord) -> Reply:
 
 async def _checked(url: str, api: str = "openai-chat", model: str = MODEL) -> Any:
     options = ["--base-url", f"{url}/v1", "--api-key", KEY, "--model", model, "--format", api, "--json"]
-    process = await asyncio.create_subprocess_exec(
-        str(Environment("llm-comply").interpreter),
-        "-m",
-        "llm_comply.cli",
-        *options,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(PATIENCE):
-            said, log = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert said.strip(), log.decode(errors="replace")
-    return json.loads(said)
+    command = (str(Environment("llm-comply").interpreter), "-m", "llm_comply.cli", *options)
+    output, log = await output_of(*command, seconds=PATIENCE)
+    assert output.strip(), log
+    return json.loads(output)
 
 
 async def test_its_messages_checks_run_clean(upstream: Upstream) -> None:

@@ -78,7 +78,7 @@ def test_a_variable_works_where_the_file_has_no_such_block(write):
     assert load(write("server:\n" + DEMO), environ={"CALLGATE_PORT": "9000"}).config.server.port == 9000
 
 
-def test_a_mistake_in_a_variable_or_a_flag_is_told_of_that_variable_or_flag(refused):
+def test_a_mistake_in_a_variable_or_a_flag_names_that_variable_or_flag(refused):
     assert refused(DEMO, {"CALLGATE_PORT": "eighty"}, {"logging.format": "xml"}) == [
         "command line: logging.format: should be `auto`, `json` or `console`",
         "environment variable CALLGATE_PORT: server.port: should be a whole number",
@@ -91,7 +91,7 @@ def test_what_a_flag_replaces_need_not_resolve(write):
     assert load(file, environ={}, flags={"server.host": "127.0.0.1"}).config.server.host == "127.0.0.1"
 
 
-def test_a_config_is_a_value_that_nobody_changes(write):
+def test_a_config_is_immutable(write):
     config = load(write(DEMO), environ={}).config
 
     with pytest.raises(ValueError, match="frozen"):
@@ -107,7 +107,7 @@ def test_an_empty_block_means_its_defaults(write):
     assert load(write(text), environ={}).config == load(write(DEMO), environ={}).config
 
 
-def test_all_mistakes_are_told_at_once_each_with_its_place(refused):
+def test_all_mistakes_are_reported_at_once_each_with_its_place(refused):
     text = """\
 version: 2
 sever: {port: 1}
@@ -167,7 +167,7 @@ def test_a_setting_that_is_gone_says_what_to_do_instead(refused):
     assert problem.endswith("take this line out")
 
 
-def test_parts_that_do_not_fit_together_are_told_where_they_stand(refused):
+def test_parts_that_do_not_fit_together_are_reported_where_they_stand(refused):
     text = """\
 keys:
   - {name: alice, hash: "sha256:0000000000000000000000000000000000000000000000000000000000000000"}
@@ -191,7 +191,7 @@ tools:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "model_list: is required"),
         ("model_list: []", "model_list: should name at least one model"),
@@ -209,10 +209,10 @@ tools:
         ("[" * 100_000, "too deeply"),
     ],
 )
-def test_what_is_no_config_at_all_is_told_kindly(refused, text, told):
+def test_a_file_that_is_no_config_gets_a_plain_error(refused, text, message):
     problems = refused(text)
 
-    assert any(told in problem for problem in problems), problems
+    assert any(message in problem for problem in problems), problems
 
 
 def test_aliases_of_aliases_end(refused):
@@ -229,7 +229,7 @@ def test_merge_keys_of_merge_keys_end(refused):
     assert "merge keys make this file endless" in refused("\n".join(rows))[0]
 
 
-def test_a_key_given_twice_is_refused_and_both_places_are_told(refused):
+def test_a_key_given_twice_is_refused_with_both_places(refused):
     text = "server:\n  port: 1\n  host: localhost\n  port: 2\n" + DEMO
 
     assert refused(text) == ["4:3: server.port: this key is given twice; the first is on line 2"]
@@ -369,7 +369,7 @@ tools:
     assert loaded.config.model_list[0].litellm_params.reveal()["vertex_credentials"] == "from-a-file"
 
 
-def test_an_unset_variable_is_told_with_its_place_and_name(refused):
+def test_an_unset_variable_is_reported_with_its_place_and_name(refused):
     text = """\
 model_list:
   - model_name: m

@@ -111,7 +111,7 @@ def test_a_name_in_both_places_is_a_mistake(write):
 
 
 @pytest.mark.parametrize(
-    "mcp, told",
+    "mcp, message",
     [
         (
             '{"mcpServers": {"a": {"comand": "x"}}}',
@@ -141,12 +141,12 @@ def test_a_name_in_both_places_is_a_mistake(write):
         ('{"tools": {}}', "has no servers"),
     ],
 )
-def test_a_mistake_is_told_at_its_place_in_the_file(write, mcp: str, told: str):
+def test_a_mistake_is_reported_at_its_place_in_the_file(write, mcp: str, message: str):
     [refusal] = refusals(write(mcp=mcp))
-    assert told in refusal
+    assert message in refusal
 
 
-def test_a_file_that_is_not_there_is_told_where_it_was_named(write):
+def test_a_missing_file_is_reported_where_it_was_named(write):
     [refusal] = refusals(write())
     assert refusal.startswith("config.yaml:2:13: mcp_config: cannot read")
 

@@ -48,7 +48,7 @@ def test_a_file_may_be_named_by_its_whole_path(references, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("os.environ/MISSING", "MISSING is not set"),
         ("os.environ/EMPTY", "EMPTY is empty"),
@@ -67,8 +67,8 @@ def test_a_file_may_be_named_by_its_whole_path(references, tmp_path):
         ("file:./large", "larger than"),
     ],
 )
-def test_a_reference_that_leads_nowhere_is_refused(references, text, told):
-    with pytest.raises(BadReference, match=told):
+def test_a_reference_that_leads_nowhere_is_refused(references, text, message):
+    with pytest.raises(BadReference, match=message):
         references.resolve(text)
 
 

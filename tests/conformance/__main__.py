@@ -16,6 +16,7 @@ from typing import Any
 
 from callgate.application import create_app
 from tests.harness.configs import make_config
+from tests.harness.process import output_of
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, RequestRecord, Upstream
 
@@ -69,15 +70,9 @@ async def _run(folder: Path, bun: str) -> Any:
         provider.script("m", _answer)
         async with serve(create_app(make_config(provider.url))) as url:
             arguments = (SUITE, "--base-url", f"{url}/v1", "--api-key", "k", "--model", "m", "--json")
-            process = await asyncio.create_subprocess_exec(bun, *arguments, cwd=folder, stdout=asyncio.subprocess.PIPE)
-            try:
-                async with asyncio.timeout(PATIENCE):
-                    said, _ = await process.communicate()
-            finally:
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
-    return json.loads(said[said.index(b"{") :])
+            output, log = await output_of(bun, *arguments, seconds=PATIENCE, folder=folder)
+    assert b"{" in output, log
+    return json.loads(output[output.index(b"{") :])
 
 
 def _answer(request: RequestRecord) -> Reply:

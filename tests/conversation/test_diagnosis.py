@@ -17,7 +17,7 @@ def test_a_turn_says_which_way_its_model_was_reached():
     assert diagnosis.report()["turns"][0]["lane"] == "translated"
 
 
-def test_a_turn_says_how_it_was_asked_for_calls_where_that_was_in_words():
+def test_a_prompted_turn_names_the_format_it_was_prompted_in():
     diagnosis = Diagnosis("run_1")
     diagnosis.handle(TurnEnded(0, account(prompted=PromptedCalling("hermes", 120))))
     diagnosis.handle(TurnEnded(1, account()))

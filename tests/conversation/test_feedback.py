@@ -25,7 +25,7 @@ OFFER = {"get_weather": WEATHER, "search_docs": OfferedTool("search_docs", {"typ
 LONGEST = 4000
 
 
-def told(
+def error_of(
     flaw: Flaw, *, name: str | None = "get_weather", problem: FlawDetail | None = None, offer=OFFER
 ) -> dict[str, Any]:
     text = feedback.explain(BrokenCall("call_1", name, flaw, '{"city": "Par', problem), offer)
@@ -54,7 +54,7 @@ WHAT_TO_DO = {
 @pytest.mark.parametrize("flaw", list(Flaw))
 def test_each_flaw_has_one_text_that_says_what_happened_and_what_to_do(flaw):
     happened, next_step = WHAT_TO_DO[flaw]
-    error = told(flaw)
+    error = error_of(flaw)
     assert error["code"] == flaw.value
     assert error["message"].startswith("Not run: ")
     assert happened in error["message"]
@@ -62,32 +62,32 @@ def test_each_flaw_has_one_text_that_says_what_happened_and_what_to_do(flaw):
 
 
 def test_no_two_flaws_share_a_text():
-    assert len({told(flaw)["message"] for flaw in Flaw}) == len(Flaw)
+    assert len({error_of(flaw)["message"] for flaw in Flaw}) == len(Flaw)
 
 
 def test_a_truncated_call_is_shown_the_schema_it_has_to_satisfy():
-    assert told(Flaw.TRUNCATED)["schema"] == WEATHER.parameters
+    assert error_of(Flaw.TRUNCATED)["schema"] == WEATHER.parameters
 
 
 def test_an_unknown_tool_is_answered_with_the_nearest_name_and_the_list():
-    error = told(Flaw.UNKNOWN_TOOL, name="Get-Wether")
+    error = error_of(Flaw.UNKNOWN_TOOL, name="Get-Wether")
     assert error["did_you_mean"] == ["get_weather"]
     assert error["tools"] == ["get_weather", "search_docs"]
     assert "schema" not in error
 
 
 def test_a_name_that_is_near_nothing_gets_no_suggestion():
-    assert "did_you_mean" not in told(Flaw.UNKNOWN_TOOL, name="zzz")
+    assert "did_you_mean" not in error_of(Flaw.UNKNOWN_TOOL, name="zzz")
 
 
 def test_a_call_without_name_is_given_the_list():
-    error = told(Flaw.MISSING_NAME, name=None)
+    error = error_of(Flaw.MISSING_NAME, name=None)
     assert error["tools"] == ["get_weather", "search_docs"]
 
 
 def test_a_mismatch_names_place_expectation_and_finding_and_shows_only_that_part_of_the_schema():
     problem = FlawDetail("/unit", 'one of "celsius", "fahrenheit"', '"celcius"')
-    error = told(Flaw.SCHEMA_MISMATCH, problem=problem)
+    error = error_of(Flaw.SCHEMA_MISMATCH, problem=problem)
     assert error["pointer"] == "/unit"
     assert error["expected"] == 'one of "celsius", "fahrenheit"'
     assert error["got"] == '"celcius"'
@@ -97,15 +97,15 @@ def test_a_mismatch_names_place_expectation_and_finding_and_shows_only_that_part
 
 def test_a_suggestion_is_made_once():
     problem = FlawDetail("/unit", "one of them", '"celcius"', 'did you mean "celsius"?')
-    assert "note" not in told(Flaw.SCHEMA_MISMATCH, problem=problem)
+    assert "note" not in error_of(Flaw.SCHEMA_MISMATCH, problem=problem)
     problem = FlawDetail("", 'the property "city"', "{}", '"city" is required and missing')
-    assert told(Flaw.SCHEMA_MISMATCH, problem=problem)["note"] == '"city" is required and missing'
+    assert error_of(Flaw.SCHEMA_MISMATCH, problem=problem)["note"] == '"city" is required and missing'
 
 
 def test_a_pointer_is_followed_through_lists_and_stops_at_the_last_known_place():
-    error = told(Flaw.SCHEMA_MISMATCH, problem=FlawDetail("/days/0/date", "string", "5"))
+    error = error_of(Flaw.SCHEMA_MISMATCH, problem=FlawDetail("/days/0/date", "string", "5"))
     assert error["schema"] == {"type": "string"}
-    error = told(Flaw.SCHEMA_MISMATCH, problem=FlawDetail("/days/0/dote", "no such property", '"dote"'))
+    error = error_of(Flaw.SCHEMA_MISMATCH, problem=FlawDetail("/days/0/dote", "no such property", '"dote"'))
     assert error["schema"] == {"type": "object", "properties": {"date": {"type": "string"}}}
     assert error["did_you_mean"] == ["date"]
 
@@ -113,14 +113,16 @@ def test_a_pointer_is_followed_through_lists_and_stops_at_the_last_known_place()
 def test_a_pointer_is_followed_into_the_branches_of_an_optional_value():
     parameters = {"properties": {"a": {"anyOf": [{"type": "null"}, {"properties": {"b/c": {"type": "integer"}}}]}}}
     offer = {"t": OfferedTool("t", parameters)}
-    error = told(Flaw.SCHEMA_MISMATCH, name="t", problem=FlawDetail("/a/b~1c", "integer", "x"), offer=offer)
+    error = error_of(Flaw.SCHEMA_MISMATCH, name="t", problem=FlawDetail("/a/b~1c", "integer", "x"), offer=offer)
     assert error["schema"] == {"type": "integer"}
 
 
 def test_a_pointer_is_followed_through_a_reference_to_the_schemas_own_definitions():
     parameters = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"properties": {"b": {"type": "null"}}}}}
     offer = {"t": OfferedTool("t", parameters)}
-    assert told(Flaw.SCHEMA_MISMATCH, name="t", problem=FlawDetail("/a/b"), offer=offer)["schema"] == {"type": "null"}
+    assert error_of(Flaw.SCHEMA_MISMATCH, name="t", problem=FlawDetail("/a/b"), offer=offer)["schema"] == {
+        "type": "null"
+    }
 
 
 def test_half_a_surrogate_pair_in_what_is_quoted_can_still_be_sent():
@@ -128,26 +130,26 @@ def test_half_a_surrogate_pair_in_what_is_quoted_can_still_be_sent():
     assert json.loads(text.encode())["error"]["got"] == "?"
 
 
-def test_a_large_schema_is_reduced_to_its_outline():
+def test_a_large_schema_is_reduced_to_its_top_level():
     properties = {f"field_{n}": {"type": "string", "description": "d" * 200} for n in range(10)}
     offer = {"big": OfferedTool("big", {"type": "object", "properties": properties, "required": ["field_3"]})}
-    schema = told(Flaw.TRUNCATED, name="big", offer=offer)["schema"]
+    schema = error_of(Flaw.TRUNCATED, name="big", offer=offer)["schema"]
     assert schema["required"] == ["field_3"]
     assert schema["properties"]["field_7"] == {"type": "string"}
 
 
 def test_a_huge_schema_is_reduced_to_names_and_a_monstrous_one_to_a_note():
     many = {"type": "object", "properties": {f"field_number_{n}": {"type": "string"} for n in range(500)}}
-    schema = told(Flaw.TRUNCATED, name="big", offer={"big": OfferedTool("big", many)})["schema"]
+    schema = error_of(Flaw.TRUNCATED, name="big", offer={"big": OfferedTool("big", many)})["schema"]
     assert schema["properties"][-1] == "… and 480 more"
     monstrous = {"type": "object", "properties": {f"{n}" + "x" * 200: {} for n in range(50)}}
-    schema = told(Flaw.TRUNCATED, name="big", offer={"big": OfferedTool("big", monstrous)})["schema"]
+    schema = error_of(Flaw.TRUNCATED, name="big", offer={"big": OfferedTool("big", monstrous)})["schema"]
     assert "note" in schema
 
 
 def test_what_the_model_wrote_is_quoted_in_part_only():
     problem = FlawDetail("/" + "p" * 5000, "e" * 5000, "g" * 5000, "n" * 5000)
-    error = told(Flaw.SCHEMA_MISMATCH, problem=problem)
+    error = error_of(Flaw.SCHEMA_MISMATCH, problem=problem)
     assert len(error["got"]) == feedback.MAX_QUOTE
     assert error["got"].endswith("…")
 
@@ -166,7 +168,7 @@ _LEAVES = st.none() | st.text() | st.integers()
 )
 def test_any_broken_call_under_any_schema_gets_a_bounded_readable_text(flaw, name, problem, parameters):
     offer = {name or "t": OfferedTool(name or "t", parameters)}
-    assert told(flaw, name=name, problem=problem, offer=offer)["code"] == flaw.value
+    assert error_of(flaw, name=name, problem=problem, offer=offer)["code"] == flaw.value
 
 
 @pytest.mark.parametrize(

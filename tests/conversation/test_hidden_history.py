@@ -34,8 +34,8 @@ def answer(id: str, content: str = "own") -> dict[str, Any]:
 
 
 USER = {"role": "user", "content": "hi"}
-HOUSE = {"role": "tool", "tool_call_id": "h", "content": "ours"}
-MIXED = HiddenTurns(before=(), assistant=said(call("h", "clock"), call("c")), results={"h": HOUSE})
+OURS = {"role": "tool", "tool_call_id": "h", "content": "ours"}
+MIXED = HiddenTurns(before=(), assistant=said(call("h", "clock"), call("c")), results={"h": OURS})
 
 
 def restored(history: Sequence[Message], kept: dict[str, HiddenTurns]) -> tuple[Message, ...]:
@@ -47,7 +47,7 @@ def restored(history: Sequence[Message], kept: dict[str, HiddenTurns]) -> tuple[
 def test_a_turn_is_made_whole_in_the_order_of_its_calls() -> None:
     history = [raw(USER), raw(said(call("c"))), raw(answer("c")), raw(USER)]
     whole = restored(history, {"c": MIXED})
-    assert plain(whole) == [USER, MIXED.assistant, HOUSE, answer("c"), USER]
+    assert plain(whole) == [USER, MIXED.assistant, OURS, answer("c"), USER]
     assert whole[0] is history[0]
     assert whole[3] is history[2], "what is the client's own stays the bytes it was"
 
@@ -57,7 +57,7 @@ def test_turns_before_it_and_images_behind_it_have_their_places() -> None:
     shown = {"role": "user", "content": [{"type": "text", "text": "image"}]}
     hidden = HiddenTurns(before, MIXED.assistant, MIXED.results, after=(shown,))
     whole = restored([raw(USER), raw(said(call("c"))), raw(answer("c"))], {"c": hidden})
-    assert plain(whole) == [USER, *before, MIXED.assistant, HOUSE, answer("c"), shown]
+    assert plain(whole) == [USER, *before, MIXED.assistant, OURS, answer("c"), shown]
 
 
 def test_a_history_without_kept_calls_is_the_same_objects() -> None:
@@ -66,20 +66,20 @@ def test_a_history_without_kept_calls_is_the_same_objects() -> None:
 
 
 def test_a_call_that_the_client_left_out_is_left_out_of_the_turn() -> None:
-    hidden = HiddenTurns((), said(call("h", "clock"), call("c"), call("d")), {"h": HOUSE})
+    hidden = HiddenTurns((), said(call("h", "clock"), call("c"), call("d")), {"h": OURS})
     whole = plain(restored([raw(said(call("d"))), raw(answer("d"))], {"c": hidden, "d": hidden}))
     assert [one["id"] for one in whole[0]["tool_calls"]] == ["h", "d"]
     assert [one["tool_call_id"] for one in whole[1:]] == ["h", "d"]
 
 
-def test_an_answer_that_nobody_asked_for_is_left_to_the_provider() -> None:
+def test_an_answer_without_a_call_is_left_to_the_provider() -> None:
     whole = plain(restored([raw(said(call("c"))), raw(answer("c")), raw(answer("x"))], {"c": MIXED}))
     assert whole[-2:] == [answer("c"), answer("x")]
 
 
 def test_a_call_without_an_answer_stays_without_one() -> None:
     whole = plain(restored([raw(said(call("c"))), raw(USER)], {"c": MIXED}))
-    assert whole == [MIXED.assistant, HOUSE, USER]
+    assert whole == [MIXED.assistant, OURS, USER]
 
 
 def test_two_answers_to_one_call_are_both_left_standing() -> None:
@@ -87,10 +87,10 @@ def test_two_answers_to_one_call_are_both_left_standing() -> None:
     assert whole[2:] == [answer("c", "1"), answer("c", "2")]
 
 
-def test_ids_that_the_client_knows_otherwise_are_the_models_again() -> None:
+def test_ids_that_were_changed_for_the_client_are_the_models_again() -> None:
     hidden = HiddenTurns((), MIXED.assistant, MIXED.results, names={"fresh": "c"})
     whole = plain(restored([raw(said(call("fresh"))), raw({**answer("fresh"), "x": 1.5})], {"fresh": hidden}))
-    assert whole == [MIXED.assistant, HOUSE, {**answer("c"), "x": 1.5}]
+    assert whole == [MIXED.assistant, OURS, {**answer("c"), "x": 1.5}]
 
 
 def test_another_call_under_the_same_id_is_not_the_one_that_was_kept() -> None:
@@ -107,10 +107,10 @@ def test_arguments_are_the_same_however_they_are_written() -> None:
 
 def test_custom_calls_are_known_by_their_input() -> None:
     shell = {"id": "c", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
-    hidden = HiddenTurns((), said(call("h", "clock"), shell), {"h": HOUSE})
+    hidden = HiddenTurns((), said(call("h", "clock"), shell), {"h": OURS})
     assert plain(restored([raw(said(shell)), raw(answer("c"))], {"c": hidden})) == [
         hidden.assistant,
-        HOUSE,
+        OURS,
         answer("c"),
     ]
     other = {**shell, "custom": {"name": "shell", "input": "rm"}}
@@ -143,7 +143,7 @@ def test_an_id_made_by_chance_is_known_anywhere(id: str) -> None:
 
 
 @pytest.mark.parametrize("id", COUNTED)
-def test_an_id_that_was_counted_is_known_behind_what_the_user_said(id: str) -> None:
+def test_a_counted_id_is_recognized_behind_a_user_message(id: str) -> None:
     other = raw({"role": "user", "content": "ho"})
     parts = raw({"content": [{"type": "text", "text": "hi"}], "role": "user"})
     again = raw({"content": [{"text": "hi", "type": "text"}], "role": "user", "name": "x"})
@@ -167,7 +167,7 @@ def test_what_is_kept_comes_back_as_the_same_bytes(extras: dict[str, Any]) -> No
         encoded = msgspec.json.encode(extras)
     except (UnicodeEncodeError, msgspec.MsgspecError):
         return
-    hidden = HiddenTurns((extras,), {**said(call("c")), "extras": extras}, {"h": HOUSE})
+    hidden = HiddenTurns((extras,), {**said(call("c")), "extras": extras}, {"h": OURS})
     again = decode_hidden(encode_hidden(hidden))
     assert msgspec.json.encode(again.before[0]) == encoded
     assert encode_hidden(again) == encode_hidden(hidden)

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -20,7 +21,7 @@ from callgate.conversation.events import (
     ModelOutput,
 )
 from callgate.conversation.loop import Rules, converse
-from tests.fakes import EchoTool, Listener, ScriptedModel, ShelfToolbox, Step, ask_for, counter, says
+from tests.fakes import EchoTool, Listener, ScriptedModel, ScriptedToolbox, Step, ask_for, counter, says
 from tests.harness.loop_probe import LoopProbe
 
 pytestmark = pytest.mark.anyio
@@ -30,26 +31,27 @@ MOST = 0.1
 TRIES = 4
 """A neighbour on the machine may hold the loop up once; what the reader itself takes is there each time."""
 ROW = '{"i":1,"s":"ab"},'
-SHAPES = {
-    "one string": '{"a":"' + "x" * (SIZE - 8) + '"}',
-    "one string that is cut": '{"a":"' + "x" * (SIZE - 6),
-    "rows": '{"r":[' + ROW * (SIZE // len(ROW) - 1) + "1]}",
-    "rows that are cut": '{"r":[' + ROW * (SIZE // len(ROW) - 1),
-    "keys": "{" + ",".join(f'"k{number:07}":1' for number in range(SIZE // 13)) + "}",
-    "one key again and again": "{" + '"k":1,' * (SIZE // 6 - 1) + '"k":1}',
-    "numbers that are cut": '{"r":[' + "1," * (SIZE // 2 - 10),
-    "objects inside one another": '{"a":' * (SIZE // 5),
-    "lists inside one another": "[" * SIZE,
-    "lists beside one another": '{"a":[' + "[1]," * (SIZE // 4 - 10),
-    "control characters": '{"a":"' + "x\n" * (SIZE // 2 - 10) + '"}',
-    "control characters and escapes": '{"a":"' + "\\t\n" * 100_000 + '"}',
-    "a bad escape at the end": '{"a":"' + "\\n" * (SIZE // 2 - 10) + '\\x"}',
-    "a fence and blanks": "```a" + " " * (SIZE - 4),
-    "empty objects": "{}" * (SIZE // 2),
-    "a string in a string": json.dumps('{"a":"' + "x" * (SIZE // 2)),
-    "halves of pairs as escapes": '{"a":"' + "\\ud83d" * (SIZE // 6 - 10) + '"}',
-    "halves of pairs": '{"a":"' + "\ud83d" * (SIZE // 3 - 10) + '"}',
+SHAPES: dict[str, Callable[[], str]] = {
+    "one string": lambda: '{"a":"' + "x" * (SIZE - 8) + '"}',
+    "one string that is cut": lambda: '{"a":"' + "x" * (SIZE - 6),
+    "rows": lambda: '{"r":[' + ROW * (SIZE // len(ROW) - 1) + "1]}",
+    "rows that are cut": lambda: '{"r":[' + ROW * (SIZE // len(ROW) - 1),
+    "keys": lambda: "{" + ",".join(f'"k{number:07}":1' for number in range(SIZE // 13)) + "}",
+    "one key again and again": lambda: "{" + '"k":1,' * (SIZE // 6 - 1) + '"k":1}',
+    "numbers that are cut": lambda: '{"r":[' + "1," * (SIZE // 2 - 10),
+    "objects inside one another": lambda: '{"a":' * (SIZE // 5),
+    "lists inside one another": lambda: "[" * SIZE,
+    "lists beside one another": lambda: '{"a":[' + "[1]," * (SIZE // 4 - 10),
+    "control characters": lambda: '{"a":"' + "x\n" * (SIZE // 2 - 10) + '"}',
+    "control characters and escapes": lambda: '{"a":"' + "\\t\n" * 100_000 + '"}',
+    "a bad escape at the end": lambda: '{"a":"' + "\\n" * (SIZE // 2 - 10) + '\\x"}',
+    "a fence and blanks": lambda: "```a" + " " * (SIZE - 4),
+    "empty objects": lambda: "{}" * (SIZE // 2),
+    "a string in a string": lambda: json.dumps('{"a":"' + "x" * (SIZE // 2)),
+    "halves of pairs as escapes": lambda: '{"a":"' + "\\ud83d" * (SIZE // 6 - 10) + '"}',
+    "halves of pairs": lambda: '{"a":"' + "\ud83d" * (SIZE // 3 - 10) + '"}',
 }
+"""Made when they are needed: together they are hundreds of megabytes, and every process of a run reads this module."""
 
 
 async def lag_of(text: str, *, named: bool) -> float:
@@ -58,25 +60,25 @@ async def lag_of(text: str, *, named: bool) -> float:
     turn: list[Step] = [[CallDelta(0, None, "echo" if named else None, piece)] for piece in pieces]
     model = ScriptedModel([[CallDelta(0, "call_1", "echo")], *turn, [Finished("tool_calls")]], says("ok"))
     async with LoopProbe() as probe:
-        await converse(ask_for(), model, ShelfToolbox(echo=EchoTool()), Listener(), new_id=counter("made"))
+        await converse(ask_for(), model, ScriptedToolbox(echo=EchoTool()), Listener(), new_id=counter("made"))
     return probe.longest
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["plain", "named each time"])
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_arguments_at_their_limit_do_not_hold_the_loop(shape: str, named: bool) -> None:
-    lags: list[float] = []
+    text, lags = SHAPES[shape](), list[float]()
     while len(lags) < TRIES and not any(lag < MOST for lag in lags):
-        lags.append(await lag_of(SHAPES[shape], named=named))
+        lags.append(await lag_of(text, named=named))
     assert min(lags) < MOST, lags
 
 
 async def test_a_whole_call_at_the_limit_does_not_hold_the_loop() -> None:
-    lags: list[float] = []
+    text, lags = SHAPES["objects inside one another"](), list[float]()
     for _ in range(TRIES):
-        model = ScriptedModel([[CallWritten("echo", SHAPES["objects inside one another"], "c")]], says("ok"))
+        model = ScriptedModel([[CallWritten("echo", text, "c")]], says("ok"))
         async with LoopProbe() as probe:
-            await converse(ask_for(), model, ShelfToolbox(echo=EchoTool()), Listener(), new_id=counter("made"))
+            await converse(ask_for(), model, ScriptedToolbox(echo=EchoTool()), Listener(), new_id=counter("made"))
         lags.append(probe.longest)
     assert min(lags) < MOST, lags
 
@@ -103,7 +105,7 @@ async def test_calls_whose_indexes_are_far_apart_cost_no_more_than_others() -> N
         await converse(
             ask_for(),
             model,
-            ShelfToolbox(echo=EchoTool()),
+            ScriptedToolbox(echo=EchoTool()),
             listener,
             new_id=counter("made"),
             rules=Rules(max_calls_per_turn=1),

@@ -21,7 +21,7 @@ from callgate.conversation.loop import converse
 from callgate.conversation.ports import ModelRequest
 from callgate.conversation.replay import KeptModel, KeptTurn, joined
 from callgate.conversation.turn import TurnBuilder
-from tests.fakes import Listener, ScriptedModel, ShelfToolbox, calls, counter, says
+from tests.fakes import Listener, ScriptedModel, ScriptedToolbox, calls, counter, says
 from tests.stores.test_one_owner import Answering
 
 EVENTS: list[ModelEvent] = [
@@ -68,7 +68,7 @@ def test_the_same_turn_is_made_of_them() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("kept_turns", [0, 1, 2])
-async def test_a_chat_that_is_carried_on_ends_as_one_that_was_never_cut(kept_turns: int) -> None:
+async def test_a_resumed_chat_ends_as_one_that_was_never_cut(kept_turns: int) -> None:
     turns = [calls(("alpha", {"n": 1})), calls(("alpha", {"n": 2}), ("beta", '{"n": ')), says("done")]
     kept: dict[int, bytes] = {}
 
@@ -76,10 +76,13 @@ async def test_a_chat_that_is_carried_on_ends_as_one_that_was_never_cut(kept_tur
         kept[number] = turn.encode()
 
     async def play(model: Any) -> list[Any]:
-        heard = Listener()
-        box = ShelfToolbox(set(), {}, alpha=Answering(), beta=Answering())
-        await converse(ModelRequest(({"role": "user", "content": "go"},)), model, box, heard, new_id=counter("made"))
-        return [heard.text, [type(event).__name__ for event in heard.events if type(event).__name__ != "ModelOutput"]]
+        listener = Listener()
+        box = ScriptedToolbox(set(), {}, alpha=Answering(), beta=Answering())
+        await converse(ModelRequest(({"role": "user", "content": "go"},)), model, box, listener, new_id=counter("made"))
+        return [
+            listener.text,
+            [type(event).__name__ for event in listener.events if type(event).__name__ != "ModelOutput"],
+        ]
 
     whole = await play(KeptModel(ScriptedModel(*turns), (), keep))
     assert sorted(kept) == [0, 1], "each turn but the last, from which nothing follows"

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from callgate.calls.arguments import ArgumentsError, read_arguments
-from callgate.calls.json_text import canonical
+from callgate.calls.json_text import LARGE, canonical
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import BrokenCall, Finding, Flaw, ReadyCall
+from callgate.conversation.call_assembly import MAX_CALLS
+from callgate.conversation.errors import AnswerTooLarge
 from callgate.conversation.events import (
     CallDelta,
     CallWritten,
@@ -20,6 +23,7 @@ from callgate.conversation.events import (
     Finished,
     Logprobs,
     ModelEvent,
+    Passed,
     PromptedCalling,
     ProviderError,
     ProviderHead,
@@ -29,8 +33,8 @@ from callgate.conversation.events import (
     ThinkingBlock,
     Usage,
 )
-from callgate.conversation.finish import FinishClass
-from callgate.conversation.turn import Turn, TurnBuilder
+from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
 
 NO_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {}}}
 OFFER: Offer = {name: OfferedTool(name, NO_SCHEMA) for name in ("get_weather", "get_time", "get", "search_docs")}
@@ -99,6 +103,7 @@ def test_reasoning_under_two_names_is_kept_once():
     assert turn_of(*both).reasoning == "AB"
     assert turn_of(ReasoningDelta("a", "reasoning"), ReasoningDelta("", "reasoning_content")).reasoning == "a"
     assert turn_of(ReasoningDelta("part", "thinking")).reasoning == "part"
+    assert turn_of(ReasoningDelta("written", "text")).reasoning == "written"
 
 
 def test_reasoning_written_among_text_is_kept_beside_the_native_kind():
@@ -119,7 +124,7 @@ def test_unread_fields_are_joined_by_their_kind():
     assert turn.extra_fields == {"refusal": "I cannot", "annotations": [1, 2, 3], "odd": {"a": 1, "b": 2}, "number": 2}
 
 
-def test_no_half_of_a_surrogate_pair_is_left_in_fields_nobody_reads():
+def test_no_half_of_a_surrogate_pair_is_left_in_unread_fields():
     turn = turn_of(ExtraField("odd\ud83d", {"name": "get_\ud83dweather", "parts": ["\ud83d\ude00"]}))
     assert turn.extra_fields == {"odd\ufffd": {"name": "get_\ufffdweather", "parts": ["\U0001f600"]}}
     json.dumps(turn.assistant_message(), ensure_ascii=False).encode()
@@ -155,6 +160,77 @@ def test_thinking_blocks_are_joined_until_their_signature():
         {"type": "thinking", "thinking": "", "signature": "alone"},
         {"type": "thinking", "thinking": "open"},
     ]
+
+
+def test_a_thinking_block_without_signature_ends_where_another_kind_begins():
+    turn = turn_of(
+        ThinkingBlock({"type": "redacted_thinking", "data": "a"}),
+        ThinkingBlock({"thinking": "one ", "signature": "", "kind": "x"}),
+        ThinkingBlock({"thinking": "piece", "kind": ""}),
+        ThinkingBlock({"type": "redacted_thinking", "data": "b"}),
+        ThinkingBlock({"thinking": "two"}),
+        ThinkingBlock({"type": "thinking", "thinking": 5}),
+        ThinkingBlock({"thinking": "three"}),
+    )
+    assert turn.extra_fields["thinking_blocks"] == [
+        {"type": "redacted_thinking", "data": "a"},
+        {"type": "thinking", "thinking": "one piece", "signature": "", "kind": "x"},
+        {"type": "redacted_thinking", "data": "b"},
+        {"type": "thinking", "thinking": "two"},
+        {"type": "thinking", "thinking": 5},
+        {"type": "thinking", "thinking": "three"},
+    ]
+
+
+def test_a_field_that_is_nested_too_deep_to_be_looked_at_stays_as_it_is():
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert turn_of(ExtraField("deep", 1), ExtraField("deep", deep)).extra_fields["deep"] is deep
+
+
+def test_the_first_error_is_the_one_of_the_turn():
+    assert turn_of(ProviderError("one"), ProviderError("two")).error == ProviderError("one")
+
+
+# Answers in their provider's own bytes
+
+
+def passed(*batches: list[ModelEvent], end: StreamEnd = StreamEnd.DONE) -> Turn:
+    building = PassedTurn()
+    for batch in batches:
+        first = batch[0]
+        assert isinstance(first, Passed)
+        building.feed(first, batch)
+    return building.finish(end)
+
+
+@pytest.mark.parametrize("end", list(StreamEnd))
+def test_bytes_with_a_reason_are_a_whole_turn_whatever_it_says(end: StreamEnd):
+    for reason in ("tool_calls", "content_filter"):
+        turn = passed([Passed(b"a", usage={"n": 1})], [Passed(b"b", (reason,))], end=end)
+        assert turn == Turn(reasons=(reason,), winner=classify(reason), usage={"n": 1}, passed=True)
+    assert passed([Passed(b"a", ("stop", "length"))]).winner is FinishClass.LENGTH
+
+
+def test_bytes_without_a_reason_are_whole_where_their_body_is():
+    assert passed([Passed(b"a")]) == Turn(passed=True)
+    assert passed([Passed(b"a")], end=StreamEnd.EOF) == Turn(failure=Flaw.STREAM_ENDED, passed=True)
+
+
+def test_an_error_behind_bytes_fails_their_turn():
+    error = ProviderError("overloaded")
+    turn = passed([Passed(b"a", ("tool_calls",), {"n": 1})], [Passed(b"b"), error])
+    assert turn == Turn(
+        findings=turn.findings,
+        reasons=("tool_calls",),
+        winner=FinishClass.TOOL_CALLS,
+        failure=Flaw.UPSTREAM_ERROR,
+        usage={"n": 1},
+        error=error,
+        passed=True,
+    )
+    assert Finding.UPSTREAM_ERROR in turn.findings
 
 
 # Which fragment belongs to which call
@@ -224,7 +300,7 @@ def test_an_id_that_changes_within_a_call_keeps_the_first():
     assert turn.findings == (Finding.ID_REPAIRED,)
 
 
-def test_an_id_may_come_late():
+def test_an_id_may_come_after_the_first_fragment():
     turn = turn_of(delta(name="get"), delta(id="late", args="{}"), DONE)
     assert ready(turn) == [("late", "get", {})]
     assert turn.findings == ()
@@ -384,7 +460,7 @@ def test_equal_calls_out_of_text_are_two_calls():
     assert len(ready(turn_of(*twice))) == 2
 
 
-def test_a_turn_that_was_asked_in_words_is_not_judged_by_what_its_reason_says_of_calls():
+def test_the_finish_reason_of_a_prompted_turn_is_not_held_against_its_calls():
     turn = turn_of(PromptedCalling("xml", 40), TextDelta("hi"), Finished("tool_calls"))
     assert turn.findings == ()
     assert turn.prompted == PromptedCalling("xml", 40)
@@ -467,6 +543,8 @@ def test_what_is_not_one_json_object_goes_back_as_one(written):
 def test_a_broken_call_goes_back_empty_under_a_legal_name(name):
     message = turn_of(CallWritten(name, '{"x": "cut', "a"), DONE).assistant_message()
     function = message["tool_calls"][0]["function"]
+    legal = {None: "unnamed", "no such tool": "no_such_tool", "functions.nobody": "functions_nobody"}
+    assert function["name"] == legal.get(name, function["name"])
     assert function["arguments"] == "{}"
     assert function["name"].isascii()
     assert 0 < len(function["name"].replace("_", "x")) <= 64
@@ -500,6 +578,32 @@ def test_all_that_was_part_of_the_message_goes_back():
     }
 
 
+def test_a_field_of_a_message_is_never_one_of_those_that_are_made_here():
+    turn = turn_of(ExtraField("role", "user"), ExtraField("content", "theirs"), TextDelta("ours"))
+    assert turn.assistant_message() == {"role": "assistant", "content": "ours"}
+    assert turn_of().assistant_message() == {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("odd", {"id": 1, "b": 2}), ("audio", {"data": "UklGRg=="}), ("audio", "words with an id")]
+)
+def test_only_audio_goes_back_by_its_id(field: str, value: Any):
+    assert turn_of(ExtraField(field, value)).assistant_message()[field] == value
+
+
+def test_a_free_text_call_goes_back_as_one():
+    turn = turn_of(CallWritten("get", "SELECT", "c", custom=True, extras={"s": 1}), DONE)
+    assert turn.assistant_message()["tool_calls"] == [
+        {"s": 1, "id": "c", "type": "custom", "custom": {"name": "get", "input": "SELECT"}}
+    ]
+
+
+def test_a_whole_call_goes_back_under_the_name_that_was_offered():
+    building = TurnBuilder({"my.tool": OfferedTool("my.tool", NO_SCHEMA)}, str)
+    building.feed([delta(id="a", name="my.tool", args="{}"), DONE])
+    assert building.finish().assistant_message()["tool_calls"][0]["function"]["name"] == "my.tool"
+
+
 # However it is cut
 
 TEXTS = st.text(max_size=8)
@@ -510,22 +614,24 @@ CALLS = st.lists(st.tuples(st.sampled_from(sorted(OFFER)), ARGUMENTS), min_size=
 def fragments(calls: list[tuple[str, dict[str, Any]]], cuts: Iterable[int]) -> list[list[CallDelta]]:
     """Each call as a list of fragments: one that opens it, then pieces of its text."""
     places = itertools.cycle([*cuts] or [1])
-    told = []
+    streamed = []
     for index, (name, arguments) in enumerate(calls):
         text, pieces = json.dumps(arguments), [CallDelta(index, f"call_{index}", name, "")]
         while text:
             size = next(places)
             pieces.append(CallDelta(index, None, None, text[:size]))
             text = text[size:]
-        told.append(pieces)
-    return told
+        streamed.append(pieces)
+    return streamed
 
 
 @settings(deadline=None)
 @given(CALLS, st.lists(st.integers(1, 9), max_size=6), st.randoms(use_true_random=False))
 def test_however_calls_are_cut_and_interleaved_the_same_calls_come_out(calls, cuts, random):
-    told = fragments(calls, cuts)
-    turn = turn_of(*(opener for opener, *_ in told), *interleaved([pieces for _, *pieces in told], random), DONE)
+    streamed = fragments(calls, cuts)
+    turn = turn_of(
+        *(opener for opener, *_ in streamed), *interleaved([pieces for _, *pieces in streamed], random), DONE
+    )
     assert [(name, arguments) for _, name, arguments in ready(turn)] == calls
     assert turn.findings == ()
 
@@ -668,7 +774,7 @@ PLAIN_DELTAS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=600)
 @given(st.lists(PLAIN_DELTAS, max_size=8))
 def test_the_quick_way_finds_the_same_calls_as_the_plain_reading_of_the_rules(deltas):
     turn = turn_of(*deltas, DONE)
@@ -736,6 +842,10 @@ def test_a_call_read_out_of_text_that_was_damaged_is_broken_where_the_damage_is(
     assert broken(turn) == [("get", Flaw.INVALID_JSON)]
     assert [arguments for _, _, arguments in ready(turn)] == [{"a": "x"}]
     assert len(ready(turn_of(PromptedCalling("hermes"), hurt, sound, DONE))) == 2, "a model may write the sign itself"
+    native = CallWritten("get", {"a": "x\ufffd"}, "n")
+    assert len(ready(turn_of(CharactersLost(), native, DONE))) == 1, "it came beside the text"
+    cut = replace(hurt, flaw=Flaw.TRUNCATED)
+    assert broken(turn_of(PromptedCalling("hermes"), CharactersLost(), cut, DONE)) == [("get", Flaw.TRUNCATED)]
 
 
 def test_a_server_that_sends_a_call_as_text_and_natively_has_it_run_once():
@@ -751,3 +861,206 @@ def test_a_free_text_call_is_whole_only_where_the_body_ended_in_order():
     given: list[ModelEvent] = [CallDelta(0, "c", "get", "SELECT", custom=True), Finished("stop")]
     assert not broken(turn_of(*given))
     assert broken(turn_of(*given, end=StreamEnd.EOF)) == [("get", Flaw.TRUNCATED)]
+
+
+# Arguments that may belong to another call ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stray", "is_from_middle"),
+    [('"y":2}', True), ('"Os', True), ("{a}", True), (' {"y":', False), ('{"y":2}', False)],
+)
+def test_beside_the_middle_of_some_arguments_no_call_is_known_to_be_whole(stray: str, is_from_middle: bool):
+    turn = turn_of(delta(id="a", name="get", args='{"x":1}'), delta(index=1, args=stray), DONE)
+    assert ready(turn) == ([] if is_from_middle else [("a", "get", {"x": 1})])
+
+
+def test_what_is_sent_again_and_makes_no_object_is_no_resend():
+    for again in ('{"x":', "{x}"):
+        assert not ready(
+            turn_of(delta(id="a", name="get", args='{"x":1}'), delta(id="a", name="get", args=again), DONE)
+        )
+
+
+def test_two_broken_calls_that_differ_are_two():
+    turn = turn_of(CallWritten("get", '{"x"', "a"), CallWritten("get", '{"y"', "a"), DONE)
+    assert [call.text for call in turn.calls] == ['{"x"', '{"y"']
+
+
+def test_true_is_no_id_to_know_a_call_by():
+    calls = [delta(index=index, id=True, name="get", args='{"x":1}') for index in range(2)]
+    assert len(ready(turn_of(*calls, DONE))) == 2
+
+
+def test_a_later_value_of_another_kind_replaces_an_extra_of_a_call():
+    turn = turn_of(delta(id="a", name="get", args="{}", extra={"s": 1}), delta(id="a", extra=5), DONE)
+    assert turn.calls[0].extras == {"extra": 5}
+
+
+@pytest.mark.parametrize(
+    ("deltas", "runs"),
+    [
+        # A call got its arguments behind one that may continue it, of which there is only a part.
+        ([delta(id="a", name="get"), delta(index=None, id="b", name="get", args='{"x":'), delta(args="{}")], False),
+        (
+            [delta(id="a", name="get"), delta(index=None, id="b", name="get", args='{"x":'), delta(id="a", args="{}")],
+            False,
+        ),
+        ([delta(id="a", name="get"), delta(index=None, id="b", name="get"), delta(args='{"x":')], False),
+        # It had them before, and nothing but its id came behind.
+        ([delta(id="a", name="get"), delta(args="{}"), delta(id="b", name="get", args='{"x":')], True),
+        ([delta(id="a", name="get"), delta(id="a", args="{}"), delta(id="b", name="get", args='{"x":')], True),
+        (
+            [delta(id="a", name="get", args="{}"), delta(index=None, id="b", name="get", args='{"x":'), delta(id="a")],
+            True,
+        ),
+        # An object begins while the arguments of a call that it may belong to have not ended.
+        ([delta(id="a", name="get", args='{"x":1'), delta(index=None, id="b", name="get", args='{"x":2}')], False),
+        ([delta(index=None, id="a", name="get", args='{"x":1'), delta(id="a", name="get_time", args='{"x":2}')], False),
+        ([delta(id="a", args='{"x":1'), delta(id="b", name="get", args='{"x":2}')], False),
+        ([delta(id=id, name="get", args=args) for id, args in zip("abc", ('{"x":1', "{}", "{}"), strict=True)], False),
+        ([delta(id="a", name="nobody", args='{"x":'), delta(id="b", name="nobody", args="1}")], False),
+        # The rest of its name came under another id.
+        ([delta(id="a", name="get"), delta(id="b", name="_time", args='{"x":1}')], False),
+    ],
+)
+def test_of_calls_that_may_be_pieces_of_one_only_what_is_surely_whole_runs(deltas: list[CallDelta], runs: bool):
+    assert ready(turn_of(*deltas, DONE)) == ([("a", "get", {})] if runs else [])
+
+
+def test_a_fragment_may_bring_nothing_but_an_id_or_a_name():
+    assert ready(turn_of(delta(name="get", args='{"x":1}'), delta(id="late"), DONE)) == [("late", "get", {"x": 1})]
+    late_name = turn_of(delta(id="a", name="", args='{"x":'), delta(id="a", name="get", args="1}"), DONE)
+    assert ready(late_name) == [("a", "get", {"x": 1})]
+
+
+def test_an_equal_call_behind_another_one_is_a_call():
+    names = ("get", "get_time", "get")
+    turn = turn_of(*(delta(index=None, name=name, args='{"x":1}') for name in names), DONE)
+    assert [name for _, name, _ in ready(turn)] == list(names)
+
+
+def test_equal_calls_without_ids_are_several_beside_calls_that_may_be_one():
+    equal = [delta(index=index, name="get", args="{}") for index in range(2)]
+    related = [delta(index=2, id=id, name="get", args='{"x":1}') for id in ("a", "b")]
+    turn = turn_of(*equal, *related, DONE)
+    assert len(ready(turn)) == 4
+    assert Finding.DUPLICATE_CALL_DROPPED not in turn.findings
+
+
+def test_a_call_of_which_nothing_but_an_id_came_makes_no_other_doubtful():
+    empty = delta(index=1, id="z")
+    for deltas, arguments in (
+        ([delta(args='{"x":'), delta(name="get", args="1}")], {"x": 1}),
+        ([delta(name="get")], {}),
+    ):
+        turn = turn_of(empty, *deltas, DONE)
+        assert [given for _, _, given in ready(turn)] == [arguments]
+        assert broken(turn) == [(None, Flaw.MISSING_NAME)]
+
+
+def test_a_call_that_was_named_behind_the_middle_of_some_arguments_is_broken_alone():
+    turn = turn_of(delta(args='"y":2}'), delta(name="get"), delta(index=1, id="a", name="get", args='{"x":1}'), DONE)
+    assert ready(turn) == [("a", "get", {"x": 1})]
+    assert broken(turn) == [("get", Flaw.INVALID_JSON)]
+
+
+def test_an_unknown_tool_without_arguments_may_lack_those_that_have_no_name():
+    turn = turn_of(delta(index=1, args='{"x":1}'), delta(id="a", name="nobody"), DONE)
+    assert broken(turn) == [(None, Flaw.MISSING_NAME), ("nobody", Flaw.UNKNOWN_TOOL)]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [CallWritten("get", "", "c"), delta(id="c", name="get"), CallDelta(name="get", arguments="", legacy=True)],
+    ids=["whole", "streamed", "legacy"],
+)
+def test_a_call_that_came_behind_the_reason_has_not_been_ended_by_it(call: ModelEvent):
+    assert len(ready(turn_of(call, Finished("stop")))) == 1
+    assert broken(turn_of(Finished("stop"), call)) == [("get", Flaw.TRUNCATED)]
+    assert len(ready(turn_of(Finished("stop"), call, Finished("stop")))) == 1
+
+
+def test_of_entries_with_one_id_each_that_differs_is_a_call_once():
+    one, other = (CallWritten("get", json.dumps({"x": number}), "a") for number in range(2))
+    for entries in ((one, other, one), (one, other, other), (one, one, other)):
+        assert [arguments for _, _, arguments in ready(turn_of(*entries, DONE))] == [{"x": 0}, {"x": 1}]
+
+
+def test_a_free_text_call_in_one_piece_is_one():
+    [call] = turn_of(CallWritten("get", "SELECT", "c", custom=True), DONE).calls
+    assert isinstance(call, ReadyCall)
+    assert (call.text, call.custom) == ("SELECT", True)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_turn_is_large_by_the_arguments_of_all_its_calls(legacy: bool):
+    building = TurnBuilder(OFFER, str)
+    building.feed([CallDelta(0, "a", "get", "x" * (LARGE // 2), legacy=legacy)])
+    building.feed([CallDelta(1, "b", "get", "x" * (LARGE - LARGE // 2), legacy=legacy)])
+    before = building.is_large
+    building.feed([CallDelta(1, arguments="x", legacy=legacy)])
+    assert (before, building.is_large) == (False, True)
+    fields = TurnBuilder(OFFER, str)
+    fields.feed([ExtraField("odd", 1)])
+    assert fields.is_large, "what is in them is not known"
+
+
+def test_an_answer_of_more_calls_than_anybody_makes_is_too_large():
+    building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__)
+    building.feed(CallWritten("get", "{}", f"a{number}") for number in range(MAX_CALLS))
+    assert len(building.finish().calls) == MAX_CALLS
+    with pytest.raises(AnswerTooLarge, match=f"{MAX_CALLS} calls"):
+        building.feed([delta(id="more", name="get")])
+
+
+@pytest.mark.parametrize("nothing", [None, "", " \n"])
+@pytest.mark.parametrize("whole", ["{}", '{"x":1}'])
+def test_a_name_that_comes_again_with_nothing_opens_no_call(whole: str, nothing: str | None):
+    turn = turn_of(delta(id="a", name="get", args=whole), delta(name="get", args=nothing), DONE)
+    assert (ready(turn), turn.findings) == ([("a", "get", json.loads(whole))], ())
+
+
+@pytest.mark.parametrize("indexes", [(None, 0), (0, None)])
+def test_one_id_and_name_is_one_call_where_an_index_is_left_out(indexes: tuple[int | None, int | None]):
+    pieces = [
+        delta(index=index, id="a", name="get", args=args) for index, args in zip(indexes, ('{"x":', "1}"), strict=True)
+    ]
+    assert ready(turn_of(*pieces, DONE)) == [("a", "get", {"x": 1})]
+
+
+def test_a_name_that_goes_on_behind_arguments_is_another_call():
+    turn = turn_of(delta(name="get", args='{"x":1}'), delta(name="getx", args="{}"), DONE)
+    assert [arguments for _, _, arguments in ready(turn)] == [{"x": 1}]
+    assert broken(turn) == [("getx", Flaw.UNKNOWN_TOOL)]
+
+
+def test_calls_that_may_be_one_both_run_where_both_are_whole():
+    deltas = [delta(id="a", name="get"), delta(index=None, id="b", name="get", args='{"x":1}'), delta(args="{}")]
+    assert ready(turn_of(*deltas, DONE)) == [("a", "get", {}), ("b", "get", {"x": 1})]
+
+
+def test_what_a_reader_of_text_says_of_a_call_goes_with_it():
+    given = CallWritten("get", {"x": "1", "z": "[1]"}, 7, repaired=True, only_text=True, from_text=True)
+    turn = turn_of(PromptedCalling("hermes"), given)
+    assert ready(turn) == [("7", "get", {"x": "1", "z": "[1]"})]
+    assert turn.findings == (Finding.ID_REPAIRED, Finding.ARGUMENTS_REPAIRED)
+    turn = turn_of(PromptedCalling("hermes"), replace(given, undeclared_json=True))
+    assert ready(turn) == [("7", "get", {"x": "1", "z": [1]})]
+
+
+def test_a_call_out_of_text_is_ended_by_its_own_marks():
+    assert len(ready(turn_of(CallWritten("get", "", from_text=True)))) == 1
+    assert broken(turn_of(CallWritten("get", "", "a"))) == [("get", Flaw.TRUNCATED)]
+
+
+def test_an_empty_object_before_the_reason_is_whole_though_the_end_mark_is_missing():
+    given = delta(id="a", name="get", args="{}")
+    assert len(ready(turn_of(given, Finished("stop"), end=StreamEnd.EOF))) == 1
+    assert broken(turn_of(Finished("stop"), given, end=StreamEnd.EOF)) == [("get", Flaw.TRUNCATED)]
+
+
+def test_no_made_id_is_given_twice():
+    building = TurnBuilder(OFFER, iter(["m", "m", "n"]).__next__)
+    building.feed([delta(index=index, name="get", args="{}") for index in range(2)])
+    assert [call.id for call in building.finish().calls] == ["m", "n"]

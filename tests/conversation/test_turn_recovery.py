@@ -21,12 +21,12 @@ from callgate.conversation.turn_recovery import (
     take_hints,
 )
 from tests.conversation.test_hidden_history import answer, call, raw, said
-from tests.fakes import CountingTool, FailingTool, Listener, ShelfToolbox
+from tests.fakes import CountingTool, FailingTool, Listener, ScriptedToolbox
 
 pytestmark = pytest.mark.anyio
 
 
-class WritingToolbox(ShelfToolbox):
+class WritingToolbox(ScriptedToolbox):
     def writes(self, call: Any) -> bool:
         return True
 
@@ -35,7 +35,7 @@ def hint(*calls: ForgottenCall) -> dict[int, Hint]:
     return {0: Hint(list(calls))}
 
 
-async def remade(toolbox: ShelfToolbox, *calls: ForgottenCall) -> HiddenTurns:
+async def remade(toolbox: ScriptedToolbox, *calls: ForgottenCall) -> HiddenTurns:
     [turn] = forgotten_turns([raw(said(call("c"))), raw(answer("c"))], hint(*calls), {})
     return await Recovery(toolbox, Listener(), most=64).make_again(turn)
 
@@ -46,7 +46,7 @@ def code_of(hidden: HiddenTurns, id: str) -> str:
 
 async def test_a_tool_that_only_reads_is_run_again_in_its_place() -> None:
     tool = CountingTool()
-    hidden = await remade(ShelfToolbox({"echo"}, clock=tool), ForgottenCall(0, "h", "clock", '{"zone":"UTC"}'))
+    hidden = await remade(ScriptedToolbox({"echo"}, clock=tool), ForgottenCall(0, "h", "clock", '{"zone":"UTC"}'))
     assert [one["id"] for one in hidden.assistant["tool_calls"]] == ["h", "c"]
     assert hidden.results["h"] == {"role": "tool", "tool_call_id": "h", "content": '{"zone": "UTC"}'}
     assert len(tool.calls) == 1
@@ -69,9 +69,9 @@ async def test_a_tool_that_writes_is_not_run_again() -> None:
     ],
     ids=["not on offer", "the client's own", "without arguments"],
 )
-async def test_what_may_not_or_cannot_be_run_is_said_to_be_lost(lost: ForgottenCall) -> None:
+async def test_what_may_not_or_cannot_be_run_is_reported_as_lost(lost: ForgottenCall) -> None:
     tool = CountingTool()
-    hidden = await remade(ShelfToolbox({"echo"}, clock=tool), lost)
+    hidden = await remade(ScriptedToolbox({"echo"}, clock=tool), lost)
     assert code_of(hidden, "h") == "result_lost"
     assert not tool.calls
 
@@ -79,21 +79,23 @@ async def test_what_may_not_or_cannot_be_run_is_said_to_be_lost(lost: ForgottenC
 async def test_arguments_pass_the_same_gate() -> None:
     tool = CountingTool()
     schema = {"clock": {"type": "object", "properties": {"zone": {"type": "string"}}, "required": ["zone"]}}
-    box = ShelfToolbox({"echo"}, schema, clock=tool)
+    box = ScriptedToolbox({"echo"}, schema, clock=tool)
     hidden = await remade(box, ForgottenCall(0, "a", "clock", '{"zone":'), ForgottenCall(0, "b", "clock", "{}"))
     assert (code_of(hidden, "a"), code_of(hidden, "b")) == ("truncated", "schema_mismatch")
     assert not tool.calls
 
 
 async def test_a_failure_is_returned_as_it_is() -> None:
-    hidden = await remade(ShelfToolbox({"echo"}, clock=FailingTool("no clock")), ForgottenCall(0, "h", "clock", "{}"))
+    hidden = await remade(
+        ScriptedToolbox({"echo"}, clock=FailingTool("no clock")), ForgottenCall(0, "h", "clock", "{}")
+    )
     assert hidden.results["h"]["content"] == "no clock"
     assert Failed("no clock").text == "no clock"
 
 
 async def test_of_all_turns_of_a_request_only_a_few_calls_are_run_again_and_every_listener_sees_them() -> None:
     tool, listener = CountingTool(), Listener()
-    recovery = Recovery(ShelfToolbox({"echo"}, clock=tool), listener, most=64)
+    recovery = Recovery(ScriptedToolbox({"echo"}, clock=tool), listener, most=64)
     history = [message for n in range(100) for message in (raw(said(call(f"c{n}"))), raw(answer(f"c{n}")))]
     hints = {2 * n: Hint([ForgottenCall(0, f"h{n}-{m}", "clock", "{}") for m in range(MAX_CALLS)]) for n in range(100)}
     made = [await recovery.make_again(turn) for turn in forgotten_turns(history, hints, {})]
@@ -106,7 +108,7 @@ async def test_of_all_turns_of_a_request_only_a_few_calls_are_run_again_and_ever
 
 async def test_no_more_calls_are_run_again_than_one_turn_may_hold() -> None:
     tool = CountingTool()
-    recovery = Recovery(ShelfToolbox({"echo"}, clock=tool), Listener(), most=1)
+    recovery = Recovery(ScriptedToolbox({"echo"}, clock=tool), Listener(), most=1)
     [turn] = forgotten_turns(
         [raw(said(call("c")))], hint(*[ForgottenCall(0, f"h{n}", "clock", "{}") for n in range(2)]), {}
     )

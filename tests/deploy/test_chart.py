@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import yaml
 
 from callgate.application import create_app
 from callgate.config.schema import Config
+from tests.harness.command import run_command
 from tests.harness.configs import config_dict
 from tests.harness.environment import ROOT, Environment
 from tests.harness.needs import needs
@@ -185,7 +185,7 @@ def test_values_that_contradict_one_another_are_refused_with_what_to_do():
     "name", [pytest.param(name, marks=needs("postgres") if name == "fleet" else ()) for name in VALUES]
 )
 def test_the_rendered_config_is_one_that_callgate_takes(
-    name: str, charts: dict[str, dict[str, Any]], tmp_path: Path, request: pytest.FixtureRequest
+    name: str, charts: dict[str, dict[str, Any]], tmp_path: Path, request: pytest.FixtureRequest, forking: None
 ):
     config = next(each for each in charts[name]["objects"] if each["kind"] == "ConfigMap")["data"]["config.yaml"]
     (tmp_path / "config.yaml").write_text(config.replace("/data", str(tmp_path)), encoding="utf-8")
@@ -198,15 +198,7 @@ def test_the_rendered_config_is_one_that_callgate_takes(
         given["CALLGATE_LEDGER"] = request.getfixturevalue("postgres").url
 
     def run(*command: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "callgate", *command, "--config", "config.yaml"],
-            cwd=tmp_path,
-            env={**os.environ, **given, "PYTHONPATH": str(ROOT / "app")},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        done = run_command(*command, "--config", "config.yaml", folder=tmp_path, environment=given)
         assert done.returncode == 0, done.stdout + done.stderr
 
     if name == "fleet":

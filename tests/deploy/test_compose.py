@@ -2,14 +2,13 @@
 
 import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import yaml
 
 from callgate.application import create_app
 from callgate.config.schema import Config
+from tests.harness.command import run_command
 from tests.harness.configs import config_dict
 from tests.harness.environment import ROOT
 from tests.harness.needs import needs
@@ -47,18 +46,13 @@ def test_the_balancer_asks_the_proxies_by_routes_they_have() -> None:
 
 
 @needs("postgres", "module:asyncpg")
-def test_its_config_passes_check_and_has_every_pool_that_a_worker_serves(postgres: PostgresServer) -> None:
+def test_its_config_passes_check_and_has_every_pool_that_a_worker_serves(
+    postgres: PostgresServer, forking: None
+) -> None:
     file = FOLDER / "scale" / "config.yaml"
     given = dict(SERVICES["proxy-1"]["environment"], CALLGATE_CONFIG=str(file), CALLGATE_LEDGER=postgres.url)
     for command in (["ledger", "migrate"], ["keys", "create", f"of_{os.getpid()}"], ["check"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "callgate", *command],
-            env={**os.environ, **given, "PYTHONPATH": str(ROOT / "app")},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        done = run_command(*command, environment=given)
         assert done.returncode == 0, done.stdout + done.stderr
     pools = yaml.safe_load(file.read_text("utf-8"))["pools"].keys()
     assert {command[command.index("--pool") + 1] for command in commands("worker")} == pools

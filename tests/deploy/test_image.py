@@ -42,7 +42,7 @@ def served(tmp_path: Path) -> Iterator[str]:
     subprocess.run([ENGINE, "rm", "--force", name], check=True, capture_output=True, timeout=60)
 
 
-def test_it_is_nobody_of_importance():
+def test_it_runs_as_an_unprivileged_user():
     assert run("-u", entry="id").strip() == "10001"
 
 

@@ -61,7 +61,7 @@ def said(face: str, answer: RawAnswer, *, stream: bool) -> str:
 
 @FACES
 @STREAMS
-async def test_words_beside_a_call_of_ours_are_no_part_of_an_answer_in_json(
+async def test_on_other_faces_too_text_beside_a_call_of_ours_is_no_part_of_an_answer_in_json(
     upstream: Upstream, face: str, stream: bool
 ) -> None:
     looking = Reply(text="Let me look.", calls=[Call("get_time")])

@@ -2,7 +2,7 @@
 
 The tools are real as well: HTTP tools with the case's schemas, at a server that writes down what reaches it. The judge
 (`tests/corpus`) holds the turn builder and the readers to the cases; here it is shown that nothing between two sockets
-undoes that: what runs, what the client sees, what the model is told, and what the diagnostics say.
+undoes that: what runs, what the client sees, what the model is sent, and what the diagnostics say.
 """
 
 import json
@@ -269,7 +269,7 @@ def failed_by(expect: Mapping[str, Any]) -> str | None:
 
 
 def check_settled(expect: Mapping[str, Any], outcome: Outcome, left: Through) -> None:
-    """A turn that the provider finished: its whole calls ran, and the model was told of the others."""
+    """A turn that the provider finished: its whole calls ran, and the model was sent an error for each of the others."""
     broken = expect["incomplete"] if left.broken is None else list(left.broken)
     assert as_json(outcome.runs) == as_json([plain(call) for call in expect["calls"]])
     assert outcome.broken == broken
@@ -282,10 +282,10 @@ def check_settled(expect: Mapping[str, Any], outcome: Outcome, left: Through) ->
         assert outcome.reasoning == expect["reasoning"]
     assert len(outcome.asked) == (2 if again else 1)
     if again:
-        check_told(expect, outcome, [call["reason"] for call in broken])
+        check_feedback(expect, outcome, [call["reason"] for call in broken])
 
 
-def check_told(expect: Mapping[str, Any], outcome: Outcome, reasons: list[str]) -> None:
+def check_feedback(expect: Mapping[str, Any], outcome: Outcome, reasons: list[str]) -> None:
     """What the model reads of its own turn: everything that has to come back, and what was wrong with its calls."""
     said = outcome.asked[1]["messages"][len(ASKING) :]
     results = [message["content"] for message in said if message["role"] == "tool"]

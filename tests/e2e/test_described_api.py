@@ -85,13 +85,13 @@ def ask_everything(document: dict[str, Any], url: str) -> int:
 
 
 def check(case: Any, answer: Any) -> None:
-    told = f"{case.method} {case.path} {case.body!r}: {answer.status_code} {answer.content[:300]!r}"
-    assert answer.status_code < 500, told
-    assert answer.headers.get("x-request-id"), told
+    summary = f"{case.method} {case.path} {case.body!r}: {answer.status_code} {answer.content[:300]!r}"
+    assert answer.status_code < 500, summary
+    assert answer.headers.get("x-request-id"), summary
     if answer.status_code >= 400:
-        assert answer.headers["content-type"] == ["application/json"], told
+        assert answer.headers["content-type"] == ["application/json"], summary
         error = answer.json()["error"]
         expected = {"message", "type"} if case.path.startswith("/v1/messages") else {"message", "type", "param", "code"}
-        assert set(error) - {"details"} == expected, told
-        assert error["message"], told
-        assert error["type"], told
+        assert set(error) - {"details"} == expected, summary
+        assert error["message"], summary
+        assert error["type"], summary

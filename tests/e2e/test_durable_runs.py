@@ -8,21 +8,27 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import openai
 import pytest
 import yaml
 
 from callgate.api.durable_runs import MOST_CARRIED
 from callgate.application import create_app
 from callgate.config.load import load
+from callgate.ledger.database import DatabaseAway
+from callgate.ledger.runs import RunLedger, StoredRun
 from callgate.ledger.sqlite import FILE
+from callgate.stores.responses import ResponseStore
+from callgate.stores.store import StoreError
 from tests.chaos import tools
 from tests.harness.clients import openai_client
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
 from tests.harness.process import Child, serving
 from tests.harness.redis import redis_server
+from tests.harness.responses import check_events
 from tests.harness.server import serve
 from tests.harness.wire import RawAnswer, raw_connection, raw_post
 from tests.scripted_upstream import Call, Hold, Pace, Reply, Upstream
@@ -134,7 +140,7 @@ def said(answer: RawAnswer) -> str:
     return str(json.loads(answer.body)["choices"][0]["message"]["content"])
 
 
-async def test_a_run_whose_process_was_killed_is_carried_on_by_the_other(pair: Pair) -> None:
+async def test_a_run_whose_process_was_killed_is_resumed_by_the_other(pair: Pair) -> None:
     stream = pair.is_sqlite  # as both ways are the same to it
     gate = asyncio.Event()
     count = Call("count_write", {"label": "a"})
@@ -157,7 +163,7 @@ async def test_a_run_whose_process_was_killed_is_carried_on_by_the_other(pair: P
 
 
 @IN_POSTGRES
-async def test_a_call_that_may_write_and_whose_end_nobody_saw_is_said_to_be_unknown_and_not_run_again(
+async def test_a_call_that_may_write_and_has_no_recorded_end_is_unknown_and_not_run_again(
     pair: Pair,
 ) -> None:
     pair.upstream.script("m", [Reply(calls=[Call("hang_write", {"label": "a"})]), Reply(text="I see.")])
@@ -281,7 +287,7 @@ async def test_a_process_that_drains_hands_its_runs_over(pair: Pair) -> None:
 
 
 @IN_SQLITE
-async def test_a_run_that_ends_every_process_that_carries_it_on_is_given_up(pair: Pair, tmp_path: Path) -> None:
+async def test_a_run_that_ends_every_process_that_resumes_it_is_given_up(pair: Pair, tmp_path: Path) -> None:
     gate = asyncio.Event()
     pair.upstream.script("m", [Reply(text="never", pace=Pace(hold=Hold(gate, after=0)))])
     async with pair.app() as one:
@@ -368,3 +374,259 @@ async def test_whoever_follows_a_stream_whose_process_dies_gets_an_error_and_com
             again = await ask(other, stream=True)
     assert cut.chunks[-1]["error"]["code"] == "run_taken_over"
     assert said(again) == "Done."
+
+
+@pytest.fixture
+async def sharing(pair: Pair, tmp_path: Path) -> AsyncIterator[Pair]:
+    """Two that share responses too."""
+    if pair.is_sqlite:
+        yield pair
+        return
+    async with redis_server(tmp_path) as redis:
+        config = yaml.safe_load(pair.file.read_text())
+        pair.file.write_text(as_yaml({**config, "store": {"redis_url": redis}}))
+        yield pair
+
+
+async def test_a_response_in_the_background_goes_on_at_the_next_event_where_its_process_is_killed(
+    sharing: Pair,
+) -> None:
+    pair = sharing
+    gate = asyncio.Event()
+    count = Call("count_write", {"label": "a"})
+    held = Reply(text="one two three four", pace=Pace(hold=Hold(gate, after=2)))
+    pair.upstream.script("m", [Reply(text="Let me count.", calls=[count]), held, Reply(text="Done.")])
+    client: Any
+    seen: list[dict[str, Any]] = []
+    async with pair.process() as one, pair.app() as there, openai_client(there) as other:
+        async with (
+            openai_client(one.url) as client,
+            await client.responses.create(model="m", input="go", background=True, stream=True) as events,
+        ):
+            async for event in events:
+                seen.append(event.to_dict(warnings=False))
+                if event.type == "response.output_text.delta" and "one" in event.delta:
+                    break
+        id = seen[0]["response"]["id"]
+        async with await other.responses.retrieve(id, stream=True) as events:  # live, though another process makes it
+            live = [event.to_dict(warnings=False) async for event in limited(events, len(seen))]
+        one.signal(signal.SIGKILL)
+        await one.ended()
+        last = seen[-1]["sequence_number"]
+        async with await other.responses.retrieve(id, stream=True, starting_after=last) as events:
+            seen += [event.to_dict(warnings=False) async for event in events]
+        async with await other.responses.retrieve(id, stream=True, starting_after=last) as events:
+            again = [event.to_dict(warnings=False) async for event in events]
+        response = await other.responses.retrieve(id)
+    check_events(seen, cut_off=True)
+    assert live == seen[: len(live)]
+    assert again == seen[last + 1 :]
+    assert response.output_text == "Let me count.Done."
+    assert seen[-1]["response"]["output"] == response.to_dict()["output"]
+    assert pair.ran() == ["a"]
+    cut = [event["item"] for event in seen if event.get("item", {}).get("status") == "incomplete"]
+    assert len(cut) == 1
+    assert cut[0]["content"][0]["text"].startswith("one ")
+
+
+async def limited(events: Any, count: int) -> AsyncIterator[Any]:
+    async for event in events:
+        yield event
+        count -= 1
+        if not count:
+            return
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at_once", "one_after_the_other"])
+async def test_a_response_in_the_background_is_one_for_its_key_wherever_it_comes_again(
+    sharing: Pair, at_once: bool
+) -> None:
+    pair = sharing
+    gate = asyncio.Event()
+    count = Call("count_write", {"label": "a"})
+    pair.upstream.script("m", [Reply(calls=[count]), Reply(text="Done.", pace=Pace(hold=Hold(gate, after=0)))])
+    asked: dict[str, Any] = {"model": "m", "input": "go", "background": True, "extra_headers": KEY}
+    one: Any
+    other: Any
+    async with pair.app() as here, pair.app() as there, openai_client(here) as one, openai_client(there) as other:
+        if at_once:
+            begun = await asyncio.gather(*(client.responses.create(**asked) for client in (one, other, one, other)))
+        else:
+            begun = [await client.responses.create(**asked) for client in (one, other, one)]
+        assert len({response.id for response in begun}) == 1
+        assert {response.status for response in begun} <= {"queued", "in_progress"}
+        with pytest.raises(openai.BadRequestError, match="same parameters"):
+            await other.responses.create(**{**asked, "input": "another"})
+        gate.set()
+        async with await other.responses.create(**asked, stream=True) as events:
+            seen = [event.to_dict(warnings=False) async for event in events]
+        ended = [await client.responses.create(**asked) for client in (one, other)]
+    check_events(seen)
+    assert [response.to_dict() for response in ended] == [seen[-1]["response"]] * 2
+    assert (ended[0].id, ended[0].output_text) == (begun[0].id, "Done.")
+    assert pair.ran() == ["a"]
+    assert len(pair.upstream.requests) == 2
+
+
+async def test_a_chat_in_the_background_is_one_for_its_key_wherever_it_comes_again(pair: Pair) -> None:
+    gate = asyncio.Event()
+    pair.upstream.script("m", [Reply(text="Done.", pace=Pace(hold=Hold(gate, after=0)))])
+    headers = {**KEY, "x-callgate-background": "true"}
+    async with pair.app() as one, pair.app() as other, openai_client(other) as client:
+        accepted = await asyncio.gather(*(ask(url, headers=headers) for url in (one, other, one, other)))
+        assert {answer.status for answer in accepted} == {202}
+        [id] = {json.loads(answer.body)["id"] for answer in accepted}
+        streamed = asyncio.create_task(ask(other, headers=headers, stream=False))
+        gate.set()
+        async with asyncio.timeout(10):
+            while not (found := await client.chat.completions.retrieve(id)).choices:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert json.loads((await streamed).body)["id"] == id
+    assert found.choices[0].message.content == "Done."
+    assert len(pair.upstream.requests) == 1
+
+
+@IN_SQLITE
+async def test_a_refused_response_in_the_background_leaves_its_key_free(pair: Pair) -> None:
+    pair.upstream.script("m", [Reply(text="Done.")])
+    client: Any
+    async with pair.app() as one, openai_client(one) as client:
+        asked: dict[str, Any] = {"model": "m", "background": True, "extra_headers": KEY}
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.create(input="go", temperature="hot", **asked)
+        response = await client.responses.create(input="go", **asked)
+        async with await client.responses.retrieve(response.id, stream=True) as events:
+            assert [event.type async for event in events][-1] == "response.completed"
+        await client.responses.delete(response.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(input="go", **asked)
+
+
+@IN_POSTGRES
+async def test_a_call_that_waited_for_approval_waits_again_where_its_run_is_carried_on_and_runs_once(
+    pair: Pair,
+) -> None:
+    config = yaml.safe_load(pair.file.read_text())
+    asks = {"kind": "python", "function": f"{tools.__name__}:count", "name": "asks", "require_approval": "always"}
+    pair.file.write_text(as_yaml({**config, "tools": [*config["tools"], {**asks, "safety": "write"}]}))
+    pair.upstream.script("m", [Reply(calls=[Call("asks", {"label": "a"})]), Reply(text="Done.")])
+
+    async def waiting(url: str, count: int, *but: str) -> list[str]:
+        async with asyncio.timeout(15):
+            while True:
+                found = [each["id"] for each in json.loads((await get(url, "/v1/approvals")).body)["data"]]
+                if len(found) == count and not {*found} & {*but}:
+                    return found
+                await asyncio.sleep(0.05)
+
+    async with pair.processes() as (one, other):
+        first = asyncio.create_task(ask(one.url))
+        [before] = await waiting(other.url, 1)
+        await killed(one, first)
+        again = asyncio.create_task(ask(other.url))
+        [after] = await waiting(other.url, 1, before)
+        gone = await raw_post(other.url, {"decision": "approve"}, path=f"/v1/approvals/{before}")
+        assert gone.status in (404, 409), gone.body
+        assert pair.ran() == []
+        assert (await raw_post(other.url, {"decision": "approve"}, path=f"/v1/approvals/{after}")).status == 200
+        assert said(await again) == "Done."
+    assert pair.ran() == ["a"]
+    assert len(pair.upstream.requests) == 2
+
+
+@IN_POSTGRES
+async def test_of_a_key_that_comes_at_both_at_once_while_one_dies_there_is_one_answer_and_nothing_runs_twice(
+    pair: Pair,
+) -> None:
+    gate = asyncio.Event()
+    counts = [Call("count_write", {"label": str(number)}, id=f"c{number}") for number in range(3)]
+    held = Reply(text="never", pace=Pace(hold=Hold(gate, after=0)))
+    pair.upstream.script("m", [Reply(calls=counts), held, Reply(text="Done.")])
+    async with pair.processes() as (one, other):
+        asked = [asyncio.create_task(ask(url)) for url in (one.url, other.url) for _ in range(4)]
+        await pair.upstream.requests.wait(2)
+        database = json.loads((await get(other.url, "/health/ready")).body)
+        assert database
+        one.signal(signal.SIGKILL)
+        await one.ended()
+        gate.set()  # where the other one has it, it simply goes on
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        later = await asyncio.gather(*(ask(other.url) for _ in range(3)))
+    bodies = {answer.body for answer in [*answers[4:], *later] if not isinstance(answer, BaseException)}
+    assert {answer.status for answer in later} == {200}
+    assert len({answer.body for answer in later}) == 1
+    assert bodies >= {later[0].body}
+    assert sorted(pair.ran()) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP])
+@IN_POSTGRES
+async def test_a_response_in_the_background_that_is_moved_in_the_middle_of_a_call_is_told_and_goes_on(
+    sharing: Pair, how: signal.Signals
+) -> None:
+    """Drained, killed or asleep while a tool that writes runs: its end is unknown or known, and it never runs twice."""
+    pair = sharing
+    pair.upstream.script("m", [Reply(text="Wait.", calls=[Call("hang_write", {"label": "a"})]), Reply(text="Done.")])
+    client: Any
+    async with pair.process() as one, pair.app() as there, openai_client(there) as other:
+        async with openai_client(one.url) as client:
+            begun = await client.responses.create(model="m", input="go", background=True, extra_headers=KEY)
+        await pair.until_ran("a")
+        one.signal(how)
+        try:
+            async with await other.responses.retrieve(begun.id, stream=True) as events:
+                seen = [event.to_dict(warnings=False) async for event in events]
+            response = await other.responses.retrieve(begun.id)
+            again = await other.responses.create(model="m", input="go", background=True, extra_headers=KEY)
+        finally:
+            pair.let_go()
+            if how is signal.SIGSTOP:
+                one.signal(signal.SIGCONT)
+                await one.line("run_taken_over_elsewhere|run_fenced|taken")
+        if how is signal.SIGSTOP:
+            async with openai_client(one.url) as client:
+                woken = await client.responses.retrieve(begun.id)
+            assert woken.to_dict(warnings=False) == response.to_dict(warnings=False)
+    check_events(seen, cut_off=True)
+    assert response.status == "completed"
+    assert again.to_dict(warnings=False) == response.to_dict(warnings=False) == seen[-1]["response"]
+    assert response.output_text == "Wait.Done."
+    assert pair.ran()[0] == "a"
+    assert pair.ran().count("a") == 1
+    [result] = [m["content"] for m in pair.upstream.requests[-1].messages if m["role"] == "tool"]
+    assert "may or may not have happened" in result
+
+
+@IN_SQLITE
+async def test_whoever_follows_a_response_while_the_stores_are_away_gets_the_rest_when_they_are_back(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = asyncio.Event()
+    pair.upstream.script("m", [Reply(text="one two three four", pace=Pace(hold=Hold(gate, after=2)))])
+    away = iter([True] * 6)
+    find, get_kept = RunLedger.find, ResponseStore.get
+
+    async def find_if_there(self: RunLedger, id: str) -> StoredRun | None:
+        if gate.is_set() and next(away, False):
+            raise DatabaseAway("it was restarted")
+        return await find(self, id)
+
+    async def get_if_there(self: ResponseStore, owner: str, id: str) -> Any:
+        if gate.is_set() and next(away, False):
+            raise StoreError("it was restarted")
+        return await get_kept(self, owner, id)
+
+    client: Any
+    seen: list[dict[str, Any]] = []
+    async with pair.app() as here, pair.app() as there, openai_client(here) as one, openai_client(there) as client:
+        begun = await cast("Any", one).responses.create(model="m", input="go", background=True)
+        async with await client.responses.retrieve(begun.id, stream=True) as events:
+            async for event in events:
+                seen.append(event.to_dict(warnings=False))
+                if event.type == "response.output_text.delta" and not gate.is_set():
+                    monkeypatch.setattr(RunLedger, "find", find_if_there)
+                    monkeypatch.setattr(ResponseStore, "get", get_if_there)
+                    gate.set()
+    check_events(seen)
+    assert next(away, None) is None, "they were away"
+    assert seen[-1]["response"]["output"][0]["content"][0]["text"] == "one two three four"

@@ -84,9 +84,7 @@ async def test_without_keys_no_route_answers_under_a_name_that_was_pointed_here(
     ("rights", "status"),
     [({}, 200), ({"models": ["demo"]}, 403), ({"tools": []}, 403), ({"models": ["demo"], "admin": True}, 200)],
 )
-async def test_metrics_are_for_keys_that_may_know_of_every_model_and_tool(
-    rights: dict[str, object], status: int
-) -> None:
+async def test_metrics_are_for_keys_that_may_see_every_model_and_tool(rights: dict[str, object], status: int) -> None:
     config = {"model_list": [MODEL], "keys": [{"name": "alice", "hash": ALICE_HASH, **rights}]}
     async with serve(create_app(Config.model_validate(config))) as url, http_client(url) as client:
         answer = await _asked(client, "GET", "/metrics", ALICE)

@@ -12,7 +12,9 @@ from structlog.testing import capture_logs
 
 from callgate.application import create_app
 from callgate.auth.keys import mint_key
+from callgate.cli.run_story import story
 from callgate.config.schema import Config
+from callgate.recorder.row import Recording, RunEvent, RunRow
 from tests.harness.clients import http_client
 from tests.harness.configs import config_dict
 from tests.harness.server import serve
@@ -117,6 +119,47 @@ async def test_all_that_fail_are_asked_all_the_same_and_aloud(upstream: Upstream
     assert good.played == 4
     assert report["turns"][0]["deployment"] == "openai/good"
     assert "asked_although_left_alone" in {line["event"] for line in lines if line["log_level"] == "warning"}
+
+
+@BOTH
+async def test_who_answers_for_a_deployment_that_is_left_alone_says_for_whom(upstream: Upstream, stream: bool) -> None:
+    upstream.script("m", [Reply(status=500)], repeat_last=True)
+    upstream.script("good", lambda seen: ADD if not seen.tool_results else Reply(text="5"))
+    with capture_logs() as lines:
+        async with serving(upstream, upstream={"cooldown_seconds": 60}) as client:
+            await report_of(client)
+            report = await report_of(client, stream=stream)
+            run = (await client.get(f"/v1/runs/{report['run']}")).json()
+            await client.post("/v1/chat/completions", json={**ASK, "tool_choice": "none"})
+            runs = (await client.get("/v1/runs")).json()["data"]
+    who = {"deployment": "openai/good", "instead_of": "openai/m"}
+    assert [{name: attempt.get(name) for name in who} for attempt in report["attempts"]] == [who, who]
+    recorded = [event["facts"] for event in run["events"] if event["kind"] == "attempt"]
+    assert [{name: facts.get(name) for name in who} for facts in recorded] == [who, who]
+    answered = [line for line in lines if line["event"] == "upstream_answered" and line.get("instead_of")]
+    assert {(line["log_level"], line["deployment"], line["instead_of"]) for line in answered} == {
+        ("info", "openai/good", "openai/m")
+    }
+    assert (len(runs), run["odd"]) == (2, False)  # what is passed on is as usual
+    assert "answered for openai/m, which is left alone" in "\n".join(
+        story(
+            Recording(RunRow("r", 1.0), [RunEvent(0.0, "attempt", facts=facts) for facts in recorded]),
+            [],
+            content=False,
+        )
+    )
+
+
+async def test_one_that_is_asked_although_it_is_left_alone_is_said_once_however_it_ends(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(text="hello there", fault=Cut(after=2))], repeat_last=True)
+    upstream.script("good", [Reply(status=401)], repeat_last=True)
+    async with serving(upstream, upstream={"cooldown_seconds": 60, "retries": 0}) as client:
+        for _ in range(3):
+            await client.post("/v1/chat/completions", json={**ASK, "stream": True})
+        with capture_logs() as lines:
+            await client.post("/v1/chat/completions", json={**ASK, "stream": True})
+    asked = [line["deployment"] for line in lines if line["event"] == "asked_although_left_alone"]
+    assert len(asked) == len(set(asked)) > 0
 
 
 async def test_failures_of_requests_that_pass_through_are_seen_too(upstream: Upstream) -> None:

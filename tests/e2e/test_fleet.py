@@ -3,7 +3,7 @@
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.harness.clients import http_client
 from tests.harness.fleet import Stores, placed, stores, working
 from tests.harness.needs import needs
 from tests.harness.postgres import PostgresServer
-from tests.harness.process import serving
+from tests.harness.process import Child, serving
 from tests.harness.redis import redis_server
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
@@ -76,33 +76,35 @@ async def test_a_client_sees_progress_and_stops_what_it_leaves(fleet: Stores, tm
 async def test_a_call_goes_on_when_its_server_is_killed_and_the_next_one_waits_for_it(
     fleet: Stores, tmp_path: Path
 ) -> None:
-    marks = tmp_path / "marks"
-    keyed = {"Idempotency-Key": "one"}
-    async with working(fleet), serving(fleet.config) as second:
-        async with serving(fleet.config) as first, http_client(first.url) as client:
-            asking = asyncio.create_task(client.post("/v1/chat/completions", json=chat("nap 4"), headers=keyed))
-            await marked(marks, "begin")
-            first.process.kill()
-            with pytest.raises(httpx.TransportError):
-                await asking
-        async with http_client(second.url) as client:
-            answered = await client.post("/v1/chat/completions", json=chat("nap 4"), headers=keyed)
-            assert answered.json()["choices"][0]["message"]["content"] == "rested", json.dumps(answered.json())
-    assert [line.split()[0] for line in lines_of(marks)] == ["begin", "end"]
+    async def kill(server: Child, asking: asyncio.Task[httpx.Response]) -> None:
+        server.process.kill()
+        with pytest.raises(httpx.TransportError):
+            await asking
+
+    await goes_on_elsewhere(fleet, tmp_path / "marks", kill)
 
 
 async def test_a_server_that_drains_hands_a_run_over_and_its_call_goes_on_at_the_worker(
     fleet: Stores, tmp_path: Path
 ) -> None:
-    marks = tmp_path / "marks"
+    async def drain(server: Child, asking: asyncio.Task[httpx.Response]) -> None:
+        server.signal(signal.SIGTERM)
+        await server.ended(20)
+        await asyncio.wait([asking])
+
+    await goes_on_elsewhere(fleet, tmp_path / "marks", drain)
+
+
+async def goes_on_elsewhere(
+    fleet: Stores, marks: Path, leave: Callable[[Child, "asyncio.Task[httpx.Response]"], Awaitable[None]]
+) -> None:
+    """A server goes while a worker runs a call of its; another answers the request, and the call ran once."""
     keyed = {"Idempotency-Key": "one"}
     async with working(fleet), serving(fleet.config) as second:
         async with serving(fleet.config) as first, http_client(first.url) as client:
             asking = asyncio.create_task(client.post("/v1/chat/completions", json=chat("nap 4"), headers=keyed))
             await marked(marks, "begin")
-            first.signal(signal.SIGTERM)
-            await first.ended(20)
-            await asyncio.wait([asking])
+            await leave(first, asking)
         async with http_client(second.url) as client:
             answered = await client.post("/v1/chat/completions", json=chat("nap 4"), headers=keyed)
             assert answered.json()["choices"][0]["message"]["content"] == "rested", json.dumps(answered.json())

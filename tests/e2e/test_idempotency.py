@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: however often a request comes, it is run once, and everybody hears the same answer."""
+"""`Idempotency-Key`: however often a request comes, it is run once, and every client is sent the same answer."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ async def test_the_same_request_again_gets_the_same_bytes_and_runs_nothing(upstr
 
 
 @BOTH
-async def test_while_it_runs_a_second_request_joins_and_hears_it_from_its_beginning(
+async def test_while_it_runs_a_second_request_joins_and_is_sent_it_from_its_beginning(
     upstream: Upstream, stream: bool
 ) -> None:
     gate = asyncio.Event()
@@ -105,7 +105,7 @@ async def test_a_first_client_that_leaves_does_not_end_what_another_waits_for(up
             await running.started.wait()
             await second.post("/v1/chat/completions", body, KEY)
             async with raw_connection(url) as later:
-                # once this is answered, what came before it has been heard
+                # once this is answered, what came before it has been handled
                 await later.post("/v1/chat/completions", {})
                 await later.answer()
         running.gate.set()
@@ -231,7 +231,7 @@ async def test_with_redis_another_process_gives_the_same_answer(
 
 
 @needs("redis-server", "module:redis")
-async def test_with_redis_a_key_that_another_process_is_at_work_on_is_told_so(
+async def test_with_redis_a_key_that_another_process_is_at_work_on_is_a_conflict(
     upstream: Upstream, tmp_path: Path
 ) -> None:
     gate = asyncio.Event()

@@ -23,37 +23,42 @@ def client_call(place: int) -> dict[str, Any]:
     return {"id": f"c{place}", "type": "function", "function": {"name": "a", "arguments": "{}"}}
 
 
-BODIES: list[tuple[str, Mapping[str, Any]]] = [
-    (
-        CHAT,
-        {
-            "messages": HI,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": keys(90_000)}},
-        },
-    ),
-    (CHAT, {"messages": HI, "logit_bias": keys(90_000)}),
-    (CHAT, {"messages": HI, "functions": [{"name": name} for name in NAMES]}),
-    (CHAT, {"messages": HI, "tools": [{"type": "function", "function": {"name": name}} for name in NAMES]}),
-    (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": [client_call(at) for at in range(6000)]}]}),
-    (CHAT, {"messages": HI, **keys(90_000)}),
-    (CHAT, {"messages": [{"role": "user", "content": "a,\n" * 2_000_000}]}),
-    (MESSAGES, {"messages": HI, "tools": [{"name": name, "input_schema": OBJECT} for name in NAMES]}),
-    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 30_000}]}),
-    (MESSAGES, {"messages": HI, **keys(90_000)}),
-    (MESSAGES, {"messages": [{"role": "user", "content": "a,\n" * 2_000_000}]}),
-    (RESPONSES, {"input": HI * 900}),
-    (RESPONSES, {"input": HI, "tools": [{"type": "function", "name": name, "parameters": OBJECT} for name in NAMES]}),
-    (
-        RESPONSES,
-        {
-            "input": HI,
-            "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": n} for n in NAMES]}],
-        }
-        | {"tool_choice": {"type": "allowed_tools", "tools": [{"type": "custom", "name": n} for n in NAMES]}},
-    ),
-    (RESPONSES, {"input": HI, **keys(90_000)}),
-    (RESPONSES, {"input": "a,\n" * 2_000_000}),
-]
+def bodies() -> list[tuple[str, Mapping[str, Any]]]:
+    """Made when they are needed: every process of a run reads this module."""
+    return [
+        (
+            CHAT,
+            {
+                "messages": HI,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": keys(90_000)}},
+            },
+        ),
+        (CHAT, {"messages": HI, "logit_bias": keys(90_000)}),
+        (CHAT, {"messages": HI, "functions": [{"name": name} for name in NAMES]}),
+        (CHAT, {"messages": HI, "tools": [{"type": "function", "function": {"name": name}} for name in NAMES]}),
+        (CHAT, {"messages": [*HI, {"role": "assistant", "tool_calls": [client_call(at) for at in range(6000)]}]}),
+        (CHAT, {"messages": HI, **keys(90_000)}),
+        (CHAT, {"messages": [{"role": "user", "content": "a,\n" * 2_000_000}]}),
+        (MESSAGES, {"messages": HI, "tools": [{"name": name, "input_schema": OBJECT} for name in NAMES]}),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 30_000}]}),
+        (MESSAGES, {"messages": HI, **keys(90_000)}),
+        (MESSAGES, {"messages": [{"role": "user", "content": "a,\n" * 2_000_000}]}),
+        (RESPONSES, {"input": HI * 900}),
+        (
+            RESPONSES,
+            {"input": HI, "tools": [{"type": "function", "name": name, "parameters": OBJECT} for name in NAMES]},
+        ),
+        (
+            RESPONSES,
+            {
+                "input": HI,
+                "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": n} for n in NAMES]}],
+            }
+            | {"tool_choice": {"type": "allowed_tools", "tools": [{"type": "custom", "name": n} for n in NAMES]}},
+        ),
+        (RESPONSES, {"input": HI, **keys(90_000)}),
+        (RESPONSES, {"input": "a,\n" * 2_000_000}),
+    ]
 
 
 async def test_a_body_at_its_limits_gives_the_loop_back_on_every_face() -> None:
@@ -62,7 +67,7 @@ async def test_a_body_at_its_limits_gives_the_loop_back_on_every_face() -> None:
         provider.body = encoded(completion({}))
         config = make_config(provider.url, tools=("get_time",), logging={"level": "error"})
         async with serve(create_app(config)) as url:
-            for place, (path, fields) in enumerate(BODIES):
+            for place, (path, fields) in enumerate(bodies()):
                 body = encoded({"model": "m", "max_tokens": 9, **fields})
                 kind = f"{place} {path} {max(fields, key=lambda name: len(str(fields[name])))}"
                 for _ in range(TRIES):

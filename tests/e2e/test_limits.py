@@ -49,7 +49,7 @@ def refused(answer: httpx.Response) -> tuple[int, str]:
 
 
 @BOTH
-async def test_requests_a_minute_with_headers_that_say_how_the_key_stands(upstream: Upstream, stream: bool) -> None:
+async def test_requests_a_minute_with_the_rate_limit_headers_of_the_key(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", lambda _: HI)
     async with serving(upstream, alice={"requests_per_minute": 2}) as client:
         left = [(await ask(client, stream=stream)).headers["x-ratelimit-remaining-requests"] for _ in range(2)]
@@ -104,9 +104,13 @@ async def test_the_places_of_a_wildcard_are_those_of_all_its_names_together(upst
     gate = asyncio.Event()
     for name in ("made-1", "made-2"):
         upstream.script(name, lambda _: Reply(text="hi", pace=Pace(hold=Hold(gate))))
-    async with serving(upstream, models=["made-*"], entry={"concurrency": 1}) as client:
+    async with serving(upstream, models=["made-*"], entry={"concurrency": 1}, alice={"see": "own"}) as client:
         first = asyncio.create_task(ask(client, model="made-1"))
         await upstream.requests.wait(1)
+        seen = (await client.get("/v1/models/made-2")).json()["x_callgate"]
+        assert seen["concurrency"] == {"places": 1, "running": 1}
+        unseen = await client.get("/v1/models/made-2", headers={"authorization": f"Bearer {BOB}"})
+        assert "concurrency" not in unseen.json()["x_callgate"]
         assert refused(await ask(client, BOB, model="made-2")) == (503, "model_over_capacity")
         gate.set()
         assert (await first).status_code == 200
@@ -131,7 +135,7 @@ async def test_a_key_with_too_many_requests_under_way_gets_a_429(upstream: Upstr
     ("options", "code"),
     [({"limits": {"concurrent_requests": 1}}, "over_capacity"), ({"entry": {"concurrency": 1}}, "model_over_capacity")],
 )
-async def test_a_full_house_and_a_full_model_turn_away_with_a_503_and_health_answers(
+async def test_a_full_server_and_a_full_model_refuse_with_a_503_and_health_answers(
     upstream: Upstream, options: dict[str, Any], code: str
 ) -> None:
     gate = asyncio.Event()
@@ -194,7 +198,7 @@ async def test_a_tool_whose_client_left_is_unknown_in_the_ledger(upstream: Upstr
         assert database.execute("SELECT state, note FROM calls").fetchall() == [("unknown", "cut off: CancelledError")]
 
 
-async def test_a_call_that_waits_in_a_full_house_can_be_decided_about(upstream: Upstream) -> None:
+async def test_a_call_that_waits_on_a_full_server_can_be_decided_about(upstream: Upstream) -> None:
     upstream.script("m", by_turn([Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), HI]))
     tool = {**tool_entry("send_mail"), "require_approval": "always"}
     full = {"concurrent_requests": 1, "queue_seconds": 0}

@@ -31,23 +31,25 @@ def asking(**fields: Any) -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
 
 
-BODIES = {
-    "brackets without an end": (400, b"{" * 9_900_000),
-    "deep lists beside one another": (400, asking()[:-1] + b',"zz":[' + b",".join([DEEP] * 50_000) + b"]}"),
-    "metadata": (400, asking(metadata={f"k{number}": "v" for number in range(500_000)})),
-    "a text": (200, asking(messages=[{"role": "user", "content": '\n"' * 2_400_000}])),
-}
+def bodies() -> dict[str, tuple[int, bytes]]:
+    """Made when they are needed: every process of a run reads this module."""
+    return {
+        "brackets without an end": (400, b"{" * 9_900_000),
+        "deep lists beside one another": (400, asking()[:-1] + b',"zz":[' + b",".join([DEEP] * 50_000) + b"]}"),
+        "metadata": (400, asking(metadata={f"k{number}": "v" for number in range(500_000)})),
+        "a text": (200, asking(messages=[{"role": "user", "content": '\n"' * 2_400_000}])),
+    }
 
 
 async def test_a_body_at_the_limit_does_not_keep_others_waiting(upstream: Upstream, tmp_path: Path) -> None:
     upstream.script("m", lambda _: Reply(text="ok"))
     config = tmp_path / "config.yaml"
     config.write_text(as_yaml(config_dict(upstream.url, tools=("get_time",), logging={"level": "error"})))
-    longest: dict[str, float] = {}
+    large, longest = bodies(), dict[str, float]()
     async with serving(config) as child:
         await _sent(child.url, asking())
         with HealthProbe(child.url) as probe:
-            for kind, (status, body) in BODIES.items():
+            for kind, (status, body) in large.items():
                 for _ in range(TRIES):
                     probe.longest = 0.0
                     assert await _sent(child.url, body) == status

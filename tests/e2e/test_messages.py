@@ -54,7 +54,7 @@ async def test_our_calls_are_hidden_and_their_text_is_one_answer(upstream: Upstr
 
 
 @BOTH
-async def test_our_calls_are_shown_to_a_client_of_mcp_and_told_once_when_they_come_back(
+async def test_our_calls_are_shown_to_a_client_of_mcp_and_sent_once_when_they_come_back(
     upstream: Upstream, stream: bool
 ) -> None:
     upstream.script("m", [Reply(calls=[WEATHER]), Reply(calls=[LOOKUP]), Reply(text="4 C, and a bird.")])
@@ -108,7 +108,7 @@ async def test_a_turn_with_calls_of_both_sides_comes_back_whole(upstream: Upstre
 
 
 @BOTH
-async def test_calls_of_both_sides_in_one_turn_are_told_once_where_ours_were_shown(
+async def test_calls_of_both_sides_in_one_turn_are_sent_once_where_ours_were_shown(
     upstream: Upstream, stream: bool
 ) -> None:
     upstream.script("m", [Reply(calls=[WEATHER, LOOKUP]), Reply(text="Both.")])
@@ -149,14 +149,14 @@ async def test_thinking_is_shown_where_it_was_asked_for_and_comes_back(
 
 
 @BOTH
-async def test_thinking_that_nobody_asked_for_is_not_shown(upstream: Upstream, stream: bool) -> None:
+async def test_thinking_that_was_not_requested_is_not_shown(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(reasoning="Hm.", text="Hello.")])
     async with serving(upstream) as client:
         message = await client.ask(stream=stream)
     assert [block["type"] for block in message["content"]] == ["text"]
 
 
-async def test_what_a_request_says_is_said_in_the_words_of_a_chat(upstream: Upstream) -> None:
+async def test_a_request_reaches_the_model_as_a_chat(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="Yes.")])
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
     cached = {"type": "ephemeral"}
@@ -324,7 +324,7 @@ async def test_models_are_listed_in_anthropics_shape_for_its_clients(upstream: U
     assert openais["object"] == "list"
 
 
-async def test_a_body_that_is_too_large_and_too_much_to_do_are_told_in_anthropics_words(upstream: Upstream) -> None:
+async def test_a_body_that_is_too_large_and_a_full_server_get_anthropics_errors(upstream: Upstream) -> None:
     limits = {"body_bytes": 2000, "concurrent_requests": 1, "queue_seconds": 0}
     upstream.script("m", [Reply(calls=[Call("wait_for_gate", {})]), Reply(text="Open.")])
     async with toolshed.held() as running, serving(upstream, "wait_for_gate", limits=limits) as client:
@@ -358,7 +358,7 @@ async def test_a_head_that_is_too_large_is_refused_in_anthropics_shape(upstream:
         ("gpt-4o", {"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}}, None),
     ],
 )
-async def test_a_model_of_chats_is_asked_to_think_in_the_words_it_has(
+async def test_thinking_is_requested_of_a_chat_model_in_its_own_parameters(
     upstream: Upstream, model: str, asked: dict[str, Any], sent: str | None
 ) -> None:
     upstream.script(model, [Reply(text="Yes.")])

@@ -141,7 +141,7 @@ async def test_a_call_that_was_cut_is_not_run(upstream: Upstream, stream: bool) 
 
 
 @pytest.mark.parametrize("tools", [(), ("get_weather",)], ids=["passed", "with ours"])
-async def test_an_error_before_the_first_word_has_its_status(upstream: Upstream, tools: tuple[str, ...]) -> None:
+async def test_an_error_before_the_first_content_has_its_status(upstream: Upstream, tools: tuple[str, ...]) -> None:
     refusal = {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}}
     upstream.script(MODEL, [Reply(status=400, body=refusal)])
     async with in_front_of(upstream.root, *tools) as client:
@@ -150,7 +150,7 @@ async def test_an_error_before_the_first_word_has_its_status(upstream: Upstream,
 
 
 @pytest.mark.parametrize("tools", [(), ("get_weather",)], ids=["passed", "with ours"])
-async def test_an_error_behind_the_first_words_is_the_last_event(upstream: Upstream, tools: tuple[str, ...]) -> None:
+async def test_an_error_behind_the_first_content_is_the_last_event(upstream: Upstream, tools: tuple[str, ...]) -> None:
     upstream.script(MODEL, [Reply(text="I will tell you", fault=ErrorEvent(after=5), pace=Pace(between=0.02))])
     async with in_front_of(upstream.root, *tools) as client:
         answer = await client.post(stream=True, model=MODEL)
@@ -169,7 +169,7 @@ async def test_an_error_behind_the_first_words_is_the_last_event(upstream: Upstr
     ],
 )
 @pytest.mark.parametrize("tools", [(), ("get_weather",)], ids=["passed", "with ours"])
-async def test_what_the_operator_keeps_at_the_provider_is_nobody_elses(
+async def test_what_the_operator_keeps_at_the_provider_is_closed_to_clients(
     upstream: Upstream, block: dict[str, Any], where: str, tools: tuple[str, ...]
 ) -> None:
     async with in_front_of(upstream.root, *tools) as client:
@@ -198,7 +198,7 @@ async def test_settings_of_the_proxys_own_libraries_do_not_travel(upstream: Upst
     assert upstream.requests[0].body.keys() == {"model", "max_tokens", "messages", "stream"}
 
 
-async def test_a_chat_model_is_not_asked_what_a_chat_cannot_say(upstream: Upstream) -> None:
+async def test_a_chat_model_is_not_sent_fields_without_a_chat_equivalent(upstream: Upstream) -> None:
     config = make_config(upstream.url, models=["m"])
     async with serve(create_app(config)) as url, http_client(url) as http:
         client = MessagesClient(http)

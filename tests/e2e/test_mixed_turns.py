@@ -67,7 +67,7 @@ async def run_own(call: Any) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call.id, "content": await tool(**json.loads(call.function.arguments))}
 
 
-async def talk(client: AsyncOpenAI, stream: bool, messages: list[Any] | None = None) -> tuple[list[Any], str]:
+async def chat(client: AsyncOpenAI, stream: bool, messages: list[Any] | None = None) -> tuple[list[Any], str]:
     """A client's whole loop over its own tools: its history, and the answer."""
     messages = messages or [QUESTION]
     for _ in range(20):
@@ -152,7 +152,7 @@ async def test_six_rounds_give_the_model_byte_for_byte_the_history_of_one_owner(
     upstream.script("m", SIX_ROUNDS)
     upstream.script("owner", SIX_ROUNDS)
     async with serving(upstream) as client:
-        messages, answer = await talk(client, stream)
+        messages, answer = await chat(client, stream)
     config = make_config(upstream.url, models=["owner"], tools=["get_weather", "echo", "get_time", "add"])
     async with serve(create_app(config)) as url, openai_client(url) as client:
         owned = await (streamed if stream else whole)(client, model="owner", messages=[QUESTION])
@@ -165,7 +165,7 @@ async def test_six_rounds_give_the_model_byte_for_byte_the_history_of_one_owner(
 
 
 @BOTH
-async def test_house_turns_before_a_clients_call_are_put_back_too(upstream: Upstream, stream: bool) -> None:
+async def test_hidden_turns_before_a_clients_call_are_put_back_too(upstream: Upstream, stream: bool) -> None:
     upstream.script(
         "m",
         [
@@ -175,7 +175,7 @@ async def test_house_turns_before_a_clients_call_are_put_back_too(upstream: Upst
         ],
     )
     async with serving(upstream) as client:
-        messages, answer = await talk(client, stream)
+        messages, answer = await chat(client, stream)
     assert messages[1]["content"] == "First the time.\n\nNow the weather."
     assert answer == "Done."
     said = upstream.requests[2].messages
@@ -229,8 +229,8 @@ async def test_many_clients_at_once_each_get_their_own_back(upstream: Upstream, 
 
     upstream.script("m", choose)
     async with serving(upstream) as client:
-        talks = await asyncio.gather(*(talk(client, stream, [{"role": "user", "content": str(n)}]) for n in range(12)))
-    for n, (_, answer) in enumerate(talks):
+        chats = await asyncio.gather(*(chat(client, stream, [{"role": "user", "content": str(n)}]) for n in range(12)))
+    for n, (_, answer) in enumerate(chats):
         assert answer == f"{n} {n}.0 {n + 1} {n}.1 {n + 2} {n}.2"
 
 
@@ -308,9 +308,9 @@ async def test_several_mixed_turns_in_one_history_are_all_made_whole_when_asked_
         ),
     )
     async with serving(upstream) as client:
-        messages, _ = await talk(client, stream)
+        messages, _ = await chat(client, stream)
         messages += [{"role": "assistant", "content": "answered"}, {"role": "user", "content": "Again."}]
-        messages, _ = await talk(client, stream, messages)
+        messages, _ = await chat(client, stream, messages)
     results = [m["content"] for m in upstream.requests[-1].messages if m["role"] == "tool"]
     assert results == ["12:00", "x", "12:00", "x"]
 
@@ -364,13 +364,13 @@ async def test_a_call_of_another_tool_under_a_known_id_is_not_made_into_what_was
 
 
 @BOTH
-async def test_a_server_side_tool_that_fails_beside_a_clients_call_is_told_to_the_model(
+async def test_a_server_side_tool_that_fails_beside_a_clients_call_is_reported_to_the_model(
     upstream: Upstream, stream: bool
 ) -> None:
     calls = [Call("send_mail", {"to": "a", "text": "b"}, id="h"), Call("echo", {"text": "1"}, id="c")]
     upstream.script("m", [Reply(calls=calls), Reply(text="done")])
     async with serving(upstream, "send_mail") as client:
-        await talk(client, stream)
+        await chat(client, stream)
     assert "mailbox is full" in upstream.requests[1].tool_results["h"]
 
 
@@ -394,7 +394,7 @@ async def test_with_redis_a_client_may_come_back_to_another_process(
 
 @needs("redis-server", "module:redis")
 @BOTH
-async def test_while_redis_is_away_chats_go_on_with_what_the_client_knows(
+async def test_while_redis_is_away_chats_go_on_with_the_clients_history(
     upstream: Upstream, stream: bool, tmp_path: Path
 ) -> None:
     upstream.script(
@@ -403,7 +403,7 @@ async def test_while_redis_is_away_chats_go_on_with_what_the_client_knows(
     async with redis_server(tmp_path) as redis_url:
         pass
     async with serving(upstream, store={"redis_url": redis_url}) as client:
-        _, answer = await talk(client, stream)
+        _, answer = await chat(client, stream)
     assert answer == "done"
     assert upstream.requests[1].tool_results == {"c": "1"}
 
@@ -425,7 +425,7 @@ BESIDE_ONE_OF_THE_CLIENTS = [
 
 
 @BOTH
-async def test_in_another_process_what_only_reads_is_run_again_and_the_rest_is_said_to_be_lost(
+async def test_in_another_process_what_only_reads_is_run_again_and_the_rest_is_reported_as_lost(
     upstream: Upstream, stream: bool
 ) -> None:
     upstream.script("m", [Reply(calls=BESIDE_ONE_OF_THE_CLIENTS), Reply(text="one"), Reply(text="two")])
@@ -481,7 +481,7 @@ async def test_what_has_expired_is_made_again_for_clients_that_give_back_the_lea
 
 
 @BOTH
-async def test_in_another_process_a_client_that_gives_back_no_hint_goes_on_with_what_it_knows(
+async def test_in_another_process_a_client_that_gives_back_no_hint_goes_on_with_its_own_history(
     upstream: Upstream, stream: bool
 ) -> None:
     upstream.script(
@@ -497,7 +497,7 @@ async def test_in_another_process_a_client_that_gives_back_no_hint_goes_on_with_
 
 @BOTH
 @pytest.mark.parametrize(
-    "house",
+    "marks",
     [
         [[0, "x", "wait_for_gate", '{"label": "forged"}']],
         [[0, "x", "no_such_tool", "{}"]],
@@ -509,14 +509,14 @@ async def test_in_another_process_a_client_that_gives_back_no_hint_goes_on_with_
     ],
 )
 async def test_a_hint_runs_nothing_that_the_model_could_not_have_run(
-    upstream: Upstream, stream: bool, house: Any
+    upstream: Upstream, stream: bool, marks: Any
 ) -> None:
     upstream.script("m", [Reply(text="x")])
     call = {
         "id": "c",
         "type": "function",
         "function": {"name": "echo", "arguments": "{}"},
-        "x_callgate": {"house": house},
+        "x_callgate": {"house": marks},
     }
     own = {"role": "tool", "tool_call_id": "c", "content": "1"}
     async with toolshed.held() as running, serving(upstream, "wait_for_gate", "get_weather") as client:
@@ -530,7 +530,7 @@ async def test_a_hint_runs_nothing_that_the_model_could_not_have_run(
 
 
 @BOTH
-async def test_without_diagnostics_a_client_is_told_nothing_of_what_ran_beside(
+async def test_without_diagnostics_a_client_is_sent_nothing_of_what_ran_beside(
     upstream: Upstream, stream: bool
 ) -> None:
     upstream.script("m", [Reply(calls=[Call("get_time", id="h"), Call("echo", {"text": "1"}, id="c")])])

@@ -45,7 +45,7 @@ async def left_behind(client: httpx.AsyncClient) -> dict[str, str]:
 
 
 async def test_no_route_finds_what_another_key_left(upstream: Upstream, tmp_path: Path) -> None:
-    upstream.script("m", lambda _: Reply(text=f"I heard {SECRET}"))
+    upstream.script("m", lambda _: Reply(text=f"I got {SECRET}"))
     config = make_config(
         upstream.url, tools=("echo",), auth="keys", keys=KEYS, data_dir=str(tmp_path), record={"content": "on"}
     )

@@ -1,4 +1,4 @@
-"""What is no chat is passed on to the model's provider or is a 404; every route refuses strangers; browsers are told
+"""What is no chat is passed on to the model's provider or is a 404; every route refuses strangers; browsers are sent
 what their pages may do."""
 
 import asyncio
@@ -26,7 +26,7 @@ KEYS = [{"name": "alice", "hash": hash_key("cg-alice")}]
 
 @dataclass
 class Provider:
-    """An API that takes what it is sent and answers with what it was told to."""
+    """An API that takes what it is sent and answers as it was set to."""
 
     status: int = 200
     content_type: str = "application/json"
@@ -119,8 +119,8 @@ async def test_a_form_with_a_file_keeps_all_of_it_but_the_models_name() -> None:
     provider = Provider(parts=(b'{"text": "hello"}',))
     recorded = b'RIFF\r\n--no-boundary\r\n\x00 name="model"\r\n\r\nnot a field'
     async with passing(provider) as url, openai_client(url) as client:
-        heard = await client.audio.transcriptions.create(model="m", file=("a.wav", recorded), language="en")
-    assert heard.text == "hello"
+        transcript = await client.audio.transcriptions.create(model="m", file=("a.wav", recorded), language="en")
+    assert transcript.text == "hello"
     body = provider.bodies[0]
     assert recorded in body
     assert b'name="model"\r\n\r\nprovider-name\r\n' in body
@@ -182,7 +182,7 @@ async def test_nothing_in_the_body_names_what_is_kept_in_the_operators_account(
     assert len(provider.bodies) == 1
 
 
-async def test_a_providers_refusal_is_told_in_our_shape_without_its_secrets() -> None:
+async def test_a_providers_refusal_is_sent_in_our_shape_without_its_secrets() -> None:
     error = {"error": {"message": "Incorrect API key provided: sk-operator", "type": "x", "param": None, "code": "c"}}
     provider = Provider(status=401, parts=(json.dumps(error).encode(),))
     async with passing(provider) as url, openai_client(url) as client:
@@ -206,6 +206,16 @@ async def test_what_was_used_is_counted_by_key_and_a_failure_leaves_a_run() -> N
     assert (run["state"], run["status"], run["route"]) == ("failed", failed.status_code, "embeddings")
     assert run["request_id"] == failed.headers["x-request-id"]
     assert run["seconds"] > 0
+
+
+async def test_no_failure_is_recorded_of_a_model_of_which_nothing_is_kept() -> None:
+    record = {"less": [{"models": ["m"], "keep": "off"}]}
+    async with passing(Provider(status=503), record=record) as url, http_client(url) as client:
+        failed = await client.post("/v1/embeddings", json={"model": "m", "input": "hi"})
+        runs = (await client.get("/v1/runs")).json()["data"]
+
+    assert failed.status_code >= 500
+    assert runs == []
 
 
 async def test_a_route_that_the_provider_does_not_have_is_a_404() -> None:
@@ -350,7 +360,7 @@ ASKS = {
 }
 
 
-async def test_a_page_that_may_call_is_told_so_without_a_key_and_can_read_the_answers() -> None:
+async def test_a_preflight_of_an_allowed_page_needs_no_key_and_the_page_can_read_the_answers() -> None:
     options = {"auth": "keys", "keys": KEYS, "server": {"cors_origins": [PAGE]}}
     async with passing(Provider(), **options) as url, http_client(url) as client:
         asked = await client.options("/v1/chat/completions", headers=ASKS)
@@ -375,7 +385,7 @@ async def test_any_page_may_call_where_the_config_says_so() -> None:
     assert models.headers["access-control-allow-origin"] == "*"
 
 
-async def test_another_page_is_refused_in_words_it_cannot_read() -> None:
+async def test_another_page_is_refused_without_cors_headers() -> None:
     options = {"auth": "keys", "keys": KEYS, "server": {"cors_origins": ["https://other.example.com"]}}
     async with passing(Provider(), **options) as url, http_client(url) as client:
         asked = await client.options("/v1/chat/completions", headers=ASKS)

@@ -78,7 +78,7 @@ async def test_a_stream_reaches_the_client_as_it_came_and_is_counted(upstream: U
     assert 'callgate_chats_total{ending="answered",finish_reason="stop",model="m"} 1.0' in metrics
 
 
-async def test_usage_nobody_asked_for_is_counted_and_not_shown(upstream: Upstream) -> None:
+async def test_usage_that_was_not_requested_is_counted_and_not_shown(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="hi", usage=USAGE)])
     async with passing(upstream) as url:
         answer = await raw_post(url, asking(stream=True))
@@ -99,7 +99,7 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_and_no_half_event(upstr
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-async def test_what_fails_before_the_first_words_is_asked_again_and_then_elsewhere(
+async def test_what_fails_before_the_first_content_is_asked_again_and_then_elsewhere(
     upstream: Upstream, stream: bool
 ) -> None:
     upstream.script("m", [Reply(status=503), Reply(status=503), Reply(status=503)])
@@ -125,7 +125,7 @@ async def test_a_refusal_keeps_its_meaning(upstream: Upstream, stream: bool) -> 
     assert json.loads(answer.body)["error"]["param"] == "temperature"
 
 
-async def test_an_error_in_the_middle_of_a_stream_is_told_in_our_words(upstream: Upstream) -> None:
+async def test_an_error_in_the_middle_of_a_stream_has_our_shape(upstream: Upstream) -> None:
     upstream.script(
         "m", [Reply(text="some words", fault=ErrorEvent(after=2, message="key sk-abcdef1234567890 failed"))]
     )

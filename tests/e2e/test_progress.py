@@ -1,4 +1,4 @@
-"""What a client hears while tools run: heartbeats, and the dialects in which it may ask for more."""
+"""What a client is sent while tools run: heartbeats, and progress in the dialect it asks for."""
 
 import asyncio
 import contextlib
@@ -75,9 +75,9 @@ async def test_x_puts_the_events_on_empty_chunks(upstream: Upstream, by_header: 
     async with serving(upstream) as url:
         answer = await asked(url, "x", by_header=by_header)
     assert is_strict(answer)
-    told = [chunk for chunk in answer.chunks if "phase" in chunk.get("x_callgate", {})]
-    assert all(chunk["choices"][0]["delta"] == {"content": ""} for chunk in told)
-    events = [chunk["x_callgate"] for chunk in told]
+    updates = [chunk for chunk in answer.chunks if "phase" in chunk.get("x_callgate", {})]
+    assert all(chunk["choices"][0]["delta"] == {"content": ""} for chunk in updates)
+    events = [chunk["x_callgate"] for chunk in updates]
     assert {(e["call"], e["name"], e["phase"]) for e in events} == {
         ("c1", "get_time", "start"),
         ("c1", "get_time", "done"),
@@ -120,7 +120,7 @@ async def test_reasoning_is_a_line_for_each_call_in_both_modes(upstream: Upstrea
     )
 
 
-async def test_a_dialect_that_nobody_speaks_is_refused(upstream: Upstream) -> None:
+async def test_an_unknown_dialect_is_refused(upstream: Upstream) -> None:
     async with serving(upstream) as url, openai_client(url) as client:
         with pytest.raises(openai.BadRequestError, match="off, x, reasoning, openwebui"):
             await whole(client, model="m", messages=ASKING, extra_headers={"X-Callgate-Events": "loud"})
@@ -143,7 +143,7 @@ async def test_a_silent_stream_is_kept_alive_with_empty_chunks(upstream: Upstrea
     assert text_of(answer) == "Done."
 
 
-async def test_the_status_waits_for_the_first_word_but_not_for_ever(upstream: Upstream) -> None:
+async def test_the_status_waits_for_the_first_content_but_not_for_ever(upstream: Upstream) -> None:
     gate = asyncio.Event()
     upstream.script("m", [Reply(text="late", pace=Pace(hold=Hold(gate, after=None)))])
     async with serving(upstream, server={"first_chunk_seconds": 0.05}) as url, raw_connection(url) as connection:
@@ -155,7 +155,7 @@ async def test_the_status_waits_for_the_first_word_but_not_for_ever(upstream: Up
     assert text_of(answer) == "late"
 
 
-async def test_an_error_before_the_first_word_still_has_its_status(upstream: Upstream) -> None:
+async def test_an_error_before_the_first_content_still_has_its_status(upstream: Upstream) -> None:
     upstream.script("m", [Reply(status=429)])
     async with serving(upstream, upstream={"retries": 0}) as url:
         answer = await asked(url, "off")
@@ -167,7 +167,7 @@ async def test_an_error_before_the_first_word_still_has_its_status(upstream: Ups
 @pytest.mark.parametrize(
     ("tool", "arguments", "retry"), [("send_mail", {"to": "a", "text": "b"}, "false"), ("get_time", {}, None)]
 )
-async def test_an_error_after_a_tool_that_writes_tells_clients_not_to_repeat(
+async def test_an_error_after_a_tool_that_writes_asks_clients_not_to_retry(
     upstream: Upstream, stream: bool, tool: str, arguments: dict[str, Any], retry: str | None
 ) -> None:
     upstream.script("m", [Reply(calls=[Call(tool, arguments)]), Reply(status=500)])

@@ -47,7 +47,7 @@ def asks_the_server(request: Any) -> Reply:
 
 @dataclass
 class Fleet:
-    """Clients that ask without a pause until they are told to stop."""
+    """Clients that ask without a pause until they are stopped."""
 
     answers: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)

@@ -258,7 +258,7 @@ async def test_a_named_function_call_is_a_named_choice(upstream: Upstream, strea
 
 
 @BOTH
-async def test_a_body_of_the_responses_api_is_told_as_a_chat(upstream: Upstream, stream: bool) -> None:
+async def test_a_body_of_the_responses_api_is_rewritten_as_a_chat(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="hi")])
     body: dict[str, Any] = {
         "model": "m",
@@ -307,7 +307,7 @@ async def test_fields_that_only_some_providers_know_travel_on(upstream: Upstream
 @BOTH
 @pytest.mark.parametrize(("provider", "role"), [("openai", "developer"), ("hosted_vllm", "system")])
 @pytest.mark.parametrize("tools", [("get_time",), ()], ids=["server-side tools", "none"])
-async def test_a_developer_is_the_system_to_providers_that_know_no_developers(
+async def test_a_developer_message_is_a_system_message_where_the_provider_has_no_developer_role(
     upstream: Upstream, stream: bool, provider: str, role: str, tools: Any
 ) -> None:
     upstream.script("m", [Reply(text="hi")])

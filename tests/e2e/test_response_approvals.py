@@ -75,11 +75,11 @@ async def test_what_its_client_approved_waits_for_the_operator_where_the_config_
         assert len(upstream.requests) == 1, "the model is not asked before somebody has decided"
         await operator.post(f"/v1/approvals/{waiting[0]['id']}", json={"decision": "deny", "reason": "Not today."})
         await asking
-    [told] = results(upstream)
-    assert "Not today." in told
+    [result] = results(upstream)
+    assert "Not today." in result
 
 
-async def test_a_call_that_is_refused_does_not_run_and_the_model_is_told_why(upstream: Upstream) -> None:
+async def test_a_call_that_is_refused_does_not_run_and_the_model_is_sent_the_reason(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[ADD, ECHO]), Reply(text="As you wish.")])
     async with serving(upstream) as client:
         first = await client.responses.create(model="m", input="go", tools=[tool("always")])

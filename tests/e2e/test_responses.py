@@ -206,7 +206,7 @@ async def test_tools_in_a_namespace_and_custom_tools_come_back_as_they_were_name
     assert names == ["files__look", "patch"]
 
 
-async def test_types_of_tools_that_nobody_here_has_are_left_out_with_a_word(upstream: Upstream) -> None:
+async def test_unsupported_tool_types_are_left_out_with_a_warning(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="ok")])
     tools: list[Any] = [{"type": "web_search"}, {"type": "tool_search"}, LOOK]
     async with serving(upstream) as client:
@@ -410,16 +410,20 @@ async def test_no_key_reaches_what_is_anothers_and_unknown_ids_look_the_same(ups
                 await bob.post("/v1/responses", json={"model": "m", "input": "x"} | it) for it in (mine, nobodys)
             ]
             assert [answer.status_code in (400, 404) for answer in answers] == [True, True]
-            assert _told(answers[0], response.id, item) == _told(answers[1], made_up, unknown_item)
+            assert _error_without_ids(answers[0], response.id, item) == _error_without_ids(
+                answers[1], made_up, unknown_item
+            )
         for method, path in (("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")):
             answers = [await bob.request(method, f"/v1/responses/{id}{path}") for id in (response.id, made_up)]
             assert [answer.status_code for answer in answers] == [404, 404]
-            assert _told(answers[0], response.id, item) == _told(answers[1], made_up, unknown_item)
+            assert _error_without_ids(answers[0], response.id, item) == _error_without_ids(
+                answers[1], made_up, unknown_item
+            )
         assert len(upstream.requests) == before
         assert (await alice.responses.retrieve(response.id)).id == response.id
 
 
-def _told(answer: httpx.Response, *ids: str) -> Any:
+def _error_without_ids(answer: httpx.Response, *ids: str) -> Any:
     text = answer.text
     for id in ids:
         text = text.replace(id, "ID")
@@ -430,12 +434,16 @@ def _told(answer: httpx.Response, *ids: str) -> Any:
 
 
 @BOTH
-@pytest.mark.parametrize(("reason", "told"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
-async def test_an_answer_that_was_cut_is_incomplete(upstream: Upstream, stream: bool, reason: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("reason", "expected"), [("length", "max_output_tokens"), ("content_filter", "content_filter")]
+)
+async def test_an_answer_that_was_cut_is_incomplete(
+    upstream: Upstream, stream: bool, reason: str, expected: str
+) -> None:
     upstream.script("m", [Reply(text="half", finish=reason)])
     async with serving(upstream) as client:
         response = await responded(client, stream=stream, model="m", input="go")
-    assert (response.status, response.incomplete_details.reason) == ("incomplete", told)
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", expected)
     assert response.output_text == "half"
 
 
@@ -492,7 +500,7 @@ async def test_a_response_with_a_key_for_idempotency_is_made_once(upstream: Upst
     assert len(upstream.requests) == 1
 
 
-async def test_the_fields_of_a_request_reach_the_model_in_the_words_of_chat(upstream: Upstream) -> None:
+async def test_the_fields_of_a_request_reach_the_model_as_those_of_a_chat(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text='{"a":1}')])
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     async with serving(upstream) as client:
@@ -525,7 +533,7 @@ async def test_the_fields_of_a_request_reach_the_model_in_the_words_of_chat(upst
     assert "previous_response_id" not in sent
 
 
-async def test_a_phase_that_no_chat_has_a_place_for_is_left_out_and_said(upstream: Upstream) -> None:
+async def test_a_phase_that_no_chat_has_a_place_for_is_left_out_and_reported(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="ok")])
     said = {"type": "message", "role": "assistant", "phase": "commentary", "content": "I look."}
     async with serve(create_app(make_config(upstream.url))) as url, http_client(url) as http:

@@ -129,7 +129,7 @@ async def test_one_key_holds_only_so_much_of_messages_that_never_end(upstream: U
         assert (await bob.turn({"model": "m", "input": "one"}))[-1]["type"] == "response.completed"
 
 
-async def test_a_message_of_many_values_is_an_error_and_keeps_nobody_waiting(upstream: Upstream) -> None:
+async def test_a_message_of_many_values_is_an_error_and_delays_no_other_request(upstream: Upstream) -> None:
     fields = ",".join(f'"k{number}":1' for number in range(600_000))
     data = b'{"type":"response.create",%b}' % fields.encode()
     message = b"\x81\xff" + len(data).to_bytes(8, "big") + bytes(4) + data

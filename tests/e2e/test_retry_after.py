@@ -1,4 +1,4 @@
-"""A provider that says how long to wait: what is short is waited for, what is long is told to the client at once."""
+"""A provider that says how long to wait: a short wait is waited for, a long one is sent to the client at once."""
 
 import json
 from typing import Any

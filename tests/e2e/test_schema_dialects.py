@@ -14,12 +14,12 @@ pytestmark = pytest.mark.anyio
 
 LIMIT = {"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "null"}], "default": None}
 PARAMETERS = {"type": "object", "properties": {"limit": LIMIT}, "additionalProperties": False}
-HOUSE = {"kind": "http", "name": "web", "description": "d", "url": "http://127.0.0.1:1/", "parameters": PARAMETERS}
+TOOL = {"kind": "http", "name": "web", "description": "d", "url": "http://127.0.0.1:1/", "parameters": PARAMETERS}
 THEIRS = {"type": "function", "function": {"name": "theirs", "description": "t", "parameters": PARAMETERS}}
 
 
 async def ask(upstream: Upstream, dialect: str, *, tools: list[Any] | None = None) -> dict[str, Any]:
-    config = make_config(upstream.url, tools=[HOUSE], entry={"schema_dialect": dialect, "tools": ["*"]})
+    config = make_config(upstream.url, tools=[TOOL], entry={"schema_dialect": dialect, "tools": ["*"]})
     async with serve(create_app(config)) as url, http_client(url) as client:
         question = {"model": "m", "messages": [{"role": "user", "content": "?"}], **({"tools": tools} if tools else {})}
         answer: dict[str, Any] = (await client.post("/v1/chat/completions", json=question)).json()
@@ -30,7 +30,7 @@ def sent(upstream: Upstream) -> dict[str, Any]:
     return {tool["function"]["name"]: tool["function"]["parameters"] for tool in upstream.requests[0].body["tools"]}
 
 
-async def test_our_tools_are_told_in_the_providers_words_and_the_clients_as_they_came(upstream: Upstream) -> None:
+async def test_our_tools_are_sent_in_the_providers_dialect_and_the_clients_as_they_came(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="hi")])
     await ask(upstream, "gemini", tools=[THEIRS])
     assert sent(upstream) == {
@@ -39,13 +39,13 @@ async def test_our_tools_are_told_in_the_providers_words_and_the_clients_as_they
     }
 
 
-async def test_in_full_they_are_told_whole(upstream: Upstream) -> None:
+async def test_in_the_full_dialect_schemas_are_sent_unchanged(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="hi")])
     await ask(upstream, "full")
     assert sent(upstream) == {"web": PARAMETERS}
 
 
-async def test_the_gate_goes_on_checking_what_the_model_was_not_told(upstream: Upstream) -> None:
+async def test_the_gate_goes_on_checking_what_the_dialect_left_out(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[Call("web", {"limit": 1, "more": 2})]), Reply(text="oh")])
     answer = await ask(upstream, "gemini")
     assert answer["x_callgate"]["turns"][0]["calls"][0]["flaw"] == "schema_mismatch"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from callgate.application import create_app
+from callgate.runtime.shared_approvals import SharedApprovals
 from tests.chaos import tools
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
@@ -86,6 +87,36 @@ async def test_it_is_listed_and_decided_at_the_other_once(
     assert gone.status == 404
 
 
+async def test_a_call_whose_beginning_is_still_being_written_is_listed_where_it_waits(
+    upstream: Upstream, ledger: dict[str, Any], marks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write = asyncio.Event()
+    write = SharedApprovals._write
+
+    async def held(*given: Any) -> None:
+        await may_write.wait()
+        await write(*given)
+
+    monkeypatch.setattr(SharedApprovals, "_write", held)
+    upstream.script("m", [Reply(calls=[Call("count", {"label": "a"})]), Reply(text="Done.")])
+    entry = {"kind": "python", "function": f"{tools.__name__}:count", "safety": "write", "require_approval": "always"}
+    app = create_app(make_config(upstream.url, tools=[entry], **ledger))
+    async with serve(app) as url:
+        asking = asyncio.create_task(raw_post(url, BODY))
+        shared = app.state.manager.shared
+        async with asyncio.timeout(10):
+            while not shared.approvals.waiting():
+                await shared.approvals.changed()
+        listing = asyncio.create_task(shared.decisions.waiting())
+        for _ in range(5):  # as far as it comes by itself
+            await asyncio.sleep(0)
+        may_write.set()
+        [asked] = await listing
+        await decide(url, asked["id"])
+        assert (await asking).status == 200
+    assert ran(marks) == "a\n"
+
+
 async def test_a_refusal_from_the_other_reaches_the_model_with_its_reason(
     upstream: Upstream, ledger: dict[str, Any], marks: Path
 ) -> None:
@@ -100,7 +131,7 @@ async def test_a_refusal_from_the_other_reaches_the_model_with_its_reason(
     assert ran(marks) == ""
 
 
-async def test_when_its_client_has_left_or_its_time_is_over_nobody_can_decide_any_more(
+async def test_when_its_client_has_left_or_its_time_is_over_no_decision_is_accepted(
     upstream: Upstream, ledger: dict[str, Any], marks: Path
 ) -> None:
     call = Reply(calls=[Call("count", {"label": "a"})])

@@ -1,6 +1,6 @@
 """Models that cannot call functions, behind a real socket: they read our prompt, write their calls as text, and get on.
 
-The model here follows the prompt and nothing else: it looks up the tools and the form in what it was told, carries
+The model here follows the prompt and nothing else: it looks up the tools and the form in what it was sent, carries
 numbers from one result into the next call, and would say so if it were shown a tool natively.
 """
 
@@ -53,8 +53,8 @@ class TextOnlyModel:
             form for form, mark in (("xml", "<invoke"), ("hermes", "<tool_call>"), ("json", "{")) if mark in example
         )
 
-    def _step(self, form: str, tools: Mapping[str, Any], told: str) -> str:
-        result = _result(form, told)
+    def _step(self, form: str, tools: Mapping[str, Any], received: str) -> str:
+        result = _result(form, received)
         if result is None:
             return "Let me look.\n\n" + _written(form, tools["get_weather"], {"city": "Lisbon"})
         if degrees := re.fullmatch(r"(\d+) C in Lisbon", result):
@@ -71,15 +71,15 @@ def _listed_tools(prompt: str) -> dict[str, Any]:
     return {function["name"]: function for function in functions}
 
 
-def _result(form: str, told: str) -> str | None:
-    """The latest result, as this form tells it."""
+def _result(form: str, received: str) -> str | None:
+    """The latest result, as this form writes it."""
     match form:
         case "xml":
-            found = re.findall(r"<result name=[^>]*>\n(.*?)\n</result>", told, re.DOTALL)
+            found = re.findall(r"<result name=[^>]*>\n(.*?)\n</result>", received, re.DOTALL)
         case "hermes":
-            found = [json.loads(each)["content"] for each in re.findall(r"<tool_response>\n(.*)\n", told)]
+            found = [json.loads(each)["content"] for each in re.findall(r"<tool_response>\n(.*)\n", received)]
         case _:
-            found = re.findall(r"<tool_result[^>]*>\n(.*?)\n</tool_result>", told, re.DOTALL)
+            found = re.findall(r"<tool_result[^>]*>\n(.*?)\n</tool_result>", received, re.DOTALL)
     return str(found[-1]) if found else None
 
 
@@ -163,9 +163,7 @@ def probes(upstream: Upstream) -> list[Any]:
 
 
 @BOTH
-async def test_a_model_that_ignores_tools_is_found_out_once_and_asked_in_words(
-    upstream: Upstream, stream: bool
-) -> None:
+async def test_a_model_that_ignores_tools_is_detected_once_and_prompted(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", TextOnlyModel())
     config = make_config(upstream.url, tools=TOOLS, provider="hosted_vllm", entry={"tool_calling": "auto"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
@@ -179,7 +177,7 @@ async def test_a_model_that_ignores_tools_is_found_out_once_and_asked_in_words(
 @pytest.mark.leaves("litellm", why="litellm keeps its thread for logging")
 @pytest.mark.parametrize("lane", ["direct", "litellm"])
 @pytest.mark.parametrize("status", [400, 500], ids=["as vLLM does", "as llama.cpp does"])
-async def test_a_server_that_refuses_tools_is_asked_in_words(upstream: Upstream, status: int, lane: str) -> None:
+async def test_a_server_that_refuses_tools_is_prompted(upstream: Upstream, status: int, lane: str) -> None:
     obedient = TextOnlyModel()
     refusal = {"error": {"message": "tools need a parser, and none is set up", "type": "invalid_request_error"}}
 
@@ -195,7 +193,7 @@ async def test_a_server_that_refuses_tools_is_asked_in_words(upstream: Upstream,
     assert len(probes(upstream)) == 2
 
 
-async def test_what_was_found_out_of_a_model_is_told_beside_it(upstream: Upstream) -> None:
+async def test_what_was_detected_of_a_model_is_listed_with_it(upstream: Upstream) -> None:
     upstream.script("m", TextOnlyModel())
     config = make_config(upstream.url, tools=TOOLS, provider="hosted_vllm", entry={"tool_calling": "auto"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
@@ -256,7 +254,7 @@ BAROMETER = {
 
 
 @BOTH
-async def test_a_clients_own_call_is_handed_back_as_a_call_and_its_answer_is_told_in_text(
+async def test_a_clients_own_call_is_handed_back_as_a_call_and_its_answer_is_written_as_text(
     upstream: Upstream, stream: bool
 ) -> None:
     upstream.script("m", TextOnlyModel())
@@ -308,7 +306,7 @@ async def test_a_demanded_call_is_enforced_where_the_server_can(upstream: Upstre
 
 @BOTH
 @pytest.mark.parametrize("calling", ["native", "hermes"])
-async def test_arguments_beyond_the_limit_are_told_to_the_model_and_not_run(
+async def test_arguments_beyond_the_limit_are_reported_to_the_model_and_not_run(
     upstream: Upstream, calling: str, stream: bool
 ) -> None:
     text = "x" * 200_000
@@ -323,9 +321,9 @@ async def test_arguments_beyond_the_limit_are_told_to_the_model_and_not_run(
         seen, diagnostics, _ = await asked(client, "m", stream=stream)
     assert seen == "Too much, I see."
     assert flaws(diagnostics) == ["arguments_too_large"]
-    told = json.dumps(upstream.requests[1].messages[-1])
-    assert "arguments_too_large" in told
-    assert len(told) < 2000
+    received = json.dumps(upstream.requests[1].messages[-1])
+    assert "arguments_too_large" in received
+    assert len(received) < 2000
 
 
 ECHO = {"name": "echo", "parameters": {"required": ["text"], "properties": {"text": {"type": "string"}}}}

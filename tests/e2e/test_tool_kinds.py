@@ -59,7 +59,7 @@ async def answer_of(url: str, *, stream: bool) -> str:
 
 
 def results(upstream: Upstream) -> list[str]:
-    """What the tools said, as the model was told."""
+    """The results of the tools, as the model was sent them."""
     return [message["content"] for message in upstream.requests[-1].body["messages"] if message["role"] == "tool"]
 
 

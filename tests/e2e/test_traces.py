@@ -1,8 +1,10 @@
-"""Spans of requests: what a collector gets, what those who are asked are told, and what it costs where the collector is gone."""
+"""Spans of requests: what a collector gets, which trace headers go upstream, and what an unreachable collector costs."""
 
 import contextlib
 import json
+import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ from callgate.application import create_app
 from callgate.config.schema import Config
 from tests.harness.clients import http_client
 from tests.harness.collector import Collector, attributes, collecting
-from tests.harness.configs import config_dict
+from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
+from tests.harness.process import serving as serving_process
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.tools.servers.http_mcp import HttpMcp
@@ -106,7 +109,7 @@ async def test_a_run_is_exported_with_its_turns_attempts_and_calls(upstream: Ups
 
 
 @BOTH
-async def test_what_is_asked_on_the_way_is_told_the_span_that_is_exported(upstream: Upstream, stream: bool) -> None:
+async def test_upstream_requests_carry_the_exported_span_as_traceparent(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(status=503), ADD, Reply(text="5")])
     async with collecting() as collector:
         async with serving(upstream, collector) as client:
@@ -123,7 +126,7 @@ async def test_what_is_asked_on_the_way_is_told_the_span_that_is_exported(upstre
     assert (run["traceId"], run["parentSpanId"], run["traceState"]) == (TRACE, SPAN, "vendor=1")
 
 
-async def test_every_kind_of_tool_is_told_the_span_of_its_call(upstream: Upstream) -> None:
+async def test_every_kind_of_tool_gets_the_span_of_its_call(upstream: Upstream) -> None:
     api, seen = FastAPI(), {}
 
     @api.get("/where")
@@ -151,7 +154,7 @@ async def test_every_kind_of_tool_is_told_the_span_of_its_call(upstream: Upstrea
         async with serving(upstream, collector, tools=tools, mcp_servers=servers) as client:
             await asked(client)
         spans = collector.spans()
-        [told] = mcp.calls()
+        [called] = mcp.calls()
     results = upstream.requests[-1].tool_results
     by_call = {
         span["attributes"]["gen_ai.tool.call.id"]: span for span in spans if span["name"].startswith("execute_tool")
@@ -160,14 +163,14 @@ async def test_every_kind_of_tool_is_told_the_span_of_its_call(upstream: Upstrea
     assert seen["http"] == expected["call_http"]
     assert results["call_command"].strip() == expected["call_command"]
     assert results["call_python"].strip() == expected["call_python"]
-    assert told.headers["traceparent"] == told.message["params"]["_meta"]["traceparent"] == expected["call_mcp"]
+    assert called.headers["traceparent"] == called.message["params"]["_meta"]["traceparent"] == expected["call_mcp"]
     said = by_call["call_mcp"]["attributes"]
     assert (said["mcp.method.name"], said["mcp.protocol.version"], said["network.transport"]) == (
         "tools/call",
         "2025-06-18",
         "tcp",
     )
-    assert said["mcp.session.id"] in mcp.sessions | {told.headers["mcp-session-id"]}
+    assert said["mcp.session.id"] in mcp.sessions | {called.headers["mcp-session-id"]}
 
 
 async def test_a_trace_is_passed_on_as_it_came_where_none_are_exported(upstream: Upstream) -> None:
@@ -238,7 +241,7 @@ async def test_choices_have_attempts_of_their_own(upstream: Upstream) -> None:
     }
 
 
-async def test_what_was_said_is_shown_only_where_both_settings_ask_for_it(upstream: Upstream) -> None:
+async def test_content_is_exported_only_where_both_settings_ask_for_it(upstream: Upstream) -> None:
     upstream.script("m", lambda seen: ADD if not seen.tool_results else Reply(text="planted-answer"))
     shown: dict[tuple[str, bool], str] = {}
     for content, kept in (("no_content", True), ("span_and_event", False), ("span_and_event", True)):
@@ -274,7 +277,7 @@ async def test_a_collector_that_is_busy_is_asked_again_and_all_is_compressed(ups
     assert not any(counts.values())
 
 
-async def test_what_a_collector_does_not_take_is_counted_and_told(upstream: Upstream) -> None:
+async def test_what_a_collector_does_not_take_is_counted_and_logged(upstream: Upstream) -> None:
     upstream.script("m", lambda seen: ADD if not seen.tool_results else Reply(text="5"))
     partial = bytes.fromhex("0a06") + b"\x08\x02\x12\x02no"
     async with collecting((400, {}, b""), (200, {}, partial)) as collector:
@@ -285,8 +288,8 @@ async def test_what_a_collector_does_not_take_is_counted_and_told(upstream: Upst
                 await asked(client)
                 await collector.until(taken=1)
             # counted when the answer was read, which is before the server ended
-        told = [line["reason"] for line in lines if line["event"] == "traces_not_exported"]
-    assert told == ["HTTP 400 Bad Request", "the collector did not take all of them: no"]
+        logged = [line["reason"] for line in lines if line["event"] == "traces_not_exported"]
+    assert logged == ["HTTP 400 Bad Request", "the collector did not take all of them: no"]
 
 
 async def test_a_collector_that_is_gone_costs_requests_nothing_and_its_spans_are_counted(
@@ -299,6 +302,32 @@ async def test_a_collector_that_is_gone_costs_requests_nothing_and_its_spans_are
         async with serving(upstream, collector, data_dir=str(tmp_path)) as client:
             run = (await asked(client)).headers["x-callgate-run"]
             assert (await client.get(f"/v1/runs/{run}")).json()["state"] == "answered"
-    told = [line for line in lines if line["event"] == "traces_not_exported"]
-    assert [line["log_level"] for line in told] == ["warning"]
-    assert sum(line["spans"] for line in told) == 6
+    logged = [line for line in lines if line["event"] == "traces_not_exported"]
+    assert [line["log_level"] for line in logged] == ["warning"]
+    assert sum(line["spans"] for line in logged) == 6
+
+
+async def test_a_collector_that_never_answers_keeps_nothing_from_being_written_at_the_end(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    upstream.script("m", lambda seen: ADD if not seen.tool_results else Reply(text="5"))
+    config = tmp_path / "config.yaml"
+    async with collecting() as collector:
+        collector.hold.clear()
+        options: dict[str, Any] = {"traces": {"endpoint": collector.url}, "data_dir": str(tmp_path / "data")}
+        config.write_text(as_yaml(config_dict(upstream.url, tools=["add"], **options)), encoding="utf-8")
+        async with serving_process(config) as child:
+            async with http_client(child.url) as client:
+                await asked(client)
+            await collector.until(posted=1)
+            began = time.monotonic()
+            child.signal(signal.SIGTERM)
+            code, took = await child.ended(), time.monotonic() - began
+        collector.hold.set()
+        said = [json.loads(line) for line in child.lines if line.startswith("{")]
+
+    assert (code, took < 4) == (0, True), f"{took}\n{child.log}"
+    assert [line for line in said if line["level"] == "error"] == []
+    assert [(line["spans"], line["reason"]) for line in said if line["event"] == "traces_not_exported"] == [
+        (6, "the server ended before they were sent")
+    ]

@@ -20,7 +20,7 @@ ASKING = [{"role": "user", "content": "How warm is it in Lisbon, and what is 2 +
 CALLS = [Call("get_weather", {"city": "Lisbon"}), Call("add", {"a": 2, "b": 2})]
 
 
-async def told(upstream: Upstream, *, stream: bool, model: str = MODEL) -> tuple[str, dict[str, Any]]:
+async def ask_translated(upstream: Upstream, *, stream: bool, model: str = MODEL) -> tuple[str, dict[str, Any]]:
     """The text of an answer and what is said of its turns."""
     base, provider = (f"{upstream.root}/v1beta", "gemini") if model == GEMINI else (upstream.root, "anthropic")
     config = make_config(base, models=[model], provider=provider, tools=("get_weather", "add"), lane="auto")
@@ -40,7 +40,7 @@ async def told(upstream: Upstream, *, stream: bool, model: str = MODEL) -> tuple
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_claudes_calls_are_run_and_its_thinking_goes_back_signed(upstream: Upstream, stream: bool) -> None:
     upstream.script(MODEL, [Reply(reasoning="I look it up.", calls=CALLS), Reply(text="21 C, and 4.")])
-    text, account = await told(upstream, stream=stream)
+    text, account = await ask_translated(upstream, stream=stream)
     assert text == "21 C, and 4."
     assert [turn["finish_reason"] for turn in account["turns"]] == ["tool_use", "end_turn"]
     assert [turn["lane"] for turn in account["turns"]] == ["translated", "translated"]
@@ -57,7 +57,7 @@ async def test_a_call_of_claudes_that_was_cut_is_not_run(upstream: Upstream, str
     if stream:
         piece = Reply(calls=[Call("get_weather", '{"city": "Lis')], finish="length")
         upstream.script(MODEL, [piece, Reply(text="Once more?")])
-    _, account = await told(upstream, stream=stream)
+    _, account = await ask_translated(upstream, stream=stream)
     first = account["turns"][0]
     assert first["finish_reason"] == "max_tokens"
     assert [(call["verdict"], call.get("flaw")) for call in first["calls"]] == [("broken", "truncated")]
@@ -67,7 +67,7 @@ async def test_a_call_of_claudes_that_was_cut_is_not_run(upstream: Upstream, str
 async def test_geminis_calls_are_run_and_their_signatures_go_back(upstream: Upstream, stream: bool) -> None:
     signed = [replace(CALLS[0], extras={"thoughtSignature": "c2lnbmVk"}), CALLS[1]]
     upstream.script(GEMINI, [Reply(calls=signed), Reply(text="21 C, and 4.")])
-    text, account = await told(upstream, stream=stream, model=GEMINI)
+    text, account = await ask_translated(upstream, stream=stream, model=GEMINI)
     assert text == "21 C, and 4."
     assert [(turn["lane"], turn["finish_reason"]) for turn in account["turns"]] == 2 * [("translated", "STOP")]
     assert account["turns"][0]["findings"] == ["nonstandard_finish_reason", "tool_calls_with_stop"]

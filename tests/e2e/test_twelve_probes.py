@@ -1,4 +1,4 @@
-"""Twelve questions that tell a tool loop that can be trusted from one that cannot, asked over the wire in both modes."""
+"""Twelve probes of a tool loop, played over the wire in both modes: an unreliable loop fails some of them."""
 
 import asyncio
 import contextlib
@@ -171,7 +171,7 @@ async def test_a_call_that_is_cut_every_time_is_never_run_and_never_shown(
 
 @BOTH
 @pytest.mark.parametrize("finish", ["stop", None, "function_call", "end_turn"])
-async def test_whole_calls_run_whatever_word_ends_the_turn(
+async def test_whole_calls_run_whatever_the_finish_reason(
     upstream: Upstream, work: Workplace, stream: bool, finish: str | None
 ) -> None:
     upstream.script("m", [Reply(calls=[Call("search", {"query": "2019"})], finish=finish), Reply(text="One file.")])
@@ -313,7 +313,7 @@ async def test_a_model_that_calls_on_past_the_limit_runs_nothing_more_and_shows_
 
 
 @BOTH
-async def test_an_answer_in_words_while_tools_are_on_offer_is_asked_for_once(
+async def test_a_text_answer_while_tools_are_on_offer_is_asked_for_once(
     upstream: Upstream, work: Workplace, stream: bool
 ) -> None:
     upstream.script("m", [Reply(text="There is nothing to clear away.")])
@@ -370,7 +370,7 @@ async def test_what_a_model_with_calls_of_its_own_writes_as_text_is_text_where_i
 
 @BOTH
 @pytest.mark.parametrize("fenced", ["run", "talk"])
-async def test_a_fence_that_is_the_whole_message_runs_unless_fences_are_talk(
+async def test_a_fence_that_is_the_whole_message_runs_unless_fences_are_set_to_talk(
     upstream: Upstream, work: Workplace, stream: bool, fenced: str
 ) -> None:
     text = f"```json\n{CALL}\n```"
@@ -433,7 +433,7 @@ async def test_an_answer_cut_by_the_limit_after_a_tool_keeps_the_work_and_does_i
 # 12: a slow tool in a stream ------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_shows_words_before_a_slow_tool_at_once_and_stays_alive_while_it_runs(
+async def test_a_stream_shows_text_before_a_slow_tool_at_once_and_stays_alive_while_it_runs(
     upstream: Upstream,
 ) -> None:
     upstream.script("m", [Reply(text="One moment.", calls=[Call("wait_for_gate")]), Reply(text="Done.")])
@@ -496,7 +496,7 @@ async def test_a_call_of_which_a_fragment_came_before_the_break_is_run_once_as_t
     assert (answer.text, answer.finish_reason, answer.calls) == ("Gone.", "stop", [])
 
 
-async def test_a_call_that_breaks_off_after_words_were_shown_is_one_error_and_runs_nothing(
+async def test_a_call_that_breaks_off_after_text_was_shown_is_one_error_and_runs_nothing(
     upstream: Upstream, work: Workplace
 ) -> None:
     upstream.script("m", [Reply(text="At once.", calls=[Call("delete", {"path": PATH})], fault=Cut(after=5))])

@@ -1,6 +1,7 @@
 """Celery's messages, as we write them: Celery's own producer makes the same."""
 
 import base64
+import hashlib
 import json
 import ssl
 from pathlib import Path
@@ -51,14 +52,25 @@ async def test_they_are_those_of_celerys_own_producer(tmp_path: Path) -> None:
             )
             app.control.revoke("id1", terminate=True, signal="SIGKILL")
             app.close()
-            told = None
-            while told is None:
-                told = await control.get_message(timeout=5)
+            published = None
+            while published is None:
+                published = await control.get_message(timeout=5)
         theirs = await client.rpop(queue)
     assert isinstance(theirs, bytes)
     assert unfolded(task_message(CALL, queue, 35.0)) == unfolded(theirs)
-    assert told["channel"].decode() == control_channel("callgate:", f"{url}/3")
-    assert unfolded(revoke_message("id1", exchange)) == unfolded(told["data"])
+    assert published["channel"].decode() == control_channel("callgate:", f"{url}/3")
+    assert unfolded(revoke_message("id1", exchange)) == unfolded(published["data"])
+
+
+def test_a_call_arrives_as_it_was_sent_whatever_the_model_wrote() -> None:
+    call = msgspec.structs.replace(CALL, id='run "1"\\/0', text='half a pair: \ud83d, "quoted"')
+    sent = unfolded(task_message(call, "queue", 1.5))
+    assert msgspec.convert(sent["body"][0][0], FleetCall) == call
+    assert sent["headers"]["timelimit"] == [1.5, None]
+    ids = sent["headers"]["id"], sent["headers"]["root_id"], sent["properties"]["correlation_id"]
+    assert ids == (call.id, call.id, call.id)
+    hashed = json.dumps([call.tool, call.arguments, call.text, call.run_id, call.key]).encode()
+    assert call.arguments_hash == hashlib.sha256(hashed).hexdigest(), "workers of another version know it"
 
 
 def test_the_hash_is_of_all_that_decides_what_is_done() -> None:

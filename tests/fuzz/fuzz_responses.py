@@ -10,7 +10,7 @@ from callgate.conversation.ports import ModelRequest
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.upstream.responses_answer import ResponseEvents, ResponseObject
 from callgate.upstream.responses_question import body_of
-from tests.fuzz.fuzz_stream import OFFER, told
+from tests.fuzz.fuzz_stream import OFFER, content_of
 from tests.fuzz.harness import cut
 
 BY = "host model"
@@ -19,7 +19,7 @@ BY = "host model"
 def run(data: bytes) -> None:
     pieces = cut(data)
     turn = read(pieces)
-    assert told(turn) == told(read([b"".join(pieces)]))
+    assert content_of(turn) == content_of(read([b"".join(pieces)]))
     asked = body_of(ModelRequest([turn.assistant_message()]), "model", BY, {})
     json.dumps(asked, ensure_ascii=False, allow_nan=False).encode()
 

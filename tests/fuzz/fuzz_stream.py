@@ -24,7 +24,7 @@ OFFER = offer_of(
 def run(data: bytes) -> None:
     pieces = cut(data)
     turn = read(pieces)
-    assert told(turn) == told(read([b"".join(pieces)]))
+    assert content_of(turn) == content_of(read([b"".join(pieces)]))
     json.dumps(turn.assistant_message(), ensure_ascii=False, allow_nan=False).encode()
     for call in turn.calls:
         if isinstance(call, ReadyCall):
@@ -45,6 +45,6 @@ def read(pieces: Iterable[bytes]) -> Turn:
     return building.finish(StreamEnd.DONE if body.done else StreamEnd.EOF)
 
 
-def told(turn: Turn) -> Any:
+def content_of(turn: Turn) -> Any:
     """As text, in which a number that is none equals itself."""
     return repr((turn.text, turn.reasoning, turn.calls, turn.findings, turn.failure, turn.assistant_message()))

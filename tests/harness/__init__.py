@@ -1,4 +1,4 @@
-"""Starting the product, and talking to it as its clients do.
+"""Starting the product, and sending it requests as its clients do.
 
     async with Upstream() as upstream:
         upstream.script("m", [...])

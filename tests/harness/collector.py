@@ -1,4 +1,4 @@
-"""A collector of spans: takes what is posted to it, says what it was told to say, and reads it back with OpenTelemetry's own package."""
+"""A collector of spans: takes what is posted to it, answers as it was set to, and reads it back with OpenTelemetry's own package."""
 
 import asyncio
 import base64

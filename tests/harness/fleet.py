@@ -155,7 +155,7 @@ async def proxying(stores: Stores) -> AsyncIterator[Proxy]:
     assert isinstance(shared.calls, PostgresLedger)
     fleet = Fleet(stores.redis, config.store.prefix, lambda _: None)
     ledger = FleetLedger(shared.database, shared.calls.process, config.runs.dead_after_seconds)
-    await fleet.open(ledger, shared.presence)
+    await fleet.open(ledger, shared.calls, shared.presence)
     threads, processes = threads_of(config), processes_of(config)
 
     def no_web() -> Any:

@@ -2,10 +2,21 @@
 
 from typing import Any
 
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-TOGETHER = ("tests/chaos/", "tests/clients/")
-"""Folders that stay whole: load tests would disturb one another, and the table of clients wants to have seen all of them."""
+TOGETHER = ("tests/chaos/", "tests/clients/", "tests/page/")
+"""Folders that stay whole: load tests would disturb one another, the table of clients wants to have seen all of them, and a
+browser is as much work as its tests."""
+FIRST = ("tests/clients/", "tests/chaos/", "tests/text_calls/", "tests/page/", "tests/worker/")
+"""Folders that begin: what takes minutes and mostly waits, and beside it what computes. The small files are left for the end."""
+
+
+def in_order(items: list[pytest.Item]) -> None:
+    """Puts the tests into the order in which the processes take them."""
+    items.sort(
+        key=lambda item: next((at for at, folder in enumerate(FIRST) if item.nodeid.startswith(folder)), len(FIRST))
+    )
 
 
 class FileByFile(LoadScopeScheduling):  # type: ignore[misc] # it has no types

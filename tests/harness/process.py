@@ -69,14 +69,14 @@ class Child:
             for stream in filter(None, streams):
                 group.create_task(self._listen(stream))
         self._ended = True
-        self._tell()
+        self._signal()
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
         while line := await stream.readline():
             self.lines.append(line.decode(errors="replace").rstrip())
-            self._tell()
+            self._signal()
 
-    def _tell(self) -> None:
+    def _signal(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
@@ -125,6 +125,28 @@ async def serving(
     async with child(arguments, command=command, environment=environment, folder=folder) as started:
         started.url = (await started.line(READY)).group(0)
         yield started
+
+
+async def output_of(
+    *command: str | Path, seconds: float, environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> tuple[bytes, str]:
+    """What a program writes to its standard output, and its log, when it has ended; killed beyond that time."""
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command),
+        cwd=folder,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(seconds):
+            output, log = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return output, log.decode(errors="replace")
 
 
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -46,7 +46,7 @@ def test_an_environment_that_is_there_is_not_made_again(elsewhere: Path):
     assert sorted(path.name for path in made.folder.iterdir()) == [".made", "bin"]
 
 
-def test_an_environment_whose_interpreter_has_gone_is_not_there(elsewhere: Path):
+def test_an_environment_without_its_interpreter_does_not_count(elsewhere: Path):
     made = Environment("openai-3")
     made.interpreter.parent.mkdir(parents=True)
     made.interpreter.symlink_to(elsewhere / "no-longer-there")

@@ -12,6 +12,7 @@ import pytest
 from callgate.application import create_app
 from tests.harness import toolshed
 from tests.harness.clients import openai_client, streamed, whole
+from tests.harness.command import run_command
 from tests.harness.configs import as_yaml, config_dict, make_config, tool_entry
 from tests.harness.process import ChildFailed, child, serving
 from tests.harness.server import NotStarted, serve
@@ -58,7 +59,7 @@ async def test_an_app_is_served_with_its_lifespan_and_can_be_looked_into():
             await client.get(url)
 
 
-async def test_an_app_that_refuses_to_start_is_said_so():
+async def test_an_app_that_refuses_to_start_is_an_error():
     with pytest.raises(NotStarted):
         async with serve(SmallApp(starts=False)):
             pytest.fail("it started")
@@ -148,3 +149,19 @@ async def test_waiting_for_a_line_has_an_end():
         await running.line("READY")
         with pytest.raises(ChildFailed, match="no line like 'never'"):
             await running.line("never", within=0.01)
+
+
+def test_a_command_that_is_forked_does_what_a_fresh_one_does(forking, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import os, sys\nfrom callgate import tool\n\n\n@tool\ndef where() -> str:\n"
+        "    return f\"{os.getcwd()} {os.environ['WORD']} {os.environ.get('PATH')} {sys.stdin.read()!r}\"\n"
+    )
+    (tmp_path / "config.yaml").write_text(
+        "model_list: [{model_name: demo, litellm_params: {model: demo/demo}}]\ntools: [{kind: python, module: mine}]\n"
+    )
+    for command in (["tools", "call", "where"], ["tools", "call", "there"], ["check"], ["no", "such"]):
+        forked, fresh = (
+            run_command(*command, folder=tmp_path, environment={"WORD": "ünï"}, fresh=fresh) for fresh in (False, True)
+        )
+        assert (forked.returncode, forked.stdout, forked.stderr) == (fresh.returncode, fresh.stdout, fresh.stderr)
+    assert forked.returncode == 2

@@ -117,7 +117,7 @@ async def test_cancelling_closes_the_connection_at_once(client, when):
             await left.wait()
 
 
-async def test_nobody_listening_is_a_failed_connection(client):
+async def test_a_closed_port_is_a_failed_connection(client):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectFailed):
@@ -271,7 +271,7 @@ async def test_a_large_body_goes_out_whole(client):
     assert server.requests[0].raw == b"y" * 3_000_000
 
 
-async def test_a_server_is_made_to_wait_while_nobody_reads(client):
+async def test_a_server_is_made_to_wait_while_its_answer_is_not_read(client):
     size = 20_000_000
     blocked = asyncio.Event()
 
@@ -452,7 +452,7 @@ async def test_a_trailer_is_no_header(client):
         assert "x-late" not in response.headers
 
 
-async def test_an_encoding_that_is_told_in_two_lines_is_still_one_we_cannot_read():
+async def test_an_encoding_given_in_two_header_lines_is_still_one_we_cannot_read():
     client = HttpClient()
 
     async def serve(request, wire):
@@ -477,7 +477,7 @@ async def test_switching_protocols_is_no_answer():
         await client.close()
 
 
-async def test_a_closed_client_lets_nobody_wait():
+async def test_a_closed_client_fails_requests_at_once():
     asked = asyncio.Event()
 
     async def serve(request, wire):

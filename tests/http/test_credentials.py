@@ -55,7 +55,7 @@ def test_keys_are_credentials_and_placeholders_are_not(headers, found):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("size", [1, 7, 1000])
-async def test_a_server_that_echoes_a_credential_is_not_heard_with_it(size):
+async def test_an_echoed_credential_is_masked_in_the_response(size):
     body = b"you sent " + KEY + b" and " + KEY
 
     async def serve(request, wire):

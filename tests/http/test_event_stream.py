@@ -141,7 +141,7 @@ def test_an_event_in_single_bytes_takes_linear_time():
 
 
 @pytest.mark.parametrize("payload", [b": keepalive", b"ping", b" PING ", b"", b": OPENROUTER PROCESSING"])
-def test_words_that_only_keep_a_connection_open_are_told_from_content(payload):
+def test_keepalive_comments_are_distinguished_from_content(payload):
     assert looks_like_keep_alive(payload)
 
 

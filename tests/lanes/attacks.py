@@ -92,11 +92,12 @@ class Plan:
     @property
     def allowed(self) -> Counter[str]:
         return sum(
-            (Counter({told_call(c.name, c.value): n}) for c, n in zip(self.calls, self.may_run, strict=True)), Counter()
+            (Counter({announced_call(c.name, c.value): n}) for c, n in zip(self.calls, self.may_run, strict=True)),
+            Counter(),
         )
 
 
-def told_call(name: str, value: Mapping[str, Any]) -> str:
+def announced_call(name: str, value: Mapping[str, Any]) -> str:
     return f"{name} {json.dumps(value, sort_keys=True)}"
 
 
@@ -1036,7 +1037,7 @@ def run(body: Body, reads: Iterable[bytes]) -> Turn | None:
 
 def executed(turn: Turn | None) -> Counter[str]:
     calls = turn.calls if turn is not None else ()
-    return Counter(told_call(call.name, call.arguments) for call in calls if isinstance(call, ReadyCall))
+    return Counter(announced_call(call.name, call.arguments) for call in calls if isinstance(call, ReadyCall))
 
 
 def outcome(wire: str, seed: int) -> tuple[Attack, Counter[str], Counter[str]]:

@@ -42,7 +42,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Said:
+class WireEvent:
     """What a case says, without the shape it says it in: text and pieces of calls in order, the reason, the end."""
 
     steps: list[str | tuple[Call, str]] = field(default_factory=list)
@@ -51,12 +51,12 @@ class Said:
     end: str = "done"
 
 
-def said(case: Mapping[str, Any]) -> Said:
+def said(case: Mapping[str, Any]) -> WireEvent:
     return _of_stream(case) if "chunks" in case else _of_message(case)
 
 
-def _of_stream(case: Mapping[str, Any]) -> Said:
-    found, by_index = Said(end=case.get("end", "done")), dict[int, Call]()
+def _of_stream(case: Mapping[str, Any]) -> WireEvent:
+    found, by_index = WireEvent(end=case.get("end", "done")), dict[int, Call]()
     for chunk in case["chunks"]:
         choices = chunk.get("choices") if isinstance(chunk, dict) else None
         if not isinstance(choices, list) or set(chunk) & {"error", "detail", "code", "message"}:
@@ -82,7 +82,7 @@ def _of_stream(case: Mapping[str, Any]) -> Said:
     return found
 
 
-def _piece(entry: Any, by_index: dict[int, Call], found: Said) -> tuple[Call, str]:
+def _piece(entry: Any, by_index: dict[int, Call], found: WireEvent) -> tuple[Call, str]:
     index = entry.get("index") if isinstance(entry, dict) else None
     function = entry.get("function") if isinstance(entry, dict) else None
     if type(index) is not int or not isinstance(function, dict) or set(entry) - {"index", "id", "type", "function"}:
@@ -104,8 +104,8 @@ def _piece(entry: Any, by_index: dict[int, Call], found: Said) -> tuple[Call, st
     return call, arguments
 
 
-def _of_message(case: Mapping[str, Any]) -> Said:
-    message, found = case["message"], Said(reason=case.get("finish_reason"))
+def _of_message(case: Mapping[str, Any]) -> WireEvent:
+    message, found = case["message"], WireEvent(reason=case.get("finish_reason"))
     if not isinstance(message, dict) or set(message) - {"role", "content", "tool_calls", "refusal", "annotations"}:
         raise Inexpressible("more than text and calls")
     if isinstance(message.get("content"), str):
@@ -138,8 +138,8 @@ def _text(value: Json) -> bytes:
 class Wire:
     """How a provider words an answer, as the bytes of a body; None where OpenAI's is its own."""
 
-    stream: Callable[[Said], bytes]
-    whole: Callable[[Said], bytes]
+    stream: Callable[[WireEvent], bytes]
+    whole: Callable[[WireEvent], bytes]
     kind: str = "text/event-stream"
 
 
@@ -152,7 +152,7 @@ def _reason(words: Mapping[str, str], reason: str | None) -> str | None:
     return None if reason is None else words.get(reason, reason)
 
 
-def _blocks(found: Said) -> Iterator[tuple[int, str | Call, list[str]]]:
+def _blocks(found: WireEvent) -> Iterator[tuple[int, str | Call, list[str]]]:
     """The steps as content blocks: text as it comes, each call with its pieces behind one another."""
     at, seen = 0, set[int]()
     for step in found.steps:
@@ -169,7 +169,7 @@ def _blocks(found: Said) -> Iterator[tuple[int, str | Call, list[str]]]:
 CLAUDE = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 
 
-def _claude_stream(found: Said) -> bytes:
+def _claude_stream(found: WireEvent) -> bytes:
     usage = {"input_tokens": 9, "output_tokens": 9}
     head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": [], "usage": usage}
     events: list[Json] = [{"type": "message_start", "message": head}]
@@ -190,7 +190,7 @@ def _claude_stream(found: Said) -> bytes:
     return b"".join(_sse(event, event["type"]) for event in events)
 
 
-def _claude_whole(found: Said) -> bytes:
+def _claude_whole(found: WireEvent) -> bytes:
     content = [
         {"type": "text", "text": block}
         if isinstance(block, str)
@@ -215,7 +215,7 @@ def _google_chunk(parts: list[Json], reason: str | None) -> Json:
     return {"candidates": [candidate], "usageMetadata": usage, "responseId": "r", "modelVersion": "m"}
 
 
-def _google_parts(found: Said) -> list[Json]:
+def _google_parts(found: WireEvent) -> list[Json]:
     return [
         {"text": block}
         if isinstance(block, str)
@@ -227,7 +227,7 @@ def _google_parts(found: Said) -> list[Json]:
     ]
 
 
-def _google_stream(found: Said) -> bytes:
+def _google_stream(found: WireEvent) -> bytes:
     # Google sends each call whole and has no mark for the end: what is cut is cut before the reason.
     chunks = [_google_chunk([part], None) for part in _google_parts(found)]
     if found.reason is not None and found.end == "done":
@@ -235,7 +235,7 @@ def _google_stream(found: Said) -> bytes:
     return b"".join(map(_sse, chunks))
 
 
-def _google_whole(found: Said) -> bytes:
+def _google_whole(found: WireEvent) -> bytes:
     return _text(_google_chunk(_google_parts(found), _reason(GOOGLE, found.reason)))
 
 
@@ -260,7 +260,7 @@ def frame_of(kind: str, body: bytes, message_type: str = "event") -> bytes:
     return start + struct.pack("!I", zlib.crc32(start))
 
 
-def _bedrock_stream(found: Said) -> bytes:
+def _bedrock_stream(found: WireEvent) -> bytes:
     frames = [frame("messageStart", {"role": "assistant"})]
     for at, block, pieces in _blocks(found):
         if not isinstance(block, str):
@@ -277,7 +277,7 @@ def _bedrock_stream(found: Said) -> bytes:
     return b"".join(frames)
 
 
-def _bedrock_whole(found: Said) -> bytes:
+def _bedrock_whole(found: WireEvent) -> bytes:
     content = [
         {"text": block}
         if isinstance(block, str)
@@ -296,7 +296,7 @@ COHERE = {"stop": "COMPLETE", "tool_calls": "TOOL_CALL", "length": "MAX_TOKENS",
 COHERE_USAGE = {"billed_units": {}, "tokens": {"input_tokens": 9, "output_tokens": 9}}
 
 
-def _cohere_stream(found: Said) -> bytes:
+def _cohere_stream(found: WireEvent) -> bytes:
     events: list[Json] = [{"type": "message-start", "id": "c1", "delta": {"message": {"role": "assistant"}}}]
     for at, block, pieces in _blocks(found):
         if isinstance(block, str):
@@ -315,7 +315,7 @@ def _cohere_stream(found: Said) -> bytes:
     return b"".join(_sse(event, event["type"]) for event in events)
 
 
-def _cohere_whole(found: Said) -> bytes:
+def _cohere_whole(found: WireEvent) -> bytes:
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(call.pieces)}}
         for call in found.calls
@@ -336,7 +336,7 @@ def _response_status(reason: str | None) -> Json:
     return {"status": "incomplete", "incomplete_details": {"reason": known}}
 
 
-def _response(found: Said, output: list[Json]) -> Json:
+def _response(found: WireEvent, output: list[Json]) -> Json:
     usage = {"input_tokens": 9, "output_tokens": 9, "total_tokens": 18}
     return {"id": "resp_1", "object": "response", "model": "m", "output": output, "usage": usage} | _response_status(
         found.reason
@@ -351,8 +351,8 @@ def _response_item(at: int, block: str | Call, status: str = "completed") -> Jso
     return {"type": "function_call", "id": f"fc_{at}", "status": status, **made}
 
 
-def _responses_stream(found: Said) -> bytes:
-    events: list[Json] = [{"type": "response.created", "response": _response(Said(reason=None), [])}]
+def _responses_stream(found: WireEvent) -> bytes:
+    events: list[Json] = [{"type": "response.created", "response": _response(WireEvent(reason=None), [])}]
     for at, block, pieces in _blocks(found):
         item = _response_item(at, block)
         where: Json = {"output_index": at, "item_id": item["id"]}
@@ -373,7 +373,7 @@ def _responses_stream(found: Said) -> bytes:
     return b"".join(_sse(event, event["type"]) for event in events)
 
 
-def _responses_whole(found: Said) -> bytes:
+def _responses_whole(found: WireEvent) -> bytes:
     return _text(_response(found, [_response_item(at, block) for at, block, _ in _blocks(found)]))
 
 

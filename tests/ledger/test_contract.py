@@ -11,26 +11,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from callgate.ledger.entry import LedgerEntry, RunState
+from callgate.ledger.entry import RunState
+from callgate.ledger.runs import Fenced, RunLedger, StoredRun
 from callgate.ledger.shared import SharedLedger, open_ledger
 from callgate.ledger.tables import MARK_LOST
 from tests.harness.needs import needs
 from tests.harness.process import child_environment
+from tests.ledger.entries import entry
 
 pytestmark = pytest.mark.anyio
 DEAD_AFTER = 1.0
-
-
-def entry(call_id: str = "call_1", *, writes: bool = True, **changes: Any) -> LedgerEntry:
-    given = {
-        "run_id": "run_1",
-        "turn": 0,
-        "tool": "pay",
-        "arguments_hash": "00",
-        "key_name": "alice",
-        "started_at": 1e12,
-    }
-    return LedgerEntry(call_id=call_id, writes=writes, **{**given, **changes})
 
 
 class Place:
@@ -83,9 +73,11 @@ async def test_ends_are_written_at_the_latest_on_closing(place: Place, state: Ru
         for writes in (True, False):
             one = entry(f"call_{writes}", writes=writes)
             await ledger.calls.start(one)
-            ledger.calls.end(one, state, "note", "half \ud800 a pair and \0")
+            ledger.calls.end(one, state, "note", "half \ud800 a pair" if writes else "a \0")
     async with place.opened() as ledger:
         assert await rows(ledger) == {"call_True": state, "call_False": state}
+        results = await ledger.database.fetch("SELECT result FROM calls ORDER BY writes")
+        assert results == [("a \ufffd",), ("half ? a pair",)]
 
 
 async def test_a_call_that_waited_is_one_row_that_began_when_it_began(place: Place) -> None:
@@ -155,7 +147,7 @@ DYING = """
 import asyncio, os, signal, sys
 from callgate.ledger.entry import RunState
 from callgate.ledger.shared import open_ledger
-from tests.ledger.test_contract import entry
+from tests.ledger.entries import entry
 
 async def main():
     ledger = await open_ledger(**{where!r}, dead_after={dead_after}, on_lost=print)
@@ -211,3 +203,219 @@ async def test_a_process_that_ended_in_order_is_off_the_list(place: Place) -> No
         async with place.opened():
             assert len(await one.database.fetch("SELECT name FROM processes")) == 2
         assert await one.database.fetch("SELECT name FROM processes") == [(one.calls.process,)]
+
+
+# Runs that another process carries on ---------------------------------------------------------------------------------
+
+
+def owner(ledger: SharedLedger, name: str | None = None) -> RunLedger:
+    """The runs of one process: of this one, or of one that is not on the list of those that live."""
+    return RunLedger(ledger.database, name or ledger.calls.process)
+
+
+async def begun(runs: RunLedger, id: str = "r1", key: str | None = None, **changes: Any) -> StoredRun:
+    given: dict[str, Any] = {"caller": "alice", "face": "chat", "request": b"{}", "background": False}
+    return await runs.begin(id, key_digest=key, request_digest=b"d", **{**given, **changes})
+
+
+async def taken(runs: RunLedger) -> StoredRun:
+    [run] = await runs.take_over(DEAD_AFTER)
+    return run
+
+
+async def test_a_key_finds_the_run_of_its_caller_alone(place: Place) -> None:
+    async with place.opened() as ledger:
+        runs = owner(ledger)
+        assert (await begun(runs, "r0", "k", caller="bob")).id == "r0"
+        one = await begun(runs, "r1", "k")
+        assert (await begun(runs, "r2", "k")) == one == (await runs.find("r1"))
+        assert (await begun(runs, "r1")).caller == "alice"
+        assert await runs.find("r2") is None
+
+
+async def test_only_a_run_that_nobody_has_is_taken_over_and_once(place: Place) -> None:
+    async with place.opened() as ledger:
+        mine, dead = owner(ledger), owner(ledger, "dead")
+        kept, left, given, ended = [
+            await begun(runs, id) for runs, id in zip((mine, dead, mine, dead), "abcd", strict=True)
+        ]
+        await mine.release(given)
+        await dead.finish(ended, "done", b"answer")
+        found = {run.id: (run.owner, run.epoch) for run in await mine.take_over(DEAD_AFTER)}
+        assert found == {left.id: (mine.process, 2), given.id: (mine.process, 2)}
+        assert await mine.take_over(DEAD_AFTER) == []
+        assert await mine.find(kept.id) == kept
+
+
+async def test_whoever_has_lost_its_run_can_write_nothing_more_of_it(place: Place) -> None:
+    async with place.opened() as ledger:
+        dead = owner(ledger, "dead")
+        before = await begun(dead)
+        await dead.claim(before, one := entry("c"))
+        after = await taken(owner(ledger))
+        for write in (
+            dead.append(before, 0, 0, b"turn"),
+            dead.append_part(before, 0, b"part"),
+            dead.claim(before, entry("d")),
+            dead.end_call(before, one, RunState.DONE, "", None, b"outcome", began=True),
+            dead.end_call(before, entry("e"), RunState.FAILED, "", None, b"outcome", began=False),
+            dead.check(before),
+            dead.finish(before, "done", b"answer"),
+        ):
+            with pytest.raises(Fenced):
+                await write
+        await dead.release(before)
+        await dead.forget(before)
+        runs = owner(ledger)
+        assert await runs.find("r1") == after
+        assert await runs.turns("r1") == {}
+        assert await runs.parts("r1") == []
+        assert await rows(ledger) == {"c": "started"}
+
+
+async def test_a_run_that_has_ended_is_written_no_more(place: Place) -> None:
+    async with place.opened() as ledger:
+        runs = owner(ledger)
+        run = await begun(runs)
+        await runs.finish(run, "done", b"answer")
+        await runs.finish(run, "done", b"answer")  # the same again, for whoever did not hear that it was done
+        for write in (runs.finish(run, "done", b"another"), runs.append(run, 0, 0, b""), runs.check(run)):
+            with pytest.raises(Fenced):
+                await write
+        await runs.cancel(run.id)
+        await runs.release(run)
+        found = await runs.find(run.id)
+        assert found is not None
+        assert (found.state, found.answer, found.request, found.cancel) == ("done", b"answer", b"", False)
+        assert found.owner == runs.process
+
+
+@pytest.mark.parametrize("writes", [True, False])
+async def test_a_call_begins_once_and_one_that_reads_once_more_behind_a_takeover(place: Place, writes: bool) -> None:
+    async with place.opened() as ledger:
+        dead, mine = owner(ledger, "dead"), owner(ledger)
+        one = entry("c", writes=writes)
+        run = await begun(dead)
+        assert await dead.claim(run, one)
+        assert await dead.claim(run, one), "the answer to the first claim may never have come"
+        assert not await mine.claim(run, one), "it is another's"
+        run = await taken(mine)
+        assert await mine.claim(run, one) is not writes
+        await mine.settle_calls(run)
+        state = RunState.UNKNOWN if writes else RunState.STARTED
+        assert {call.state for call in (await mine.calls(run.id)).values()} == {state}
+        assert await mine.claim(run, one) is not writes
+
+
+async def test_a_call_that_has_ended_does_not_begin_again(place: Place) -> None:
+    async with place.opened() as ledger:
+        runs = owner(ledger)
+        run = await begun(runs)
+        one = entry("c", writes=False)
+        assert await runs.claim(run, one)
+        await runs.end_call(run, one, RunState.DONE, "", "7", b"seven", began=True)
+        assert not await runs.claim(run, one)
+        await runs.end_call(run, one, RunState.FAILED, "", "8", b"eight", began=True)
+        [call] = (await runs.calls(run.id)).values()
+        assert (call.state, call.outcome) == (RunState.DONE, b"seven"), "the first end is the end"
+
+
+@pytest.mark.parametrize("state", ["waiting", "withdrawn"])
+async def test_a_call_that_has_not_begun_may_begin_or_end_without(place: Place, state: str) -> None:
+    async with place.opened() as ledger:
+        runs = owner(ledger)
+        run = await begun(runs)
+        for call_id in ("begins", "ends"):
+            one = entry(call_id)
+            await runs.claim(run, one)
+            await ledger.database.fetch("UPDATE calls SET state = ?1 WHERE id = ?2 RETURNING id", state, one.id)
+            if call_id == "begins":
+                assert await runs.claim(run, one)
+            else:
+                await runs.end_call(run, one, RunState.FAILED, "refused", None, b"no", began=False)
+        assert await rows(ledger) == {"begins": "started", "ends": "failed"}
+
+
+async def test_calls_of_an_earlier_owner_are_settled_and_no_others(place: Place) -> None:
+    async with place.opened() as ledger:
+        dead, mine = owner(ledger, "dead"), owner(ledger)
+        run = await begun(dead)
+        done, patient = entry("done"), entry("patient")
+        for each in (done, patient, entry("lost")):
+            await dead.claim(run, each)
+        await dead.end_call(run, done, RunState.DONE, "as it should", None, b"", began=True)
+        await ledger.database.fetch("UPDATE calls SET state = 'waiting' WHERE id = ?1 RETURNING id", patient.id)
+        run = await taken(mine)
+        await mine.claim(run, entry("new"))
+        await mine.settle_calls(run)
+        found = await ledger.database.fetch("SELECT call_id, state, note FROM calls")
+        assert sorted(found) == [
+            ("done", "done", "as it should"),
+            ("lost", "unknown", "its run was taken over"),
+            ("new", "started", ""),
+            ("patient", "withdrawn", "never begun: its run was taken over"),
+        ]
+
+
+async def test_what_a_run_has_answered_is_read_behind_any_part_and_goes_with_it(place: Place) -> None:
+    async with place.opened() as ledger:
+        runs = owner(ledger)
+        run = await begun(runs, background=True)
+        for part in (1, 0, 2):
+            await runs.append_part(run, part, b"%d" % part)
+        assert await runs.parts(run.id) == [(0, b"0"), (1, b"1"), (2, b"2")]
+        assert await runs.parts(run.id, after=0) == [(1, b"1"), (2, b"2")]
+        await runs.finish(run, "done", b"012")
+        assert await runs.parts(run.id) == []
+
+
+async def test_a_process_is_told_which_of_its_runs_are_wanted_stopped(place: Place) -> None:
+    async with place.opened() as ledger:
+        mine, other = owner(ledger), owner(ledger, "other")
+        for runs, id in ((mine, "a"), (mine, "b"), (other, "c"), (mine, "d")):
+            await begun(runs, id)
+        for id in "acd":
+            await mine.cancel(id)
+        ended = await mine.find("d")
+        assert ended is not None
+        await mine.finish(ended, "cancelled", b"")
+        assert await mine.cancelled(["a", "b", "c", "d"]) == {"a"}
+        assert await mine.cancelled(["b"]) == await mine.cancelled([]) == set()
+
+
+async def test_a_run_is_followed_while_somebody_waits_for_it(place: Place) -> None:
+    async with place.opened() as ledger:
+        runs = owner(ledger)
+        await begun(runs)
+        assert not await runs.is_followed("r1", 60.0)
+        await runs.follow("r1")
+        assert await runs.is_followed("r1", 60.0)
+        assert not await runs.is_followed("r1", -60.0), "that is longer ago than was asked for"
+
+
+async def test_runs_are_forgotten_when_they_ended_long_enough_ago(place: Place) -> None:
+    async with place.opened() as ledger:
+        runs = owner(ledger)
+        old, going = await begun(runs, "old"), await begun(runs, "going")
+        await runs.append(old, 0, 0, b"turn")
+        await runs.finish(old, "done", b"")
+        await runs.prune(60.0)
+        assert await runs.find("old") is not None
+        assert await runs.turns("old") == {(0, 0): b"turn"}
+        await runs.prune(-60.0)
+        assert await runs.find("old") is None
+        assert await runs.turns("old") == {}
+        assert await runs.find("going") == going
+
+
+async def test_what_a_process_had_begun_does_not_begin_again_when_it_takes_its_own_run_back(place: Place) -> None:
+    async with place.opened() as ledger:
+        runs = owner(ledger)
+        run = await begun(runs)
+        await runs.claim(run, one := entry("c"))
+        await runs.release(run)
+        again = await taken(runs)
+        assert not await runs.claim(again, one)
+        for began in (False, True):
+            await runs.end_call(again, one, RunState.FAILED, "refused", None, b"no", began=began)
+        assert await rows(ledger) == {"c": "started"}

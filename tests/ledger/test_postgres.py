@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 
 from callgate.ledger.database import DatabaseAway
-from callgate.ledger.entry import LedgerEntry, NotRecorded, RunState
+from callgate.ledger.entry import NotRecorded, RunState
 from tests.harness.needs import needs
 from tests.harness.postgres import PostgresServer, postgres_server
+from tests.ledger.entries import entry
 
 pytestmark = [pytest.mark.anyio, needs("postgres", "module:asyncpg")]
-
-
-def entry(call_id: str, *, writes: bool = True) -> LedgerEntry:
-    return LedgerEntry("run_1", 0, call_id, "pay", "00", "alice", writes, 1e12)
 
 
 @contextlib.asynccontextmanager
@@ -56,7 +53,7 @@ async def test_while_the_server_is_away_nothing_that_may_write_begins_and_ends_a
             await until(ledger, {"before": "done"})
 
 
-async def test_after_the_server_was_away_nobody_is_dead_whom_there_was_no_time_to_hear(schema: str) -> None:
+async def test_after_an_outage_of_the_server_no_process_counts_as_dead_before_it_could_report(schema: str) -> None:
     with postgres_server() as server:
         async with opened(server.url, schema, dead_after=1.0) as ledger:
             await ledger.calls.start(entry("of_another"))
@@ -70,7 +67,7 @@ async def test_after_the_server_was_away_nobody_is_dead_whom_there_was_no_time_t
                 while not presence.is_away:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 stopped = time.time()
-                await asyncio.sleep(presence.dead_after)  # in which nobody can be heard
+                await asyncio.sleep(presence.dead_after)  # in which no process can report
                 await asyncio.to_thread(server.start, "fsync=off")
                 # Just as this process, the other was seen last before.
                 await ledger.database.fetch("UPDATE processes SET seen_at = ?1 WHERE name = 'other'", stopped - 0.5)
@@ -98,13 +95,13 @@ async def test_a_process_that_waits_for_all_its_connections_says_that_it_lives(
         assert longest < 1.0
 
 
-async def test_a_server_that_takes_no_writes_refuses_them_in_words(postgres: PostgresServer, schema: str) -> None:
+async def test_a_server_that_takes_no_writes_refuses_them_with_a_message(postgres: PostgresServer, schema: str) -> None:
     async with opened(postgres.url, schema) as ledger:
         await ledger.calls.start(entry("before"))
         role = await ledger.database.fetch("SELECT current_database()")
         await ledger.database.fetch(f"ALTER DATABASE {role[0][0]} SET default_transaction_read_only = on")
         try:
-            await ledger.database.pool.expire_connections()
+            ledger.database.pool.forget()
             with pytest.raises(NotRecorded, match="read-only"):
                 await ledger.calls.start(entry("refused"))
             await ledger.calls.start(entry("read", writes=False))
@@ -115,7 +112,7 @@ async def test_a_server_that_takes_no_writes_refuses_them_in_words(postgres: Pos
             await connection.execute("SET default_transaction_read_only = off")
             await connection.execute(f"ALTER DATABASE {role[0][0]} RESET default_transaction_read_only")
             await connection.close()
-            await ledger.database.pool.expire_connections()
+            ledger.database.pool.forget()
 
 
 async def test_a_call_that_was_taken_for_lost_does_not_begin(postgres: PostgresServer, schema: str) -> None:
@@ -128,7 +125,9 @@ async def test_a_call_that_was_taken_for_lost_does_not_begin(postgres: PostgresS
             await ledger.calls.start(patient)
 
 
-async def test_a_database_without_tables_is_said_to_need_them(postgres: PostgresServer, schema: str) -> None:
+async def test_a_database_without_tables_is_an_error_that_says_what_to_do(
+    postgres: PostgresServer, schema: str
+) -> None:
     from callgate.ledger.postgres import NotMigrated, PostgresDatabase
 
     with pytest.raises(NotMigrated, match="callgate ledger migrate"):
@@ -140,6 +139,44 @@ async def test_several_that_migrate_at_once_make_the_tables_once(postgres: Postg
 
     made = await asyncio.gather(*(migrate(postgres.url, schema) for _ in range(4)))
     assert sorted(made) == [False, False, False, True]
+
+
+async def test_tables_of_an_older_version_get_what_they_lack_and_keep_what_they_have(
+    postgres: PostgresServer, schema: str
+) -> None:
+    import asyncpg
+
+    from callgate.ledger.postgres import NotMigrated, PostgresDatabase, migrate
+
+    assert await migrate(postgres.url, schema)
+    async with opened(postgres.url, schema) as ledger:
+        await ledger.calls.start(entry("before"))
+    connection = await asyncpg.connect(postgres.url, server_settings={"search_path": schema})
+    for statement in (
+        "ALTER TABLE keys DROP COLUMN events",
+        "ALTER TABLE calls DROP COLUMN epoch",
+        "ALTER TABLE approvals DROP COLUMN reason",
+        "DROP TABLE answer_parts",
+        "UPDATE ledger_version SET version = 1",
+    ):
+        await connection.execute(statement)
+    with pytest.raises(NotMigrated, match="of version 1"):
+        await PostgresDatabase(postgres.url, schema).open()
+    made = await asyncio.gather(*(migrate(postgres.url, schema) for _ in range(2)))
+    assert sorted(made) == [False, True]
+    async with opened(postgres.url, schema) as ledger:
+        assert await ledger.database.fetch("SELECT call_id, epoch FROM calls") == [("before", 0)]
+        assert await ledger.database.fetch("SELECT events FROM keys") == []
+        assert await ledger.database.fetch("SELECT part FROM answer_parts") == []
+
+    await connection.execute("INSERT INTO ledger_version VALUES (99)")
+    await connection.execute("DROP TABLE answer_parts")
+    with pytest.raises(NotMigrated, match="of version 99"):
+        await PostgresDatabase(postgres.url, schema).open()
+    with pytest.raises(NotMigrated, match="update it"):
+        await migrate(postgres.url, schema)
+    assert await connection.fetchval("SELECT to_regclass('answer_parts')") is None, "nothing is changed"
+    await connection.close()
 
 
 async def test_whoever_died_before_the_server_went_is_known_to_be_dead_without_delay(schema: str) -> None:
@@ -160,3 +197,19 @@ async def test_whoever_died_before_the_server_went_is_known_to_be_dead_without_d
                 away = time.monotonic() - died
             await until(ledger, {"of_another": "unknown"})
             assert time.monotonic() - died < presence.dead_after + away + 2.0
+
+
+async def test_a_statement_that_is_given_up_ends_at_the_server_and_the_next_ones_share_few_connections(
+    postgres: PostgresServer, schema: str
+) -> None:
+    async with opened(postgres.url, schema) as ledger:
+        asking = "SELECT pid FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT pg_sleep(3%'"
+        sleeping = asyncio.create_task(ledger.database.fetch("SELECT pg_sleep(30)"))
+        async with asyncio.timeout(10):
+            while not await ledger.database.fetch(asking):  # noqa: ASYNC110 - asks a server
+                await asyncio.sleep(0.01)
+            sleeping.cancel()
+            while await ledger.database.fetch(asking):  # noqa: ASYNC110 - asks a server
+                await asyncio.sleep(0.01)
+        asked = (ledger.database.fetch("SELECT pg_backend_pid(), pg_sleep(0.01)") for _ in range(40))
+        assert 1 <= len({rows[0][0] for rows in await asyncio.gather(*asked)}) <= 8

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from callgate.ledger.entry import LedgerEntry, NotRecorded, RunState
+from callgate.ledger.entry import NotRecorded, RunState
 from callgate.ledger.sqlite import FILE, DamagedLedger, SqliteLedger, check_ledger
 from tests.harness.process import child_environment
+from tests.ledger.entries import entry
 
 pytestmark = pytest.mark.anyio
 
@@ -23,18 +24,6 @@ async def opened(folder: Path) -> AsyncIterator[SqliteLedger]:
         yield ledger
     finally:
         await ledger.close()
-
-
-def entry(call_id: str = "call_1", *, writes: bool = True, **changes) -> LedgerEntry:
-    given = {
-        "run_id": "run_1",
-        "turn": 0,
-        "tool": "pay",
-        "arguments_hash": "00",
-        "key_name": "alice",
-        "started_at": 1e12,
-    }
-    return LedgerEntry(call_id=call_id, writes=writes, **{**given, **changes})
 
 
 def lock_files(folder: Path) -> list[str]:
@@ -121,7 +110,7 @@ async def test_a_ledger_of_an_older_version_keeps_its_rows(tmp_path: Path) -> No
         ]
 
 
-async def test_what_nobody_waits_for_is_there_soon(tmp_path: Path) -> None:
+async def test_a_write_that_is_not_awaited_is_there_soon(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
         one = entry("looked_up", writes=False)
         await ledger.start(one)
@@ -157,7 +146,7 @@ import asyncio, os, signal
 from pathlib import Path
 from callgate.ledger.sqlite import SqliteLedger
 from callgate.ledger.entry import RunState
-from tests.ledger.test_sqlite import entry
+from tests.ledger.entries import entry
 
 async def main():
     ledger = SqliteLedger(Path({str(tmp_path)!r}))

@@ -104,7 +104,7 @@ class ModelOutput:
 
 async def ask(served: Served, model: str, *, stream: bool, **fields: Any) -> ModelOutput:
     asked: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": QUESTION}], **fields}
-    heard = ModelOutput()
+    result = ModelOutput()
     if not stream:
         answer = await served.client.chat.completions.create(**asked)
         [choice] = answer.choices
@@ -117,19 +117,19 @@ async def ask(served: Served, model: str, *, stream: bool, **fields: Any) -> Mod
     ):
         for choice in chunk.choices:
             assert not choice.delta.tool_calls
-            heard.text += choice.delta.content or ""
-            heard.finish_reason = choice.finish_reason or heard.finish_reason
-        heard.diagnostics |= (chunk.model_extra or {}).get("x_callgate") or {}
-        heard.usage = chunk.usage or heard.usage
-    return heard
+            result.text += choice.delta.content or ""
+            result.finish_reason = choice.finish_reason or result.finish_reason
+        result.diagnostics |= (chunk.model_extra or {}).get("x_callgate") or {}
+        result.usage = chunk.usage or result.usage
+    return result
 
 
 async def test_a_demanded_call_is_whole_and_the_stream_says_what_the_whole_answer_says(served: Served) -> None:
     streamed, whole = [await ask(served, "enforced", stream=stream, tool_choice="required") for stream in (True, False)]
-    for heard in (streamed, whole):
-        assert [call["verdict"] for call in heard.first_calls] == ["ready"]
-        assert heard.first_calls[0]["name"] in TOOLS
-        check_usage(heard)
+    for result in (streamed, whole):
+        assert [call["verdict"] for call in result.first_calls] == ["ready"]
+        assert result.first_calls[0]["name"] in TOOLS
+        check_usage(result)
     assert streamed.shape == whole.shape
     assert streamed.text == whole.text
     async with http_client(served.url) as plain:
@@ -140,25 +140,25 @@ async def test_a_demanded_call_is_whole_and_the_stream_says_what_the_whole_answe
 @pytest.mark.parametrize(("name", "stream"), [("get_weather", False), ("add", True)])
 async def test_a_named_tool_is_the_one_that_is_called(served: Served, name: str, stream: bool) -> None:
     choice = {"type": "function", "function": {"name": name}}
-    heard = await ask(served, "enforced", stream=stream, tool_choice=choice)
-    assert [(call["name"], call["verdict"]) for call in heard.first_calls] == [(name, "ready")]
+    result = await ask(served, "enforced", stream=stream, tool_choice=choice)
+    assert [(call["name"], call["verdict"]) for call in result.first_calls] == [(name, "ready")]
 
 
-async def test_a_server_that_ignores_tools_is_found_out_and_asked_in_words(served: Served) -> None:
-    heard = await ask(served, "found-out", stream=True, tool_choice="required")
-    assert heard.diagnostics["turns"][0]["asked_in_words"]["format"] == "litellm_json"
-    assert [call["verdict"] for call in heard.first_calls] == ["ready"]
+async def test_a_server_that_ignores_tools_is_detected_and_prompted(served: Served) -> None:
+    result = await ask(served, "found-out", stream=True, tool_choice="required")
+    assert result.diagnostics["turns"][0]["asked_in_words"]["format"] == "litellm_json"
+    assert [call["verdict"] for call in result.first_calls] == ["ready"]
 
 
 async def test_a_model_that_is_not_held_to_a_form_ends_all_the_same(served: Served) -> None:
-    heard = await ask(served, "xml", stream=True)
-    assert heard.finish_reason in ("stop", "length")
-    assert heard.diagnostics["ending"] in ("answered", "turn_limit", "gave_up")
-    check_usage(heard)
+    result = await ask(served, "xml", stream=True)
+    assert result.finish_reason in ("stop", "length")
+    assert result.diagnostics["ending"] in ("answered", "turn_limit", "gave_up")
+    check_usage(result)
 
 
-def check_usage(heard: ModelOutput) -> None:
-    usage = heard.usage
+def check_usage(result: ModelOutput) -> None:
+    usage = result.usage
     assert usage.prompt_tokens > 0
     assert usage.completion_tokens > 0
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens

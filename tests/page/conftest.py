@@ -10,9 +10,9 @@ from tests.page.browsers import chromium
 from tests.page.tabs import Tabs
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 async def browser(anyio_backend: str) -> AsyncIterator[Any]:
-    """One for the whole run."""
+    """One for the whole folder."""
     async with chromium() as launched:
         yield launched
 

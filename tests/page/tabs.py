@@ -42,7 +42,7 @@ class Tabs:
         return page
 
     def _watch(self, page: Any, origin: str) -> None:
-        def hear(message: Any) -> None:
+        def on_console(message: Any) -> None:
             if not REFUSED.match(message.text):
                 self.complaints.append(f"console: {message.type}: {message.text}")
 
@@ -51,7 +51,7 @@ class Tabs:
             if not request.url.startswith((origin + "/", "data:", "blob:")):
                 self.complaints.append(f"asked another origin: {request.url}")
 
-        page.on("console", hear)
+        page.on("console", on_console)
         page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
         page.on("request", ask)
 

@@ -160,7 +160,7 @@ async def test_a_card_shows_the_very_arguments_that_will_run(upstream: Upstream,
     assert json.loads(said) == {"text": text, "n": 9007199254740993}
 
 
-async def test_a_key_that_may_not_decide_is_told_so(upstream: Upstream, tabs: Tabs) -> None:
+async def test_a_key_that_may_not_decide_sees_why(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(user={})
     async with serving(upstream, tabs, **auth) as url:
         page = await tabs.open(f"{url}/#/approvals", key=keys["user"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness.needs import needs
-from tests.page.served import IMG, answered, ask, say, serving
+from tests.page.served import IMG, answered, ask, keyring, say, serving
 from tests.page.tabs import Tabs
 from tests.scripted_upstream import Call, Cut, Hang, Hold, Pace, Reply, Shape, Upstream
 
@@ -139,7 +139,7 @@ async def test_stop_closes_the_request_upstream(upstream: Upstream, tabs: Tabs) 
     assert took < 1
 
 
-async def test_a_refusal_before_the_first_word_is_shown_with_its_status(upstream: Upstream, tabs: Tabs) -> None:
+async def test_a_refusal_before_the_first_byte_is_shown_with_its_status(upstream: Upstream, tabs: Tabs) -> None:
     body = {
         "error": {"message": "Incorrect API key provided.", "type": "invalid_request_error", "code": "invalid_api_key"}
     }
@@ -210,3 +210,20 @@ async def test_what_is_copied_as_curl_is_the_request_without_a_key(upstream: Ups
     assert 'os.environ.get("CALLGATE_KEY"' in copied["Python"]
     compile(copied["Python"], "copied", "exec")
     assert '"it\'s me"' in copied["JSON"]
+
+
+async def test_a_key_that_may_see_no_run_is_answered_all_the_same(upstream: Upstream, tabs: Tabs) -> None:
+    keys, auth = keyring(alice={})
+    async with serving(upstream, tabs, **auth) as url:
+        page = await tabs.open(url, key=keys["alice"])
+        for _ in range(2):  # streamed, and whole
+            upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2}, id="c")]), Reply(text="It is three.")])
+            await ask(page)
+            await page.get_by_text("This key may not see runs").wait_for()
+            said = await page.locator(".messages .assistant").last.inner_text()
+            calls = await page.locator(".trace .call").all_inner_texts()
+            assert "It is three." in said
+            assert ["add" in call for call in calls] == [True]
+            await page.get_by_label("stream").uncheck()
+
+        assert await page.get_by_text("Open run_").count() == 0

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from callgate.recorder.last_hour import minute_of
 from tests.harness.clients import http_client
 from tests.harness.needs import needs
 from tests.page.served import IMG, keyring, serving
@@ -70,6 +71,24 @@ async def test_two_hundred_runs_leave_the_row_under_the_mouse_where_it_is(upstre
         assert await page.locator("table.runs tbody tr").count() == 201
 
 
+async def test_the_last_hour_is_a_strip_with_what_failed_in_red(
+    upstream: Upstream, tabs: Tabs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = minute_of(time.time())
+    monkeypatch.setattr("callgate.recorder.last_hour.minute_of", lambda moment: now)  # no minute ends meanwhile
+    async with serving(upstream, tabs) as url, http_client(url) as client:
+        await run_of(client, upstream)
+        await run_of(client, upstream, [Reply(status=400, body={"error": {"message": "no"}})])
+        page = await tabs.open(f"{url}/#/runs")
+        strip = page.get_by_role("img", name="Last hour, this process: 2 requests, 1 failed, at most 2 a minute")
+        await strip.wait_for()
+        paths = [await path.bounding_box() for path in await strip.locator("path").all()]
+
+    (all_of_it, failed) = paths
+    assert all_of_it["width"] > 0
+    assert failed["height"] == pytest.approx(all_of_it["height"] / 2)
+
+
 async def test_filters_are_in_the_address_and_an_empty_list_says_why(upstream: Upstream, tabs: Tabs) -> None:
     async with serving(upstream, tabs) as url, http_client(url) as client:
         await run_of(client, upstream)
@@ -87,6 +106,10 @@ async def test_filters_are_in_the_address_and_an_empty_list_says_why(upstream: U
         await page.get_by_text("No run matches tool nobody's, odd 1.").wait_for()
         await page.go_back()
         await page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 1")
+        await page.evaluate("() => { location.hash = '#/runs?model=m&key=anonymous'; }")
+        await rows.nth(1).wait_for()
+        await page.reload()
+        await rows.nth(1).wait_for()  # and is not taken for a link that brings a key
         await page.goto(f"{url}/#/runs?state=made+up")
         await page.get_by_text("No run matches state made up.").wait_for()
 
@@ -173,7 +196,7 @@ async def test_a_huge_run_opens_within_a_second_and_scrolls(upstream: Upstream, 
     assert longest < 100
 
 
-async def test_without_content_no_word_is_in_the_page_the_file_or_an_answer(
+async def test_without_content_no_text_is_in_the_page_the_file_or_an_answer(
     upstream: Upstream, tabs: Tabs, tmp_path: Path
 ) -> None:
     secret = "PLANTED-WORD"
@@ -310,7 +333,7 @@ async def test_what_is_exported_is_what_was_asked_for_and_can_be_used(
     assert load(tmp_path / "case.json").replies
 
 
-async def test_a_call_is_shown_as_written_as_read_and_as_told_to_the_model(upstream: Upstream, tabs: Tabs) -> None:
+async def test_a_call_is_shown_as_written_as_read_and_as_sent_to_the_model(upstream: Upstream, tabs: Tabs) -> None:
     fenced = Call("add", '```json\n{"a": "2", "b": 3}\n```', id="call_fenced")
     broken = Call("add", {"a": "many", "b": 3}, id="call_broken")
     async with serving(upstream, tabs, **CONTENT) as url:

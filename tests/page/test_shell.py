@@ -24,7 +24,7 @@ LONG = "somebodys-model-with-a-vendor-a-size-and-a-date/instruct-2026-11-18"
 SHOUT = Call("echo", {"text": "wide" * 100}, id="call_shout")
 
 
-async def test_it_opens_without_a_word_in_the_console_or_a_request_elsewhere(upstream: Upstream, tabs: Tabs) -> None:
+async def test_it_opens_without_a_console_message_or_a_request_elsewhere(upstream: Upstream, tabs: Tabs) -> None:
     async with serving(upstream, tabs) as url:
         page = await tabs.open(url)
         await page.get_by_text("● live").wait_for()
@@ -41,7 +41,7 @@ async def test_an_answer_that_comes_after_its_page_was_left_is_not_drawn_over_th
 ) -> None:
     asked, gate = asyncio.Event(), asyncio.Event()
 
-    async def late(route: Any) -> None:
+    async def delayed(route: Any) -> None:
         asked.set()
         await gate.wait()
         await route.continue_()
@@ -49,7 +49,7 @@ async def test_an_answer_that_comes_after_its_page_was_left_is_not_drawn_over_th
     async with serving(upstream, tabs) as url:
         page = await tabs.open(f"{url}/#/usage")
         await page.get_by_text("Nothing was used").wait_for()
-        await page.route("**/v1/models", late)
+        await page.route("**/v1/models", delayed)
         await page.evaluate("() => { location.hash = '#/playground'; }")
         await asked.wait()
         await page.evaluate("() => { location.hash = '#/usage'; }")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.clients import http_client
 from tests.harness.needs import needs
-from tests.page.served import IMG, keyring, serving
+from tests.page.served import IMG, PRICE, keyring, serving
 from tests.page.tabs import Tabs
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.tools.kinds import RAW_MCP
@@ -85,6 +85,15 @@ async def test_a_schema_that_is_no_plain_object_gets_an_editor_and_the_gate_answ
         await page.get_by_text("As sent to a model (all of it)").wait_for()
 
 
+async def test_a_call_without_a_model_has_no_price(upstream: Upstream, tabs: Tabs) -> None:
+    async with serving(upstream, tabs) as url, http_client(url) as client:
+        await client.post("/v1/tools/add/call", json={"arguments": {"a": 1, "b": 2}})
+        page = await tabs.open(f"{url}/#/runs")
+        cells = await page.get_by_role("row", name="answered").locator("td").all_inner_texts()
+
+    assert (cells[2], cells[-1]) == ("tool", "–")
+
+
 async def test_a_tool_that_writes_asks_before_it_is_called(upstream: Upstream, tabs: Tabs) -> None:
     async with serving(upstream, tabs) as url, http_client(url) as client:
         page = await tabs.open(f"{url}/#/tools/send_mail")
@@ -131,7 +140,8 @@ async def test_models_say_how_they_are_reached_what_they_cost_and_whether_they_a
 ) -> None:
     upstream.script("m", [Reply(text="OK")])
     upstream.script("bad", [Reply(status=401, body={"error": {"message": IMG}})], repeat_last=True)
-    async with serving(upstream, tabs, models=["m", "bad"]) as url:
+    entry = {"model_info": PRICE, "concurrency": 8}
+    async with serving(upstream, tabs, models=["m", "bad"], entry=entry) as url:
         page = await tabs.open(f"{url}/#/models")
         await page.get_by_role("button", name="Ask m").click()
         await page.get_by_text("answers in").wait_for()
@@ -146,6 +156,7 @@ async def test_models_say_how_they_are_reached_what_they_cost_and_whether_they_a
     assert "direct" in said
     assert "127.0.0.1" in said
     assert "2 in, 8 out" in said
+    assert "0 of 8 under way" in said
 
 
 async def test_keys_and_what_they_used_are_listed_without_a_secret(upstream: Upstream, tabs: Tabs) -> None:

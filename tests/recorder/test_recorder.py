@@ -16,20 +16,21 @@ from callgate.conversation.events import (
     ChatEnded,
     Ending,
     EndingKind,
+    ModelOutput,
     TurnAccount,
     TurnEnded,
     TurnStarted,
 )
 from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED
+from callgate.conversation.prices import MOST_TOKENS, Price
 from callgate.recorder.recorder import (
     BACKLOG_BYTES,
     FEED_BACKLOG,
     IN_MEMORY,
     IN_MEMORY_BYTES,
     Recorder,
-    RecordPolicy,
-    RunRecording,
 )
+from callgate.recorder.recording import RecordPolicy, RunRecording
 from callgate.recorder.row import Kept, Recording, RunRow
 from callgate.recorder.store import FILE, RunFilter, RunStore, day_of
 
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.anyio
 
 CALL = ReadyCall("call_1", "clock", {"zone": "planted-secret"}, '{"zone": "planted-secret"}')
 BROKEN = BrokenCall("call_2", "send", Flaw.TRUNCATED, '{"to": "bo')
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
 EVENTS = (
     TurnStarted(0),
     TurnEnded(
@@ -98,7 +100,66 @@ async def test_a_run_is_seen_while_it_is_under_way_and_after_it_was_written(reco
     assert recorder.page(RunFilter(key="bob"), 10) == []
 
 
-async def test_without_content_no_word_of_it_is_in_the_file(recorder, tmp_path):
+PLAIN = (
+    *(
+        TurnStarted(0),
+        TurnEnded(0, TurnAccount(("tool_calls",), (Finding.TOOL_CALLS_WITH_STOP,), (CALL,), (), (), USAGE, 0.5)),
+    ),
+    *(CallStarted(0, CALL, writes=False), CallEnded(0, CALL, Returned("it is noon"), 0.125)),
+    *(TurnStarted(1), TurnEnded(1, TurnAccount(("stop",), (), (), (), (), USAGE, 0.25))),
+    ChatEnded(Ending(EndingKind.ANSWERED, "stop"), None),
+)
+
+
+@pytest.mark.parametrize("policy", [EVERYTHING, RecordPolicy(content_bytes=1000), RecordPolicy(runs="eventful")])
+async def test_a_row_says_the_same_before_and_after_it_is_written(recorder, tmp_path, policy):
+    recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), policy, lambda by: Price(1e-6, 2e-6))
+    listener = recording.listener(0)
+    for event in PLAIN:
+        listener.handle(event)
+    [under_way] = recorder.page(RunFilter(), 10)
+    recorder.end(recording)
+    [waiting] = recorder.page(RunFilter(), 10)
+    await recorder.close()
+    with contextlib.closing(RunStore(tmp_path)) as store:
+        [listed], kept = store.page(RunFilter(), 10), store.get("run_1")
+    found = recorder.get("run_1")
+
+    assert found is not None
+    assert (listed, kept) == (found.row, found)
+    for row in (under_way, waiting, listed):
+        assert (row.state, row.finish_reason, row.turns, row.calls, row.attempts) == ("answered", "stop", 2, 1, 2)
+        assert (row.tokens_in, row.tokens_out, row.tokens_cached, row.cost) == (14, 6, 8, pytest.approx(26e-6))
+        assert (row.findings, row.tools, row.is_odd) == (["tool_calls_with_stop"], ["clock"], False)
+        assert row.first_seconds is not None
+
+
+async def test_what_a_model_says_on_its_way_is_nothing_to_the_recorder():
+    recording = RunRecording(RunRow("run_1", 1.0), EVERYTHING, mask)
+    assert ModelOutput not in recording.listener(0).handlers
+
+
+@pytest.mark.parametrize(
+    ("counted", "kept"),
+    [
+        ({"prompt_tokens": 3, "details": {"cached_tokens": 2}}, {"prompt_tokens": 3, "details": {"cached_tokens": 2}}),
+        ({"prompt_tokens": 10**30, "more": -5, "note": "planted"}, {"prompt_tokens": MOST_TOKENS, "more": -5}),
+        ({"cost": 0.5, "deep": {"deeper": {"deepest": 1}}}, {"cost": 0.5, "deep": {}}),
+        ({"n" * 100_000: 1}, {"n" * 64: 1}),
+        ({str(number): number for number in range(99)}, {str(number): number for number in range(32)}),
+    ],
+    ids=["usual", "too much", "too deep", "a long name", "many"],
+)
+async def test_of_what_a_provider_counts_numbers_are_kept(recorder, counted, kept):
+    recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
+    recording.listener(0).handle(TurnEnded(0, TurnAccount(("stop",), (), (), (), (), counted, 0.25)))
+    recorder.end(recording)
+    [event] = (await written(recorder)).events
+
+    assert event.facts["usage"] == kept
+
+
+async def test_without_content_no_text_is_in_the_file(recorder, tmp_path):
     recorder.end(recorded(recorder))
     found = await written(recorder)
 
@@ -161,8 +222,12 @@ async def test_of_a_call_that_was_repaired_both_what_was_written_and_what_was_re
 
 async def test_it_is_kept_without_content_when_a_person_was_waited_for(recorder):
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
-    for message in (APPROVAL_WANTED + "apr_1", APPROVAL_GIVEN, "half of it is done"):
-        recording.listener(0).handle(CallProgress(0, CALL, message))
+    for said in (
+        CallProgress(0, CALL, APPROVAL_WANTED + "apr_1", waits_for="apr_1"),
+        CallProgress(0, CALL, APPROVAL_GIVEN, approved=True),
+        CallProgress(0, CALL, str(APPROVAL_GIVEN)),  # in the words of a tool
+    ):
+        recording.listener(0).handle(said)
     recorder.end(recording)
     found = await written(recorder)
 
@@ -404,9 +469,9 @@ async def test_a_disk_that_cannot_be_written_is_counted_and_the_request_goes_on(
     [
         TurnAccount(("stop",), (), (), (), (), {"prompt_tokens": 10**30, "words": "x" * 10**6}, 0.25),
         TurnAccount(("\ud800",), (), (), (), (), None, 0.25),
-        TurnAccount(("stop",), (), (), (object(),), (), None, 0.25),  # type: ignore[arg-type]
+        TurnAccount(("stop",), (), (), (), (BrokenCall("\ud800", "send", Flaw.TRUNCATED, ""),), None, 0.25),
     ],
-    ids=["huge number", "half a character", "no call at all"],
+    ids=["huge number", "half a character", "half a character in a call"],
 )
 async def test_a_run_that_cannot_be_written_takes_no_other_with_it(tmp_path, answer):
     dropped: list[None] = []

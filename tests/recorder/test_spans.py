@@ -121,13 +121,15 @@ def test_they_are_written_as_a_collector_reads_json() -> None:
     [resource] = as_otlp(RUN)["resourceSpans"]
     [scope] = resource["scopeSpans"]
     run, _, turn, call = scope["spans"]
-    told = {each["key"]: each["value"] for each in turn["attributes"]}
+    turn_attributes = {each["key"]: each["value"] for each in turn["attributes"]}
 
     assert resource["resource"]["attributes"] == [{"key": "service.name", "value": {"stringValue": "callgate"}}]
     assert (run["startTimeUnixNano"], run["endTimeUnixNano"]) == (str(1000 * NANO), str(1002 * NANO))
     assert "parentSpanId" not in run
     assert (call["kind"], turn["kind"], call["status"]["code"]) == (1, 3, 2)
-    assert told["gen_ai.usage.input_tokens"] == {"intValue": "7"}
-    assert told["gen_ai.response.finish_reasons"] == {"arrayValue": {"values": [{"stringValue": "tool_calls"}]}}
-    assert told["gen_ai.response.time_to_first_chunk"] == {"doubleValue": 0.25}
-    assert told["gen_ai.request.stream"] == {"boolValue": False}
+    assert turn_attributes["gen_ai.usage.input_tokens"] == {"intValue": "7"}
+    assert turn_attributes["gen_ai.response.finish_reasons"] == {
+        "arrayValue": {"values": [{"stringValue": "tool_calls"}]}
+    }
+    assert turn_attributes["gen_ai.response.time_to_first_chunk"] == {"doubleValue": 0.25}
+    assert turn_attributes["gen_ai.request.stream"] == {"boolValue": False}

@@ -1,20 +1,27 @@
 """The file of recorded runs: what is written is found again, pages do not overlap, and it keeps to its size."""
 
+import contextlib
 import itertools
 import sqlite3
 import threading
 import time
+import zlib
+from collections.abc import Mapping
 
+import msgspec
 import pytest
 
+from callgate.recorder.packed import Packed, PackedEnd, PackedEvent, PackedRun, PackedTurnStart
 from callgate.recorder.recorder import is_wanted
 from callgate.recorder.row import Kept, KeyUsage, Recording, RunEvent, RunRow
 from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable
 
+ENDED = PackedEnd(0.5, 0, "answered", "stop", "")
 
-def run(number: int, **more: object) -> Recording:
-    row = RunRow(id=f"run_{number:024x}", began=1_000_000.0 + number, state="answered", **more)  # type: ignore[arg-type]
-    return Recording(row, [RunEvent(0.5, "ended")], {})
+
+def run(number: int, content: Mapping[str, str] = {}, state: str = "answered", **more: object) -> PackedRun:
+    row = RunRow(id=f"run_{number:024x}", began=1_000_000.0 + number, state=state, **more)  # type: ignore[arg-type]
+    return PackedRun.of(row, [ENDED], content)
 
 
 @pytest.fixture
@@ -26,17 +33,24 @@ def store(tmp_path):
 
 def test_a_run_is_found_as_it_was_written(store):
     row = RunRow("run_1", 12.5, "gpt", findings=["x"], tools=["add"], cost=0.25, kept=Kept.CONTENT)
-    events = [RunEvent(0.1, "turn_started", 0, 0), RunEvent(0.2, "call_ended", 1, 0, {"id": "c", "bytes": 3})]
-    written = Recording(row, events, {"request": "{}", "call.c.arguments": "x" * 10_000})
+    events: list[Packed] = [
+        PackedTurnStart(0.1, 0, 0),
+        PackedEvent(0.2, 1, "call_progress", 0, {"id": "c", "fraction": 0.5}),
+    ]
+    content = {"request": "{}", "call.c.arguments": "x" * 10_000}
 
-    store.add([written])
+    store.add([PackedRun.of(row, events, content)])
 
-    assert store.get("run_1") == written
+    assert store.get("run_1") == Recording(
+        row,
+        [RunEvent(0.1, "turn_started", 0, 0), RunEvent(0.2, "call_progress", 1, 0, {"id": "c", "fraction": 0.5})],
+        content,
+    )
     assert store.get("run_2") is None
 
 
 def test_pages_hold_every_run_once_the_newest_first(store):
-    same_moment = [Recording(RunRow(f"run_{number}", 5.0, state="answered")) for number in range(10, 30)]
+    same_moment = [PackedRun.of(RunRow(f"run_{number}", 5.0, state="answered"), [], {}) for number in range(10, 30)]
     store.add([*(run(number) for number in range(250)), *same_moment])
 
     seen, wanted = [], RunFilter()
@@ -45,7 +59,7 @@ def test_pages_hold_every_run_once_the_newest_first(store):
         wanted = RunFilter(before=page[-1].began, before_id=page[-1].id)
 
     assert len(seen) == len(set(seen)) == 270
-    assert seen[0] == run(249).row.id
+    assert seen[0] == run(249).id
     assert seen[-1] == "run_10"
 
 
@@ -67,20 +81,19 @@ def test_a_filter_chooses(store, wanted, found):
         run(0, model="a", key="alice"),
         run(1, model="b", key="bob"),
         run(2, model="a", key="bob"),
-        run(3, model="b", key="carol"),
+        run(3, model="b", key="carol", state="failed"),
         run(4, model="b", key="carol", attempts=2, turns=1),
     ]
-    rows[3].row.state = "failed"
     store.add(rows)
 
     assert {int(row.id[4:], 16) for row in store.page(wanted, 50)} == found
 
 
 def test_what_is_deleted_is_gone_with_its_events_and_texts(store, tmp_path):
-    store.add([Recording(run(1).row, [RunEvent(0.0, "ended")], {"request": "a planted word"})])
+    store.add([run(1, {"request": "a planted word"})])
 
-    assert store.delete(run(1).row.id)
-    assert not store.delete(run(1).row.id)
+    assert store.delete(run(1).id)
+    assert not store.delete(run(1).id)
     assert store.bytes == 0
     with sqlite3.connect(tmp_path / FILE) as database:
         for table in ("runs", "events", "content"):
@@ -90,14 +103,14 @@ def test_what_is_deleted_is_gone_with_its_events_and_texts(store, tmp_path):
 
 def test_pruning_takes_old_runs_then_the_oldest_texts_then_the_oldest_runs(store):
     texts = {"request": "".join(chr(65 + (number * number) % 57) for number in range(2000))}
-    store.add([Recording(run(number).row, [], texts) for number in range(1200)])
+    store.add([run(number, texts) for number in range(1200)])
 
-    assert store.prune(older_than=run(100).row.began, most_bytes=10**9) == 100
-    assert [row.id for row in store.page(RunFilter(until=run(101).row.began), 5)] == [run(100).row.id]
+    assert store.prune(older_than=run(100).began, most_bytes=10**9) == 100
+    assert [row.id for row in store.page(RunFilter(until=run(101).began), 5)] == [run(100).id]
 
     whole = store.bytes
     store.prune(older_than=0.0, most_bytes=whole // 2)
-    oldest, newest = store.get(run(100).row.id), store.get(run(1199).row.id)
+    oldest, newest = store.get(run(100).id), store.get(run(1199).id)
     assert oldest is not None
     assert (oldest.row.kept, oldest.content) == (Kept.AGED_OUT, {})
     assert newest is not None
@@ -115,7 +128,7 @@ def test_a_run_that_is_there_already_stays_as_it_is(store):
     assert [row.model for row in store.page(RunFilter(), 10)] == ["", "first"]
 
 
-def test_a_file_that_is_damaged_is_told_in_one_line(tmp_path):
+def test_a_damaged_file_is_reported_in_one_line(tmp_path):
     (tmp_path / FILE).write_bytes(b"this is no database at all" * 100)
 
     with pytest.raises(StoreUnusable, match="file is not a database"):
@@ -129,6 +142,36 @@ def test_a_file_of_another_version_is_left_alone(tmp_path):
 
     with pytest.raises(StoreUnusable, match="another version"):
         RunStore(tmp_path)
+
+
+def test_a_file_of_format_1_is_read_and_written_on(tmp_path):
+    RunStore(tmp_path).close()
+    row, named = RunRow("run_old", 1.0, "gpt", turns=2, calls=1), RunEvent(0.5, "ended", facts={"ending": "answered"})
+    kept = {"request": "x" * 5000}
+    with sqlite3.connect(tmp_path / FILE) as database:
+        encode = msgspec.msgpack.encode
+        database.execute("INSERT INTO runs VALUES (1, 'run_old', 1.0, 'gpt', '', 'answered', 0, 1, ?)", (encode(row),))
+        database.execute("INSERT INTO events VALUES (1, ?)", (b"-" + encode([named]),))
+        database.execute("INSERT INTO content VALUES (1, ?)", (b"z" + zlib.compress(encode(kept)),))
+        database.execute("PRAGMA user_version = 1")
+    database.close()
+
+    with contextlib.closing(RunStore(tmp_path, read_only=True)) as reader:
+        assert reader.get("run_old") == Recording(row, [named], kept)
+    with contextlib.closing(RunStore(tmp_path)) as store:
+        store.add([run(2)])
+        assert store.get("run_old") == Recording(row, [named], kept)
+        assert [each.id for each in store.page(RunFilter(), 5)] == [run(2).id, "run_old"]
+
+
+def test_whoever_reads_a_file_of_another_version_is_told_so(tmp_path):
+    RunStore(tmp_path).close()
+    with sqlite3.connect(tmp_path / FILE) as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+
+    with pytest.raises(StoreUnusable, match="another version"):
+        RunStore(tmp_path, read_only=True)
 
 
 def test_nobody_else_can_read_the_file(store, tmp_path):
@@ -170,7 +213,7 @@ def test_a_page_of_many_runs_is_quick(store):
     began = time.process_time()
     for _ in range(20):
         assert len(store.page(RunFilter(model="m3"), 50)) == 50
-        assert len(store.page(RunFilter(before=run(30_000).row.began, before_id="z"), 50)) == 50
+        assert len(store.page(RunFilter(before=run(30_000).began, before_id="z"), 50)) == 50
     assert (time.process_time() - began) / 40 < 0.01
 
 
@@ -197,7 +240,7 @@ def test_the_file_chooses_by_state_key_and_model_as_memory_does(tmp_path):
         )
         for number, state in enumerate(states * 12)
     ]
-    store.add([Recording(row) for row in rows])
+    store.add([PackedRun.of(row, [], {}) for row in rows])
     for model, key, state, odd in itertools.product(
         (None, "gpt"), (None, "bob"), (None, *states, "nosuch"), (False, True)
     ):
@@ -209,13 +252,25 @@ def test_the_file_chooses_by_state_key_and_model_as_memory_does(tmp_path):
 
 def test_a_run_that_is_there_already_stays_as_it_is_beside_new_ones(tmp_path):
     store = RunStore(tmp_path)
-    events = [RunEvent(0.0, "ended")]
-    store.add([Recording(RunRow("run_1", 1.0, "gpt"), events, {"request": "first"})])
-    again = Recording(RunRow("run_1", 2.0, "other"), [], {"request": "second"})
-    store.add([again, Recording(RunRow("run_2", 3.0, "gpt"), events, {"request": "new"})])
+    store.add([PackedRun.of(RunRow("run_1", 1.0, "gpt"), [ENDED], {"request": "first"})])
+    again = PackedRun.of(RunRow("run_1", 2.0, "other"), [], {"request": "second"})
+    store.add([again, PackedRun.of(RunRow("run_2", 3.0, "gpt"), [ENDED], {"request": "new"})])
     first, new = store.get("run_1"), store.get("run_2")
     assert first is not None
     assert new is not None
     assert (first.row.model, first.content, len(first.events)) == ("gpt", {"request": "first"}, 1)
     assert (new.content, len(new.events)) == ({"request": "new"}, 1)
     store.close()
+
+
+def test_a_file_that_was_made_and_not_written_yet_has_no_runs_and_another_formats_is_named(tmp_path):
+    (tmp_path / FILE).touch()
+    with contextlib.closing(RunStore(tmp_path, read_only=True)) as store:
+        assert (store.page(RunFilter(), 5), store.get("run_1"), store.usage("2026-01-01")) == ([], None, [])
+    assert (tmp_path / FILE).stat().st_size == 0
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        database.execute("CREATE TABLE runs (id TEXT)")
+        database.execute("PRAGMA user_version = 99")
+    for read_only in (True, False):
+        with pytest.raises(StoreUnusable, match=r"another version of Callgate \(format 99\); move it away"):
+            RunStore(tmp_path, read_only=read_only)

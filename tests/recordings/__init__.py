@@ -13,9 +13,9 @@ One JSON file each. A new quirk arrives as a new file. The keys:
       content, refusal, finish_reason, usage    of the answer; null content may also be an empty text
       tool_calls            those handed back: id, name, arguments as text
       ran                   calls that ran, by turn and in their order: name and arguments
-      results               what the model is told of each call, by id: the exact text, or
+      results               what the model is sent about each call, by id: the exact text, or
                             {"contains": text}, {"flaw": why it was not run}, {"not_run": why}
-      reasoning             reasoning texts the client hears, in order
+      reasoning             reasoning texts the client is sent, in order
       echo                  fields that the turns' assistant messages carry when they go back, turn by turn
       requests              how often the model is asked
 """

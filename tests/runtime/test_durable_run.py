@@ -112,15 +112,15 @@ async def play(
     box = RequestToolbox(registry.tools(), run_id=run.id, limits=registry.limits, journal=journal)
     scripted = ScriptedModel(*TURNS[len(choice.kept) :])
     model, toolbox = choice.chat(scripted, box)
-    heard = Listener()
+    listener = Listener()
     asked = ModelRequest(({"role": "user", "content": "go"},))
-    await converse(asked, model, toolbox, heard, new_id=counter("made"))
+    await converse(asked, model, toolbox, listener, new_id=counter("made"))
     last = scripted.asked[-1].ask
     assert isinstance(last, ModelRequest)
     results = [
         message["content"] for message in last.messages if isinstance(message, dict) and message["role"] == "tool"
     ]
-    return heard.text, results
+    return listener.text, results
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=needs("postgres", "module:asyncpg"))])
@@ -149,7 +149,7 @@ async def begun(database: Database) -> StoredRun:
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
-async def test_wherever_it_is_cut_it_is_carried_on_to_the_same_end(ledger: SharedLedger, done: bool) -> None:
+async def test_wherever_it_is_cut_it_is_resumed_to_the_same_end(ledger: SharedLedger, done: bool) -> None:
     heirs = RunLedger(ledger.database, ledger.calls.process)
     cuts = 0
     while True:
@@ -182,7 +182,7 @@ async def test_wherever_it_is_cut_it_is_carried_on_to_the_same_end(ledger: Share
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
-async def test_whenever_the_ledger_is_away_the_model_is_told_what_the_ledger_says(
+async def test_whenever_the_ledger_is_away_the_model_is_sent_what_the_ledger_has(
     ledger: SharedLedger, done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("callgate.runtime.durable_run.AGAIN_SECONDS", 0.0)
@@ -238,7 +238,7 @@ async def test_a_call_that_only_reads_is_not_what_ends_one_process_after_the_oth
     assert "may or may not have happened" in results[2]
 
 
-async def test_with_another_config_what_began_stays_begun_and_what_did_not_does_not_begin_later(
+async def test_with_another_config_calls_that_began_stay_begun_and_others_do_not_begin_later(
     ledger: SharedLedger,
 ) -> None:
     heirs = RunLedger(ledger.database, ledger.calls.process)

@@ -13,7 +13,7 @@ def descriptor(safety: Safety, digest: str) -> Descriptor:
     return Descriptor("send", "Sends.", {}, safety, direct=True, digest=digest, plain_digest=digest)
 
 
-async def test_another_machine_knows_what_a_tool_looked_like_and_holds_it_to_that(
+async def test_another_machine_reads_the_pinned_description_and_enforces_it(
     postgres: PostgresServer, schema: str
 ) -> None:
     from callgate.ledger.postgres import PostgresDatabase, migrate

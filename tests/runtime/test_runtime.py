@@ -18,6 +18,7 @@ from callgate.conversation.errors import ChatError
 from callgate.conversation.prices import Price
 from callgate.runtime.builders.errors import BadEntry
 from callgate.runtime.builders.models import model_entries
+from callgate.runtime.lease import OpenRuntime
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.reload import ConfigSource
 from callgate.runtime.siblings import Siblings
@@ -76,6 +77,53 @@ async def test_a_runtime_is_closed_when_the_last_request_has_left_it_and_not_bef
         async with asyncio.timeout(5):
             await closed.wait()
     assert order == ["one of two left", "both left", "closed"]
+
+
+class SlowRuntime:
+    """Notes how far it is, and goes on when it is let."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.heard: list[str] = []
+        self.opening, self.go_on = asyncio.Event(), asyncio.Event()
+        self._error = error
+
+    async def open(self) -> None:
+        self.heard.append("opening")
+        self.opening.set()
+        await self.go_on.wait()
+        if self._error is not None:
+            raise self._error
+        self.heard.append("open")
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.heard.append("closed")
+
+
+async def test_a_start_that_is_cancelled_closes_what_it_had_opened():
+    runtime: Any = SlowRuntime()
+    starting = asyncio.create_task(OpenRuntime.begin(runtime))
+    await runtime.opening.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert runtime.heard == ["opening", "closed"]
+
+
+async def test_a_start_that_fails_closes_what_it_had_opened_and_says_why():
+    runtime: Any = SlowRuntime(ValueError("no such server"))
+    runtime.go_on.set()
+    with pytest.raises(ValueError, match="no such server"):
+        await OpenRuntime.begin(runtime)
+    assert runtime.heard == ["opening", "closed"]
+
+
+async def test_the_end_of_a_runtime_is_awaited():
+    runtime: Any = SlowRuntime()
+    runtime.go_on.set()
+    opened = await OpenRuntime.begin(runtime)
+    await opened.end()
+    assert runtime.heard == ["opening", "open", "closed"]
 
 
 async def settled() -> None:
@@ -142,7 +190,7 @@ async def test_calls_under_way_count_in_the_new_runtime_where_the_limit_is_the_s
         assert manager.current.registry.limits.on_the_way_to("config/clock", "") == []
 
 
-async def test_what_has_changed_is_told_and_what_needs_a_restart():
+async def test_what_has_changed_is_logged_and_what_needs_a_restart():
     async with RuntimeManager(config()) as manager:
         moved = await manager.apply(config(tools=[BUILTIN], server={"port": 9001, "heartbeat_seconds": 3}))
         assert moved.changed == ("server", "tools")
@@ -297,7 +345,7 @@ async def test_asking_from_outside_the_loop_reloads_too(file):
         assert tool_names(manager) == ["calculator", "clock"]
 
 
-async def test_asking_for_a_bad_file_is_survived_and_the_next_asking_is_heard(file):
+async def test_a_reload_of_a_bad_file_is_survived_and_the_next_reload_works(file):
     async with file.manager() as manager:
         file.write("not: [a config")
         manager.ask_to_reload()
@@ -361,7 +409,7 @@ async def test_all_names_of_a_wildcard_share_its_places():
 async def test_the_prices_of_a_wildcard_hold_for_every_name_and_made_up_names_are_not_remembered_for_ever():
     async with RuntimeManager(config(model_list=[WILD])) as manager:
         for number in range(2100):
-            assert await manager.current.prices.of(f"any/{number}") == Price(0.5, 2.0, None)
+            assert manager.current.prices.of(f"any/{number}") == Price(0.5, 2.0, None)
         assert len(manager.current.prices._known) <= 1024
 
 
@@ -373,4 +421,22 @@ async def test_keys_that_a_reload_brings_to_a_keyless_server_are_logged():
                 await manager.apply(config(keys=[key]))
     assert [(each["log_level"], each["keys"]) for each in logs if each["event"] == "keys_required"] == [
         ("warning", ["alice"])
+    ]
+
+
+async def test_a_rule_of_the_record_that_names_no_key_or_model_is_refused_or_warned_of(tmp_path):
+    less = [{"keys": ["alise"], "keep": "off"}]
+    wrong = [*less, {"models": ["dmeo"], "keep": "no_content"}]
+    async with RuntimeManager(config()) as manager:
+        with pytest.raises(BadEntry) as refused:
+            await manager.apply(config(record={"less": wrong}))
+    assert [place for place, _ in refused.value.mistakes] == [
+        ("record", "less", 0, "keys", 0),
+        ("record", "less", 1, "models", 0),
+    ]
+    with capture_logs() as logs:
+        async with RuntimeManager(config(record={"less": less}, data_dir=str(tmp_path))):
+            pass
+    assert [(each["where"], each["pattern"]) for each in logs if each["event"] == "record_rule_unmatched"] == [
+        ("record.less.0.keys", "alise")
     ]

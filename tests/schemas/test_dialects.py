@@ -63,7 +63,7 @@ def test_the_schema_given_is_never_changed(dialect):
         ({}, {"type": "string"}),
     ],
 )  # fmt: skip
-def test_gemini_is_told_in_its_own_words(property, said):
+def test_gemini_gets_its_own_dialect(property, said):
     assert gemini(property) == said
 
 

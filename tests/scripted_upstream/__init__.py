@@ -1,4 +1,4 @@
-"""A scripted model provider for tests. It answers in OpenAI's shapes and in Anthropic's, and fails where it is told to.
+"""A scripted model provider for tests. It answers in OpenAI's shapes and in Anthropic's, and fails where its script says so.
 
     async with Upstream() as upstream:
         upstream.script("m", [Reply(calls=[Call("get_time")]), Reply(text="noon", fault=Cut(after=3))])

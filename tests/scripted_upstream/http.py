@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 MAX_HEAD = 256 * 1024
 STREAM_LIMIT = 64 * 1024 * 1024
-"""Large request bodies must not pause the reading that tells us of a client's leaving."""
+"""Large request bodies must not pause the reading by which a disconnect is noticed."""
 
 
 class ClientLeft(Exception):

@@ -71,10 +71,10 @@ def _message(reply: Reply, asked: Asked) -> Json:
 
 def _chunks(reply: Reply, asked: Asked) -> list[Json]:
     shape, usage = reply.shape, usage_of(reply, asked)
-    told = usage if shape.usage_everywhere else None
+    stream_usage = usage if shape.usage_everywhere else None
     head = _meta(asked, "chat.completion.chunk")
 
-    def chunk(choices: list[Json], counts: Mapping[str, Any] | None = told) -> Json:
+    def chunk(choices: list[Json], counts: Mapping[str, Any] | None = stream_usage) -> Json:
         made = {**head, "choices": choices}
         return {**made, "usage": counts} if asked.wants_usage or counts else made
 

@@ -1,4 +1,4 @@
-"""What the upstream is told to answer. Values only: nothing here knows a socket or a provider's format.
+"""The script of the upstream: what it answers. Values only: nothing here knows a socket or a provider's format.
 
 A test writes `Reply` values and hands them to `Upstream.script`. A reply says what the model says; its `shape` says how
 oddly that is put on the wire, its `pace` when, its `fault` where the transport or the provider fails, its `end` how a

@@ -30,7 +30,7 @@ CLOSING_PATIENCE = 5.0
 class Upstream:
     """Plays scripts, keeps a record of every request, and checks them as strictly as OpenAI does.
 
-    Used as an async context manager. Leaving it raises when something went on that a test must hear of: a request
+    Used as an async context manager. Leaving it raises when something went on that must fail a test: a request
     that OpenAI would refuse, a script that ran out, a crash of the upstream's own.
     """
 

@@ -1,4 +1,4 @@
-"""What an application hears of what comes over a connection, and in which order it is answered."""
+"""What an application receives of the bytes of a connection, and in which order they are answered."""
 
 import asyncio
 import contextlib
@@ -133,31 +133,31 @@ CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n" + b"".join(
 
 
 @pytest.mark.parametrize("request_bytes", [COUNTED, CHUNKED], ids=["counted", "chunked"])
-async def test_however_a_request_is_cut_the_same_is_heard(request_bytes: bytes) -> None:
-    heard: list[tuple[Any, bytes]] = []
+async def test_however_a_request_is_cut_the_application_receives_the_same(request_bytes: bytes) -> None:
+    handled: list[tuple[Any, bytes]] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = await read_body(receive)
-        heard.append((scope, body))
+        handled.append((scope, body))
         await answer(send, body)
 
     async with behind_the_edge(app) as bare, raw_connection(bare.url) as connection:
         for cut in range(1, len(request_bytes)):
             connection.received.clear()
-            before = len(heard)
+            before = len(handled)
             await connection.send(request_bytes[:cut])
             await asyncio.sleep(0)
             await connection.send(request_bytes[cut:])
             assert (await connection.answer()).body == BODY
-            assert len(heard) == before + 1
+            assert len(handled) == before + 1
         connection.received.clear()
         for at in range(len(request_bytes)):
             await connection.send(request_bytes[at : at + 1])
         assert (await connection.answer()).body == BODY
-    assert all(scope == heard[0][0] for scope, _ in heard)
+    assert all(scope == handled[0][0] for scope, _ in handled)
 
 
-async def test_requests_sent_ahead_are_heard_one_after_another_and_answered_in_order() -> None:
+async def test_pipelined_requests_are_handled_one_after_another_and_answered_in_order() -> None:
     running = 0
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -177,7 +177,7 @@ async def test_requests_sent_ahead_are_heard_one_after_another_and_answered_in_o
     assert [piece.partition(b">")[0] for piece in data.split(b"<")[1:]] == bodies
 
 
-async def test_a_client_that_sends_more_than_is_heard_is_made_to_wait() -> None:
+async def test_a_client_that_sends_more_than_is_read_is_made_to_wait() -> None:
     go = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -214,7 +214,7 @@ async def test_requests_sent_ahead_are_held_back_until_it_is_their_turn() -> Non
         assert not next(iter(bare.factory.connections)).is_holding_back
 
 
-async def test_a_body_that_nobody_heard_is_passed_over_and_the_connection_serves_again() -> None:
+async def test_an_unread_body_is_passed_over_and_the_connection_serves_again() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await answer(send, scope["method"].encode())
 
@@ -283,16 +283,16 @@ async def test_whoever_was_not_asked_for_its_body_does_not_keep_the_connection()
         assert await gone(connection) == b""
 
 
-async def test_a_client_that_waits_to_be_asked_is_not_late() -> None:
+async def test_a_client_that_waits_for_100_continue_does_not_time_out() -> None:
     go = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await go.wait()
         await echo(scope, receive, send)
 
-    async with connected(app, body_seconds=0.05) as connection:
+    async with connected(app, body_seconds=0.4) as connection:
         await connection.send(POST + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n")
-        asyncio.get_running_loop().call_later(0.3, go.set)
+        asyncio.get_running_loop().call_later(0.6, go.set)
         await connection.until(b"100 Continue\r\n\r\n")
         connection.received.clear()
         await connection.send(b"hi")
@@ -356,7 +356,7 @@ async def test_a_body_beside_an_upgrade_that_is_not_framed_properly_is_refused()
      b"content-length: 0\r\ncontent-length: 0", b"x-api-key: a\r\nX-Api-Key: b",
      b"x-callgate-tools: none\r\nX-Callgate-Tools: a", b"idempotency-key: a\r\nidempotency-key: b", b"origin: a\r\norigin: b"],
 )  # fmt: skip
-async def test_what_must_be_said_once_and_is_said_twice_is_refused(twice: bytes) -> None:
+async def test_a_header_that_must_be_unique_is_refused_when_repeated(twice: bytes) -> None:
     app = Scopes()
     async with connected(app) as connection:
         host = b"" if b"host" in twice else b"host: localhost\r\n"
@@ -406,7 +406,7 @@ async def test_a_request_of_the_current_version_names_its_host() -> None:
     assert len(app.seen) == 1
 
 
-async def test_a_client_that_leaves_is_told_to_whoever_listens_and_to_nobody_who_sends() -> None:
+async def test_receive_reports_a_client_that_left_and_send_does_not() -> None:
     began, left = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -430,20 +430,20 @@ async def test_a_client_that_leaves_is_told_to_whoever_listens_and_to_nobody_who
         assert not bare.state.connections
 
 
-async def test_a_client_that_leaves_in_the_middle_of_its_body_is_told_as_gone() -> None:
-    heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_a_disconnect() -> None:
+    handled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     began = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert (await receive())["more_body"]
         began.set()
-        heard.set_result((await receive())["type"])
+        handled.set_result((await receive())["type"])
 
     async with behind_the_edge(app) as bare:
         async with raw_connection(bare.url) as connection:
             await connection.send(POST + b"content-length: 10\r\n\r\nhi")
             await began.wait()
-        assert await heard == "http.disconnect"
+        assert await handled == "http.disconnect"
 
 
 async def test_clocks_are_looked_at_only_while_there_are_connections() -> None:
@@ -466,7 +466,7 @@ async def test_a_clock_that_fails_does_not_stop_those_of_others() -> None:
             bare.factory.connections.discard(self)
             raise RuntimeError("broken")
 
-    asyncio.get_running_loop().set_exception_handler(lambda _, told: failures.append(told["exception"]))
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
     async with behind_the_edge(echo, idle_seconds=0.1) as bare, raw_connection(bare.url) as connection:
         await connection.send(GET)
         await connection.answer()

@@ -95,7 +95,7 @@ async def test_a_request_on_its_way_over_an_idle_connection_is_answered_while_dr
         async with asyncio.timeout(5):
             while (await client.get("/health/ready")).status_code == 200:
                 pass
-        await asyncio.sleep(0.3)  # the server has noticed, which nothing tells: it looks every tenth of a second
+        await asyncio.sleep(0.3)  # the server has noticed, which nothing shows: it looks every tenth of a second
         await idle.post("/v1/chat/completions", ASK)
         late = await idle.answer()
         assert (late.status, late.headers["connection"], late.headers["retry-after"]) == (503, "close", "1")
@@ -148,7 +148,7 @@ async def test_a_stream_that_outlives_the_drain_ends_with_an_error_event(
         assert await child.ended() == CUT_OFF
 
 
-async def test_a_message_meets_the_end_of_the_server_in_anthropics_words(upstream: Upstream, tmp_path: Path) -> None:
+async def test_a_messages_request_during_the_drain_gets_anthropics_error(upstream: Upstream, tmp_path: Path) -> None:
     gate = asyncio.Event()
     upstream.script("m", lambda _: Reply(text="one two three", pace=Pace(hold=Hold(gate, after=2))))
     body = ASK | {"max_tokens": 9}
@@ -235,7 +235,7 @@ async def test_with_nothing_to_do_it_ends_at_once_with_zero(upstream: Upstream, 
         assert await child.ended(within=5) == 0
 
 
-async def test_a_data_folder_that_cannot_be_used_is_said_in_a_line_and_ends_with_one(tmp_path: Path) -> None:
+async def test_an_unusable_data_folder_is_one_line_of_error_and_exit_code_one(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     (tmp_path / "taken").write_text("a file")
     file.write_text(as_yaml(config_dict("http://127.0.0.1:1", data_dir="taken/data")))

@@ -30,7 +30,7 @@ async def test_a_route_that_does_not_stream_runs_to_its_end_though_its_client_le
         began.set()
         await go.wait()
         ended.set()
-        return "nobody hears this"
+        return "this is not called"
 
     async with serve(app) as url, asyncio.timeout(10):
         async with raw_connection(url) as connection:
@@ -63,7 +63,7 @@ async def test_a_streamed_answer_is_cancelled_when_its_client_leaves() -> None:
         await cancelled.wait()
 
 
-async def test_a_server_that_is_told_to_end_does_not_cut_its_streams() -> None:
+async def test_a_server_that_is_asked_to_end_does_not_cut_its_streams() -> None:
     """0.43 and 0.44 did; the floor in `pyproject.toml` is for this."""
     assert tuple(map(int, importlib.metadata.version("uvicorn").split(".")[:2])) >= (0, 54)
     began, go = asyncio.Event(), asyncio.Event()
@@ -73,16 +73,16 @@ async def test_a_server_that_is_told_to_end_does_not_cut_its_streams() -> None:
         began.set()
         leaving = asyncio.ensure_future(_disconnected(receive))
         await asyncio.wait([leaving, asyncio.ensure_future(go.wait())], return_when=asyncio.FIRST_COMPLETED)
-        told = leaving.done()
+        client_left = leaving.done()
         leaving.cancel()
-        await send({"type": "http.response.body", "body": b"cut" if told else b"whole", "more_body": False})
+        await send({"type": "http.response.body", "body": b"cut" if client_left else b"whole", "more_body": False})
 
     async with contextlib.AsyncExitStack() as stack:
         url = await stack.enter_async_context(serve(app, lifespan="off"))
         connection = await stack.enter_async_context(raw_connection(url))
         await connection.send(GET)
         await began.wait()
-        # leaving the block tells the server to end; the stream goes on until it is let
+        # leaving the block asks the server to end; the stream goes on until the gate opens
         asyncio.get_running_loop().call_later(0.5, go.set)
         reading = asyncio.create_task(connection.answer())
         stack.push_async_callback(asyncio.wait, [reading])
@@ -95,7 +95,7 @@ async def _disconnected(receive: Any) -> None:
 
 
 async def test_what_uvicorn_asks_of_a_protocol_is_what_ours_gives() -> None:
-    """`callgate.server.Connection` is made, told to end, and counted as here."""
+    """`callgate.server.Connection` is made, asked to end, and counted as here."""
     made: dict[str, Any] = {}
 
     class Protocol(asyncio.Protocol):
@@ -104,7 +104,7 @@ async def test_what_uvicorn_asks_of_a_protocol_is_what_ours_gives() -> None:
             made["server_state"].connections.add(self)
 
         def shutdown(self) -> None:
-            made["told to end"] = True
+            made["asked to end"] = True
             made["server_state"].connections.clear()
 
     async def app(scope: Any, receive: Any, send: Any) -> None: ...
@@ -123,7 +123,7 @@ async def test_what_uvicorn_asks_of_a_protocol_is_what_ours_gives() -> None:
             while state.default_headers is before:  # noqa: ASYNC110 - nor has the list, which is made anew every second
                 await asyncio.sleep(0.01)
         assert made["config"].loaded_app is not None
-    assert made["told to end"]
+    assert made["asked to end"]
 
 
 def test_the_server_ends_through_what_we_override() -> None:
@@ -146,13 +146,13 @@ def test_the_parser_says_which_of_our_exceptions_stopped_it() -> None:
 
 
 def test_the_parser_takes_what_follows_an_upgrade_for_the_other_protocol() -> None:
-    """`callgate.server.connection` stops listening there: what comes next would be heard as a request of its own."""
+    """`callgate.server.connection` stops reading there: what comes next would be parsed as another request."""
     bodies: list[bytes] = []
 
-    class Hears:
+    class Callbacks:
         on_body = staticmethod(bodies.append)
 
-    parser = httptools.HttpRequestParser(Hears())
+    parser = httptools.HttpRequestParser(Callbacks())
     with pytest.raises(httptools.HttpParserUpgrade):
         parser.feed_data(b"POST / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\nhi")
     assert bodies == []

@@ -160,7 +160,7 @@ async def test_beyond_the_limit_of_connections_only_health_is_answered(upstream:
     assert probe.status == 200
 
 
-async def test_idle_connections_make_room_for_new_ones(upstream: Upstream) -> None:
+async def test_idle_connections_give_way_to_new_ones(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="hi")])
     async with served(upstream, connections=2) as (url, _), raw_connection(url) as one, raw_connection(url) as two:
         for each in (one, two):
@@ -173,7 +173,7 @@ async def test_idle_connections_make_room_for_new_ones(upstream: Upstream) -> No
         assert (await two.answer()).status == 200
 
 
-async def test_a_burst_of_requests_beyond_the_limit_gets_503s_and_nobody_is_closed_without_a_word(
+async def test_a_burst_of_requests_beyond_the_limit_gets_503s_and_none_is_closed_without_an_answer(
     upstream: Upstream,
 ) -> None:
     gate = asyncio.Event()
@@ -207,7 +207,7 @@ async def test_health_is_answered_while_all_connections_are_in_use(upstream: Ups
         gate.set()
 
 
-async def test_a_connection_that_gives_way_before_it_asked_is_told_so(
+async def test_a_connection_that_gives_way_before_its_first_request_gets_a_503(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("callgate.server.protocol.PROMPT_SECONDS", 0.0)
@@ -230,7 +230,7 @@ async def test_a_body_announced_beyond_the_limit_is_refused_before_any_of_it_is_
     assert len(upstream.requests) == 0
 
 
-async def test_connections_that_say_nothing_make_room_and_those_under_way_do_not(
+async def test_silent_connections_give_way_to_new_ones_and_those_under_way_do_not(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("callgate.server.protocol.PROMPT_SECONDS", 0.0)
@@ -299,7 +299,7 @@ async def test_trailers_do_not_become_headers_and_are_bounded(upstream: Upstream
     assert refused(flood) == (400, "invalid_http_request")
 
 
-async def test_an_upgrade_that_nobody_offers_is_answered_as_a_plain_request(upstream: Upstream) -> None:
+async def test_an_unsupported_upgrade_is_answered_as_a_plain_request(upstream: Upstream) -> None:
     asked = LIVE.replace(b"\r\n\r\n", b"\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
     async with served(upstream) as (url, _):
         assert (await sent(url, asked)).status == 200

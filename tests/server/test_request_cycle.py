@@ -128,7 +128,7 @@ async def test_a_head_goes_out_with_the_first_of_its_body_and_not_before() -> No
 
 async def test_the_answer_to_head_has_no_body_and_the_connection_is_kept() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        scope["method"] = "GET"  # as the door does
+        scope["method"] = "GET"  # as the middleware does
         if scope["path"] == "/":
             await answer(send, b"hello")
         else:
@@ -173,7 +173,7 @@ async def test_a_client_of_http_1_0_gets_no_chunks_and_reads_until_the_end() -> 
     assert b"connection: close" in head
 
 
-async def test_a_client_of_http_1_0_can_tell_that_an_answer_was_broken_off(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_of_http_1_0_can_see_that_an_answer_was_broken_off(caplog: pytest.LogCaptureFixture) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await begin(send)
         await part(send, b"ab")

@@ -1,10 +1,8 @@
 """The headers of answers, as lines."""
 
-from typing import Any
-
 import pytest
 
-from callgate.server.response_head import CONTROLS, MAX_LABELS, _labels, header_lines
+from callgate.server.response_head import CONTROLS, MAX_SHAPES, _shapes, header_lines
 
 
 def test_names_are_lower_case_and_values_are_as_they_were() -> None:
@@ -38,7 +36,18 @@ def test_a_length_is_a_number_and_there_is_one(values: list[bytes]) -> None:
         header_lines([(b"content-length", value) for value in values])
 
 
+def test_a_percent_sign_in_a_name_or_a_value_is_itself() -> None:
+    assert header_lines([(b"x-%b", b"%d"), (b"%%", b"%%")]) == (b"\r\nx-%b: %d\r\n%%: %%", -1, False)
+
+
+def test_what_is_remembered_of_one_answer_holds_for_the_next() -> None:
+    for length in (b"5", b"6"):
+        given = [(b"transfer-encoding", length), (b"content-length", length), (b"x", length)]
+        assert header_lines(given) == (b"\r\ncontent-length: %b\r\nx: %b" % (length, length), int(length), False)
+    assert header_lines([]) == (b"", -1, False)
+
+
 def test_names_that_are_made_up_are_not_remembered_for_ever() -> None:
-    made_up: Any = [(b"x-%d" % number, b"") for number in range(2 * MAX_LABELS)]
-    header_lines(made_up)
-    assert len(_labels) <= MAX_LABELS
+    for number in range(2 * MAX_SHAPES):
+        assert header_lines([(b"x-%d" % number, b"")])[0] == b"\r\nx-%d: " % number
+    assert len(_shapes) <= MAX_SHAPES

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("files", [256, 1024])
-async def test_a_small_limit_of_open_files_is_told_and_leaves_more_than_one_connection(files: int) -> None:
+async def test_a_small_limit_of_open_files_is_logged_and_leaves_more_than_one_connection(files: int) -> None:
     shell = f"ulimit -n {files}; exec {shlex.quote(sys.executable)} -m callgate serve --port 0"
     async with child([], command=["bash", "-c", shell]) as started:
         url = (await started.line(READY)).group(0)

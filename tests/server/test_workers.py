@@ -51,7 +51,7 @@ def of(child: Child) -> set[int]:
 
 
 def lives(process: int) -> bool:
-    """Whether a process runs; one that has ended may wait for whoever is to hear of it."""
+    """Return whether a process runs. One that has ended may not have been waited for yet."""
     try:
         return ") Z " not in Path(f"/proc/{process}/stat").read_text("ascii")
     except OSError:

@@ -40,7 +40,7 @@ async def test_another_address_is_refused_by_the_config(url: str) -> None:
 
 
 @needs("module:redis")
-async def test_a_port_that_is_none_is_said_without_the_password() -> None:
+async def test_an_invalid_port_is_reported_without_the_password() -> None:
     with pytest.raises(BadEntry) as caught:
         store_of(config(redis_url="redis://:hunter2@cache:port"))
     assert caught.value.path == ("store", "redis_url")

@@ -14,15 +14,15 @@ from callgate.stores.conversations import Conversations
 from callgate.stores.memory import MemoryStore
 from callgate.stores.store import StoreError
 from tests.conversation.test_hidden_history import answer, call, plain, raw, said
-from tests.fakes import Listener, ShelfToolbox, counter
+from tests.fakes import Listener, ScriptedToolbox, counter
 
 pytestmark = pytest.mark.anyio
 
 MOST = 100_000
 """Bytes that may be put back into one history."""
 OWN = ReadyCall("c", "echo", {}, "{}")
-UNSEEN = HiddenTurns((), said(call("h", "clock"), call("c")), {"h": answer("h", "ours")}, ran=("h",))
-HANDED = CallsHandedBack((OWN,), UNSEEN)
+HIDDEN = HiddenTurns((), said(call("h", "clock"), call("c")), {"h": answer("h", "ours")}, ran=("h",))
+HANDED = CallsHandedBack((OWN,), HIDDEN)
 
 
 def conversations(store: Any = None) -> Conversations:
@@ -31,10 +31,10 @@ def conversations(store: Any = None) -> Conversations:
 
 async def returned(kept: Conversations, caller: str, id: str = "c") -> list[Any]:
     back = [raw(said(call(id))), raw(answer(id))]
-    return plain(await kept.made_whole(caller, back, {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64), MOST))
+    return plain(await kept.made_whole(caller, back, {}, Recovery(ScriptedToolbox({"echo"}), Listener(), 64), MOST))
 
 
-WHOLE = [UNSEEN.assistant, answer("h", "ours"), answer("c")]
+WHOLE = [HIDDEN.assistant, answer("h", "ours"), answer("c")]
 AS_IT_CAME = [said(call("c")), answer("c")]
 
 
@@ -59,13 +59,17 @@ async def test_a_counted_id_of_another_chat_is_not_taken_for_what_was_kept() -> 
     turn = [raw(said(call("c"))), raw(answer("c"))]
     assert (
         plain(
-            await kept.made_whole("alice", [other, *turn], {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64), MOST)
+            await kept.made_whole(
+                "alice", [other, *turn], {}, Recovery(ScriptedToolbox({"echo"}), Listener(), 64), MOST
+            )
         )[1:]
         == AS_IT_CAME
     )
     assert (
         plain(
-            await kept.made_whole("alice", [asked, *turn], {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64), MOST)
+            await kept.made_whole(
+                "alice", [asked, *turn], {}, Recovery(ScriptedToolbox({"echo"}), Listener(), 64), MOST
+            )
         )[1:]
         == WHOLE
     )
@@ -73,14 +77,14 @@ async def test_a_counted_id_of_another_chat_is_not_taken_for_what_was_kept() -> 
 
 async def test_an_id_that_another_chat_has_is_handed_out_anew() -> None:
     kept = conversations()
-    other = replace(UNSEEN, results={"h": answer("h", "of another chat")})
+    other = replace(HIDDEN, results={"h": answer("h", "of another chat")})
     first = await kept.keep("alice", HANDED)
     second = await kept.keep("alice", CallsHandedBack((OWN,), other))
     assert (first.calls[0].id, second.calls[0].id) == ("c", "fresh_1")
     assert (await returned(kept, "alice"))[1]["content"] == "ours"
     [assistant, ours, own] = await returned(kept, "alice", "fresh_1")
     assert ours["content"] == "of another chat"
-    assert (assistant, own["tool_call_id"]) == (UNSEEN.assistant, "c")
+    assert (assistant, own["tool_call_id"]) == (HIDDEN.assistant, "c")
 
 
 async def test_an_id_that_the_clients_own_history_has_is_handed_out_anew() -> None:
@@ -89,7 +93,7 @@ async def test_an_id_that_the_clients_own_history_has_is_handed_out_anew() -> No
     handed = await kept.keep("alice", HANDED, earlier)
     [id] = [call.id for call in handed.calls]
     back = [*earlier, raw(said(call(id))), raw(answer(id))]
-    whole = plain(await kept.made_whole("alice", back, {}, Recovery(ShelfToolbox({"echo"}), Listener(), 64), MOST))
+    whole = plain(await kept.made_whole("alice", back, {}, Recovery(ScriptedToolbox({"echo"}), Listener(), 64), MOST))
     assert whole == [said(call("c")), answer("c", "earlier"), *WHOLE]
 
 
@@ -136,7 +140,7 @@ async def test_no_more_is_put_back_into_one_history_than_a_request_may_have() ->
         back += [raw(said(call(id))), raw(answer(id))]
 
     async def whole(count: int) -> list[Any]:
-        recovery = Recovery(ShelfToolbox({"echo"}), Listener(), 64)
+        recovery = Recovery(ScriptedToolbox({"echo"}), Listener(), 64)
         return plain(await kept.made_whole("alice", back[: 2 * count], {}, recovery, MOST))
 
     assert len(await whole(2)) == 6

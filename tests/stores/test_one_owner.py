@@ -20,7 +20,7 @@ from callgate.conversation.turn_recovery import Recovery
 from callgate.stores.conversations import Conversations
 from callgate.stores.memory import MemoryStore
 from callgate.tools.executor import RunContext
-from tests.fakes import Listener, ScriptedModel, ShelfToolbox, calls, counter, says
+from tests.fakes import Listener, ScriptedModel, ScriptedToolbox, calls, counter, says
 
 TOOLS = ("alpha", "beta", "gamma", "delta")
 RULES = Rules(max_iterations=100, max_failed_turns=100, max_repeats=100)
@@ -67,7 +67,7 @@ def chats(draw: st.DrawFn) -> Made:
 async def owned(chat: Made) -> list[bytes]:
     """The histories of one owner."""
     model = ScriptedModel(*chat.turns)
-    box = ShelfToolbox(set(), {}, **dict.fromkeys(TOOLS, Answering()))
+    box = ScriptedToolbox(set(), {}, **dict.fromkeys(TOOLS, Answering()))
     await converse(ModelRequest((raw(QUESTION),)), model, box, Listener(), new_id=counter("made"), rules=RULES)
     return [encoded(asking.ask.messages) for asking in model.asked]
 
@@ -78,33 +78,35 @@ async def divided(chat: Made) -> list[bytes]:
     kept = Conversations(MemoryStore(1000, 10_000_000), 60.0, counter("fresh"))
     history: list[Any] = [QUESTION]
     while True:
-        box = ShelfToolbox(set(chat.clients), {}, **{name: Answering() for name in TOOLS if name not in chat.clients})
-        heard = Listener()
+        box = ScriptedToolbox(
+            set(chat.clients), {}, **{name: Answering() for name in TOOLS if name not in chat.clients}
+        )
+        listener = Listener()
         sent = [raw(message) for message in history]
 
-        async def tell(event: ChatEvent, heard: Listener = heard, sent: list[Any] = sent) -> None:
+        async def on_event(event: ChatEvent, listener: Listener = listener, sent: list[Any] = sent) -> None:
             if isinstance(event, CallsHandedBack):
                 event = await kept.keep("caller", event, sent)
-            await heard(event)
+            await listener(event)
 
-        messages = await kept.made_whole("caller", sent, {}, Recovery(box, heard, 64), 10_000_000)
-        await converse(ModelRequest(messages), model, box, tell, new_id=counter("made"), rules=RULES)
-        handed = heard.of(CallsHandedBack)
+        messages = await kept.made_whole("caller", sent, {}, Recovery(box, listener, 64), 10_000_000)
+        await converse(ModelRequest(messages), model, box, on_event, new_id=counter("made"), rules=RULES)
+        handed = listener.of(CallsHandedBack)
         if not handed:
             return [encoded(asking.ask.messages) for asking in model.asked]
-        history += as_a_client(handed[0], heard.text)
+        history += as_a_client(handed[0], listener.text)
 
 
 def as_a_client(handed: CallsHandedBack, text: str) -> list[dict[str, Any]]:
     function = [{"name": call.name, "arguments": call.text} for call in handed.calls]
-    told = [
+    tool_calls = [
         {"id": call.id, "type": "function", "function": what} for call, what in zip(handed.calls, function, strict=True)
     ]
     results = [
         {"role": "tool", "tool_call_id": call.id, "content": result_of(call.name or "", json.loads(call.text))}
         for call in handed.calls
     ]
-    return [{"role": "assistant", "content": text or None, "tool_calls": told}, *results]
+    return [{"role": "assistant", "content": text or None, "tool_calls": tool_calls}, *results]
 
 
 def raw(message: Any) -> msgspec.Raw:
@@ -115,7 +117,7 @@ def encoded(messages: Sequence[Message]) -> bytes:
     return msgspec.json.encode(list(messages))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(chats())
 def test_the_model_reads_what_it_would_read_if_all_tools_had_one_owner(chat: Made) -> None:
     assert asyncio.run(divided(chat)) == asyncio.run(owned(chat))

@@ -178,7 +178,7 @@ async def keys_of(store: KeyValueStore, keys: list[str]) -> list[str]:
     return [key for key in keys if await store.get(key) is not None]
 
 
-async def test_over_its_share_the_oldest_of_an_owner_go_and_nobody_elses(store: KeyValueStore) -> None:
+async def test_over_its_share_the_oldest_entries_of_an_owner_go_and_no_others(store: KeyValueStore) -> None:
     await store.put("of_b", b"x" * 900, LONG, B)
     await store.put("of_nobody", b"x" * 900, LONG)
     for key in "1234":

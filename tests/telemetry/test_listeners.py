@@ -21,6 +21,7 @@ from callgate.conversation.events import (
     TurnEnded,
     TurnStarted,
 )
+from callgate.telemetry import logs
 from callgate.telemetry.listeners import LogListener, MetricsListener
 from callgate.telemetry.metrics import Metrics
 
@@ -34,6 +35,7 @@ INVENTED = BrokenCall("c4", "a name a model wrote", Flaw.UNKNOWN_TOOL, "{}")
 def _everything_is_logged():
     """Commands that keep quiet set the level for the whole process."""
     structlog.reset_defaults()
+    logs._quick = None
 
 
 def account(**given):
@@ -124,11 +126,11 @@ def test_a_call_is_logged_when_it_starts_and_when_it_ends():
 def test_content_is_logged_only_when_asked_for():
     assert "private" not in repr(logged())
 
-    told = logged(content=True)
+    logged_lines = logged(content=True)
 
-    assert [line["arguments"] for line in told if "arguments" in line] == [CLOCK.arguments] * 2
-    assert [line["result"] for line in told if "result" in line] == ["private words"] * 2
-    assert "private wo" in repr([line for line in told if line["event"] == "turn_findings"])
+    assert [line["arguments"] for line in logged_lines if "arguments" in line] == [CLOCK.arguments] * 2
+    assert [line["result"] for line in logged_lines if "result" in line] == ["private words"] * 2
+    assert "private wo" in repr([line for line in logged_lines if line["event"] == "turn_findings"])
 
 
 def test_an_attempt_that_failed_is_a_warning():
@@ -147,7 +149,7 @@ def test_an_attempt_that_failed_is_a_warning():
 @pytest.fixture
 def counted():
     metrics = Metrics()
-    listener = MetricsListener(metrics, "openai/*", {"clock"})
+    listener = MetricsListener(metrics, metrics.model("openai/*"), {"clock"})
     for event in A_WHOLE_CHAT:
         listener.handle(event)
 
@@ -196,7 +198,7 @@ def test_what_asking_in_a_prompt_added_is_logged_once_and_counted():
     metrics = Metrics()
     turn = TurnEnded(0, account(prompted=PromptedCalling("xml", 120)))
     with capture_logs() as lines:
-        for listener in (LogListener("run_1"), MetricsListener(metrics, "m")):
+        for listener in (LogListener("run_1"), MetricsListener(metrics, metrics.model("m"))):
             listener.handle(turn)
             listener.handle(TurnEnded(1, account()))
     [line] = lines
@@ -208,7 +210,7 @@ def test_what_asking_in_a_prompt_added_is_logged_once_and_counted():
 def test_what_was_noticed_about_a_call_is_counted_once_for_each_call():
     metrics = Metrics()
     both = (Finding.TOOL_CALLS_WITH_STOP, Finding.ARGUMENTS_REPAIRED)
-    MetricsListener(metrics, "m").handle(TurnEnded(0, account(findings=both, run=(CLOCK, CLOCK))))
+    MetricsListener(metrics, metrics.model("m")).handle(TurnEnded(0, account(findings=both, run=(CLOCK, CLOCK))))
     exposed = metrics.exposition()[0].decode()
     assert 'callgate_findings_total{finding="tool_calls_with_stop",model="m"} 1.0' in exposed
     assert 'callgate_findings_total{finding="arguments_repaired",model="m"} 2.0' in exposed

@@ -11,6 +11,7 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from callgate.telemetry import logs
 from callgate.telemetry.logs import Log, configure, stand_on_every_line, write_all
 from callgate.telemetry.redaction import MASK, Redactor
 
@@ -26,6 +27,7 @@ def _logging_as_it_was():
     root.setLevel(level)
     logging.captureWarnings(capture=False)
     structlog.reset_defaults()
+    logs._quick = None
     structlog.contextvars.clear_contextvars()
 
 
@@ -132,12 +134,12 @@ def test_no_planted_secret_survives_in_arguments_fields_or_exceptions(secret, be
     assert [form for form in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]) if form in stream.getvalue()] == []
 
 
-def test_a_record_that_does_not_fit_its_arguments_is_told_without_them(lines, capsys, monkeypatch):
+def test_a_record_that_does_not_fit_its_arguments_is_logged_without_them(lines, capsys, monkeypatch):
     root = logging.getLogger()
     ours = [handler for handler in root.handlers if type(handler).__module__ == "callgate.telemetry.logs"]
     monkeypatch.setattr(root, "handlers", ours)  # the test runner's own handlers raise here
 
-    logging.getLogger("somebody").error("%d", SECRET)
+    logging.getLogger("library").error("%d", SECRET)
 
     [line] = lines()
     assert line["event"] == "log_record_malformed"
@@ -171,15 +173,15 @@ def test_what_is_below_the_level_is_not_written_and_the_level_can_change(lines):
     stream = io.StringIO()
     configure(Redactor(), level="debug", format="json", stream=stream)
 
-    log.debug("heard")
-    logging.getLogger("somebody").debug("heard too")
+    log.debug("written")
+    logging.getLogger("library").debug("written too")
 
     assert lines() == []
-    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["heard", "heard too"]
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["written", "written too"]
 
 
 @pytest.mark.parametrize("name", ["httpx", "httpx2", "LiteLLM"])
-def test_talkative_libraries_are_heard_only_when_they_warn(name):
+def test_talkative_libraries_are_logged_only_when_they_warn(name):
     stream = io.StringIO()
     configure(Redactor(), level="debug", format="json", stream=stream)
 
@@ -190,7 +192,7 @@ def test_talkative_libraries_are_heard_only_when_they_warn(name):
 
 
 @pytest.mark.parametrize("name", ["mcp.client.streamable_http", "client"])
-def test_the_mcp_sdk_is_not_heard_because_tool_servers_have_lines_of_ours(name):
+def test_the_mcp_sdk_is_not_logged_because_tool_servers_have_lines_of_ours(name):
     stream = io.StringIO()
     configure(Redactor(), level="debug", format="json", stream=stream)
 
@@ -216,7 +218,7 @@ def test_the_servers_access_log_is_off(lines):
     assert [line["event"] for line in lines()] == ["started"]
 
 
-def test_a_person_is_not_told_by_the_server_too_that_it_starts():
+def test_on_a_console_the_line_of_uvicorn_about_the_start_is_left_out():
     stream = io.StringIO()
     configure(Redactor(), format="console", stream=stream)
     logging.getLogger("uvicorn.error").info("Started server process")
@@ -238,7 +240,7 @@ def test_warnings_become_log_lines(lines):
     assert "old way" in line["event"]
 
 
-def test_on_a_console_nobody_forges_a_line_or_colours_the_terminal():
+def test_on_a_console_a_value_can_neither_forge_a_line_nor_colour_the_terminal():
     stream = io.StringIO()
     configure(Redactor(), format="console", stream=stream)
 
@@ -248,7 +250,7 @@ def test_on_a_console_nobody_forges_a_line_or_colours_the_terminal():
     assert "\x1b" not in stream.getvalue()
 
 
-def test_auto_is_json_where_nobody_watches(lines):
+def test_auto_is_json_without_a_terminal(lines):
     stream = io.StringIO()
     configure(Redactor(), stream=stream)
 
@@ -284,8 +286,8 @@ def test_the_ids_of_a_request_stand_on_every_line_written_on_its_behalf(lines):
     contextvars.copy_context().run(on_behalf_of_a_request)
     structlog.get_logger("callgate.test").info("for itself")
 
-    told = [(line.get("request_id"), line.get("run_id")) for line in lines()]
-    assert told == [("req_1", None), ("req_1", "run_1"), ("req_1", "run_1"), (None, None)]
+    line_ids = [(line.get("request_id"), line.get("run_id")) for line in lines()]
+    assert line_ids == [("req_1", None), ("req_1", "run_1"), ("req_1", "run_1"), (None, None)]
 
 
 @pytest.mark.anyio
@@ -324,3 +326,22 @@ def test_a_secret_is_masked_from_the_moment_that_it_is_known_whatever_was_writte
     *before, after = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert all(line.items() >= said.items() for line in before)
     assert after.items() >= {**said, "model": MASK, "api_key": MASK}.items()
+
+
+def test_warnings_and_errors_are_counted_by_their_names_and_nothing_that_others_wrote(lines):
+    before = logs.TROUBLE.copy()
+    Log("callgate.test").warning("quickly_warned", count=1)
+    Log("callgate.test").info("quickly_said")
+    said = structlog.get_logger("callgate.test")
+    said.warning("warned")
+    said.error("failed")
+    said.info("said")
+    said.error("No name at all: 17")
+    structlog.get_logger("somebody.else").error("somebodys")
+    logging.getLogger("somebody.else").warning("else")
+    assert dict(logs.TROUBLE - before) == {
+        ("warning", "quickly_warned"): 1,
+        ("warning", "warned"): 1,
+        ("error", "failed"): 1,
+    }
+    assert lines()

@@ -89,9 +89,9 @@ def test_tokens_are_counted_by_kind_and_nonsense_is_not(metrics):
 def test_a_scraper_gets_what_it_accepts(metrics, accept, content_type):
     metrics.request("/v1/models", 200, "", 0.1)
 
-    body, told = metrics.exposition(accept)
+    body, media_type = metrics.exposition(accept)
 
-    assert told.startswith(content_type)
+    assert media_type.startswith(content_type)
     assert b'callgate_requests_total{model="",route="/v1/models",status="200"} 1.0' in body
 
 

@@ -43,6 +43,36 @@ def test_the_dashboard_shows_every_metric_and_none_that_is_not_there():
     assert used == shown().keys()
 
 
+def test_the_dashboard_asks_for_labels_that_there_are_and_shows_those_that_it_keeps():
+    labels = {family.name: set(family._labels) for family in vars(Metrics()).values() if isinstance(family, Family)}
+    labels |= {
+        "callgate_upstream_cooldown_seconds": {"model", "deployment", "host"},
+        "callgate_key_used": {"key", "what"},
+        "callgate_log_events": {"level", "event"},
+    }
+    asked = 0
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            expression = target["expr"]
+            [name] = {re.sub(r"_(bucket|count|sum|total)$", "", each) for each in NAME.findall(expression)}
+            known = labels.get(name, set())
+            kept = {word for found in re.findall(r"by \(([^)]*)\)", expression) for word in found.split(", ")}
+            chosen = set(re.findall(r"[{,]([a-z_]+)[=!]", expression))
+            shown = set(re.findall(r"{{([a-z_]+)}}", target["legendFormat"]))
+            assert (kept | chosen) - {"le"} <= known, panel["title"]
+            assert shown == kept - {"le"}, panel["title"]
+            asked += len(kept)
+    assert asked > 20
+
+
+def test_the_dashboard_takes_the_processes_own_metrics_whatever_the_job_is_called():
+    names = set(re.findall(r"process_[a-z_]+", json.dumps(DASHBOARD)))
+    assert names == {"process_resident_memory_bytes", "process_cpu_seconds_total"}
+    exposed = Metrics().exposition()[0].decode()
+    assert all(f"\n{name} " in exposed for name in names)
+    assert 'job=\\"' not in json.dumps(DASHBOARD)
+
+
 def test_every_alert_is_about_a_metric_that_there_is():
     for row in re.findall(r"^\| `(.*callgate_.*)` \| [a-z]", PAGE.partition("## Worth an alert")[2], re.MULTILINE):
         assert set(NAME.findall(row)) <= shown().keys()

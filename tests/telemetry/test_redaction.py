@@ -1,5 +1,6 @@
 import base64
 import json
+import time
 from typing import Any
 from urllib.parse import quote
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from callgate.telemetry.redaction import _PATTERNS, MASK, Redactor, _folded
+from callgate.telemetry.redaction import _PATTERNS, _SLICE, MASK, Redactor, _folded
 
 SECRETS = st.text(st.characters(exclude_categories=["Cs"]), min_size=8, max_size=60)
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
@@ -118,7 +119,7 @@ def test_an_innocent_name_is_left_alone(name):
         ("-----BEGIN PRIVATE KEY-----\nMIIcut", "MIIcut"),
     ],
 )
-def test_what_looks_like_a_secret_is_masked_though_nobody_registered_it(text, secret):
+def test_what_looks_like_a_secret_is_masked_without_being_registered(text, secret):
     masked = Redactor().text(text)
 
     assert secret not in masked
@@ -151,6 +152,40 @@ def test_the_first_quick_look_misses_nothing_that_a_pattern_would_find(hints, pa
 def test_a_known_secret_is_found_in_a_long_text_too():
     redactor = Redactor(["planted secret"])
     assert redactor.text("x" * 5000 + "planted%20secret" + "y" * 5000) == "x" * 5000 + MASK + "y" * 5000
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "sk-" + "a" * 40,
+        "AKIA" + "B" * 16,
+        "eyJ" + "a" * 6000 + ".payload.signature",
+        "-----BEGIN RSA PRIVATE KEY-----" + "M" * 9000 + "-----END RSA PRIVATE KEY-----",
+        "Authorization: Basic " + "c2VjcmV0" * 4,
+        "registered-secret",
+    ],
+    ids=["key", "access key", "token", "private key", "header", "registered"],
+)
+def test_a_secret_of_a_long_text_is_masked_where_two_slices_meet(secret):
+    redactor = Redactor(["registered-secret"])
+    for before in range(_SLICE - len(secret) - 2, _SLICE + 2, 1 if len(secret) < 100 else 701):
+        text = f"{'. ' * (before // 2)}{' ' * (before % 2)}{secret} and on{' .' * _SLICE}"
+        expected = text.replace(secret, redactor.text(secret))
+        assert redactor.text(text) == expected
+
+
+def test_what_only_looks_like_a_secret_at_the_end_of_a_slice_is_left_alone():
+    text = " " * (_SLICE - 20) + "AKIA" + "B" * 40 + " " * _SLICE
+    assert Redactor(()).text(text) == text
+
+
+def test_looking_through_a_long_text_lets_other_threads_go_on(monkeypatch):
+    given_away: list[float] = []
+    monkeypatch.setattr(time, "sleep", given_away.append)
+    text = "a key is a word " * 8000
+
+    assert Redactor(()).text(text) == text
+    assert len(given_away) > len(text) // _SLICE
 
 
 def test_a_value_that_holds_itself_ends():

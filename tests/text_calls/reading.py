@@ -16,7 +16,7 @@ CASES = Path(__file__).parents[1] / "corpus" / "text"
 
 
 def read(format: str, pieces: Iterable[str], *, whole: bool = False) -> list[ModelEvent]:
-    """The events of a text that comes in these pieces; talk in a row is one event."""
+    """The events of a text that comes in these pieces; consecutive text deltas become one event."""
     reader = reader_for(format, TOOLS, thinking="unknown" if whole else "none")
     events: list[ModelEvent] = []
     for piece in pieces:

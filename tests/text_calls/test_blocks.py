@@ -153,7 +153,7 @@ def test_whoever_can_compile_schemas_has_them_enforced():
     assert call.problem == FlawDetail(pointer="/command", expected="nothing at all")
 
 
-def test_text_in_xml_is_converted_to_the_declared_type_without_a_word():
+def test_text_in_xml_is_converted_to_the_declared_type_without_a_note():
     call = stopped(BARE_XML.replace("</invoke>", '<parameter name="timeout">5</parameter></invoke>'))
     assert isinstance(call, ReadyCall)
     assert call.arguments == {"command": "ls -la", "timeout": 5}

@@ -183,7 +183,7 @@ async def test_whoever_leaves_while_probing_leaves_the_probe_to_the_next():
 
 
 @pytest.mark.parametrize("failure", [OVERLOADED, BrokenOff("gone", True), ChatError(504, "too late")])
-async def test_a_probe_that_fails_is_told_and_not_remembered(failure):
+async def test_a_probe_that_fails_is_reported_and_not_remembered(failure):
     answers: list[Any] = [failure, PROSE]
     chosen = Route(Scripted(lambda _: answers.pop(0)))
     assert await chosen.ask() == "native"

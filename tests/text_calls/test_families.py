@@ -98,7 +98,7 @@ def test_models_that_only_their_makers_serve_are_called_natively(name):
 
 
 @pytest.mark.parametrize("name", ["openai/my-finetune", "ollama_chat/qwen3-coder:30b", "openai/gpt-oss-20b", "llama3"])
-def test_a_model_nobody_knows_is_probed_even_when_its_family_has_a_format(name):
+def test_an_unknown_model_is_probed_even_when_its_family_has_a_format(name):
     assert tool_calling_for(name, None) == "probe"
 
 

@@ -31,7 +31,7 @@ from callgate.text_calls.prompted import PromptedModel
 from callgate.text_calls.prompts import FORMATS, style_for
 from callgate.text_calls.thinking import ThinkingMemory
 from callgate.text_calls.writers import PastCall
-from tests.fakes import AskedOnce, EchoTool, Listener, ScriptedModel, ShelfToolbox, counter, says
+from tests.fakes import AskedOnce, EchoTool, Listener, ScriptedModel, ScriptedToolbox, counter, says
 
 pytestmark = pytest.mark.anyio
 
@@ -91,7 +91,7 @@ class Scripted:
             self.closed = True
 
 
-async def heard(model: PromptedModel, ask: ModelRequest = ASK) -> list[ModelEvent]:
+async def events_of(model: PromptedModel, ask: ModelRequest = ASK) -> list[ModelEvent]:
     """What the answer itself said; that it was asked for in words is said first, and has tests of its own."""
     async with model.ask(ask) as answer:
         events = [event async for batch in answer for event in batch]
@@ -100,7 +100,7 @@ async def heard(model: PromptedModel, ask: ModelRequest = ASK) -> list[ModelEven
 
 async def sent(ask: ModelRequest, format: str = "hermes", *, constrain: bool = False) -> ModelRequest:
     inner = Scripted([TextDelta("ok")])
-    await heard(PromptedModel(inner, format, constrain=constrain), ask)
+    await events_of(PromptedModel(inner, format, constrain=constrain), ask)
     return inner.asked[0]
 
 
@@ -168,14 +168,14 @@ async def test_what_the_caller_gave_is_left_as_it_was():
 async def test_without_tools_and_calls_nothing_is_touched():
     inner = Scripted([TextDelta("<tool_call> is a tag")])
     ask = ModelRequest(messages=(QUESTION,))
-    events = await heard(PromptedModel(inner, "hermes"), ask)
+    events = await events_of(PromptedModel(inner, "hermes"), ask)
     assert inner.asked[0] is ask
     assert events == [TextDelta("<tool_call> is a tag")]
 
 
-async def test_with_the_choice_none_no_tool_is_told_of_and_nothing_is_read():
+async def test_with_the_choice_none_no_tool_is_listed_and_nothing_is_read():
     inner = Scripted([TextDelta(written("hermes", city="Porto"))])
-    events = await heard(PromptedModel(inner, "hermes"), replace(ASK, tool_choice=raw("none")))
+    events = await events_of(PromptedModel(inner, "hermes"), replace(ASK, tool_choice=raw("none")))
     assert inner.asked[0].messages == ASK.messages
     assert inner.asked[0].tools == ()
     assert inner.asked[0].tool_choice is None
@@ -191,7 +191,7 @@ async def test_with_the_choice_none_no_tool_is_told_of_and_nothing_is_read():
         (raw({"type": "function", "function": {"name": "get_time"}}), prompts.MUST_CALL_ONE.format(name="get_time")),
     ],
 )
-async def test_a_demand_for_a_call_is_said_last_so_that_the_beginning_stays_the_same(choice, demand):
+async def test_a_required_call_is_asked_for_last_so_that_the_prefix_stays_cached(choice, demand):
     auto = await sent(replace(ASK, tool_choice="auto"))
     forced = await sent(replace(ASK, tool_choice=choice))
     assert messages_of(forced)[0] == messages_of(auto)[0]
@@ -207,7 +207,7 @@ async def test_allowed_tools_narrow_what_is_described():
     assert prompts.MUST_CALL in user["content"]
 
 
-async def test_one_call_at_a_time_is_asked_for_in_words():
+async def test_one_call_at_a_time_is_asked_for_in_the_prompt():
     ask = await sent(replace(ASK, params={"parallel_tool_calls": raw(False)}))
     assert prompts.ONE_AT_A_TIME in messages_of(ask)[0]["content"]
     assert "parallel_tool_calls" not in ask.params
@@ -221,10 +221,10 @@ async def test_one_call_at_a_time_is_asked_for_in_words():
         ({"tools": (raw({"type": "custom", "custom": {"name": "x"}}),)}, "tools"),
     ],
 )
-async def test_what_cannot_be_put_in_words_is_refused_before_the_model_is_asked(change, param):
+async def test_what_a_prompt_cannot_express_is_refused_before_the_model_is_asked(change, param):
     inner = Scripted([])
     with pytest.raises(ChatError) as refused:
-        await heard(PromptedModel(inner, "hermes"), replace(ASK, **change))
+        await events_of(PromptedModel(inner, "hermes"), replace(ASK, **change))
     assert (refused.value.status, refused.value.param) == (400, param)
     assert inner.asked == []
 
@@ -258,15 +258,15 @@ TWO_CALLS = (
 
 
 @pytest.mark.parametrize("format", FORMATS)
-async def test_earlier_calls_and_results_are_told_as_text_and_roles_take_turns(format):
+async def test_earlier_calls_and_results_are_written_as_text_and_roles_alternate(format):
     ask = await sent(replace(ASK, messages=tuple(map(raw, TWO_CALLS))), format)
-    system, *told = messages_of(ask)
+    system, *prompt = messages_of(ask)
     assert system["role"] == "system"
-    assert [message["role"] for message in told] == ["user", "assistant"] * (len(told) // 2) + ["user"]
-    assert all("tool_calls" not in message and isinstance(message["content"], str) for message in told)
-    assert "Let me see." in told[1]["content"]
-    assert "Porto" in told[1]["content"]
-    everything = "\n".join(message["content"] for message in told)
+    assert [message["role"] for message in prompt] == ["user", "assistant"] * (len(prompt) // 2) + ["user"]
+    assert all("tool_calls" not in message and isinstance(message["content"], str) for message in prompt)
+    assert "Let me see." in prompt[1]["content"]
+    assert "Porto" in prompt[1]["content"]
+    everything = "\n".join(message["content"] for message in prompt)
     assert everything.index("sunny") < everything.index("noon")
 
 
@@ -283,7 +283,7 @@ async def test_the_history_is_written_as_the_format_writes_it():
     )
 
 
-async def test_a_format_with_one_call_a_turn_tells_a_turn_of_two_as_two():
+async def test_a_format_with_one_call_a_turn_writes_a_turn_of_two_calls_as_two_turns():
     ask = await sent(replace(ASK, messages=TWO_CALLS), "react")
     assert [message["content"] for message in messages_of(ask)[2:]] == [
         'Thought: Let me see.\nAction: get_weather\nAction Input: {"city": "Porto"}',
@@ -321,7 +321,7 @@ async def test_kimis_own_ids_stay_on_call_and_result():
     assert "functions.get_time:7" in messages_of(ask)[3]["content"]
 
 
-async def test_the_legacy_form_of_calls_and_results_is_told_as_well():
+async def test_the_legacy_form_of_calls_and_results_is_written_as_well():
     legacy = (
         QUESTION,
         {"role": "assistant", "content": None, "function_call": {"name": "get_time", "arguments": "{}"}},
@@ -333,7 +333,7 @@ async def test_the_legacy_form_of_calls_and_results_is_told_as_well():
 
 
 @pytest.mark.parametrize("arguments", ['{"city": "Por', "[1]", "", None])
-async def test_arguments_that_are_no_object_are_told_as_none(arguments):
+async def test_arguments_that_are_no_object_are_written_as_none(arguments):
     past = called(("c1", "get_weather", arguments))
     ask = await sent(replace(ASK, messages=(QUESTION, past, result("c1", "broken"))))
     assert '{"name": "get_weather", "arguments": {}}' in messages_of(ask)[2]["content"]
@@ -343,10 +343,10 @@ async def test_arguments_that_are_no_object_are_told_as_none(arguments):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-async def test_a_call_in_the_text_comes_out_as_a_call_and_not_as_talk(format):
+async def test_a_call_in_the_text_is_emitted_as_a_call_and_not_as_text(format):
     text = written(format, city="Porto")
     for batches in ([[TextDelta(text)]], [[TextDelta(piece)] for piece in text]):
-        events = await heard(PromptedModel(Scripted(*batches, [Finished("stop")]), format))
+        events = await events_of(PromptedModel(Scripted(*batches, [Finished("stop")]), format))
         assert [call.name for call in calls_of(events)] == ["get_weather"]
         assert "Porto" in json.dumps(calls_of(events)[0].arguments)
         assert calls_of(events)[0].from_text
@@ -355,17 +355,17 @@ async def test_a_call_in_the_text_comes_out_as_a_call_and_not_as_talk(format):
 
 async def test_everything_that_is_no_text_passes():
     others = [ProviderHead("id"), ReasoningDelta("hm"), Logprobs({}), Usage({"total_tokens": 3}), Finished("stop")]
-    events = await heard(PromptedModel(Scripted(others), "hermes"))
+    events = await events_of(PromptedModel(Scripted(others), "hermes"))
     assert events == others
 
 
 async def test_native_calls_pass_all_the_same():
     native = [CallDelta(0, "c1", "get_time", "{}"), CallWritten("get_time", "{}", "c2")]
-    events = await heard(PromptedModel(Scripted(native), "hermes"))
+    events = await events_of(PromptedModel(Scripted(native), "hermes"))
     assert events == native
 
 
-async def test_talk_is_let_out_as_it_comes_and_what_was_held_back_at_the_end():
+async def test_text_is_emitted_as_it_comes_and_what_was_held_back_at_the_end():
     inner = Scripted([TextDelta("Hello ")], [TextDelta("there <tool_")])
     async with PromptedModel(inner, "hermes").ask(ASK) as answer:
         batches = [batch async for batch in answer]
@@ -386,13 +386,13 @@ async def test_blank_lines_around_a_call_go_with_it(before, between, after, left
     call = written("hermes", "get_time")
     text = f"{before}{call}{between}{call}{after}"
     for batches in ([[TextDelta(text)]], [[TextDelta(piece)] for piece in text]):
-        events = await heard(PromptedModel(Scripted(*batches), "hermes"))
+        events = await events_of(PromptedModel(Scripted(*batches), "hermes"))
         assert text_of(events) == left
         assert len(calls_of(events)) == 2
 
 
 async def test_blanks_of_an_answer_without_calls_are_the_models_own():
-    events = await heard(PromptedModel(Scripted([TextDelta("  a\n")], [TextDelta("\n b \n")]), "hermes"))
+    events = await events_of(PromptedModel(Scripted([TextDelta("  a\n")], [TextDelta("\n b \n")]), "hermes"))
     assert text_of(events) == "  a\n\n b \n"
 
 
@@ -427,7 +427,7 @@ async def test_leaving_early_closes_the_inner_answer():
     assert inner.closed
 
 
-async def test_how_raw_the_finish_reason_is_is_known_as_late_as_inside():
+async def test_the_raw_finish_reason_comes_from_the_wrapped_model_when_it_is_asked_for():
     inner = Scripted([TextDelta("a")])
     async with PromptedModel(inner, "hermes").ask(ASK) as answer:
         assert not answer.reason_is_raw
@@ -443,18 +443,18 @@ async def test_the_name_is_the_inner_models():
 
 
 @pytest.mark.parametrize("format", FORMATS)
-async def test_a_call_in_a_turn_without_tools_is_no_talk_and_stays_visible_as_a_call(format):
+async def test_a_call_in_a_turn_without_tools_is_not_text_and_stays_visible_as_a_call(format):
     inner = Scripted([TextDelta(written(format, city="Faro"))])
-    events = await heard(PromptedModel(inner, format), replace(ASK, tools=(), messages=TWO_CALLS))
+    events = await events_of(PromptedModel(inner, format), replace(ASK, tools=(), messages=TWO_CALLS))
     assert text_of(events) == ""
     assert [call.name for call in calls_of(events)] == ["get_weather"]
 
 
 async def test_the_last_turn_says_that_no_tool_can_be_called_and_describes_none():
     ask = await sent(replace(ASK, tools=(), messages=TWO_CALLS))
-    told = messages_of(ask)
-    assert [message["role"] for message in told] == ["user", "assistant", "user"]
-    assert told[-1]["content"].endswith(prompts.NO_TOOLS_NOW)
+    prompt = messages_of(ask)
+    assert [message["role"] for message in prompt] == ["user", "assistant", "user"]
+    assert prompt[-1]["content"].endswith(prompts.NO_TOOLS_NOW)
 
 
 # In the loop ----------------------------------------------------------------------------------------------------------
@@ -463,12 +463,12 @@ async def test_the_last_turn_says_that_no_tool_can_be_called_and_describes_none(
 @pytest.mark.parametrize("format", FORMATS)
 async def test_the_loop_runs_the_tools_of_a_prompted_model_without_knowing(format):
     inner = ScriptedModel(says(written(format, "lookup", word="tea")), says("It is a drink."))
-    toolbox = ShelfToolbox(schemas={"lookup": LOOKUP}, lookup=EchoTool())
-    heard_chat = Listener()
+    toolbox = ScriptedToolbox(schemas={"lookup": LOOKUP}, lookup=EchoTool())
+    listener = Listener()
     question = ModelRequest(messages=({"role": "user", "content": "What is tea?"},))
-    await converse(question, AskedOnce(PromptedModel(inner, format)), toolbox, heard_chat, new_id=counter("call"))
+    await converse(question, AskedOnce(PromptedModel(inner, format)), toolbox, listener, new_id=counter("call"))
     assert [call.arguments for call in toolbox.ran] == [{"word": "tea"}]
-    assert heard_chat.text == "It is a drink."
+    assert listener.text == "It is a drink."
     *_, last = inner.asked[1].messages
     assert last["role"] == "user"
     assert "tea" in last["content"]
@@ -520,7 +520,7 @@ async def test_the_cost_is_what_the_question_grew_by(choice):
     assert await tokens_added(question, "xml") == -(-(added - blank_lines) // 4)
 
 
-async def test_an_answer_says_first_that_it_was_asked_for_in_words_and_at_what_cost():
+async def test_the_first_event_of_a_prompted_answer_names_the_format_and_its_cost():
     model = PromptedModel(Scripted([ProviderHead("id")], [TextDelta("a")], [TextDelta("b")]), "json")
     async with model.ask(ASK) as answer:
         batches = [list(batch) async for batch in answer]
@@ -528,7 +528,7 @@ async def test_an_answer_says_first_that_it_was_asked_for_in_words_and_at_what_c
     assert batches == [[asked, ProviderHead("id")], [TextDelta("a")], [TextDelta("b")]]
 
 
-async def test_an_answer_that_was_not_asked_for_in_words_does_not_say_so():
+async def test_an_answer_that_was_not_prompted_has_no_such_event():
     model = PromptedModel(Scripted([TextDelta("a")]), "json")
     async with model.ask(ModelRequest(messages=(QUESTION,))) as answer:
         assert [event async for batch in answer for event in batch] == [TextDelta("a")]
@@ -544,11 +544,11 @@ def wanting(form: Any, **fields: Any) -> ModelRequest:
     return replace(ASK, params={"response_format": form}, **fields)
 
 
-async def test_a_wanted_form_is_put_in_words_while_a_call_may_come():
+async def test_a_response_format_is_put_into_the_prompt_while_a_call_may_come():
     ask = await sent(wanting(raw(WANTS_VERDICT)))
     assert "response_format" not in ask.params
-    told = messages_of(ask)[0]["content"]
-    assert told.endswith(
+    prompt = messages_of(ask)[0]["content"]
+    assert prompt.endswith(
         "write nothing but JSON that satisfies this schema:\n" + json.dumps(VERDICT, separators=(",", ":"))
     )
     any_object = await sent(wanting({"type": "json_object"}))
@@ -593,16 +593,16 @@ async def test_a_call_that_grows_without_end_is_broken_and_what_follows_is_let_g
     inner = Scripted(
         [TextDelta("Well. "), TextDelta(start)], *([[TextDelta(piece)]] * 20), [TextDelta(after)], [Finished("stop")]
     )
-    events = await heard(PromptedModel(inner, "hermes", argument_bytes=1024))
+    events = await events_of(PromptedModel(inner, "hermes", argument_bytes=1024))
     [call] = calls_of(events)
     assert (call.name, call.flaw, call.arguments) == ("get_weather", Flaw.ARGUMENTS_TOO_LARGE, None)
     assert text_of(events) == "Well."
     assert events[-1] == Finished("stop")
 
 
-async def test_long_talk_is_no_call_without_end():
+async def test_long_text_is_no_call_without_end():
     inner = Scripted(*([[TextDelta("talk " * 5000)]] * 20), [TextDelta(written("hermes", city="Porto"))])
-    events = await heard(PromptedModel(inner, "hermes", argument_bytes=1024))
+    events = await events_of(PromptedModel(inner, "hermes", argument_bytes=1024))
     assert len(text_of(events)) > 20 * 5000 * 4
     assert [call.flaw for call in calls_of(events)] == [None]
 
@@ -613,7 +613,7 @@ async def test_a_question_without_tools_costs_nothing():
 
 async def test_a_call_of_a_tool_without_arguments_comes_before_the_reason_that_ended_the_answer():
     inner = Scripted([TextDelta('<tool_call>{"name": "get_time"}</tool_call>')], [Finished("stop")])
-    events = await heard(PromptedModel(inner, "hermes"))
+    events = await events_of(PromptedModel(inner, "hermes"))
     assert [type(event).__name__ for event in events] == ["CallWritten", "Finished"]
 
 
@@ -622,7 +622,7 @@ async def test_thinking_that_the_template_opened_is_reasoning_in_a_stream_once_i
     memory = ThinkingMemory("somebodys-model")
     for _ in range(2):
         inner = Scripted(*([TextDelta(piece)] for piece in text), [Finished("stop")])
-        events = await heard(PromptedModel(inner, "hermes", thinking=memory))
+        events = await events_of(PromptedModel(inner, "hermes", thinking=memory))
         assert calls_of(events) == []
         assert text_of(events).strip() == "Hello."
 
@@ -639,6 +639,6 @@ async def test_a_stream_is_held_back_no_longer_than_for_the_first_answers_of_an_
 async def test_prefilled_thinking_is_streamed_as_reasoning():
     memory = ThinkingMemory("somebodys-model", "prefilled")
     inner = Scripted([TextDelta("So ")], [TextDelta("it is.")], [TextDelta("</think>")], [TextDelta("Hi.")])
-    events = await heard(PromptedModel(inner, "hermes", thinking=memory))
+    events = await events_of(PromptedModel(inner, "hermes", thinking=memory))
     assert events[:2] == [ReasoningDelta("So ", source="text"), ReasoningDelta("it is.", source="text")]
     assert text_of(events) == "Hi."

@@ -77,11 +77,11 @@ def test_the_notations_of_python(text, value):
 
 
 @pytest.mark.parametrize(("text", "value"), [("a=true", True), ("a=false", False), ("a=null", None)])
-def test_the_words_of_json_mean_what_they_mean_in_json(text, value):
+def test_the_literals_of_json_mean_what_they_mean_in_json(text, value):
     assert read_keywords(text) == ({"a": value}, False)
 
 
-def test_a_line_break_between_single_quotes_is_taken_and_told():
+def test_a_line_break_between_single_quotes_is_accepted_and_noted():
     assert read_keywords("a='two\nlines'") == ({"a": "two\nlines"}, True)
 
 
@@ -122,6 +122,6 @@ def test_anything_else_is_refused(text):
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.just("a"), VALUES, max_size=1))
-def test_what_is_read_can_be_said_in_json(arguments):
+def test_what_is_read_can_be_written_as_json(arguments):
     text = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     assert math.isfinite(len(json.dumps(read_keywords(text), allow_nan=False)))

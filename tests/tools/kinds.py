@@ -398,7 +398,7 @@ async def opened(name: str) -> AsyncIterator[Kind]:
 
 async def everything(done: Callable[[], bool]) -> None:
     """Let the loop run until `done`. The caller bounds the wait."""
-    while not done():  # noqa: ASYNC110 - what is waited for is in other people's objects, which tell nobody
+    while not done():  # noqa: ASYNC110 - what is waited for is in other people's objects, which emit no event
         await asyncio.sleep(0.001)
 
 
@@ -415,7 +415,7 @@ def command_line(process: Path) -> str:
 
 
 async def silent(message: str, fraction: float | None = None) -> None:
-    """A report that nobody hears."""
+    """A progress report that goes nowhere."""
 
 
 def ready(name: str, /, **arguments: Any) -> ReadyCall:

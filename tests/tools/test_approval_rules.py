@@ -1,25 +1,9 @@
-from dataclasses import dataclass
-
 import pytest
 
 from callgate.tools.approval_rules import NO_RULE, ApprovalRule
 from callgate.tools.executor import Policy, Safety
 from callgate.tools.registry import Registry
-from tests.fakes import EchoTool, FakeSource, tool
-
-
-@dataclass(frozen=True)
-class A:
-    name: str
-    address: str = "config/x"
-
-    @property
-    def claimed(self) -> str:
-        return self.name
-
-    @property
-    def contested(self) -> bool:
-        return False
+from tests.fakes import EchoTool, FakeSource, NamedTool, tool
 
 
 @pytest.mark.parametrize(
@@ -42,7 +26,7 @@ class A:
     ],
 )
 def test_of_the_patterns_that_name_a_tool_the_one_that_spells_out_most_counts(always, never, waits):
-    assert ApprovalRule(always, never).opinion(A("read_file", "files/read_file"), "write") is waits
+    assert ApprovalRule(always, never).opinion(NamedTool("read_file", "files/read_file"), "write") is waits
 
 
 def waiting(registry: Registry) -> list[str]:
@@ -65,7 +49,7 @@ def test_a_rule_may_go_by_safety():
 
 
 @pytest.mark.anyio
-async def test_the_rule_of_a_source_knows_its_tools_by_the_names_the_source_has_for_them():
+async def test_the_rule_of_a_source_matches_its_tools_by_their_original_names():
     registry = Registry()
     source = FakeSource(tool("delete file", EchoTool()), tool("read", EchoTool()), name="files")
     registry.add_source(source, approval=ApprovalRule(always=("delete file",), never=("read",)))
@@ -78,4 +62,4 @@ async def test_the_rule_of_a_source_knows_its_tools_by_the_names_the_source_has_
 
 
 def test_a_rule_that_says_nothing_has_no_opinion():
-    assert NO_RULE.opinion(A("x"), "write") is None
+    assert NO_RULE.opinion(NamedTool("x"), "write") is None

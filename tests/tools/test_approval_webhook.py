@@ -97,8 +97,12 @@ async def test_a_message_is_signed_as_standard_webhooks_says() -> None:
 
     assert headers["webhook-id"] == "apr_1"
     assert headers["webhook-signature"] == f"v1,{expected}"
-    told = json.loads(body)
-    assert (told["type"], told["data"]["tool"], told["data"]["hash"]) == ("approval.waiting", "send_mail", "sha256:abc")
+    notice = json.loads(body)
+    assert (notice["type"], notice["data"]["tool"], notice["data"]["hash"]) == (
+        "approval.waiting",
+        "send_mail",
+        "sha256:abc",
+    )
 
 
 async def test_a_secret_in_base64_is_the_key_that_it_stands_for() -> None:
@@ -178,7 +182,7 @@ async def test_it_is_not_sent_again_once_the_call_does_not_wait_any_more() -> No
     assert ids == ["apr_1"] + ["apr_2"] * TRIES
 
 
-async def test_messages_that_nobody_takes_do_not_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_cannot_be_delivered_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("callgate.tools.approval_webhook.MAX_UNDER_WAY", 1)
     receiver = Receiver()
     receiver.hold = asyncio.Event()

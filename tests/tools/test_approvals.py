@@ -53,7 +53,7 @@ async def test_an_approved_call_may_run_and_is_written_down():
     assert [(one.decision, one.by, one.asked.id) for one in office.log] == [(ApprovalOutcome.APPROVED, "eve", asked.id)]
 
 
-async def test_a_denied_call_is_not_run_and_the_model_hears_why():
+async def test_a_denied_call_is_not_run_and_the_model_is_sent_the_reason():
     office = Office()
     asking = office.ask(ready("send"))
     office.approvals.decide((await office.one()).id, approve=False, by="eve", reason="not on a Sunday")
@@ -63,7 +63,7 @@ async def test_a_denied_call_is_not_run_and_the_model_hears_why():
     assert "not on a Sunday" in refused.text
 
 
-async def test_silence_is_a_no_and_the_model_is_told():
+async def test_no_decision_is_a_denial_and_the_model_is_sent_it():
     office = Office()
     refused = await office.ask(ready("send"), seconds=0.01)
     assert isinstance(refused, Failed)
@@ -147,7 +147,7 @@ async def test_only_so_many_wait():
     assert await first is None
 
 
-async def test_one_caller_leaves_room_for_others():
+async def test_one_caller_cannot_take_all_places():
     office = Office()
     waiting = [office.ask(ready("send"), max_waiting=4) for _ in range(2)]
     refused = await office.ask(ready("send"), max_waiting=4)

@@ -89,7 +89,7 @@ def test_arithmetic(expression, value):
         "\0",
     ],
 )
-def test_everything_else_is_refused_with_a_word_for_the_model(expression):
+def test_everything_else_is_refused_with_a_message_for_the_model(expression):
     with pytest.raises(ToolError):
         calculate(expression)
 
@@ -104,7 +104,7 @@ def test_any_text_gives_a_number_or_a_refusal(text):
 
 
 @pytest.mark.anyio
-async def test_the_clock_tells_the_time_of_a_zone():
+async def test_the_clock_returns_the_time_of_a_zone():
     outcome = await TOOLS["clock"].executor.execute(ready("clock", timezone="Asia/Tokyo"), an_occasion())
     assert '+09:00"' in outcome.text
     assert '"timezone":"Asia/Tokyo"' in outcome.text

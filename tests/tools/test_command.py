@@ -247,7 +247,7 @@ async def test_one_that_went_well_and_wrote_only_errors_is_read_there():
         ),
     ],
 )
-async def test_what_stopped_it_is_told(text, limits, words):
+async def test_what_stopped_it_is_reported(text, limits, words):
     outcome = await outcome_of(*script(text), limits=limits)
     assert isinstance(outcome, Failed)
     assert outcome.text.startswith(words)
@@ -281,7 +281,7 @@ async def test_half_a_picture_is_described():
 
 
 @pytest.mark.anyio
-async def test_a_bad_argument_is_told_to_the_model_and_nothing_runs():
+async def test_a_bad_argument_is_reported_to_the_model_and_nothing_runs():
     outcome = await outcome_of("touch", "{file}", arguments={"file": "--help"})
     assert isinstance(outcome, Failed)
     assert outcome.kind is FailureKind.NOT_RUN

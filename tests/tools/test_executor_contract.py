@@ -39,7 +39,7 @@ async def test_its_schema_refuses_what_does_not_fit(kind):
         assert check({"city": "Oslo", "town": "Oslo"}) is not None
 
 
-async def test_what_it_raises_is_told_to_the_model(kind):
+async def test_what_it_raises_is_reported_to_the_model(kind):
     async with opened(kind) as it, asyncio.timeout(10):
         outcome = await toolbox(it.tool("raises", POLICY)).run(ready("raises", city="Oslo"), silent)
         assert isinstance(outcome, Failed)

@@ -260,7 +260,7 @@ async def test_an_image_comes_as_an_image():
 
 
 @pytest.mark.parametrize("status, kind", [(404, FailureKind.RAISED), (503, FailureKind.UNAVAILABLE)])
-async def test_an_error_status_is_told_with_an_excerpt(status, kind):
+async def test_an_error_status_is_reported_with_an_excerpt(status, kind):
     body = b"no such city " * 1000
     answer = f"HTTP/1.1 {status} Oh\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     async with serving(answer) as server, a_web(["127.0.0.1"]) as (web, _):
@@ -314,11 +314,11 @@ async def test_tls_is_made_with_the_name_and_not_with_the_address():
     names: list[str | None] = []
     offered = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
-    def hears(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> int:
+    def reads(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> int:
         names.append(name)
         return ssl.ALERT_DESCRIPTION_ACCESS_DENIED
 
-    offered.sni_callback = hears
+    offered.sni_callback = reads
     server = await asyncio.start_server(_nothing, "127.0.0.1", 0, ssl=offered)
     port = server.sockets[0].getsockname()[1]
     async with a_web(["127.0.0.1"]) as (web, _):

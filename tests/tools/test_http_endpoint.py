@@ -184,7 +184,7 @@ def test_a_header_that_cannot_be_sent_is_refused_at_load_and_not_repeated(header
 
 
 @pytest.mark.anyio
-async def test_a_bad_argument_is_told_to_the_model_and_nothing_is_sent():
+async def test_a_bad_argument_is_reported_to_the_model_and_nothing_is_sent():
     outcome = await endpoint().execute(ready("weather", city=".."), an_occasion())
     assert isinstance(outcome, Failed)
     assert outcome.kind is FailureKind.NOT_RUN

@@ -132,5 +132,5 @@ async def test_progress_of_a_tool_reaches_a_client_that_asks_for_it(upstream: Up
             stream=True,
             extra_headers={"X-Callgate-Events": "x"},
         )
-        told = [str(chunk.model_extra) async for chunk in stream if chunk.model_extra]
-    assert any("step 1" in each or "step 2" in each for each in told), told
+        extras = [str(chunk.model_extra) async for chunk in stream if chunk.model_extra]
+    assert any("step 1" in each or "step 2" in each for each in extras), extras

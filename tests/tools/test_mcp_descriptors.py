@@ -60,7 +60,7 @@ def test_lines_and_tabs_are_kept():
     assert visible("a\n\tb") == "a\n\tb"
 
 
-def test_words_in_the_schema_are_cleaned_and_data_is_not():
+def test_descriptions_in_the_schema_are_cleaned_and_data_is_not():
     dirty = {
         "type": "object",
         "description": "To\u200bp",
@@ -151,7 +151,7 @@ def test_a_tool_that_stays_as_it_was_is_no_news():
         {"title": "Harmless"},
     ],
 )
-def test_a_tool_that_changes_is_told_once(change):
+def test_a_tool_that_changes_is_reported_once(change):
     watch = Watch()
     pins = Pins(watch)
     pins.look("a", [described(tool())])
@@ -160,7 +160,7 @@ def test_a_tool_that_changes_is_told_once(change):
     assert watch.changes == [("a", "weather")]
 
 
-def test_a_change_that_nobody_can_see_is_told_too():
+def test_a_change_of_invisible_characters_is_reported_too():
     watch = Watch()
     pins = Pins(watch)
     pins.look("a", [described(tool())])

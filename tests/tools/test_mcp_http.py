@@ -33,8 +33,8 @@ BOTH = pytest.mark.parametrize("events", [False, True], ids=["json", "events"])
 class RuntimeManager:
     registry: Registry
     server: McpSource
-    told: list[SourceStatus]
-    heard: list[tuple[str, float | None]] = field(default_factory=list)
+    statuses: list[SourceStatus]
+    progress: list[tuple[str, float | None]] = field(default_factory=list)
 
     def names(self) -> list[str]:
         return [tool.name for tool in self.registry.tools()]
@@ -48,10 +48,10 @@ class RuntimeManager:
         return self.registry.sources()[0]
 
     async def was_down(self) -> None:
-        await everything(lambda: any(status.state is SourceState.DOWN for status in self.told))
+        await everything(lambda: any(status.state is SourceState.DOWN for status in self.statuses))
 
     async def _report(self, message: str, fraction: float | None = None) -> None:
-        self.heard.append((message, fraction))
+        self.progress.append((message, fraction))
 
 
 @contextlib.asynccontextmanager
@@ -67,13 +67,13 @@ async def opened(
     web = web or Web()
     spec = HttpSpec(url, headers or {}, sse=sse, rules=rules)
     server = McpSource(ServerSpec("there", spec, prefix=""), web)
-    told: list[SourceStatus] = []
-    registry = Registry(delay=delay, on_status=told.append)
+    statuses: list[SourceStatus] = []
+    registry = Registry(delay=delay, on_status=statuses.append)
     registry.add_source(server)
     async with asyncio.timeout(40):
         await registry.open()
         try:
-            yield RuntimeManager(registry, server, told)
+            yield RuntimeManager(registry, server, statuses)
         finally:
             await registry.close()
             await web.close()
@@ -96,7 +96,7 @@ async def test_a_call_is_one_request_in_the_session_that_was_opened(events: bool
 async def test_progress_comes_through_while_the_tool_runs() -> None:
     async with HttpMcp().running() as http, opened(http.url) as it:
         assert await it.run("progresses") == Returned("done")
-        assert it.heard == [("step 1", 0.5), ("step 2", 1.0)]
+        assert it.progress == [("step 1", 0.5), ("step 2", 1.0)]
 
 
 async def test_a_server_that_asks_for_a_completion_in_the_middle_is_answered_no() -> None:
@@ -126,7 +126,7 @@ async def test_an_answer_whose_stream_ended_early_is_fetched_where_the_server_sa
 
 
 @pytest.mark.parametrize(
-    "answer, told",
+    "answer, message",
     [
         (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\nhi!\n", "text/html"),
         (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]", "not the protocol's"),
@@ -140,12 +140,12 @@ async def test_an_answer_whose_stream_ended_early_is_fetched_where_the_server_sa
         (b"HTTP/1.1 500 Oh\r\nContent-Length: 5\r\n\r\nno...", "HTTP 500"),
     ],
 )
-async def test_an_odd_answer_is_told_and_hurts_nobody_else(answer: bytes, told: str) -> None:
+async def test_an_odd_answer_is_reported_and_affects_no_other_call(answer: bytes, message: str) -> None:
     async with HttpMcp().running() as http, opened(http.url) as it:
         http.instead = lambda asked: answer if asked.message.get("method") == "tools/call" else None
         outcome = await it.run("echo")
         assert isinstance(outcome, Failed)
-        assert told in outcome.text
+        assert message in outcome.text
         http.instead = lambda asked: None
         assert await it.run("echo") == Returned("{}")
         assert it.registry.sources()[0].failures == 0
@@ -288,7 +288,7 @@ async def test_a_server_that_keeps_forgetting_its_session_is_no_failure_and_keep
         assert (status.state, status.failures) == (SourceState.READY, 0)
 
 
-async def test_a_session_is_given_back_when_the_house_closes() -> None:
+async def test_a_session_is_given_back_when_the_registry_closes() -> None:
     async with HttpMcp().running() as http:
         async with opened(http.url):
             assert len(http.sessions) == 1
@@ -365,7 +365,7 @@ async def test_a_server_that_is_down_does_not_stop_the_start_and_is_tried_again(
     await http.stop()
     async with opened(url) as it:
         await it.was_down()
-        assert "cannot be reached" in it.told[-1].error
+        assert "cannot be reached" in it.statuses[-1].error
         async with http.running(port):
             await it.state(SourceState.READY)
             assert await it.run("echo") == Returned("{}")
@@ -376,12 +376,14 @@ async def test_tools_are_listed_again_when_the_server_says_so_on_its_own_stream(
     async with HttpMcp().running() as http, opened(http.url) as it:
         await everything(lambda: bool(http.streams))
         http.tools["fresh"] = ({"type": "object"}, "New.")
-        await http.tell({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+        await http.notify({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
         await everything(lambda: "fresh" in it.names())
 
 
 @pytest.mark.parametrize("sse", [False, None], ids=["said", "not said"])
-async def test_a_server_that_takes_no_post_and_speaks_no_sse_is_told_as_it_failed_first(sse: bool | None) -> None:
+async def test_a_server_that_takes_no_post_and_speaks_no_sse_is_reported_with_its_first_failure(
+    sse: bool | None,
+) -> None:
     async with HttpMcp().running() as http:
         http.instead = lambda asked: b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n"
         async with opened(http.url, sse=sse, delay=lambda failures: 60) as it:
@@ -390,7 +392,7 @@ async def test_a_server_that_takes_no_post_and_speaks_no_sse_is_told_as_it_faile
         assert ("GET" in {asked.method for asked in http.asked}) is (sse is None)
 
 
-async def test_a_refusal_at_the_door_is_shown_with_its_status() -> None:
+async def test_a_refused_connection_attempt_is_shown_with_its_status() -> None:
     async with HttpMcp().running() as http:
         http.instead = lambda asked: b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
         async with opened(http.url, delay=lambda failures: 60) as it:
@@ -503,13 +505,13 @@ async def test_a_server_of_the_newest_protocol_is_called_past_the_sdk_too() -> N
     async with serve(server.streamable_http_app()) as base, opened(f"{base}/mcp") as it:
         assert it.names() == ["add", "fail"]
         assert await it.run("add", a=1, b=41) == Returned("42")
-        assert ("half way", 0.5) in it.heard
+        assert ("half way", 0.5) in it.progress
         outcome = await it.run("fail")
         assert isinstance(outcome, Failed)
         assert outcome.kind is FailureKind.RAISED
 
 
-async def test_a_new_tool_of_a_server_of_the_newest_protocol_is_heard_of() -> None:
+async def test_a_new_tool_of_a_server_of_the_newest_protocol_is_noticed() -> None:
     server, _ = sdk_server()
 
     @server.tool()
@@ -534,7 +536,7 @@ async def test_a_server_over_sse_is_called_through_the_sdk(sse: bool | None) -> 
     server, _ = sdk_server()
     async with serve(server.sse_app()) as base, opened(f"{base}/sse", sse=sse) as it:
         assert await it.run("add", a=1, b=41) == Returned("42")
-        assert it.heard == [("half way", 0.5)]
+        assert it.progress == [("half way", 0.5)]
         await it.registry.close()
     for task in asyncio.all_tasks():
         if getattr(task.get_coro(), "__name__", "") == "_shutdown_watcher":

@@ -41,7 +41,7 @@ NODE = needs("node", "npm")
 class RuntimeManager:
     registry: Registry
     server: McpSource
-    heard: list[tuple[str, float | None]]
+    reported: list[tuple[str, float | None]]
 
     def names(self) -> set[str]:
         return {tool.original for tool in self.registry.tools()}
@@ -60,7 +60,7 @@ class RuntimeManager:
         await everything(lambda: self.registry.sources()[0].state is state)
 
     async def _report(self, message: str, fraction: float | None = None) -> None:
-        self.heard.append((message, fraction))
+        self.reported.append((message, fraction))
 
 
 @contextlib.asynccontextmanager
@@ -160,7 +160,7 @@ async def test_everything_over_standard_streams() -> None:
         assert {"echo", "get-sum", "get-tiny-image", "trigger-long-running-operation"} <= it.names()
         assert await it.text("echo", message="hello") == "Echo: hello"
         assert await it.text("trigger-long-running-operation", duration=0.2, steps=2)
-        assert ("", 1.0) in it.heard
+        assert ("", 1.0) in it.reported
         picture = await it.run("get-tiny-image")
         assert isinstance(picture, Returned)
         assert [image.mime_type for image in picture.images] == ["image/png"]
@@ -178,7 +178,7 @@ async def test_the_file_server(tmp_path: Path) -> None:
 
 
 @NODE
-async def test_the_memory_server_keeps_what_it_is_told(tmp_path: Path) -> None:
+async def test_the_memory_server_keeps_what_it_is_given(tmp_path: Path) -> None:
     memory = StdioSpec(real.command("mcp-server-memory"), env={"MEMORY_FILE_PATH": str(tmp_path / "memory.json")})
     async with opened(memory) as it:
         oslo = {"name": "Oslo", "entityType": "city", "observations": ["cold"]}
@@ -230,7 +230,7 @@ async def test_a_real_server_over_http_killed_in_a_call_comes_back() -> None:
         async with opened(over_http(f"http://127.0.0.1:{port}/mcp")) as it:
             assert await it.text("echo", message="hello") == "Echo: hello"
             await it.text("trigger-long-running-operation", duration=0.2, steps=2)
-            assert ("", 1.0) in it.heard
+            assert ("", 1.0) in it.reported
     async with contextlib.AsyncExitStack() as stack:
         first = stack.enter_context(everything_over_http("streamableHttp", port))
         it = await stack.enter_async_context(opened(over_http(f"http://127.0.0.1:{port}/mcp")))
@@ -247,13 +247,13 @@ async def test_a_real_server_over_http_killed_in_a_call_comes_back() -> None:
 
 
 @NODE
-async def test_a_real_server_that_was_restarted_unseen_gets_a_new_session() -> None:
+async def test_a_real_server_that_was_restarted_unnoticed_gets_a_new_session() -> None:
     port = free_port()
     async with contextlib.AsyncExitStack() as stack:
         first = stack.enter_context(everything_over_http("streamableHttp", port))
         it = await stack.enter_async_context(opened(over_http(f"http://127.0.0.1:{port}/mcp")))
         session: Any = it.server._session
-        session._link._tap._lost = lambda reason: None  # as if no stream were open that could tell
+        session._link._tap._lost = lambda reason: None  # as if no stream were open that could show it
         first.kill()
         first.wait()
         with everything_over_http("streamableHttp", port):

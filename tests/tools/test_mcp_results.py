@@ -1,4 +1,4 @@
-"""What a model is told of a result: text, images, and a word about everything else."""
+"""The outcome of an MCP result: text, images, and a note about everything else."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from callgate.tools.mcp_results import outcome_of
 from callgate.tools.mcp_wire import RpcAnswer, RpcError, answer_from
 
 
-def told(*content: dict[str, Any], **more: Any) -> Outcome:
+def outcome_for(*content: dict[str, Any], **more: Any) -> Outcome:
     return outcome_of(answer_from({"content": list(content), **more}))
 
 
@@ -17,22 +17,22 @@ TEXT = {"type": "text", "text": "21 C"}
 
 
 def test_text_is_text_in_its_order():
-    assert told(TEXT, {"type": "text", "text": "and rain", "annotations": {"audience": ["user"]}}) == Returned(
+    assert outcome_for(TEXT, {"type": "text", "text": "and rain", "annotations": {"audience": ["user"]}}) == Returned(
         "21 C\nand rain"
     )
 
 
-def test_structured_content_is_shown_where_nothing_was_said():
-    assert told(structuredContent={"degrees": 21, "wind": None}) == Returned('{"degrees":21,"wind":null}')
-    assert told(TEXT, structuredContent={"degrees": 21}) == Returned("21 C")
-    assert told() == Returned("")
+def test_structured_content_is_shown_where_there_is_no_text():
+    assert outcome_for(structuredContent={"degrees": 21, "wind": None}) == Returned('{"degrees":21,"wind":null}')
+    assert outcome_for(TEXT, structuredContent={"degrees": 21}) == Returned("21 C")
+    assert outcome_for() == Returned("")
 
 
 def test_images_are_images():
     image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
-    assert told(image, structuredContent={"a": 1}) == Returned("", images=(Image("AAAA", "image/png"),))
+    assert outcome_for(image, structuredContent={"a": 1}) == Returned("", images=(Image("AAAA", "image/png"),))
     blob = {"type": "resource", "resource": {"uri": "file:///a.png", "blob": "AAAA", "mimeType": "image/png"}}
-    assert told(blob) == Returned("[file:///a.png]", images=(Image("AAAA", "image/png"),))
+    assert outcome_for(blob) == Returned("[file:///a.png]", images=(Image("AAAA", "image/png"),))
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_images_are_images():
     ],
 )
 def test_everything_else_is_described(piece, words):
-    assert told(piece) == Returned(words)
+    assert outcome_for(piece) == Returned(words)
 
 
 def test_a_failure_of_the_tool_is_a_failure():
-    assert told(TEXT, isError=True) == Failed("21 C")
-    assert told(isError=True) == Failed("The tool failed and did not say why.")
+    assert outcome_for(TEXT, isError=True) == Failed("21 C")
+    assert outcome_for(isError=True) == Failed("The tool failed and did not say why.")
 
 
 def test_an_error_of_the_protocol_is_a_failure():
@@ -65,7 +65,7 @@ def test_an_error_of_the_protocol_is_a_failure():
 
 
 def test_a_tool_that_asks_a_person_is_refused():
-    outcome = told(resultType="input_required")
+    outcome = outcome_for(resultType="input_required")
     assert isinstance(outcome, Failed)
     assert outcome.kind is FailureKind.REFUSED
 

@@ -52,8 +52,8 @@ class RuntimeManager:
     registry: Registry
     server: McpSource
     changes: list[tuple[str, str]]
-    told: list[SourceStatus] = field(default_factory=list)
-    heard: list[tuple[str, float | None]] = field(default_factory=list)
+    statuses: list[SourceStatus] = field(default_factory=list)
+    progress: list[tuple[str, float | None]] = field(default_factory=list)
 
     def names(self) -> list[str]:
         return [tool.name for tool in self.registry.tools()]
@@ -80,7 +80,7 @@ class RuntimeManager:
         await self.state(SourceState.READY)
 
     async def _report(self, message: str, fraction: float | None = None) -> None:
-        self.heard.append((message, fraction))
+        self.progress.append((message, fraction))
 
 
 @contextlib.asynccontextmanager
@@ -96,13 +96,13 @@ async def opened(
     server = McpSource(
         ServerSpec("raw", spec, prefix="raw", **options), web, Pins(lambda *change: changes.append(change))
     )
-    told: list[SourceStatus] = []
-    registry = Registry(delay=delay, on_status=told.append)
+    statuses: list[SourceStatus] = []
+    registry = Registry(delay=delay, on_status=statuses.append)
     registry.add_source(server)
     async with asyncio.timeout(40):
         await registry.open()
         try:
-            yield RuntimeManager(registry, server, changes, told)
+            yield RuntimeManager(registry, server, changes, statuses)
         finally:
             await registry.close()
             await web.close()
@@ -149,7 +149,7 @@ async def test_only_the_tools_that_are_allowed_are_taken() -> None:
         assert it.names() == ["raw_echo", "raw_pid"]
 
 
-async def test_annotations_suggest_what_is_safe_and_the_config_knows_better() -> None:
+async def test_annotations_suggest_what_is_safe_and_the_config_overrides_them() -> None:
     async with opened(policy=Policy(timeout=7)) as it:
         policies = {tool.original: tool.tool.policy for tool in it.registry.tools()}
         assert policies["answers"].safety is Safety.READ_ONLY
@@ -172,10 +172,10 @@ async def test_descriptions_hold_nothing_that_cannot_be_seen() -> None:
 async def test_progress_is_reported_while_the_tool_runs() -> None:
     async with opened() as it:
         assert await it.text("raw_progresses") == "done"
-        assert ("step 2", 1.0) in it.heard
+        assert ("step 2", 1.0) in it.progress
 
 
-async def test_an_error_of_the_protocol_is_told_to_the_model() -> None:
+async def test_an_error_of_the_protocol_is_reported_to_the_model() -> None:
     async with opened() as it:
         assert await it.run("raw_refuses") == Failed("there is no such city")
 
@@ -240,7 +240,7 @@ async def test_it_sees_a_clean_environment_and_what_the_operator_wrote_down(monk
         assert "OPENAI_API_KEY" not in seen
 
 
-async def test_an_answer_given_twice_or_to_nobody_is_dropped() -> None:
+async def test_an_answer_given_twice_or_without_a_request_is_dropped() -> None:
     async with opened() as it:
         assert await it.text("raw_twice") == "first"
         assert await it.text("raw_echo", a=1) == '{"a": 1}'
@@ -300,7 +300,7 @@ async def test_nothing_that_a_server_writes_breaks_the_reading(lines: list[bytes
 # Changes ------------------------------------------------------------------------------------------
 
 
-async def test_tools_are_listed_again_when_the_server_says_so_and_what_changed_is_told() -> None:
+async def test_tools_are_listed_again_when_the_server_says_so_and_what_changed_is_logged() -> None:
     async with opened() as it:
         assert await it.text("raw_changes") == "changed"
         await everything(lambda: "raw_fresh" in it.names())
@@ -333,7 +333,7 @@ async def test_a_restart_that_brings_the_same_tools_builds_nothing_anew() -> Non
         assert it.server.tools() is before
 
 
-async def test_a_server_of_the_newest_protocol_tells_of_new_tools_over_its_pipes_too(tmp_path: Path) -> None:
+async def test_a_server_of_the_newest_protocol_announces_new_tools_over_its_pipes_too(tmp_path: Path) -> None:
     script = tmp_path / "server.py"
     script.write_text(GROWING)
     async with opened(transport=StdioSpec(sys.executable, (str(script),))) as it:
@@ -366,17 +366,17 @@ server.run("stdio")
 # Deaths -------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_dies_in_a_call_fails_it_with_a_clear_word_and_is_started_again() -> None:
+async def test_a_server_that_dies_in_a_call_fails_it_with_a_clear_error_and_is_started_again() -> None:
     async with opened() as it:
         first = await it.text("raw_pid")
         outcome = await it.run("raw_dies")
         assert isinstance(outcome, Failed)
         assert outcome.kind is FailureKind.UNKNOWN
         assert "may or may not have happened" in outcome.text
-        await everything(lambda: any(status.state is SourceState.DOWN for status in it.told))
+        await everything(lambda: any(status.state is SourceState.DOWN for status in it.statuses))
         await it.state(SourceState.READY)
         assert await it.text("raw_pid") != first
-        down = next(status for status in it.told if status.state is SourceState.DOWN)
+        down = next(status for status in it.statuses if status.state is SourceState.DOWN)
         assert "it ended with code 3: out of paper" in down.error
 
 
@@ -390,7 +390,7 @@ async def test_a_server_killed_from_outside_fails_every_call_under_way() -> None
             outcome = await call
             assert isinstance(outcome, Failed)
             assert outcome.kind is FailureKind.UNAVAILABLE
-        await everything(lambda: any("it was ended by SIGKILL" in status.error for status in it.told))
+        await everything(lambda: any("it was ended by SIGKILL" in status.error for status in it.statuses))
 
 
 async def test_a_server_that_closes_its_output_and_lives_on_is_ended_and_started_again() -> None:
@@ -401,10 +401,10 @@ async def test_a_server_that_closes_its_output_and_lives_on_is_ended_and_started
         assert outcome.kind is FailureKind.UNKNOWN
         await it.opened_after(session)
         assert not is_alive(pid)
-        assert any("it closed its output" in status.error for status in it.told)
+        assert any("it closed its output" in status.error for status in it.statuses)
 
 
-async def test_an_answer_written_just_before_the_end_is_still_heard() -> None:
+async def test_an_answer_written_just_before_the_end_is_still_read() -> None:
     async with opened() as it:
         assert await it.text("raw_last_words") == "goodbye"
 
@@ -421,7 +421,7 @@ async def test_while_it_is_down_its_tools_say_so_and_are_not_offered() -> None:
         assert it.names() == []
 
 
-async def test_a_server_that_cannot_start_is_shown_with_its_last_words() -> None:
+async def test_a_server_that_cannot_start_is_shown_with_its_last_output() -> None:
     async with opened("fails", delay=lambda failures: 60) as it:
         status = await it.state(SourceState.DOWN)
         assert status.error == "it ended with code 1: no licence found"
@@ -447,7 +447,7 @@ async def test_a_program_that_may_not_be_run_is_named(tmp_path: Path) -> None:
         assert status.error == f"{tmp_path}/server cannot be run: Permission denied"
 
 
-async def test_a_server_that_never_answers_is_ended_when_the_house_closes() -> None:
+async def test_a_server_that_never_answers_is_ended_when_the_registry_closes() -> None:
     async with asyncio.timeout(20):
         web = Web()
         server = McpSource(ServerSpec("raw", StdioSpec(sys.executable, ("-S", str(RAW_MCP), "silent")), prefix=""), web)

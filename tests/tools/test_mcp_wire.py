@@ -116,7 +116,7 @@ def test_of_an_answer_cut_anywhere_the_text_so_far_is_read(words, at):
         (b'{"jsonrpc":"2.0","id":7,"result":{', None),
     ],
 )
-def test_whose_a_long_answer_is_may_stand_first(line, id):
+def test_the_id_of_a_long_answer_may_stand_first(line, id):
     assert id_in_head(line) == id
 
 
@@ -129,12 +129,12 @@ def test_whose_a_long_answer_is_may_stand_first(line, id):
         (b"", None),
     ],
 )
-def test_whose_a_long_answer_is_may_stand_last(tail, id):
+def test_the_id_of_a_long_answer_may_stand_last(tail, id):
     assert id_in_tail(tail) == id
 
 
 @pytest.mark.parametrize(
-    "params, told",
+    "params, expected",
     [
         ({"progressToken": "c1", "progress": 1, "total": 4, "message": "m"}, ("c1", RpcProgress("m", 0.25))),
         ({"progressToken": "c1", "progress": 9, "total": 4}, ("c1", RpcProgress("", 1.0))),
@@ -145,10 +145,10 @@ def test_whose_a_long_answer_is_may_stand_last(tail, id):
         ([], None),
     ],
 )
-def test_progress_is_a_word_and_a_fraction_where_there_is_one(params, told):
+def test_progress_is_a_message_and_a_fraction_where_there_is_one(params, expected):
     message = read_message(json.dumps({"method": "notifications/progress", "params": params}).encode())
     assert message is not None
-    assert progress_of(message) == told
+    assert progress_of(message) == expected
 
 
 def test_a_request_says_who_asks_only_where_the_protocol_wants_it():
@@ -165,11 +165,11 @@ def test_a_request_says_who_asks_only_where_the_protocol_wants_it():
 
 
 @pytest.mark.anyio
-async def test_who_waits_hears_the_latest_progress_and_then_the_answer():
-    heard: list[tuple[str, float | None]] = []
+async def test_a_waiting_call_gets_the_latest_progress_and_then_the_answer():
+    reported: list[tuple[str, float | None]] = []
 
     async def report(message: str, fraction: float | None = None) -> None:
-        heard.append((message, fraction))
+        reported.append((message, fraction))
 
     waiting = Waiting()
     task = asyncio.create_task(waiting.answer(report))
@@ -180,11 +180,11 @@ async def test_who_waits_hears_the_latest_progress_and_then_the_answer():
     await asyncio.sleep(0)
     waiting.answered(RpcAnswer())
     assert await task == RpcAnswer()
-    assert heard == [("two", 0.5)]
+    assert reported == [("two", 0.5)]
 
 
 @pytest.mark.anyio
-async def test_an_answer_that_came_before_anybody_waited_is_not_lost():
+async def test_an_answer_that_came_before_the_wait_is_not_lost():
     async def report(message: str, fraction: float | None = None) -> None: ...
 
     waiting = Waiting()

@@ -69,7 +69,7 @@ SOURCE = source(auth={"api_key": "k"})
 # Operations as tools ------------------------------------------------------------------------------
 
 
-def test_an_operation_is_a_tool_with_its_words():
+def test_an_operation_is_a_tool_with_its_description():
     one = tool("listOrders")
     assert one.description == "Lists orders.\n\nNewest first."
     assert one.source == "GET https://eu.shop.example/api/v2/orders"
@@ -161,7 +161,7 @@ def properties(name: str) -> dict[str, Any]:
     return dict(tool(name).parameters["properties"])
 
 
-def test_what_3_0_says_in_its_own_way_is_said_as_everybody_says_it():
+def test_keywords_of_3_0_are_translated_to_json_schema():
     found = properties("listOrders")
     assert found["limit"] == {"type": ["integer", "null"], "exclusiveMinimum": 0}
     assert found["country"]["enum"] == ["no", "se", "dk"]
@@ -191,7 +191,7 @@ def test_illegal_names_are_cleaned_and_written_as_they_were():
     assert query(since_date_="2024-01-31") == "since%5Bdate%5D=2024-01-31"
 
 
-def test_parameters_of_one_name_are_told_apart_by_their_places():
+def test_parameters_of_one_name_are_distinguished_by_their_places():
     one = tool("replaceOrder")
     assert set(one.parameters["properties"]) == {"id", "query_id", "body_id", "item", "note", "parent"}
     assert one.parameters["required"] == ["id", "body_id", "item"]
@@ -316,7 +316,7 @@ def test_a_name_that_would_leave_its_header_leaves_the_operation_out(tmp_path, p
     assert f"cannot be the name of a {place}" in dict(found.left_out())["get_x"]
 
 
-def test_a_media_type_brings_no_words_of_its_own(tmp_path):
+def test_a_media_type_adds_no_text_of_its_own(tmp_path):
     content = {"application/json; v=1\r\nX-Evil: 1": {"schema": {"type": "object"}}}
     found = source(document({"/x": {"post": {"requestBody": {"content": content}}}}), tmp_path)
     assert request(found.tools()[0], body={}).headers["Content-Type"] == "application/json"

@@ -139,7 +139,7 @@ async def test_where_there_are_no_files_in_memory_stdin_is_one_on_disk(monkeypat
     assert (await run(shell("cat", stdin=b"from a file"))).stdout == b"from a file"
 
 
-async def test_it_runs_where_it_is_told_with_no_descriptors_but_its_three(tmp_path):
+async def test_it_runs_in_its_folder_with_no_descriptors_but_its_three(tmp_path):
     ended = await run(python("import os; print(os.getcwd(), sorted(os.listdir('/proc/self/fd')))", cwd=str(tmp_path)))
     folder, _, files = ended.stdout.decode().partition(" ")
     assert folder == str(tmp_path)
@@ -172,7 +172,7 @@ async def test_arguments_too_long_for_the_system_start_nothing():
         await run(Command("/bin/echo", ("echo", *["x" * 131_000] * 40), "/", ENVIRONMENT))
 
 
-async def test_how_it_was_killed_is_told():
+async def test_the_signal_that_killed_it_is_reported():
     assert (await run(shell("kill -SEGV $$"))).signal == signal.SIGSEGV
 
 
@@ -559,7 +559,7 @@ async def test_a_path_that_has_become_a_link_opens_nothing(tmp_path, inside):
 
 
 @pytest.mark.skipif(landlock_abi() < 6, reason="this kernel's Landlock does not know signals")
-async def test_with_paths_it_can_signal_nobody_outside():
+async def test_with_paths_it_can_signal_no_process_outside():
     ended = await run(shell(f"kill -0 {os.getpid()} || kill -0 $PPID || exit 9", paths=Paths()))
     assert ended.code == 9
 
@@ -570,7 +570,7 @@ async def test_a_listed_path_that_is_not_there_is_named():
         await run(shell("true", paths=Paths(read=("/nowhere",))))
 
 
-async def test_where_no_process_can_be_started_the_reason_is_told(monkeypatch):
+async def test_where_no_process_can_be_started_the_reason_is_reported(monkeypatch):
     def none_left() -> tuple[int, int]:
         raise OSError(24, "Too many open files")
 

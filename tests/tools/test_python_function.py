@@ -117,7 +117,7 @@ def test_the_decorator_names_describes_and_sets_the_policy(threads):
     assert search("still a function") == "still a function"
 
 
-def test_the_config_has_the_last_word(threads):
+def test_the_config_overrides_the_decorator(threads):
     @tool(name="look", timeout=3)
     def search(q: str) -> str:
         return q
@@ -204,7 +204,7 @@ def test_a_path_that_leads_nowhere_says_so(module, path, why):
         functions_at(path)
 
 
-def test_a_module_that_fails_to_import_is_told_with_its_error(tmp_path, monkeypatch):
+def test_a_module_that_fails_to_import_is_reported_with_its_error(tmp_path, monkeypatch):
     (tmp_path / "broken_tools.py").write_text("import no_such_dependency\n")
     (tmp_path / "worse_tools.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -301,7 +301,7 @@ async def test_callable_objects_partials_and_wrappers_that_return_awaitables_wor
 
 
 @pytest.mark.anyio
-async def test_a_tool_speaks_to_the_model_in_its_own_words(threads):
+async def test_the_message_of_a_tool_error_reaches_the_model(threads):
     async def refuses() -> None:
         raise ToolError("Only on weekdays.", FailureKind.REFUSED)
 
@@ -401,11 +401,11 @@ async def test_with_all_threads_stuck_a_call_is_refused_as_unavailable(threads):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("sync", [True, False])
-async def test_a_context_tells_ids_and_passes_progress_on_in_order(threads, sync):
-    told: list[tuple[str, float | None]] = []
+async def test_a_context_has_ids_and_passes_progress_on_in_order(threads, sync):
+    reported: list[tuple[str, float | None]] = []
 
     async def report(message: str, fraction: float | None = None) -> None:
-        told.append((message, fraction))
+        reported.append((message, fraction))
 
     def works(n: int, context: Context) -> list[Any]:
         for step in range(n):
@@ -420,19 +420,19 @@ async def test_a_context_tells_ids_and_passes_progress_on_in_order(threads, sync
     occasion = RunContext("run_9", 3, "key_9", report, 1000)
     outcome = await made.executor.execute(ready(made.name, n=4), occasion)
     assert outcome == Returned('["run_9",3,"call_1","key_9"]')
-    assert told == [("step 0", 0.0), ("step 1", 0.25), ("step 2", 0.5), ("step 3", 0.75)]
+    assert reported == [("step 0", 0.0), ("step 1", 0.25), ("step 2", 0.5), ("step 3", 0.75)]
 
 
 @pytest.mark.anyio
-async def test_progress_is_told_while_the_tool_still_runs(threads):
-    told = asyncio.Event()
+async def test_progress_is_reported_while_the_tool_still_runs(threads):
+    reported = asyncio.Event()
 
     async def report(message: str, fraction: float | None = None) -> None:
-        told.set()
+        reported.set()
 
     async def works(context: Context) -> str:
         context.progress("on it")
-        await told.wait()
+        await reported.wait()
         return "done"
 
     made = python_tool(works, threads)
@@ -443,10 +443,10 @@ async def test_progress_is_told_while_the_tool_still_runs(threads):
 
 @pytest.mark.anyio
 async def test_progress_is_text_that_can_be_sent_whatever_a_tool_says(threads):
-    told: list[str] = []
+    reported: list[str] = []
 
     async def report(message: str, fraction: float | None = None) -> None:
-        told.append(message)
+        reported.append(message)
 
     def works(context: Context) -> None:
         context.progress("half \ud800")
@@ -454,16 +454,16 @@ async def test_progress_is_text_that_can_be_sent_whatever_a_tool_says(threads):
         context.progress(fraction=0.5)
 
     await python_tool(works, threads).executor.execute(ready("works"), RunContext("r", 0, "k", report, 1000))
-    assert told == ["half \ufffd", "3", ""]
+    assert reported == ["half \ufffd", "3", ""]
 
 
 @pytest.mark.anyio
 async def test_progress_after_the_end_is_dropped(threads):
     kept: list[Context] = []
-    told: list[str] = []
+    reported: list[str] = []
 
     async def report(message: str, fraction: float | None = None) -> None:
-        told.append(message)
+        reported.append(message)
 
     async def works(context: Context) -> None:
         kept.append(context)
@@ -472,7 +472,7 @@ async def test_progress_after_the_end_is_dropped(threads):
     await made.executor.execute(ready("works"), RunContext("r", 0, "k", report, 1000))
     kept[0].progress("too late")
     await asyncio.sleep(0)
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.anyio

@@ -124,7 +124,7 @@ async def test_a_tool_of_that_name_keeps_it_and_so_does_a_clients():
     assert await read_all(other, first) == "z" * 5000
 
 
-async def test_what_was_never_read_is_said_to_be_missing_at_the_end():
+async def test_what_was_never_read_is_listed_as_missing_at_the_end():
     box, _ = paged(Returned("w" * 3000, cut_bytes=7_000_000))
     first = await box.run(ready("long"), silent)
     name, arguments = pointer_in(first)
@@ -154,7 +154,7 @@ async def test_beyond_the_end_there_is_nothing():
     assert "5000 bytes are kept" in refused.text
 
 
-async def test_the_same_result_again_has_the_same_words_so_that_going_in_circles_is_seen():
+async def test_the_same_result_again_has_the_same_text_so_that_a_loop_is_detected():
     box, _ = paged("y" * 5000)
     assert await box.run(ready("long"), silent) == await box.run(ready("long"), silent)
 

@@ -231,10 +231,10 @@ async def test_tools_that_come_change_and_vanish_are_seen_at_the_next_look():
 
 @pytest.mark.anyio
 async def test_a_source_that_fails_does_not_stop_the_start_and_comes_back_by_itself():
-    told: list[SourceStatus] = []
+    statuses: list[SourceStatus] = []
     hold = asyncio.Event()
     down, up = FakeSource("down", "late", failures=2), FakeSource("up", "early")
-    registry = Registry(delay=lambda failures: 30.0 if not hold.is_set() else 0.0, on_status=told.append)
+    registry = Registry(delay=lambda failures: 30.0 if not hold.is_set() else 0.0, on_status=statuses.append)
     registry.add_source(down)
     registry.add_source(up)
     async with asyncio.timeout(10):
@@ -245,7 +245,7 @@ async def test_a_source_that_fails_does_not_stop_the_start_and_comes_back_by_its
         assert state["down"].error == "ConnectionRefusedError: nobody home"
         assert state["down"].failures == 1
         await registry.close()
-    assert [status.state for status in told if status.name == "up"] == ["opening", "ready", "closed"]
+    assert [status.state for status in statuses if status.name == "up"] == ["opening", "ready", "closed"]
 
 
 @pytest.mark.anyio
@@ -291,17 +291,17 @@ async def test_a_source_that_hangs_while_opening_neither_holds_up_the_start_nor_
 @pytest.mark.anyio
 async def test_a_source_that_fails_to_close_is_reported_and_the_others_close_too():
     bad, good = FakeSource("bad"), FakeSource("good")
-    bad.close_error = RuntimeError("stuck door")
+    bad.close_error = RuntimeError("stuck lock")
     registry = ready_registry(bad, good)
     async with asyncio.timeout(10):
         await registry.open()
         await registry.close()
     assert good.closed == 1
-    assert "stuck door" in registry.sources()[0].error
+    assert "stuck lock" in registry.sources()[0].error
 
 
 @pytest.mark.anyio
-async def test_a_source_cancelled_from_within_is_down_and_not_the_end_of_its_keeper():
+async def test_a_source_cancelled_from_within_is_down_and_not_the_end_of_its_supervisor():
     class Cancelled(FakeSource):
         async def open(self) -> None:
             if not self.opened:

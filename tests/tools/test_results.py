@@ -93,7 +93,7 @@ def test_what_cannot_be_written_is_named():
         returned(loop, 1000)
 
 
-def test_images_and_words_may_be_mixed():
+def test_images_and_text_may_be_mixed():
     picture = Image(b"png", "image/png")
     assert returned(picture, 10) == Returned("", (picture,))
     assert returned(["a chart:", picture, {"n": 1}], 10) == Returned('a chart:\n{"n":1}', (picture,))

@@ -57,7 +57,7 @@ def test_a_problem_says_where_what_was_expected_and_what_came(arguments, pointer
     assert (found.pointer, found.expected, found.got) == (pointer, expected, got)
 
 
-def test_an_unexpected_name_is_told_before_the_missing_one_it_stands_for():
+def test_an_unexpected_name_is_reported_before_the_missing_one_it_stands_for():
     found = problem({"cty": "Oslo"})
     assert found.got == '"cty"'
     assert found.note == 'did you mean "city"?'
@@ -68,7 +68,7 @@ def test_a_value_close_to_an_allowed_one_is_suggested():
     assert problem({"city": "x", "unit": "Celsius"}).note == 'did you mean "celsius"?'
 
 
-def test_where_no_alternative_fits_all_of_them_are_told():
+def test_where_no_alternative_fits_all_of_them_are_reported():
     assert problem({"city": "x", "limit": "many"}).expected == (
         '{"anyOf": [{"type": "integer", "maximum": 10}, {"type": "null"}]}'
     )

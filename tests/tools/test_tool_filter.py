@@ -1,6 +1,5 @@
 import fnmatch
 import time
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -15,23 +14,13 @@ from callgate.tools.tool_filter import (
     requested_filter,
     unmatched,
 )
+from tests.fakes import NamedTool
 
-
-@dataclass
-class Thing:
-    name: str
-    address: str
-
-    @property
-    def claimed(self) -> str:
-        return self.name
-
-    @property
-    def contested(self) -> bool:
-        return False
-
-
-THINGS = [Thing("clock", "config/clock"), Thing("search_1", "github/search"), Thing("issue", "github/issue")]
+THINGS = [
+    NamedTool("clock", "config/clock"),
+    NamedTool("search_1", "github/search"),
+    NamedTool("issue", "github/issue"),
+]
 
 
 def kept(*texts: str | None) -> list[str]:
@@ -93,7 +82,7 @@ def test_a_request_that_names_more_tools_than_there_could_be_is_refused(text):
 
 
 def test_the_worst_patterns_of_a_request_are_over_in_no_time():
-    tools = [Thing(f"tool_{'a' * 50}_{number}", f"server/{'a' * 200}{number}") for number in range(1000)]
+    tools = [NamedTool(f"tool_{'a' * 50}_{number}", f"server/{'a' * 200}{number}") for number in range(1000)]
     worst = ",".join("*a" * 100 + f"*{number}x" for number in range(32))
     assert len(worst) < MAX_REQUEST_BYTES
     began = time.process_time()
@@ -102,6 +91,6 @@ def test_the_worst_patterns_of_a_request_are_over_in_no_time():
 
 
 def test_a_warning_with_a_near_name_in_another_script_is_plain_ascii_for_it_goes_into_a_header():
-    [found] = unmatched(("wetter/suche_stad",), [Thing("suche_stadt", "wetter/suche_städt")], by_given_name=True)
+    [found] = unmatched(("wetter/suche_stad",), [NamedTool("suche_stadt", "wetter/suche_städt")], by_given_name=True)
     assert found.near == "wetter/suche_städt"
     assert str(found).isascii()

@@ -128,7 +128,7 @@ async def test_a_source_that_floods_the_memory_of_names_gets_nothing_of_one_that
         assert "evil/github_read" in waiting_of(registry._tools)
 
 
-async def test_an_exemption_by_origin_holds_through_a_clash_and_for_nobody_else():
+async def test_an_exemption_by_origin_holds_through_a_clash_and_for_no_other_tool():
     async with opened(GITHUB, EVIL, rule=ApprovalRule(always=("*",), never=("github/read",))) as registry:
         assert "github/read" not in waiting(registry)
         assert "evil/github_read" in waiting(registry)

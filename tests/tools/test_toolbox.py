@@ -172,7 +172,7 @@ def test_only_read_only_tools_do_not_write():
 
 
 @pytest.mark.anyio
-async def test_an_occasion_tells_the_run_the_turn_and_a_key_of_its_own():
+async def test_the_context_of_a_call_has_the_run_the_turn_and_a_key_of_its_own():
     weather = a_tool("weather", max_result_bytes=10_000_000)
     toolbox = box(registry_of(weather))
     for _ in range(2):
@@ -271,7 +271,7 @@ async def test_a_call_that_finds_no_place_in_time_is_refused_and_was_not_run():
 
 
 def registry_with_limits(toolbox: RequestToolbox, *tools: Tool) -> Registry:
-    registry = Registry(limits=toolbox._limits)
+    registry = Registry(limits=toolbox.limits)
     registry.add(*tools)
     return registry
 
@@ -282,7 +282,7 @@ async def test_calls_beyond_what_may_wait_are_turned_away_at_once():
     toolbox = box(registry_of(a_tool("busy", crowd, concurrency=1)))
     async with asyncio.timeout(10):
         running = [asyncio.create_task(toolbox.run(call("busy"), silent)) for _ in range(MAX_WAITING + 1)]
-        await everything(lambda: toolbox._limits.on_the_way_to("config/busy", "")[0].waiting == MAX_WAITING)
+        await everything(lambda: toolbox.limits.on_the_way_to("config/busy", "")[0].waiting == MAX_WAITING)
         outcome = await toolbox.run(call("busy"), silent)
         assert isinstance(outcome, Failed)
         assert outcome.kind is FailureKind.REFUSED
@@ -391,7 +391,7 @@ async def test_a_tool_that_does_not_stop_is_let_go_and_keeps_its_place_until_it_
         return Returned("too late")
 
     toolbox = box(registry_of(a_tool("stubborn", stubborn, concurrency=1, timeout=20)))
-    limiter = toolbox._limits.on_the_way_to("config/stubborn", "")[0]
+    limiter = toolbox.limits.on_the_way_to("config/stubborn", "")[0]
     async with asyncio.timeout(10):
         running = asyncio.create_task(toolbox.run(call("stubborn"), silent))
         await begun.wait()
@@ -441,10 +441,10 @@ async def test_cancelling_between_two_limiters_gives_the_first_back():
 
 @pytest.mark.anyio
 async def test_a_long_result_is_cut_to_the_policy():
-    async def talks(call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def prints(call: ReadyCall, occasion: RunContext) -> Outcome:
         return Returned("é" * 1000)
 
-    outcome = await box(registry_of(a_tool("talks", talks, max_result_bytes=300))).run(call("talks"), silent)
+    outcome = await box(registry_of(a_tool("prints", prints, max_result_bytes=300))).run(call("prints"), silent)
     assert isinstance(outcome, Returned)
     assert len(outcome.text.encode()) <= 300
     assert outcome.cut_bytes == 2000 - 2 * outcome.text.count("é")
@@ -454,7 +454,7 @@ async def test_a_long_result_is_cut_to_the_policy():
 
 
 @pytest.mark.anyio
-async def test_a_tool_that_needs_approval_does_not_run_where_nobody_can_be_asked():
+async def test_a_tool_that_needs_approval_does_not_run_without_an_approver():
     send = a_tool("send", require_approval=True)
     outcome = await box(registry_of(send)).run(call("send"), silent)
     assert isinstance(outcome, Failed)
@@ -480,7 +480,7 @@ async def test_approval_is_asked_for_before_the_run_and_decides(answer: Failed |
 
 
 @pytest.mark.anyio
-async def test_listeners_hear_how_a_run_went():
+async def test_listeners_are_sent_how_a_run_went():
     accounts: list[RunAccount] = []
     look = a_tool("look", failing(1), safety=Safety.READ_ONLY, retries=1)
     await box(registry_of(look), on_run=accounts.append).run(call("look"), silent)

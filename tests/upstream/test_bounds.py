@@ -53,7 +53,7 @@ async def never(request, wire):
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-async def test_a_schema_that_explodes_is_the_requests_mistake_and_asked_of_nobody(model, provider):
+async def test_a_schema_that_explodes_is_refused_without_an_upstream_request(model, provider):
     schema = BOMB["function"]["parameters"]
     wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
     async with serving(never) as server:

@@ -134,17 +134,17 @@ async def test_a_failing_deployment_gives_way_to_another_and_then_to_the_fallbac
             entry("m", base=f"{two.url}/v1"),
             entry("b", base=f"{other.url}/v1"),
         )
-        told = []
+        retries = []
 
         async def emit(attempt):
-            told.append((attempt.number, attempt.by.model, attempt.by.host, attempt.status, attempt.reason))
+            retries.append((attempt.number, attempt.by.model, attempt.by.host, attempt.status, attempt.reason))
 
         async with found.model("m").ask(asking(stream=False), Attempts(0, emit)) as answer:
             assert [event.text async for batch in answer for event in batch if isinstance(event, TextDelta)] == [
                 "other"
             ]
     assert (len(one.requests), len(two.requests), len(other.requests)) == (1, 1, 1)
-    assert told == [
+    assert retries == [
         (1, "m", one.url.removeprefix("http://"), 401, "upstream_auth"),
         (2, "m", two.url.removeprefix("http://"), 401, "upstream_auth"),
         (3, "b", other.url.removeprefix("http://"), 200, ""),

@@ -77,9 +77,17 @@ def test_a_chunk_that_says_nothing_brings_nothing(odd):
     assert read(odd) == []
 
 
-def test_the_head_is_told_once_when_there_is_one():
-    told: dict[str, Any] = {"id": "c1", "model": "m", "system_fingerprint": "fp", "service_tier": None, "choices": []}
-    assert read({"id": "", "model": "", "choices": []}, told, told) == [ProviderHead("c1", "m", "fp", None)]
+def test_the_head_is_emitted_once_when_there_is_one():
+    whole_chunk: dict[str, Any] = {
+        "id": "c1",
+        "model": "m",
+        "system_fingerprint": "fp",
+        "service_tier": None,
+        "choices": [],
+    }
+    assert read({"id": "", "model": "", "choices": []}, whole_chunk, whole_chunk) == [
+        ProviderHead("c1", "m", "fp", None)
+    ]
 
 
 def test_a_fragment_of_a_call_is_passed_on_as_it_was_sent():
@@ -147,7 +155,7 @@ def test_a_choice_without_index_is_known_by_its_place():
         ({"choices": [{"index": 0, "error": {"message": "cut"}}]}, "cut"),
     ],
 )
-def test_an_error_inside_an_answer_is_told(body, message):
+def test_an_error_inside_an_answer_is_raised(body, message):
     [event] = read(body)
     assert isinstance(event, ProviderError)
     assert event.message == message
@@ -158,7 +166,7 @@ def test_usage_is_found_on_the_chunk_and_on_the_choice():
     assert read(chunk({}, usage={"total_tokens": 3})) == [Usage({"total_tokens": 3})]
 
 
-def test_reasoning_is_told_once_and_under_its_own_name():
+def test_reasoning_is_emitted_once_and_under_its_own_name():
     assert read(chunk({"reasoning_content": "a", "reasoning": "a"})) == [ReasoningDelta("a")]
     assert read(chunk({"reasoning_content": "", "reasoning": "b"})) == [ReasoningDelta("b", "reasoning")]
     assert read(chunk({"reasoning": {"odd": 1}})) == [ExtraField("reasoning", {"odd": 1})]
@@ -283,14 +291,14 @@ def test_an_answer_that_says_nothing_brings_nothing(odd):
     assert read_completion(odd) == []
 
 
-def test_another_choice_of_a_whole_answer_is_told_and_not_read():
+def test_another_choice_of_a_whole_answer_is_reported_and_not_read():
     choices = [{"index": index, "message": {"content": text}} for index, text in enumerate("AB")]
     assert read_completion({"choices": choices}) == [TextDelta("A"), ChoiceIgnored(1)]
     assert read_completion({"choices": choices}, choice=1) == [ChoiceIgnored(0), TextDelta("B")]
 
 
 @pytest.mark.parametrize("body", [{"error": {"message": "no"}}, {"choices": None, "error": {"message": "no"}}])
-def test_an_error_in_the_place_of_an_answer_is_told_once(body):
+def test_an_error_in_the_place_of_an_answer_is_raised_once(body):
     assert read_completion(body) == [ProviderError("no", {"message": "no"})]
 
 

@@ -10,6 +10,7 @@ import pytest
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ProviderHead, TextDelta, Usage
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream.demo_model import DemoModel
+from tests.upstream.reading import text_of
 from tests.upstream.wire import tool
 
 pytestmark = pytest.mark.anyio
@@ -47,10 +48,6 @@ def calls_of(events):
         elif isinstance(event, CallDelta):
             calls[event.index][1] += event.arguments
     return [(name, json.loads(arguments)) for name, arguments in calls.values()]
-
-
-def text_of(events):
-    return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
 def reason_of(events):
@@ -172,7 +169,7 @@ async def test_a_forced_choice_of_a_tool_that_was_asked_for_takes_the_requests_a
     ]
 
 
-async def test_it_speaks_in_words_and_its_calls_in_fragments():
+async def test_it_streams_text_by_words_and_calls_by_fragments():
     spoken = await batches(ask(user("hello")))
     assert isinstance(spoken[0][0], ProviderHead)
     assert sum(isinstance(event, TextDelta) for batch in spoken for event in batch) > 10
@@ -221,5 +218,5 @@ async def test_hidden_requests_of_chat_pages_call_nothing():
         {"role": "user", "content": "9" * 5000 + "*" * 5000},
     ],
 )
-async def test_odd_messages_are_answered_in_words(message):
+async def test_odd_messages_are_answered_with_text(message):
     assert "demo model" in text_of(await turn_of(ask(message)))

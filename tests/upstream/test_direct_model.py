@@ -22,6 +22,7 @@ from callgate.conversation.ports import ModelRequest
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines
 from callgate.upstream.direct_model import DirectModel, Endpoint, read_json
+from tests.upstream.reading import events_until_broken_off, text_of
 from tests.upstream.wire import QUICK, SSE, asking, chunk, closing, completion, serving, tool
 
 pytestmark = pytest.mark.anyio
@@ -49,21 +50,6 @@ async def batches(model, ask):
 
 async def events(model, ask):
     return [event for batch in await batches(model, ask) for event in batch]
-
-
-async def heard_until_broken_off(model, ask):
-    got = []
-    async with asyncio.timeout(20), model.ask(ask) as answer:
-        try:
-            async for batch in answer:
-                got += batch
-        except BrokenOff as error:
-            return got, error
-    pytest.fail("it was not broken off")
-
-
-def text_of(found):
-    return "".join(event.text for event in found if isinstance(event, TextDelta))
 
 
 def streaming(*payloads, done=True, head=True):
@@ -391,18 +377,18 @@ async def test_a_stream_that_is_lost_is_broken_off_by_an_error(model, how):
 
     deadlines = Deadlines(2, 5, 0.2 if how == "idle" else 5, 0.4 if how == "total" else 5)
     async with serving(closing(serve)) as server:
-        got, caught = await heard_until_broken_off(model(server, deadlines), asking())
+        got, caught = await events_until_broken_off(model(server, deadlines), asking())
     assert caught.transport_error
     assert text_of(got).startswith("x")
 
 
 async def test_a_stream_that_is_longer_than_allowed_is_an_error_that_is_not_asked_again(client):
-    heard = asyncio.Event()
+    arrived = asyncio.Event()
 
     async def serve(request, wire):
         await wire.head()
         await wire.event(chunk({"content": "x"}))
-        await heard.wait()
+        await arrived.wait()
         await wire.event(chunk({"content": "y" * 5000}))
 
     async with serving(closing(serve)) as server, asyncio.timeout(10):
@@ -410,7 +396,7 @@ async def test_a_stream_that_is_longer_than_allowed_is_an_error_that_is_not_aske
         async with DirectModel("m", endpoint, client, QUICK, answer_bytes=2000).ask(asking()) as answer:
             batches = aiter(answer)
             assert text_of(await anext(batches)) == "x"
-            heard.set()
+            arrived.set()
             with pytest.raises(ChatError, match="longer than 2000 bytes") as caught:
                 assert [batch async for batch in batches] == []
     assert not caught.value.retryable

@@ -69,7 +69,7 @@ def test_no_secret_comes_through_in_message_or_detail(status, leak):
     assert secret not in (error.detail or "")
 
 
-def test_a_client_mistake_keeps_the_providers_words_code_and_param():
+def test_a_client_mistake_keeps_the_providers_message_code_and_param():
     sent = body("Unknown parameter: 'foo'.", code="unknown_parameter", param="messages[0].foo", type="x")
     assert errors.from_status(400, {}, sent).envelope()["error"] == {
         "message": "Unknown parameter: 'foo'.",

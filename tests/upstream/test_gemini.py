@@ -233,7 +233,7 @@ async def test_a_call_without_args_is_a_call_and_keeps_the_lane(upstream, lanes,
 
 
 @pytest.mark.parametrize("lane, raw", [("auto", True), ("translated", True), ("litellm", False)])
-async def test_gemini_takes_the_lane_unless_told_otherwise(upstream, client, lane, raw):
+async def test_gemini_takes_the_lane_unless_configured_otherwise(upstream, client, lane, raw):
     upstream.script(MODEL, [Reply(text="ok")])
     upstream.key = KEY
     model = Catalogue([entry(upstream, lane)], client).model("m")

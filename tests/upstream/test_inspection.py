@@ -57,7 +57,7 @@ async def test_a_provider_that_lists_the_model_is_well():
         assert found.seconds > 0
 
 
-async def test_a_wrong_key_is_told_and_not_repeated():
+async def test_a_wrong_key_is_reported_without_its_value():
     async with looking_at(provider(models=["m"]), key="sk-wrong-key-9876") as found:
         assert found.verdict == "fail"
         assert "refuses the key (401)" in found.detail
@@ -112,7 +112,7 @@ async def test_the_built_in_model_is_always_well():
     await client.close()
 
 
-async def test_the_host_is_told_without_credentials():
+async def test_the_host_is_reported_without_credentials():
     place = await whereabouts(entry("http://user:secret@llm.example:8080"))
     assert (place.lane, place.host) == ("direct", "llm.example:8080")
     through = await whereabouts(entry("http://u:p@llm.example", lane="litellm"))

@@ -11,12 +11,13 @@ import msgspec
 import pytest
 
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import CallDelta, CallWritten, Finished, ProviderError, TextDelta, Usage
+from callgate.conversation.events import CallDelta, CallWritten, Finished, ProviderError, Usage
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream import litellm_model, resolve
 from callgate.upstream.litellm_model import LiteLLMModel
 from callgate.upstream.params import NAMED
 from callgate.upstream.resolve import LiteLLMSettings, ModelConfig
+from tests.upstream.reading import events_until_broken_off, text_of
 from tests.upstream.through_litellm import MARKS
 from tests.upstream.wire import QUICK, SSE, asking, chunk, closing, completion, serving, tool
 
@@ -36,21 +37,6 @@ def at(server, deadlines=QUICK, **more):
 async def events(model, ask):
     async with asyncio.timeout(20), model.ask(ask) as answer:
         return [event async for batch in answer for event in batch]
-
-
-async def heard_until_broken_off(model, ask):
-    got = []
-    async with asyncio.timeout(20), model.ask(ask) as answer:
-        try:
-            async for batch in answer:
-                got += batch
-        except BrokenOff as error:
-            return got, error
-    pytest.fail("it was not broken off")
-
-
-def text_of(found):
-    return "".join(event.text for event in found if isinstance(event, TextDelta))
 
 
 def reasons_of(found):
@@ -143,9 +129,9 @@ async def test_nothing_a_client_sends_chooses_where_or_as_whom(stream):
 
 
 @pytest.mark.parametrize("ending", ["eof", "done"])
-async def test_a_finish_reason_that_nobody_sent_is_not_passed_on(ending):
+async def test_a_finish_reason_that_was_not_sent_is_not_passed_on(ending):
     async with serving(streaming(chunk({"tool_calls": [CALL]}), done=ending == "done")) as server:
-        got, caught = await heard_until_broken_off(at(server), asking(tools=[tool("t")]))
+        got, caught = await events_until_broken_off(at(server), asking(tools=[tool("t")]))
     assert not caught.transport_error
     assert reasons_of(got) == []
     assert [event.name for event in got if isinstance(event, CallDelta)] == ["t"]
@@ -186,7 +172,7 @@ async def test_an_error_event_in_the_middle_is_part_of_the_turn_and_scrubbed():
 
 
 @pytest.mark.parametrize(
-    ("finishes", "told"),
+    ("finishes", "expected"),
     [
         (["MALFORMED_FUNCTION_CALL"], ["MALFORMED_FUNCTION_CALL"]),
         (["tool_calls", "stop"], ["tool_calls", "stop"]),
@@ -194,10 +180,10 @@ async def test_an_error_event_in_the_middle_is_part_of_the_turn_and_scrubbed():
         (["end_turn"], ["end_turn"]),
     ],
 )
-async def test_a_streams_finish_reasons_are_the_providers_own(finishes, told):
+async def test_a_streams_finish_reasons_are_the_providers_own(finishes, expected):
     chunks = [chunk({"content": "x"}), *(chunk(finish=finish) for finish in finishes)]
     async with serving(streaming(*chunks)) as server:
-        assert reasons_of(await events(at(server), asking())) == told
+        assert reasons_of(await events(at(server), asking())) == expected
 
 
 async def test_a_whole_answer_keeps_the_providers_own_finish_reason():
@@ -305,14 +291,14 @@ async def test_a_stream_of_another_shape_comes_as_the_same_events():
 
 async def test_a_stream_of_another_shape_that_is_cut_is_broken_off():
     async with serving(sending(OPENING, HELLO, TOOL_USE)) as server:
-        got, _ = await heard_until_broken_off(claude_at(server), asking(tools=[tool("t")]))
+        got, _ = await events_until_broken_off(claude_at(server), asking(tools=[tool("t")]))
     assert text_of(got) == "Hello"
     assert reasons_of(got) == []
 
 
 @pytest.mark.parametrize("how", ["leaves", "is_cancelled"])
 async def test_who_leaves_a_stream_of_another_shape_closes_its_connection(how):
-    left, heard = asyncio.Event(), asyncio.Event()
+    left, arrived = asyncio.Event(), asyncio.Event()
 
     async def serve(request, wire):
         await wire.head()
@@ -324,13 +310,13 @@ async def test_who_leaves_a_stream_of_another_shape_closes_its_connection(how):
         async with claude_at(server).ask(asking()) as answer:
             async for batch in answer:
                 if text_of(batch):
-                    heard.set()
+                    arrived.set()
                     if how == "leaves":
                         return
 
     async with serving(serve) as server, asyncio.timeout(10):
         task = asyncio.create_task(listen(server))
-        await heard.wait()
+        await arrived.wait()
         if how == "is_cancelled":
             task.cancel()
         await asyncio.wait([task])
@@ -365,8 +351,8 @@ async def test_fact_the_chunk_with_the_usage_is_the_last_of_a_stream_and_is_know
         serving(streaming(chunk({"content": "x"}), chunk(finish="stop"), usage)) as server,
         aclosing(await raw_stream(litellm, server, stream_options={"include_usage": True})) as stream,
     ):
-        told = [(stream.sent_stream_usage, "usage" in part.model_fields_set) async for part in stream]
-        assert [known for known, _ in told] == [*[False] * (len(told) - 1), True]
+        seen = [(stream.sent_stream_usage, "usage" in part.model_fields_set) async for part in stream]
+        assert [known for known, _ in seen] == [*[False] * (len(seen) - 1), True]
         assert stream.sent_stream_usage
 
 
@@ -532,7 +518,7 @@ async def test_the_table_of_providers_says_what_litellm_says(litellm, monkeypatc
         assert key in {None, "k"}
 
 
-async def test_what_is_known_of_function_calling_is_told_and_the_unknown_is_none():
+async def test_what_is_known_of_function_calling_is_returned_and_the_unknown_is_none():
     async def asked(model):
         return await litellm_model.can_call_functions(ModelConfig("m", {"model": model}))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import ReadyCall
-from callgate.conversation.events import ModelEvent, Passed, StreamEnd
+from callgate.conversation.events import ModelEvent, Passed, ProviderHead, StreamEnd
 from callgate.conversation.messages_api import BLOCKS
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.tools.schema import compile_schema
@@ -70,6 +70,12 @@ def test_a_stream_cut_in_two_reads_anywhere_is_the_same_turn() -> None:
     assert (call.arguments, whole.text, whole.reasons) == (INPUT, "So: 🌤", ("tool_use",))
     for at in range(0, len(STREAM), 3):
         assert turn_of([STREAM[:at], STREAM[at:]]) == whole
+
+
+def test_what_an_answer_calls_itself_is_text_or_nothing() -> None:
+    assert turn_of([STREAM]).head == ProviderHead("msg_1", "claude")
+    odd = STREAM.replace(b'"msg_1"', b"12").replace(b'"claude"', b'{"name": "claude"}')
+    assert turn_of([odd]).head == ProviderHead()
 
 
 def test_a_piece_that_names_no_block_is_the_latest_ones_and_never_left_out() -> None:

@@ -161,7 +161,7 @@ async def test_the_request_goes_on_as_it_came_but_for_the_model_and_what_could_c
     }
 
 
-async def test_usage_nobody_asked_for_is_counted_and_not_passed_on(model):
+async def test_usage_that_was_not_requested_is_counted_and_not_passed_on(model):
     text = sse(chunk({"content": "a"}), chunk({}, "stop"), {"choices": [], "usage": USAGE})
     async with serving(serve_stream(text)) as server:
         out, passage = await passed(model(server), passing(include_usage=False))
@@ -171,7 +171,7 @@ async def test_usage_nobody_asked_for_is_counted_and_not_passed_on(model):
     assert out.endswith(b"data: [DONE]\n\n")
 
 
-async def test_the_words_of_the_end_mark_inside_a_text_end_nothing(model):
+async def test_the_end_mark_inside_a_text_ends_nothing(model):
     text = sse(
         chunk({"content": "data: [DONE]"}), chunk({"content": "\n\ndata: [DONE]\n\n"}), chunk({"content": "b"}, "stop")
     )
@@ -193,7 +193,7 @@ async def test_a_finished_stream_without_its_mark_is_whole(model):
         with pytest.raises(BrokenOff):
             await passed(model(server), passing(), passage)
     assert passage.out.decode() == text + "\n\n"
-    assert passage.reasons == ["stop"], "which tells the conversation that it is whole"
+    assert passage.reasons == ["stop"], "by which the conversation knows that it is whole"
 
 
 async def test_a_whole_answer_needs_its_connection_no_longer_while_it_is_emitted(model):
@@ -241,7 +241,7 @@ async def test_a_stream_that_breaks_off_says_so_and_leaves_no_half_event(model):
         (sse("not json"), 502),
     ],
 )
-async def test_what_goes_wrong_before_the_first_words_is_an_error(model, text, status):
+async def test_a_failure_before_the_first_content_is_an_error(model, text, status):
     async with serving(serve_stream(text)) as server:
         with pytest.raises(ChatError) as caught:
             await passed(model(server), passing())
@@ -261,7 +261,7 @@ async def test_an_error_in_the_middle_ends_the_answer_and_is_not_passed_on(model
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "told"),
+    ("body", "status", "expected"),
     [
         ("", 200, 502),
         ('{"choices":[{"fin', 200, 502),
@@ -272,11 +272,11 @@ async def test_an_error_in_the_middle_ends_the_answer_and_is_not_passed_on(model
         ('{"error":{"message":"no such key"}}', 401, 502),
     ],
 )
-async def test_a_body_that_is_no_answer_is_an_error(model, body, status, told):
+async def test_a_body_that_is_no_answer_is_an_error(model, body, status, expected):
     async with serving(serve_body(body, status)) as server:
         with pytest.raises(ChatError) as caught:
             await passed(model(server), passing(stream=False))
-    assert caught.value.status == told
+    assert caught.value.status == expected
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,27 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from callgate.conversation.prices import FREE, Price
-from callgate.upstream.prices import price_at_hand, price_of
+from callgate.upstream import prices
+from callgate.upstream.prices import CACHED, COMPLETION, PROMPT, price_of
 from tests.harness.process import child_environment
 
 
-def test_what_the_operator_says_counts_before_the_list_and_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("callgate.upstream.prices._listed", lambda model: pytest.fail("litellm was asked"))
+def test_what_the_operator_says_counts_before_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("callgate.upstream.prices._list", lambda: pytest.fail("the list was read"))
     said = {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6}
     assert price_of({"model": "openai/gpt-4o"}, said) == Price(1e-6, 2e-6, None)
     assert price_of({"model": "openai/gpt-4o", **said}, {}) == Price(1e-6, 2e-6, None)
     assert price_of({"model": "openai/gpt-4o"}, {**said, "cache_read_input_token_cost": 5e-7}) == Price(
         1e-6, 2e-6, 5e-7
     )
+    assert price_of({"model": "demo/demo"}, {}) is FREE
 
 
-@pytest.mark.slow
 def test_litellms_list_knows_models_with_and_without_their_provider() -> None:
     known = price_of({"model": "openai/gpt-4o-mini"}, {})
     assert known is not None
@@ -26,27 +29,43 @@ def test_litellms_list_knows_models_with_and_without_their_provider() -> None:
     assert known.cached is not None
     assert known.cached < known.prompt
     assert price_of({"model": "gpt-4o-mini"}, {}) == known
+    assert price_of({"model": "openai/my-own-model"}, {}) is None
 
 
 @pytest.mark.slow
-def test_a_model_nobody_priced_has_no_price_and_the_demo_costs_nothing() -> None:
-    assert price_of({"model": "openai/my-own-model"}, {}) is None
-    assert price_of({"model": "demo/demo"}, {}) == FREE
+def test_the_list_is_the_one_that_litellm_itself_goes_by() -> None:
+    import litellm
+
+    theirs = {
+        model: Price(said[PROMPT], said.get(COMPLETION) or 0.0, said.get(CACHED))
+        for model, said in litellm.model_cost.items()
+        if said.get(PROMPT) is not None
+    }
+    assert {model: price_of({"model": model}, {}) for model in theirs} == theirs
 
 
-def test_a_price_at_hand_loads_nothing() -> None:
-    said = {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6}
+def test_a_price_loads_nothing_of_litellm() -> None:
     code = (
-        "import sys; from callgate.upstream.prices import price_at_hand as at_hand;"
-        f"print(at_hand({{'model': 'openai/gpt-4o'}}, {{}}), at_hand({{'model': 'openai/x'}}, {said}).of(10, 1),"
-        "'litellm' in sys.modules)"
+        "import sys; from callgate.upstream.prices import price_of;"
+        "print(price_of({'model': 'openai/gpt-4o-mini'}, {}).of(10, 1) > 0, 'litellm' in sys.modules)"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=child_environment()
     )
-    assert ran.stdout.split() == ["None", "12000", "False"]
+    assert ran.stdout.split() == ["True", "False"]
 
 
-def test_a_price_at_hand_is_what_the_operator_says() -> None:
-    assert price_at_hand({"model": "demo/demo"}, {}) is FREE
-    assert price_at_hand({"model": "x/y"}, {"input_cost_per_token": 1.0}) == Price(1.0)
+@pytest.mark.parametrize("content", [None, b"{", b'{"openai/gpt-4o": 7}'], ids=["gone", "cut", "another shape"])
+def test_a_list_that_cannot_be_read_is_said_and_nothing_has_a_price(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "litellm").mkdir()
+    (tmp_path / "litellm" / "__init__.py").touch()
+    if content is not None:
+        (tmp_path / "litellm" / prices.LIST).write_bytes(content)
+    found = type("Found", (), {"origin": str(tmp_path / "litellm" / "__init__.py")})
+    monkeypatch.setattr(prices, "find_spec", lambda name: found)
+    monkeypatch.setattr(prices, "_list", prices._list.__wrapped__)
+    with capture_logs() as logs:
+        assert price_of({"model": "openai/gpt-4o"}, {}) is None
+    assert [(each["event"], each["log_level"]) for each in logs] == [("price_list_unreadable", "error")]

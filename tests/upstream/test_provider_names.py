@@ -21,11 +21,11 @@ def why(model: str, **more: object) -> str | None:
         ("llama3", "says no provider: write `openai/llama3`, or `ollama/llama3`"),
     ],
 )
-def test_a_provider_that_nobody_knows_is_said_with_a_near_one(model, said):
+def test_an_unknown_provider_is_reported_with_a_similar_name(model, said):
     assert said in (why(model) or "")
 
 
-def test_a_name_at_an_address_of_one_s_own_is_told_how_to_be_written():
+def test_an_unknown_provider_with_an_api_base_gets_a_hint_how_to_write_it():
     said = why("meta-llama/Llama-4", api_base="http://127.0.0.1:8000/v1")
     assert "at `api_base` write `openai/meta-llama/Llama-4`" in (said or "")
 

@@ -89,7 +89,7 @@ class World:
         self.cooldown = cooldown
         self.now = 1000.0
         self.waits = []
-        self.told = []
+        self.retries = []
         self.circumstances = Circumstances(
             budget or RetryBudget(clock=lambda: self.now), lambda: self.now, self.sleep, lambda: 0.5
         )
@@ -98,8 +98,8 @@ class World:
         self.waits.append(seconds)
         self.now += seconds
 
-    async def tell(self, retry):
-        self.told.append(retry)
+    async def on_retry(self, retry):
+        self.retries.append(retry)
 
     def model(self, *pools, **policy):
         made = [
@@ -114,7 +114,7 @@ class World:
         return Deployment(model, Responder(name), cooldown=Cooldown(self.cooldown, clock=lambda: self.now))
 
     async def turn_of(self, model):
-        async with model.ask(asking(), attempts := Attempts(0, self.tell)) as answer:
+        async with model.ask(asking(), attempts := Attempts(0, self.on_retry)) as answer:
             events = [event async for batch in answer for event in batch]
         attempts.succeeded()
         return events
@@ -128,10 +128,10 @@ def world():
 async def test_an_answer_that_begins_is_given_out_from_its_first_batch(world):
     one = Scripted(ANSWER)
     assert await world.turn_of(world.model(one)) == [event for batch in ANSWER for event in batch]
-    assert (one.asked, one.open, world.told) == (1, 0, [])
+    assert (one.asked, one.open, world.retries) == (1, 0, [])
 
 
-async def test_how_raw_the_finish_reason_is_is_known_as_late_as_inside(world):
+async def test_the_raw_finish_reason_comes_from_the_wrapped_model_when_it_is_asked_for(world):
     async with world.model(Scripted(ANSWER)).ask(asking()) as answer:
         assert answer.reason_is_raw
         answer._answer.reason_is_raw = False
@@ -151,14 +151,14 @@ async def test_how_raw_the_finish_reason_is_is_known_as_late_as_inside(world):
         [],
     ],
 )
-async def test_what_fails_before_the_first_words_is_asked_again(world, failure):
+async def test_what_fails_before_the_first_content_is_asked_again(world, failure):
     one = Scripted(failure, ANSWER)
     assert TextDelta("hello") in await world.turn_of(world.model(one))
     assert (one.asked, one.open) == (2, 0)
-    assert [(told.number, bool(told.reason)) for told in world.told] == [(1, True), (2, False)]
+    assert [(retry.number, bool(retry.reason)) for retry in world.retries] == [(1, True), (2, False)]
 
 
-async def test_nothing_is_repeated_once_words_were_passed_on(world):
+async def test_nothing_is_repeated_once_content_was_passed_on(world):
     one = Scripted([[TextDelta("hel")], BrokenOff("cut", transport_error=True)], ANSWER)
     with pytest.raises(BrokenOff):
         await world.turn_of(world.model(one))
@@ -177,7 +177,7 @@ async def test_waits_grow_are_random_and_end_with_the_tries(world):
     with pytest.raises(ChatError, match="busy"):
         await world.turn_of(world.model(one, tries=5, first_wait=1, longest_wait=3))
     assert world.waits == [0.5, 1.0, 1.5, 1.5]
-    assert [(told.number, told.by.model, told.wait) for told in world.told] == [
+    assert [(retry.number, retry.by.model, retry.wait) for retry in world.retries] == [
         (1, "p0", 0),
         (2, "p0", 0.5),
         (3, "p0", 1),
@@ -197,7 +197,7 @@ async def test_a_retry_after_beyond_the_deadline_goes_to_the_fallback_at_once(wo
     assert (one.asked, other.asked, world.waits) == (1, 1, [])
 
 
-async def test_a_retry_after_beyond_the_deadline_without_fallback_is_told_to_the_client(world):
+async def test_a_retry_after_beyond_the_deadline_without_fallback_is_sent_to_the_client(world):
     with pytest.raises(ChatError) as caught:
         await world.turn_of(world.model(Scripted(passing(retry_after=300))))
     assert caught.value.retry_after == 300
@@ -229,7 +229,7 @@ async def test_fallbacks_are_asked_in_order_and_the_last_failure_is_the_answer(w
     with pytest.raises(ChatError, match="slow"):
         await world.turn_of(world.model(*pools, tries=2))
     assert [pool.asked for pool in pools] == [1, 2, 1]
-    assert [told.by.model for told in world.told] == ["p0", "p1", "p1", "p2"]
+    assert [retry.by.model for retry in world.retries] == ["p0", "p1", "p1", "p2"]
 
 
 async def test_nothing_is_asked_again_after_the_deadline(world):
@@ -369,11 +369,11 @@ async def test_where_all_are_left_alone_each_is_asked_once_all_the_same(cooling)
     for _ in range(3):
         with pytest.raises(ChatError):
             await cooling.turn_of(model)
-    cooling.told.clear()
+    cooling.retries.clear()
     with pytest.raises(ChatError):
         await cooling.turn_of(model)
     assert (one.asked, other.asked) == (4, 4)
-    assert [(told.by.model, told.anyway) for told in cooling.told] == [("p0", True), ("p1", True)]
+    assert [(retry.by.model, retry.anyway) for retry in cooling.retries] == [("p0", True), ("p1", True)]
 
 
 async def test_an_answer_of_one_asked_anyway_is_emitted_and_brings_it_back(cooling):
@@ -382,9 +382,9 @@ async def test_an_answer_of_one_asked_anyway_is_emitted_and_brings_it_back(cooli
     for _ in range(3):
         with pytest.raises(ChatError):
             await cooling.turn_of(model)
-    cooling.told.clear()
+    cooling.retries.clear()
     await cooling.turn_of(model)
-    assert [(told.anyway, told.reason) for told in cooling.told] == [(True, "")]
+    assert [(retry.anyway, retry.reason) for retry in cooling.retries] == [(True, "")]
     assert not model.pools[0].deployments[0].cooldown.is_resting
 
 
@@ -406,7 +406,7 @@ async def test_an_answer_that_keeps_breaking_off_within_goes_to_the_fallback(coo
     cut = [[CallDelta(0, "c", "echo", "{")], BrokenOff("cut", transport_error=True)]
     one, other = Scripted(cut), Scripted(ANSWER)
     model = cooling.model(one, other)
-    attempts = Attempts(0, cooling.tell)
+    attempts = Attempts(0, cooling.on_retry)
     failure = ChatError(502, "broke off", code="upstream_broke_off", retryable=True)
     for _ in range(3):
         with pytest.raises(BrokenOff):

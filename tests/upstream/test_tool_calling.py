@@ -21,8 +21,8 @@ TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"typ
 
 class Known:
     def __init__(self) -> None:
-        self.told: list[tuple[str, CallingMode]] = []
-        self.calling = ToolCalling(lambda entry, choice: self.told.append((entry.model_name, choice)))
+        self.detected: list[tuple[str, CallingMode]] = []
+        self.calling = ToolCalling(lambda entry, choice: self.detected.append((entry.model_name, choice)))
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def ways(model: object) -> str:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_is_said_needs_no_finding_out(known, more, way, choice):
+def test_a_configured_way_of_calling_needs_no_probe(known, more, way, choice):
     asked = entry(**more)
     assert ways(known.calling.wrap(ScriptedModel(), asked)) == way
     assert known.calling.choice(asked) == choice
@@ -64,14 +64,14 @@ def test_a_family_that_can_be_constrained_keeps_its_own_format(known):
     assert ways(known.calling.wrap(ScriptedModel(), asked)) == "llama3_json"
 
 
-async def test_a_probed_deployment_is_known_to_whoever_asks_and_told_once(known):
+async def test_the_result_of_a_probe_is_remembered_and_reported_once(known):
     inner = ScriptedModel(says("What tool?"), says("ok"), says("ok"))
     asked = entry("hosted_vllm/my-model")
     model = known.calling.wrap(inner, asked)
     for _ in range(2):
         async with model.ask(asking(tools=[TOOL])) as answer:
             assert [batch async for batch in answer]
-    assert known.told == [("m", CallingMode("hermes", "probe"))]
+    assert known.detected == [("m", CallingMode("hermes", "probe"))]
     assert known.calling.choice(asked) == CallingMode("hermes", "probe")
 
 
@@ -94,7 +94,7 @@ def test_one_deployment_has_one_way_however_often_it_is_built(known):
     assert first.detector is not other.detector
 
 
-async def test_litellms_word_counts_where_litellm_carries_the_model(known):
+async def test_litellms_list_decides_where_litellm_serves_the_model(known):
     await litellm_model.loaded()
     asked = entry("deepseek/deepseek-reasoner", lane="litellm")
     model = known.calling.wrap(ScriptedModel(says("ok")), asked)

@@ -329,7 +329,7 @@ async def test_a_refusal_means_the_same_on_both_lanes(upstream, lanes, stream, s
 
 
 @both_ways
-async def test_a_clients_mistake_is_told_in_the_providers_words(upstream, lanes, stream):
+async def test_a_clients_mistake_is_answered_with_the_providers_message(upstream, lanes, stream):
     upstream.script(MODEL, [Reply(status=400, body=BAD)])
     error = await refused(lanes()[0], asked(stream))
     assert (error.status, "temperature" in error.message) == (400, True)
@@ -438,7 +438,7 @@ async def test_an_answer_that_cannot_be_read_is_an_error_and_the_next_takes_the_
     assert (turn.text, raw) == ("ok", True)
 
 
-async def test_without_a_key_nobody_is_asked(upstream, lanes, monkeypatch):
+async def test_without_a_key_no_request_is_sent(upstream, lanes, monkeypatch):
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     error = await refused(lanes(api_key=None)[0], asking())
@@ -449,7 +449,7 @@ async def test_without_a_key_nobody_is_asked(upstream, lanes, monkeypatch):
 
 
 @pytest.mark.parametrize("lane, raw", [("auto", True), ("translated", True), ("litellm", False)])
-async def test_claude_takes_the_lane_unless_told_otherwise(upstream, client, lane, raw):
+async def test_claude_takes_the_lane_unless_configured_otherwise(upstream, client, lane, raw):
     upstream.script(MODEL, [Reply(text="ok")])
     upstream.key = KEY
     model = Catalogue([entry(upstream, lane)], client).model("m")

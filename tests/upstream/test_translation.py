@@ -138,14 +138,14 @@ FRAMES = [
 
 
 @pytest.mark.parametrize("error", [{"detail": "x"}, {"code": 500, "message": "x"}, {"errors": ["x"]}, {"message": "x"}])
-async def test_a_frame_that_speaks_of_an_error_ends_the_turn_whatever_its_name(error):
+async def test_an_event_with_an_error_ends_the_turn_whatever_its_name(error):
     assert executed(turn_of("bedrock", b"".join(FRAMES)))
     for place in range(2, len(FRAMES)):
         body = b"".join([*FRAMES[:place], frame("contentBlockDelta", error), *FRAMES[place:]])
         assert not executed(turn_of("bedrock", body))
 
 
-async def test_a_frame_that_gives_its_reason_twice_is_not_read():
+async def test_an_event_with_two_finish_reasons_is_not_read():
     twice = frame_of("messageStop", b'{"stopReason": "malformed_tool_use", "stopReason": "tool_use"}')
     assert not executed(turn_of("bedrock", b"".join([*FRAMES[:5], twice, FRAMES[6]])))
 
@@ -211,7 +211,7 @@ async def test_no_call_runs_without_a_piece_from_its_middle(wire, middle):
 
 
 @pytest.mark.parametrize("delta", [{}, {"toolUse": {}}, {"toolUse": 5}, {"toolUseV2": {"input": "x"}}, "x"])
-async def test_a_frame_of_a_call_in_no_form_that_is_known_breaks_it(delta):
+async def test_an_event_of_a_call_in_an_unknown_form_breaks_the_call(delta):
     odd = frame("contentBlockDelta", {"contentBlockIndex": 1, "delta": delta})
     assert not executed(turn_of("bedrock", b"".join([*FRAMES[:4], odd, *FRAMES[4:]])))
 

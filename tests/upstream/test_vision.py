@@ -38,7 +38,7 @@ def test_the_family_is_known_by_its_name(model, sees):
     assert by_family(model) is sees
 
 
-def test_the_config_has_the_first_word(monkeypatch):
+def test_the_config_decides_before_any_list(monkeypatch):
     monkeypatch.setattr(litellm_model, "listed", lambda model, word: pytest.fail("litellm was asked"))
     assert sees_images(entry("openai/my-own-model", word=True))
     assert not sees_images(entry("openai/gpt-4o", word=False))

@@ -1,4 +1,4 @@
-"""For tests of the lanes: what litellm leaves behind and warns of, and an answer heard to its end as the loop hears it."""
+"""For tests of the lanes: what litellm leaves behind and warns of, and an answer read to its end as the loop reads it."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""`/admin`: what only the operator may ask of a running server."""
+"""`/admin`: routes for the operator alone (reload, keys)."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response

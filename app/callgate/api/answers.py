@@ -1,4 +1,4 @@
-"""How an answer travels: `EventStream` chunk by chunk, `WholeAnswer` in one piece. The only fork on a request's way.
+"""The HTTP responses of a conversation: `EventStream` sends it chunk by chunk, `WholeAnswer` in one piece.
 
 Both run the chat under a race with the client's leaving, from the moment the body is read. Whoever leaves stops
 everything that the chat had begun, because cancelling the chat cancels the model's answer and the tools.
@@ -6,6 +6,7 @@ everything that the chat had begun, because cancelling the chat cancels the mode
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -39,7 +40,7 @@ STREAM_HEADERS = {
 
 
 class ClientLeft(Exception):
-    """Nobody is there any more to answer to."""
+    """Raised where the client has disconnected."""
 
 
 class Pulse(msgspec.Struct, frozen=True, gc=False):
@@ -57,7 +58,7 @@ class StreamWriter(Protocol):
     def write(self, event: Any, /) -> bytes: ...
 
     def heartbeat(self) -> bytes:
-        """What tells a client that the answer goes on. Nothing may have been written before it."""
+        """Return bytes that show a client that the answer goes on. They may be the first ones written."""
         ...
 
     def error(self, error: ChatError) -> bytes:
@@ -102,8 +103,9 @@ class WholeAnswer(msgspec.Struct, eq=False):
         await send_whole(send, error.status if error else 200, body, self._headers(error), error)
         return error
 
-    async def _emit(self, event: Any) -> None:
+    def _emit(self, event: Any) -> Awaitable[None]:
         self._writer.write(event)
+        return NOTHING
 
 
 class EventStream:
@@ -215,15 +217,14 @@ def _as_told(failure: Exception, headers: Headers) -> ChatError:
 
 
 def _wrote(headers: Headers) -> bool:
-    """Whether a tool was started that may change something."""
+    """True if a tool was started that may change something."""
     return "x-should-retry" in headers()
 
 
 class _Nothing:
     """Awaited where nothing has to be waited for. It costs less than a coroutine, and there may be thousands."""
 
-    def __await__(self) -> Generator[None, None, None]:
-        return iter(())  # type: ignore[return-value]
+    __await__: Callable[[], Generator[None, None, None]] = staticmethod(partial(iter, ()))
 
 
 NOTHING: Awaitable[None] = _Nothing()
@@ -232,36 +233,39 @@ NOTHING: Awaitable[None] = _Nothing()
 async def unless_left(work: Awaitable[None], receive: Receive, seconds: float | None = None) -> None:
     """Do the work, unless the client leaves first: then it is cancelled, and `ClientLeft` raised when it has ended. Nor may
     it take longer than so many seconds."""
-    watch = _Watch(receive, seconds)
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task(loop)
+    assert task is not None
+    watch = _Watch(loop, task, task.cancelling(), receive, seconds)
+    first = LOOK_AFTER_SECONDS if seconds is None else min(seconds, LOOK_AFTER_SECONDS)
+    watch.timer = loop.call_later(first, watch.begin)
     try:
         await work
     except asyncio.CancelledError:
         watch.explain()
         raise
     finally:
-        watch.timer.cancel()
+        if watch.timer is not None:
+            watch.timer.cancel()
         if watch.looking is not None:
             await watch.end(watch.looking)
 
 
-class _Watch:
+class _Watch(msgspec.Struct, eq=False):
     """Looks out for the client's leaving and for the end of the time there is, and cancels the task that answers.
 
     It begins to look after a moment: most answers that are not streamed are gone by then, and have cost no task.
     """
 
+    _loop: asyncio.AbstractEventLoop
+    _task: asyncio.Task[Any]
+    _cancelled_before: int
+    _receive: Receive
+    _seconds: float | None
+    timer: asyncio.TimerHandle | None = None
     looking: asyncio.Task[None] | None = None
-    _left = _due = False
-
-    def __init__(self, receive: Receive, seconds: float | None) -> None:
-        self._loop = loop = asyncio.get_running_loop()
-        task = asyncio.current_task(loop)
-        assert task is not None
-        self._task: asyncio.Task[Any] = task
-        self._cancelled_before = task.cancelling()
-        self._receive, self._seconds = receive, seconds
-        self._first = first = LOOK_AFTER_SECONDS if seconds is None or seconds > LOOK_AFTER_SECONDS else seconds
-        self.timer = loop.call_later(first, self._begin)
+    _left: bool = False
+    _due: bool = False
 
     def explain(self) -> None:
         """The error that a cancellation of ours means; nothing where the server has cancelled as well."""
@@ -280,10 +284,10 @@ class _Watch:
                 code="request_timeout",
             ) from None
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         self.looking = self._loop.create_task(self._look())
         if self._seconds is not None:
-            self.timer = self._loop.call_later(self._seconds - self._first, self._time_is_up)
+            self.timer = self._loop.call_later(self._seconds - LOOK_AFTER_SECONDS, self._time_is_up)
 
     async def end(self, looking: asyncio.Task[None]) -> None:
         looking.cancel()

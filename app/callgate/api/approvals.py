@@ -1,4 +1,4 @@
-"""`/v1/approvals`: the calls that wait for a person's word, and giving it."""
+"""`/v1/approvals`: lists the calls that wait for a person's approval, and takes decisions."""
 
 from typing import Any, Literal
 

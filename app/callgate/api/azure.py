@@ -1,5 +1,5 @@
-"""Chat Completions under Azure's address, for clients that are made for it: the model stands in the path, and `api-version` says
-nothing here. Their key comes as `api-key`, which is taken everywhere."""
+"""Chat Completions under Azure OpenAI's URLs, for clients that are made for it: the model stands in the path, and
+`api-version` says nothing here. Their key comes as `api-key`, which is taken everywhere."""
 
 import re
 

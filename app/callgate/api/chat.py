@@ -1,9 +1,11 @@
-"""The face of Chat Completions."""
+"""The Chat Completions API: reads its requests, and chooses its writers."""
 
 import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
+
+import msgspec
 
 from callgate.api.answers import BodyWriter, StreamWriter, Work
 from callgate.api.conversation import Conversation
@@ -41,18 +43,15 @@ class ChatFace:
             request = read_chat_request(*given)
         else:
             request = await asyncio.to_thread(read_chat_request, *given)
-        if context.headers.get("x-callgate-background", "") in YES:
+        if "x-callgate-background" in context.headers and context.headers["x-callgate-background"] in YES:
             request.background = partial(in_progress, request.model)
         return ChatExchange(request)
 
 
-class ChatExchange:
+class ChatExchange(msgspec.Struct, eq=False):
     """One chat, answered as a chat.completion or in its chunks."""
 
-    __slots__ = ("request",)
-
-    def __init__(self, request: ChatRequest) -> None:
-        self.request = request
+    request: ChatRequest
 
     def work(self, conversation: Conversation) -> Work:
         return conversation.work

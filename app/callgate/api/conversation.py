@@ -1,4 +1,4 @@
-"""The conversation that answers a request: one chat, or one for each choice, and everybody who listens to it."""
+"""Runs the conversation that answers a request: one chat, or one for each choice, with all listeners attached."""
 
 import asyncio
 import dataclasses
@@ -21,6 +21,7 @@ from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError, SeparateChoices
 from callgate.conversation.events import (
     CANCELLED,
+    CallProgress,
     CallsHandedBack,
     CallStarted,
     ChatEvent,
@@ -36,7 +37,7 @@ from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import Emit, ModelRequest, Toolbox, TurnModel, emit_nothing
 from callgate.conversation.read_model import ReadModel
 from callgate.conversation.turn_recovery import Recovery
-from callgate.recorder.recorder import RunRecording, RunTrace
+from callgate.recorder.recording import RunRecording, RunTrace
 from callgate.runtime.chat_setup import clients_toolbox
 from callgate.runtime.durable_run import DurableRun
 from callgate.runtime.recorded_tools import asking_first
@@ -92,7 +93,7 @@ class Conversation(msgspec.Struct, eq=False):
         self.run_id = self._context.ids["run_id"] = run_id
         self._warnings = warnings = self._route.warnings
         runtime, n = self._runtime, self._request.n
-        sees, price = partial(runtime.may_see, self._caller), runtime.prices.at_hand
+        sees, price = partial(runtime.may_see, self._caller), runtime.prices.of_responder
         self.diagnoses.append(Diagnosis(run_id, warnings, sees, price))
         if n > 1:
             self.diagnoses += [Diagnosis(run_id, warnings, sees, price) for _ in range(n - 1)]
@@ -105,8 +106,13 @@ class Conversation(msgspec.Struct, eq=False):
             self._route = dataclasses.replace(self._route, server_tools=asking_first(self._route.server_tools))
 
     @property
+    def durable(self) -> DurableRun | None:
+        """What keeps the run, where it outlives its process."""
+        return self._durable
+
+    @property
     def thinking(self) -> str:
-        """How its model is asked to think."""
+        """The parameters with which its model is asked to think."""
         return self._route.thinking
 
     @property
@@ -119,7 +125,7 @@ class Conversation(msgspec.Struct, eq=False):
 
     @property
     def wrote(self) -> bool:
-        """Whether a tool was started that may change something."""
+        """True if a tool was started that may change something."""
         return self._context.wrote
 
     def source_of(self, tool: str) -> str | None:
@@ -130,7 +136,7 @@ class Conversation(msgspec.Struct, eq=False):
 
     @property
     def tools_shown(self) -> str:
-        """How calls of our tools are shown where they can be."""
+        """The form in which calls of our tools are shown, where the API has one."""
         return self._runtime.tools_shown(self._route, self._caller)
 
     def warn(self, warning: str) -> None:
@@ -159,13 +165,13 @@ class Conversation(msgspec.Struct, eq=False):
         """An estimate is reserved before and settled after."""
         request = self._request
         longest = _longest_answer(request.params)
-        self._meter = await self._runtime.meter(self._caller, request.model, request.size, longest, request.n)
+        self._meter = self._runtime.meter(self._caller, request.model, request.size, longest, request.n)
         async with self._meter:
             await work(emit)
 
     def _answer(self, emit: EmitAny) -> Awaitable[None]:
         route = self._route
-        return self._chat(0, route.model, emit, may_pass_through=self._may_pass and not route.server_tools)
+        return self._chat(0, route.model, emit, may_pass_through=not route.server_tools and self._may_pass)
 
     @property
     def _may_pass(self) -> bool:
@@ -205,9 +211,9 @@ class Conversation(msgspec.Struct, eq=False):
         if choice and self.trace is not None:
             self.trace.use(choice)
         listeners = [self.diagnoses[choice], *runtime.listeners(route.name, self.run_id, self._caller)]
-        if self.recording is not None:
-            listeners.append(self.recording.listener(choice))
-            model = self.recording.around(model, choice, request)
+        if (recording := self.recording) is not None:
+            listeners.append(recording.listener(choice))
+            model = model if recording.policy.content_bytes is None else recording.around(model, choice, request)
         if self._meter is not None:
             listeners.append(self._meter.tally())
         rules = runtime.rules
@@ -255,17 +261,17 @@ class Conversation(msgspec.Struct, eq=False):
             request.allowed,
             None if durable is None else durable.ledger,
         )
-        messages = request.history
+        messages, has_tools = request.history, route.server_tools is not None
         tool_choice, keep = request.tool_choice, None
         toolbox = self._recorded_tools or setup.toolbox
         if durable is not None:
             model, toolbox = durable.chat(model, toolbox)
-        if route.server_tools and self._recorded_tools is None:
+        if has_tools and self._recorded_tools is None:
             if self._before_tools is None:
-                listeners.append(_WriteNote(self._context))
+                listeners.append(WriteNote(self._context))
             else:
-                emit = _awaiting(self._before_tools, self.run_id, _WriteNote(self._context), emit)
-        if route.server_tools or request.keeps_hidden:
+                emit = _awaiting(self._before_tools, self.run_id, WriteNote(self._context), emit)
+        if has_tools or request.keeps_hidden:
             keep = self._keep
             if not self._is_replay and (request.hints or has_calls(messages)):  # that of a replay is whole
                 messages = await self._conversations.made_whole(
@@ -282,7 +288,7 @@ class Conversation(msgspec.Struct, eq=False):
             toolbox = AskingToolbox(toolbox, lambda name: approvals.asks(self.source_of(name), name))
             await approvals.claim()
             messages = await run_approved(messages, approvals.approved, toolbox, emit_to_listeners(listeners, emit))
-        if route.server_tools and request.mode is not None:
+        if has_tools and request.mode is not None:
             tool_choice = request.mode  # the tools are cut down to the allowed ones already
         return await converse(
             ModelRequest(messages, (), tool_choice, request.params, request.stream, request.original),
@@ -312,34 +318,51 @@ class Conversation(msgspec.Struct, eq=False):
         )
 
 
-class _WriteNote(Listener):
-    """Notes that a tool was started that may change something."""
+class WriteNote(Listener, msgspec.Struct, eq=False):
+    """Notes that a tool was started that may change something. One that waits for a person was not, until it may run."""
+
+    _context: RequestContext
+    _started: set[str] = set()
+    _waiting: set[str] = set()
 
     handlers: ClassVar[Handlers] = {}
-
-    def __init__(self, context: RequestContext) -> None:
-        self._context = context
 
     @handles(handlers, CallStarted)
     def _call_started(self, event: CallStarted) -> None:
         if event.writes:
-            self._context.wrote = True
+            self._started.add(event.call.id)
+            self._context.writes += 1
+
+    @handles(handlers, CallProgress)
+    def _call_progress(self, event: CallProgress) -> None:
+        id = event.call.id
+        if event.waits_for and id in self._started:
+            self._started.discard(id)
+            self._waiting.add(id)
+            self._context.writes -= 1
+        elif event.approved and id in self._waiting:
+            self._waiting.discard(id)
+            self._started.add(id)
+            self._context.writes += 1
 
 
-def _awaiting(before_tools: BeforeTools, run_id: str, note: _WriteNote, emit: Emit) -> Emit:
+def _awaiting(before_tools: BeforeTools, run_id: str, note: WriteNote, emit: Emit) -> Emit:
     async def emit_start(event: ChatEvent) -> None:
         await before_tools(run_id)
         note.handle(event)  # until then nothing was started
         await emit(event)
 
     def emit_awaiting(event: ChatEvent) -> Awaitable[None]:
-        return emit_start(event) if isinstance(event, CallStarted) else emit(event)
+        if isinstance(event, CallStarted):
+            return emit_start(event)
+        note.handle(event)
+        return emit(event)
 
     return emit_awaiting
 
 
 def owner_of(caller: Caller, request: ChatRequest) -> str:
-    """Who alone gets back what was kept: a key, and the one of its users that the request names."""
+    """Return the owner of what is kept: a key, and the one of its users that the request names."""
     return f"{owner_name(caller)}\0{request.end_user}" if request.end_user else owner_name(caller)
 
 
@@ -382,7 +405,7 @@ def _for_choice(choice: int, emit: Callable[[Any], Awaitable[None]]) -> Emit:
 
 
 def _longest_answer(params: Mapping[str, Any]) -> int | None:
-    """How many tokens the request allows the model to answer with, if it says so."""
+    """Return the limit of answer tokens that the request sets, if any."""
     for name in ("max_completion_tokens", "max_tokens"):
         said = params.get(name)
         value = msgspec.json.decode(said) if isinstance(said, msgspec.Raw) else said

@@ -1,4 +1,4 @@
-"""Which web pages' scripts may read our answers, said to browsers in the headers they ask for."""
+"""CORS: the headers that allow the scripts of configured web pages to read our answers."""
 
 from collections.abc import Collection, Mapping
 
@@ -12,7 +12,7 @@ REMEMBERED_SECONDS = 600
 
 
 def allowed_origin(origin: str, origins: Collection[str]) -> str | None:
-    """What `Access-Control-Allow-Origin` says to this page, or None for nothing."""
+    """Return the value of `Access-Control-Allow-Origin` for this page, or None for no header."""
     if "*" in origins:
         return "*"
     wanted = origin.strip().lower()
@@ -28,7 +28,7 @@ def cors_headers(headers: Mapping[str, str], origins: Collection[str]) -> dict[s
 
 
 def preflight_headers(headers: Mapping[str, str], origins: Collection[str]) -> dict[str, str] | None:
-    """What more there is for a browser that asks before it sends; None when the page may not."""
+    """Return the further headers of the answer to a preflight; None when the page may not call."""
     if allowed_origin(headers.get("origin", ""), origins) is None:
         return None
     return {

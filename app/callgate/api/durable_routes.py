@@ -1,4 +1,4 @@
-"""Coming back for a run that is kept: `GET /v1/chat/completions/{id}`, and having one stopped."""
+"""Routes of durable runs: `GET /v1/chat/completions/{id}` returns one, another cancels it."""
 
 from typing import Any, Final
 

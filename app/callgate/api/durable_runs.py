@@ -1,4 +1,5 @@
-"""Requests that outlive the process that answers them: those with an `Idempotency-Key`, and those in the background.
+"""Runs requests that outlive the process that answers them: those with an `Idempotency-Key`, and those in the
+background.
 
 A run is a row of the ledger with an owner. Whoever is asked for it again follows it, here or at another process, and gets
 its answer from the beginning; when its process dies, another plays it again from what was kept and carries it on.
@@ -7,7 +8,7 @@ its answer from the beginning; when its process dies, another plays it again fro
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, Self
 
 import msgspec
@@ -59,7 +60,7 @@ class RunRequest(msgspec.Struct, frozen=True):
 
 
 class RunAnswer(msgspec.Struct, frozen=True):
-    """What a run has answered."""
+    """The answer of a run so far."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -69,7 +70,7 @@ class RunAnswer(msgspec.Struct, frozen=True):
 
 
 class Carrier(Protocol):
-    """What answers the requests of one face."""
+    """Answers the requests of one face."""
 
     async def carry_on(
         self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send
@@ -97,7 +98,7 @@ class DurableRuns:
 
     @property
     def is_on(self) -> bool:
-        """Whether runs are kept: there is a ledger, and nobody has turned them off."""
+        """True if runs are kept: there is a ledger, and nobody has turned them off."""
         return self._ledger is not None
 
     async def __aenter__(self) -> Self:
@@ -108,7 +109,7 @@ class DurableRuns:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """What is still under way is another process's from now on."""
+        """Leave the runs that are still under way to other processes."""
         self._is_closing = True
         if self._looking is not None:
             self._looking.cancel()
@@ -138,8 +139,10 @@ class DurableRuns:
         in_background: bool,
         error_body: ErrorBody = in_openais_shape,
         accepted: Callable[[StoredRun], bytes] | None = None,
+        begun_before: Callable[[StoredRun], None] | None = None,
     ) -> None:
-        """Answer a request by its one run. `accepted` makes the answer where the client does not wait for the run's own.
+        """Answer a request by its one run. `accepted` makes the answer where the client does not wait for the run's own;
+        `begun_before` is told, and the answer is empty, where another request has begun it.
 
         Raises `ClientLeft` when its client did not wait."""
         if self._ledger is None:
@@ -158,6 +161,7 @@ class DurableRuns:
         while (run := self._followed.get(place)) is not None and run.is_over:
             assert run.task is not None
             await asyncio.wait({run.task})  # on its way out; whether it may run again is known when it has ended
+        is_new = run is None
         if run is None:
             run = self._followed[place] = FollowedRun(digest, error_body, outlives_server=True)
             run.goes_on = in_background
@@ -170,11 +174,13 @@ class DurableRuns:
                 "background": in_background,
             }
             run.task = asyncio.create_task(self._answer(place, run, id, values, begin), name="a durable run")
-        if accepted is None:
-            await run.follow(receive, send)
+        stored = None if accepted is None and begun_before is None else await run.begun()
+        if stored is not None and begun_before is not None and not (is_new and stored.id == id):
+            begun_before(stored)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
             return
-        stored = await run.begun()
-        if stored is None:
+        if stored is None or accepted is None:
             await run.follow(receive, send)
             return
         body = accepted(stored)
@@ -219,16 +225,43 @@ class DurableRuns:
         if (carried := self._ours.get(id)) is not None:
             carried.stop()
 
-    async def state_of(self, id: str) -> str:
+    async def end_of(self, id: str) -> "tuple[str, RunAnswer | None]":
         """`running` where some process has a run, or will take it over, and also where that cannot be asked; empty where it is
-        not kept."""
+        not kept. And what it answered, once it has ended."""
         if self._ledger is None:
-            return ""
+            return "", None
         try:
             found = await self._ledger.find(id)
         except DatabaseAway:
-            return "running"
-        return "" if found is None else found.state
+            return "running", None
+        if found is None:
+            return "", None
+        return found.state, None if found.answer is None else decode_answer(found.answer)
+
+    async def answered(self, id: str) -> AsyncIterator[bytes]:
+        """What a run in the background answers, from its beginning and as it comes, whoever has it. Ends with it; of one that
+        ended with an error nothing more comes."""
+        ledger, last = self._ledger, -1
+        if ledger is None:
+            return
+        while True:
+            try:
+                found = await ledger.find(id)
+                parts = await ledger.parts(id, last) if found is not None and found.answer is None else []
+            except DatabaseAway:  # said by whoever says that we live; what follows comes when it is back
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            if found is None:
+                return
+            if found.answer is not None:
+                answer = decode_answer(found.answer)
+                if answer.status == 200:
+                    yield answer.body
+                return
+            for part, body in parts:
+                last = part
+                yield body
+            await asyncio.sleep(POLL_SECONDS)
 
     # -- one run
 
@@ -282,8 +315,7 @@ class DurableRuns:
                 ended = Ended(
                     error, left=True
                 )  # refused before it began: whatever the status, another try may do better
-            if durable.is_lost:
-                raise TakenOver
+            await durable.settle()
             is_kept = carried.is_stopped or stored.background or ended.wrote or durable.has_written
             if not is_kept and ended.may_run_again:
                 run.is_over = True
@@ -359,7 +391,7 @@ class DurableRuns:
         return True
 
     async def _next_pieces(self, stored: StoredRun, run: FollowedRun, last: str) -> tuple[str, list[AnswerPiece]]:
-        """What its process has answered since, after a moment."""
+        """Wait a moment, and return what its process has answered since."""
         if (streams := self._manager.run_streams) is not None:
             with contextlib.suppress(StoreError):  # the whole answer is in the ledger when it has ended
                 last, pieces = await streams.read(stored.id, stored.epoch, last, POLL_SECONDS)
@@ -467,14 +499,14 @@ class _Carried:
 
     @property
     def is_stopped(self) -> bool:
-        """Somebody has cancelled it."""
+        """True if a client has cancelled it."""
         return self._stopped.is_set()
 
     def stop(self) -> None:
         self._stopped.set()
 
     def receiver(self, ledger: RunLedger) -> Receive:
-        """Where the run learns that nobody wants it any more."""
+        """The `Receive` by which the run is cancelled."""
 
         async def receive() -> Message:
             await self.unwanted(ledger)
@@ -483,7 +515,7 @@ class _Carried:
         return receive
 
     def recorder(self, publisher: RunPublisher | None) -> Send:
-        """Where the run answers."""
+        """The `Send` that takes the answer of the run."""
         if publisher is None:
             return self.followed.record
 
@@ -529,7 +561,7 @@ async def _available() -> Any:
 
 
 def _unavailable(error: str) -> ChatError:
-    """What cannot be kept could be run twice."""
+    """Return the error where a run cannot be kept: it could be run twice."""
     log.error("run_refused", error=error)
     return ChatError(
         503,

@@ -1,4 +1,4 @@
-"""A request of any face: reading it, routing it, answering it.
+"""The endpoint that all faces share: it reads a request, routes it and answers it.
 
 An ASGI callable and not a FastAPI function: a function's machinery costs more than all that is done here, and
 it would not tell us when the client leaves.
@@ -20,7 +20,7 @@ from callgate.api.followed_run import WELL, Ended
 from callgate.api.idempotency import Idempotency, not_durable
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.operator_ids import check_ids
-from callgate.api.requests import check_body, read_counted_body
+from callgate.api.requests import check_body, read_body
 from callgate.api.rights import seen_by
 from callgate.auth.keys import Caller, owner_name
 from callgate.runtime.durable_run import DurableRun
@@ -47,7 +47,7 @@ class FaceEndpoint:
         config = self._manager.current.config
         if "content-encoding" in context.headers:  # its length was looked at by the middleware
             check_body(context.headers, config.limits.body_bytes)
-        body = await read_counted_body(receive, config.limits.body_bytes, context.hold)
+        body = await read_body(receive, config.limits.body_bytes, context.hold, counted=True)
         try:
             exchange = await self._face.read(body, context, config)
         except AnsweredElsewhere as elsewhere:
@@ -113,6 +113,7 @@ class FaceEndpoint:
                 in_background=request.in_background or request.background is not None,
                 error_body=context.error_body,
                 accepted=None if request.stream else request.background,
+                begun_before=request.begun_before,
             )
         except ClientLeft:
             context.notes["ending"] = "client_left"
@@ -136,8 +137,12 @@ class FaceEndpoint:
                 tool_choice=request.tool_choice,
                 allowed=request.allowed,
             )
-            tools, claims = route.server_tools, self._manager.claims
-            if before_tools is not None and tools is not None and tools.writes and not claims.outlive_us:
+            if (
+                before_tools is not None
+                and route.server_tools is not None
+                and route.server_tools.writes
+                and not self._manager.claims.outlive_us
+            ):
                 raise not_durable()
             if request.tool_events is None:
                 request.tool_events = caller.events or route.entry.events
@@ -160,15 +165,17 @@ class FaceEndpoint:
             error, state = None, "cut_off"
             try:
                 error = await _answer_to(exchange, conversation, context, runtime, int(began), run).send(receive, send)
-                state = "" if error is None else "failed"
+                state = ""
             except ClientLeft:
                 notes["ending"] = state = "client_left"
                 return Ended(wrote=context.wrote, left=True)
             finally:
-                if recording.is_unusual(conversation, error):
+                attempts = conversation.diagnoses[0].failed_attempts
+                # One that is unusual. That a fallback answers for who is left alone is usual for as long as that is down.
+                if error is not None or (attempts and any(each.reason or not each.instead_of for _, each in attempts)):
                     recording.keep_unusual(runtime, route, conversation, context, request, caller, began)
                 if conversation.recording is not None:
-                    recording.end(conversation.recording, runtime, context, state, error)
+                    recording.end(conversation.recording, runtime, context, state if error is None else "failed", error)
             if error is not None:
                 runtime.metrics.model(route.name, caller.name).failed_request()
                 notes |= {"error": error.code or error.type, "detail": error.detail}

@@ -1,4 +1,4 @@
-"""Every failure in the shape that the clients of its route expect, with the status their SDKs expect."""
+"""Turns every failure into the JSON body and the status that the clients of its route expect."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 
 
 def as_chat_error(failure: BaseException) -> ChatError:
-    """What a client is told. Only our own errors speak for themselves; anything else is a mistake of ours."""
+    """Return the error for the client. Any exception but our own errors becomes a 500 without details."""
     if isinstance(failure, ChatError):
         return failure
     if isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
@@ -62,7 +62,7 @@ def error_body(error: ChatError, path: str, request_id: str, headers: Mapping[st
 
 
 def is_anthropics(path: str, headers: Mapping[str, str] = NO_HEADERS) -> bool:
-    """Whether whoever asks for a path is a client of Anthropic's: they say so, wherever they ask."""
+    """True if whoever asks for a path is a client of Anthropic's: they say so, wherever they ask."""
     return path.startswith(MESSAGES) or VERSION in headers
 
 

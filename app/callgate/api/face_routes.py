@@ -1,4 +1,4 @@
-"""The routes of the faces: what answers each API, and how its runs are come back for."""
+"""The routes of all faces: an endpoint for each API, and the routes of its durable runs."""
 
 from collections.abc import Mapping
 from typing import Final

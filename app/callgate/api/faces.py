@@ -1,4 +1,5 @@
-"""What a face is: one API in which a conversation is asked for and answered. `FaceEndpoint` serves any of them."""
+"""The protocol of a face: one API (Chat Completions, Responses, Messages) in which a conversation is requested and
+answered."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -48,7 +49,7 @@ class Face(Protocol):
 
     @property
     def route(self) -> str:
-        """What its requests are counted under."""
+        """The route under which its requests are counted."""
         ...
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> FaceExchange:

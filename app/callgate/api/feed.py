@@ -1,4 +1,4 @@
-"""What happens now, as server-sent events: `/v1/feed`, and a run that is followed to its end."""
+"""Live events as server-sent events: `/v1/feed`, and a run that is followed to its end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -18,6 +18,7 @@ from callgate.conversation.errors import ChatError
 from callgate.recorder.recorder import Feed, Recorder
 from callgate.recorder.row import Recording, RunRow
 from callgate.runtime.manager import RuntimeManager
+from callgate.runtime.run_news import RunNews
 from callgate.runtime.runtime import Runtime
 
 KEEP_ALIVE_SECONDS: Final = 15.0
@@ -57,7 +58,9 @@ def feed_routes(manager: RuntimeManager) -> APIRouter:
         recorder = manager.shared.recorder
         give_back = take_place(recorder, request.headers, only)
         watching = recorder.watch()
-        return WatchResponse(_feed(watching, wanted, only), give_back, lambda: recorder.unwatch(watching))
+        return WatchResponse(
+            _feed(watching, wanted, only, manager.run_news), give_back, lambda: recorder.unwatch(watching)
+        )
 
     return router
 
@@ -113,10 +116,15 @@ def _wanted(asked: str | None, runtime: Runtime, caller: Caller) -> tuple[frozen
     return frozenset(wanted), only
 
 
-async def _feed(watching: Feed, wanted: frozenset[str], only: str | None) -> AsyncIterator[bytes]:
+async def _feed(
+    watching: Feed, wanted: frozenset[str], only: str | None, others: RunNews | None
+) -> AsyncIterator[bytes]:
+    """`others` are the processes in which things happen too."""
     yield b": connected\n\n"
     count = 0
     while True:
+        if others is not None:
+            others.watch()
         try:
             async with asyncio.timeout(KEEP_ALIVE_SECONDS):
                 kind, facts = await watching.get()

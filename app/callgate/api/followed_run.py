@@ -1,4 +1,4 @@
-"""One run of a request that has a key: what it has answered so far, and those who follow it.
+"""One run of a request with an `Idempotency-Key`: buffers its answer for all clients that follow it.
 
 It belongs to none of them. Whoever comes gets it from its beginning, and it ends early only when all of them have left.
 """
@@ -96,7 +96,7 @@ class FollowedRun:
             self.parts = [self._error_body(error)]
 
     def withdraw(self, error: ChatError) -> None:
-        """What was answered here is not what is kept: nobody has it yet, or a stream just ends."""
+        """Drop the answer made here, which is not the one that is kept: it was not sent yet, or a stream just ends."""
         if self._is_held:
             self.status = 0
         self.fail(error)
@@ -122,7 +122,7 @@ class FollowedRun:
     # -- from the side of a client
 
     async def begun(self) -> "StoredRun | None":
-        """How it stands in the ledger, as soon as it does; None where it was refused."""
+        """Its row in the ledger, as soon as there is one; None where it was refused."""
         while self.stored is None and not self._ended:
             await self._news.wait()
         return self.stored

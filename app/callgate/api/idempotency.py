@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a request that comes again with the same key is the same request, and is answered by the one run.
+"""`Idempotency-Key`: requests with the same key are run once, and all get the answer of that run.
 
 While it runs, whoever comes later gets it from its beginning; when it has ended, its answer is given again from where it is
 kept. The run belongs to none of those who follow it, and ends early only when all of them have left.
@@ -151,7 +151,7 @@ def not_durable() -> ChatError:
 
 
 def _unreachable(error: StoreError) -> ChatError:
-    """What cannot be kept could be run twice."""
+    """Return the error where a key cannot be claimed: the request could be run twice."""
     log.error("idempotency_key_refused", error=str(error))
     return ChatError(
         503,

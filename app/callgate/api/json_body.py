@@ -1,4 +1,4 @@
-"""Bodies of our own routes, which are small and of one shape."""
+"""Reads the small JSON bodies of our own routes into typed structures."""
 
 from typing import Final, TypeVar
 

@@ -1,5 +1,5 @@
-"""How much memory the large bodies of requests may take together. A body is there from its first byte to the end of its request,
-and how long that is a client may decide: by sending it slowly, or by asking a slow model."""
+"""Limits the memory that large request bodies take together. A body is there from its first byte to the end of its
+request, and how long that is a client may decide: by sending it slowly, or by asking a slow model."""
 
 from collections import Counter
 from typing import Final

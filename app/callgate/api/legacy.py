@@ -1,4 +1,4 @@
-"""`functions` and `function_call`, OpenAI's words before there were tools: into today's, so that the rest knows one kind.
+"""Rewrites the deprecated `functions` and `function_call` into `tools` and `tool_choice`.
 
 Calls had no ids then. Here they get one that follows from everything before them, so that it is the same whenever the
 same history comes again: what is kept under it is found, although the client has never seen it.

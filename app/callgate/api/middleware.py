@@ -1,4 +1,4 @@
-"""The middleware: every request comes in through here, gets an id, is admitted or not, and leaves one line in the log.
+"""The ASGI middleware of all requests: gives them an id, admits or refuses them, and writes the access log.
 
 Deny by default: a path that is not named open needs a caller that the keyring knows. Pure ASGI, because anything
 richer hides the client's leaving from what is inside.
@@ -39,7 +39,7 @@ OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is one of the page's own files. They hold nothing that a stranger may not see."""
+    """True if a path is one of the page's own files. They hold nothing that a stranger may not see."""
     return path == "/" or path.startswith("/web/")
 
 
@@ -78,14 +78,19 @@ class RequestContext(msgspec.Struct, eq=False):
     status: int = 0
     place: Place | None = None
     """Among those that are answered at once."""
-    wrote: bool = False
-    """A tool that may change the world has been started, so a client must not repeat the request by itself."""
+    writes: int = 0
+    """Calls of tools that may change the world that were started."""
     started: float = msgspec.field(default_factory=time.perf_counter)
     notes: dict[str, Any] = {}
     large_bodies: LargeBodies | None = None
     """Where the bytes of its body are counted, if it is large."""
     held: int = 0
     """How many of them are."""
+
+    @property
+    def wrote(self) -> bool:
+        """True if a client must not repeat the request by itself."""
+        return self.writes > 0
 
     def __post_init__(self) -> None:
         given = self.headers.get("x-request-id")
@@ -141,14 +146,14 @@ class Middleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        context = RequestContext(read_headers(scope), scope["path"], large_bodies=self._large_bodies)
-        scope["context"] = context
-        marks = [(b"x-request-id", context.request_id.encode())]
-        if is_anthropics(context.path, context.headers):
-            marks.append((b"request-id", context.request_id.encode()))
-        if "origin" in context.headers:
-            marks += encoded(cors_headers(context.headers, self._origins))
         method, path = scope["method"], scope["path"]
+        headers = read_headers(scope)
+        context = scope["context"] = RequestContext(headers, path, large_bodies=self._large_bodies)
+        marks = [(b"x-request-id", context.request_id.encode())]
+        if is_anthropics(path, headers):
+            marks.append((b"request-id", context.request_id.encode()))
+        if "origin" in headers:
+            marks += encoded(cors_headers(headers, self._origins))
         straight = self._straight.get((method, path))
         if straight is None and path[-1:] == "/" and path != "/":
             path = scope["path"] = path.rstrip("/") or "/"
@@ -173,13 +178,13 @@ class Middleware:
                 scope = {**scope, "method": method}  # the server sends the head of what is answered to a GET
                 straight = self._straight.get((method, path))
             runtime = self._manager.current
-            length = context.headers.get("content-length")
+            length = headers.get("content-length")
             if length is not None and (len(length) > MAX_LENGTH_DIGITS or int(length) > runtime.limits.body_bytes):
                 raise ChatError(
                     413, f"The request body is larger than {runtime.limits.body_bytes} bytes.", code="request_too_large"
                 )
             inner = straight or self._app
-            caller = context.caller = runtime.admit(context.headers) if straight else _caller(runtime, path, context)
+            caller = context.caller = runtime.admit(headers) if straight else _caller(runtime, path, context)
             is_light = straight is None and (method in LIGHT_METHODS or path.startswith(LIGHT_PATHS))
             if caller is None or HAS_PLACE in scope or is_light:
                 await inner(scope, receive, send_marked)
@@ -199,7 +204,7 @@ class Middleware:
         return self._manager.current.config.server.cors_origins
 
     async def _answer_options(self, context: RequestContext, send: Send) -> None:
-        """What may be asked, and by whose pages. A browser asks without a key."""
+        """Answer an OPTIONS request, a browser's preflight included, which comes without a key."""
         fields = {"allow": METHODS}
         if "access-control-request-method" in context.headers:
             allowed = preflight_headers(context.headers, self._origins)
@@ -232,7 +237,7 @@ class Middleware:
             return
         error = context.notes.get("error")
         # A stream that failed has said 200 before.
-        has_failed = status >= 500 or (status == 200 and error is not None) or error == FAILED_AFTER_WRITE
+        has_failed = status >= 500 or (error is not None and (status == 200 or error == FAILED_AFTER_WRITE))
         say = log.warning if has_failed else log.info
         say(
             "request",
@@ -257,7 +262,7 @@ _LATIN_1 = repeat("latin-1")
 
 
 def _caller(runtime: Runtime, path: str, context: RequestContext) -> Caller | None:
-    """Who asks; None for what is open to everybody."""
+    """Return the caller of a request; None on routes that are open to everybody."""
     if path in OPEN_PATHS:
         return None
     if is_page(path):

@@ -1,4 +1,4 @@
-"""Chat events into OpenAI's shapes: `ChunkWriter` for streams, `CompletionWriter` for whole answers.
+"""Writes chat events in OpenAI's shapes: `ChunkWriter` for streams, `CompletionWriter` for whole answers.
 
 Both get the same events and must write the same answer; `tests/test_one_path.py` holds them to it. What they write
 is strict, because clients are: constant id, created and model; role and empty content first; `index` on every
@@ -24,6 +24,7 @@ from callgate.conversation.events import (
     ChatEnded,
     ChatEvent,
     ExtraField,
+    Finished,
     Logprobs,
     ModelEvent,
     ModelOutput,
@@ -31,6 +32,7 @@ from callgate.conversation.events import (
     ProviderHead,
     ReasoningDelta,
     TextDelta,
+    Usage,
 )
 from callgate.conversation.listeners import Handlers, handles
 from callgate.conversation.messages_api import BLOCKS
@@ -43,6 +45,9 @@ PART_BREAK = "\n\n"
 """Between what a model says before a call and what it says after it."""
 INNER_ASIDES = frozenset({"provider_specific_fields", "thinking_blocks", BLOCKS, ITEMS})
 """Belong to single turns and their calls; the loop gives them back to the model, a client has no use for them."""
+
+NOT_IN_A_MESSAGE = frozenset({ProviderHead, Finished, Usage})
+"""What every answer brings and no message shows: it stands around the message, or at its end."""
 
 _TOOL_EVENTS = (CallStarted, CallProgress, CallEnded)
 
@@ -57,7 +62,7 @@ def completion_id(run_id: str) -> str:
 
 
 class AnswerHead(msgspec.Struct, frozen=True, gc=False):
-    """What every part of one answer carries, and the form in which its client wants it."""
+    """The fields that every part of one answer has, and the form in which its client wants it."""
 
     run_id: str
     created: int
@@ -121,7 +126,7 @@ class Joiner(msgspec.Struct, eq=False, gc=False):
         return start + text
 
     def finish(self) -> str:
-        """What is still held back, when it is all that was ever said."""
+        """Return the text that is still held back, if no other came."""
         return "" if self.said else self._held
 
 
@@ -359,11 +364,11 @@ class CompletionWriter(msgspec.Struct, eq=False):
             "choices": choices,
             "usage": whole_usage(usage),
         }
-        first = self._first_head()
-        if first is not None and first.system_fingerprint is not None:
-            body["system_fingerprint"] = first.system_fingerprint
-        if first is not None and first.service_tier is not None:
-            body["service_tier"] = first.service_tier
+        if (first := self._first_head()) is not None:
+            if first.system_fingerprint is not None:
+                body["system_fingerprint"] = first.system_fingerprint
+            if first.service_tier is not None:
+                body["service_tier"] = first.service_tier
         if report is not None:
             body["x_callgate"] = report
         return body
@@ -398,6 +403,8 @@ class CompletionWriter(msgspec.Struct, eq=False):
             for event in events:
                 if type(event) is TextDelta:
                     text.append(said.feed(turn, event.text))
+                elif type(event) in NOT_IN_A_MESSAGE:
+                    continue
                 elif type(event) is ReasoningDelta:
                     reasoning.append(thought.feed(turn, event.text))
                 elif type(event) is Logprobs:

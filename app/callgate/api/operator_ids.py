@@ -1,5 +1,5 @@
-"""Names of what providers keep in the operator's account. A request that has one goes out under the operator's key, so that
-it could read what another key put there."""
+"""Finds ids of objects (files, responses, …) that providers keep in the operator's account. A request that has one goes
+out under the operator's key, so that it could read what another key put there."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ _MARKS: Final = re.compile(rf'"(?:{_NAMES})"|\\u00[2-7]'.encode())
 
 
 def may_have_ids(body: bytes) -> bool:
-    """Whether there may be one: in a text quotes would be escaped, and a name could be spelled with escapes."""
+    """True if there may be one: in a text quotes would be escaped, and a name could be spelled with escapes."""
     if len(body) <= _SLICE:
         return _MARKS.search(body) is not None
     # In pieces, between which another thread may go on: millions of quotes take a while.
@@ -54,7 +54,7 @@ def check_ids(fields: Mapping[str, msgspec.Raw], *, dotted: bool = False) -> Non
 
 
 def place_of_id(fields: Mapping[str, msgspec.Raw], *, dotted: bool = False) -> str | None:
-    """Where the first of them stands, if there is one."""
+    """Return the place of the first such id, if there is one."""
     named = (_named_in({name: raw_json.read(value)}, "", dotted) for name, value in fields.items() if name not in _FREE)
     return next((where for where in named if where is not None), None)
 
@@ -73,7 +73,8 @@ def _named_in(value: Any, where: str, dotted: bool) -> str | None:
         if dotted and where[-2:-1].isdecimal() and isinstance(kind, str):
             where = f"{where}{kind}."
         for name, given in value.items():
-            if name in KEPT_BY_PROVIDERS and name not in free and given is not None and not _is_address(given):
+            is_address = isinstance(given, str) and given.startswith(_ADDRESSES)
+            if name in KEPT_BY_PROVIDERS and name not in free and given is not None and not is_address:
                 return where[:-1] if dotted and where.endswith(".source.") else f"{where}{name}"
             if name in WITH_ID and isinstance(given, dict) and given.get("id") is not None:
                 return f"{where}{name}.id"
@@ -91,7 +92,3 @@ def _free_in(value: Mapping[str, Any]) -> frozenset[str]:
     if kind.endswith("_execution_output"):
         return _CALLS | {"file_id"}  # of a history: what the provider wrote there, which it does not read again
     return _SCHEMAS if "name" in value else _CALLS
-
-
-def _is_address(given: Any) -> bool:
-    return isinstance(given, str) and given.startswith(_ADDRESSES)

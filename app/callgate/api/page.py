@@ -1,4 +1,4 @@
-"""The page at `/`: files of the package, served as they are, that may load nothing from elsewhere."""
+"""The web page at `/`: static files of the package, under a policy that lets them load nothing from elsewhere."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path

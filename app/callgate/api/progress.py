@@ -1,10 +1,9 @@
-"""How a client is shown that tools are running, where it asked for that: in one of the dialects that clients read."""
+"""Progress of running tools in a stream, in the dialect that the client asked for."""
 
 from typing import Any, Literal, Protocol, TypeAlias
 
 from callgate.calls.outcome import Failed
 from callgate.conversation.events import CallEnded, CallProgress, CallStarted
-from callgate.conversation.ports import APPROVAL_WANTED
 
 Dialect: TypeAlias = Literal["off", "x", "reasoning", "openwebui", "trace"]
 ToolEvent: TypeAlias = CallStarted | CallProgress | CallEnded
@@ -18,7 +17,7 @@ class Progress(Protocol):
         ...
 
     def fields(self, event: ToolEvent) -> dict[str, Any] | None:
-        """What an otherwise empty chunk carries beside its choice."""
+        """Return the fields of a chunk without content."""
         ...
 
 
@@ -88,13 +87,11 @@ class _OpenWebUI:
 
 def _wanted_approval(event: ToolEvent) -> str:
     """The id of the approval that a call waits for."""
-    if isinstance(event, CallProgress) and event.message.startswith(APPROVAL_WANTED):
-        return event.message.removeprefix(APPROVAL_WANTED)
-    return ""
+    return event.waits_for if isinstance(event, CallProgress) else ""
 
 
 def _how_far(event: CallProgress) -> str:
-    """What a tool says of itself, and how far it is; a tool may say either."""
+    """Return a line with the message and the fraction of a progress report; a tool may send either alone."""
     parts = [event.message] if event.message else []
     if event.fraction is not None:
         full = round(10 * min(max(event.fraction, 0.0), 1.0))

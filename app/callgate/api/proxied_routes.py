@@ -1,4 +1,4 @@
-"""The routes that are no chats, passed on to the provider of the model they name; without one they are a 404."""
+"""Routes that are no chats (embeddings, audio, …): passed on to the provider of the model they name, else a 404."""
 
 import asyncio
 import json
@@ -57,11 +57,6 @@ def _read_fields(body: bytes, max_depth: int) -> Fields:
     return fields
 
 
-def _check_ids(body: bytes, fields: Fields) -> None:
-    if may_have_ids(body):
-        check_ids(fields)
-
-
 class PassingEndpoint:
     """Passes one kind of request on."""
 
@@ -86,17 +81,21 @@ class PassingEndpoint:
                         await unless_left(asked.answer(send), receive)
                 except ChatError as error:
                     used.failed_request()
-                    self._record(runtime, context, began, since, error)
+                    self._record(runtime, context, asked.model, began, since, error)
                     raise
                 used.passed_on(asked.usage)
             except ClientLeft:
                 context.notes["ending"] = "client_left"
 
-    def _record(self, runtime: Runtime, context: RequestContext, began: float, since: float, error: ChatError) -> None:
+    def _record(
+        self, runtime: Runtime, context: RequestContext, model: str, began: float, since: float, error: ChatError
+    ) -> None:
         """Keep a row of a request that failed, where those are kept."""
-        if not runtime.records_errors:
-            return
         assert context.caller is not None, "the middleware lets nobody in without a caller"
+        names = model, runtime.catalogue.entry(model).configured_name
+        policy = runtime.record_policy(context.caller.name, names, content=False)
+        if policy.runs == "off":
+            return
         run = context.ids["run_id"] = new_run_id()
         row = RunRow(
             id=run,
@@ -107,7 +106,7 @@ class PassingEndpoint:
             route=self._path.removeprefix("/"),
             state="failed",
         )
-        recording = runtime.begin_recording(row, content=False)
+        recording = runtime.recorder.begin(row, policy)
         recording.began = since
         status = context.status or error.status
         runtime.recorder.end(recording, state="failed", status=status, error=error.code or error.type)
@@ -125,9 +124,8 @@ class PassingEndpoint:
         entry = runtime.check_model(model, caller)
         check_selectors(entry, fields if form is None else form.names())
         if not entry.provider_selectors:
-            if form is None:
-                checking = partial(_check_ids, body, fields)
-                await asyncio.to_thread(checking) if is_large else checking()
+            if form is None and may_have_ids(body):
+                await asyncio.to_thread(check_ids, fields) if is_large else check_ids(fields)
             names = () if form is None else form.names()
             named = next((name for name in names if name.partition("[")[0] in KEPT_BY_PROVIDERS), None)
             if named is not None:
@@ -161,7 +159,7 @@ class _ProxiedRequest:
         if not self._caller.allowance.is_metered:
             self.usage = usage_in(await self._pass_on(send, {}))
             return
-        meter = await self._runtime.meter(self._caller, self.model, self._size, None, 1)
+        meter = self._runtime.meter(self._caller, self.model, self._size, None, 1)
         tally = meter.tally()
         async with meter:
             tally.handle(TurnStarted(0))  # counts as estimated unless the answer says what it cost

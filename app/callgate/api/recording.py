@@ -1,4 +1,4 @@
-"""What a request hands to the recorder: a run where a tool of ours is on offer, and otherwise a row if it failed."""
+"""Hands requests to the recorder: a run where a tool of ours is on offer, and otherwise a row if it failed."""
 
 from hashlib import sha256
 from typing import Any, Final
@@ -10,13 +10,15 @@ from callgate.api.middleware import CLIENT_CLOSED, RequestContext
 from callgate.api.requests import ChatRequest
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
-from callgate.recorder.recorder import RunRecording
+from callgate.recorder.recording import NOT_KEPT, RecordPolicy, RunRecording
 from callgate.recorder.row import RunRow
 from callgate.runtime.route import Route
 from callgate.runtime.runtime import Runtime
 
-OFF = "off"
-"""What `X-Callgate-Record` says to have nothing kept of what is said."""
+LONGEST_NAME = 200
+"""Characters of a model's name: what a wildcard stands for is the client's."""
+UNSAID = frozenset({"", "on"})
+"""What `X-Callgate-Record` may say, and have as much kept as without it."""
 
 
 def begin(
@@ -32,18 +34,14 @@ def begin(
     trace = conversation.trace
     if trace is not None and trace.is_exported:
         trace.request.update(request_attributes(request))
-    if route.is_recorded or "replay_of" in context.ids:
+    policy = runtime.common_policy or _policy(runtime, route, context, request, caller)
+    is_kept = policy.runs != "off" and (route.is_recorded or "replay_of" in context.ids)
+    if is_kept or (trace is not None and trace.is_exported):
         row = _row(route, conversation, context, request, caller, began)
-        conversation.recording = runtime.begin_recording(row, trace, content=_wants_content(context))
-        _say_request(conversation.recording, request)
-    elif trace is not None and trace.is_exported:
-        row = _row(route, conversation, context, request, caller, began)
-        conversation.recording = runtime.recorder.begin_unlisted(row, trace)
-
-
-def is_unusual(conversation: Conversation, error: ChatError | None) -> bool:
-    """Whether a request failed, or outlived failures of a provider."""
-    return error is not None or conversation.diagnoses[0].has_failed_attempts
+        policy = policy if is_kept else NOT_KEPT
+        conversation.recording = runtime.recorder.begin(row, policy, runtime.prices.of_responder, trace)
+        if policy.content_bytes is not None:
+            _say_request(conversation.recording, request)
 
 
 def keep_unusual(
@@ -56,18 +54,21 @@ def keep_unusual(
     began: float,
 ) -> None:
     """Have an unusual request recorded, if those are and it is not yet."""
-    recording = conversation.recording
-    if not runtime.records_errors or (recording is not None and recording.is_listed):
+    recording, policy = conversation.recording, _policy(runtime, route, context, request, caller)
+    if policy.runs == "off" or (recording is not None and recording.is_listed):
         return
     if recording is None:
         row = _row(route, conversation, context, request, caller, began)
-        recording = runtime.begin_recording(row, conversation.trace, content=_wants_content(context))
+        recording = runtime.recorder.begin(row, policy, runtime.prices.of_responder, conversation.trace)
         conversation.recording = recording
         recording.began = conversation.diagnoses[0].began
         for choice, diagnosis in enumerate(conversation.diagnoses):
-            recording.seen += [(at, choice, event) for at, event in diagnosis.happened()]
+            listener = recording.listener(choice)
+            for at, event in diagnosis.happened():
+                listener.handle(event)
+                recording.events[-1].at = at
     else:
-        runtime.list_run(recording, content=_wants_content(context))
+        recording.is_listed, recording.policy = True, policy
     _say_request(recording, request)
 
 
@@ -83,7 +84,7 @@ def _row(
     return RunRow(
         id=conversation.run_id,
         began=began,
-        model=route.name,
+        model=request.model[:LONGEST_NAME],
         request_id=context.request_id,
         key=caller.name,
         end_user="" if user is None else sha256(bytes(user)).hexdigest()[:16],
@@ -94,8 +95,16 @@ def _row(
     )
 
 
-def _wants_content(context: RequestContext) -> bool:
-    return context.headers.get("x-callgate-record", "").lower() != OFF
+def _policy(
+    runtime: Runtime, route: Route, context: RequestContext, request: ChatRequest, caller: Caller
+) -> RecordPolicy:
+    names = request.model, route.name
+    return runtime.record_policy(caller.name, names, content=wants_content(context))
+
+
+def wants_content(context: RequestContext) -> bool:
+    """True if a request lets what is said in it be kept. Only that can be meant by a word that is not known."""
+    return "x-callgate-record" not in context.headers or context.headers["x-callgate-record"] in UNSAID
 
 
 def _say_request(recording: RunRecording, request: ChatRequest) -> None:
@@ -112,7 +121,7 @@ def _say_request(recording: RunRecording, request: ChatRequest) -> None:
 
 
 def request_attributes(request: ChatRequest) -> dict[str, Any]:
-    """What spans say of how a model was asked."""
+    """Return the span attributes of a request to a model."""
     attributes: dict[str, Any] = {}
     for field, name in _ASKED.items():
         if (given := request.params.get(field)) is None:

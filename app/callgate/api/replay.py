@@ -66,7 +66,7 @@ class _ReplayFace:
         caller, id = context.caller, context.ids["replay_of"]
         assert caller is not None, "the middleware lets nobody in without a caller"
         wanted = read_json_body(body or b"{}", ReplayBody, '{"model": "…", "from_turn": 0, "tools": "recorded"}')
-        run = await found_run(self._manager.shared.recorder, id, seen_by(self._manager.current, caller))
+        run = await found_run(self._manager, id, seen_by(self._manager.current, caller))
         try:
             asked = request_of(run)
             if wanted.from_turn < 0:
@@ -101,7 +101,10 @@ class _Replay:
             try:
                 await conversation.work(emit)
             except* CallNotRecorded as stopped:
-                self._stopped = str(_first(stopped))
+                first: BaseException = stopped
+                while isinstance(first, BaseExceptionGroup):
+                    first = first.exceptions[0]
+                self._stopped = str(first)
                 assert conversation.recording is not None, "a replay is always recorded"
                 conversation.recording.row.state = STOPPED
 
@@ -141,13 +144,6 @@ class _ReplayWriter:
 def _tools(run: Recording, request: ChatRequest) -> RecordedToolbox:
     described = (tool.function or tool.custom for tool in request.outline.tools or ())
     return RecordedToolbox(tools_of(run), {tool.name for tool in described if tool is not None}, results_of(run))
-
-
-def _first(group: BaseExceptionGroup[CallNotRecorded]) -> BaseException:
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
 
 
 def replay_operation(errors: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The outline of a request: what of it is looked at, and the types of what providers agree on.
+"""The schema of a Chat Completions request: the fields that are read, and the types on which providers agree.
 
 Most requests are plain: no message in them has a field that not everybody knows, and no text has anything that one reader
 might take for what another does not. Such a request is read field by field, each of them once, and what is plain cannot
@@ -271,16 +271,13 @@ def from_validation(text: str) -> ChatError:
     """msgspec says what is wrong and where: ``Expected `str`, got `int` - at `$.messages[0].role` ``."""
     what, _, where = text.partition(" - at `$")
     param = where.rstrip("`").lstrip(".")
-    if missing := _quoted(what, "Object missing required field `"):
+    if (missing := what.removeprefix("Object missing required field `")) != what:
+        missing = missing.partition("`")[0]
         name = f"{param}.{missing}" if param else missing
         return wrong(name, f"Missing required parameter: '{name}'.", "missing_required_parameter")
     if not param:
         return ChatError(400, f"The body of the request must be a JSON object. {what}.", code="invalid_type")
     return wrong(param, f"Invalid type or value for '{param}': {what[:1].lower()}{what[1:]}.", "invalid_type")
-
-
-def _quoted(text: str, start: str) -> str:
-    return text[len(start) :].split("`", 1)[0] if text.startswith(start) else ""
 
 
 def wrong(param: str, message: str, code: str = "invalid_value") -> ChatError:

@@ -1,4 +1,4 @@
-"""The body of a request into a `ChatRequest`: what is asked, with everything we do not read kept as the bytes it came in.
+"""Reads the body of a request into a `ChatRequest`. Everything we do not read stays the bytes it came in.
 
 Messages and the client's tools are checked for their outline and never turned into objects here; a hundred kilobytes
 of history must cost a scan and a copy.
@@ -99,6 +99,8 @@ class ChatRequest(msgspec.Struct):
     """It goes on without its client, which is answered by whoever asks for it here."""
     background: Callable[[StoredRun], bytes] | None = None
     """Set where it is carried on when nobody waits for it, and its answer fetched later: what is answered meanwhile."""
+    begun_before: Callable[[StoredRun], None] | None = None
+    """Told, where an earlier request with its key has begun its run: then nothing is answered."""
     every_event: bool = False
     """Whoever writes the answer is given the events of turns too."""
     keeps_hidden: bool = False
@@ -143,7 +145,7 @@ class ChatRequest(msgspec.Struct):
 
     @property
     def end_user(self) -> str:
-        """Who of a key's users asks, as far as the client says so: `user`, and `safety_identifier` in its place or beside."""
+        """Return the end user that the client names: `user`, and `safety_identifier` in its place or beside."""
         said = [bytes(self.words[name]) for name in ("user", "safety_identifier") if name in self.words]
         return b"\0".join(said).decode()
 
@@ -183,32 +185,34 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int
 
 def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int) -> ChatRequest:
     hints: Mapping[int, Hint] = NO_HINTS
-    legacy = False
-    guessed = split_around_messages(body)
-    outline = None if guessed is None else outline_of(guessed, max_depth)
-    if guessed is not None and outline is not None:
-        passed = words = guessed
-    else:
-        passed = words = split(body, max_depth)
+    legacy = has_ids = False
+    words, outline = split_around_messages(body), None
+    if words is not None:
         outline = outline_of(words, max_depth)
-    is_plain = outline is not None
+    if words is None or outline is None:
+        words = split(body, max_depth)
+        outline = outline_of(words, max_depth)
+    passed = words
     if outline is None:
         check_text(body, max_depth)
         passed, words, hints = _in_words_of_chat(body, words)
         legacy = words is not passed
         outline = outline_of_any(_encode(words))
+        has_ids = may_have_ids(body)  # in a plain one they were looked for, once for the same tools
     if len(outline.messages) > max_messages:
         raise wrong(
             "messages", f"Invalid 'messages': at most {max_messages} messages are accepted.", "array_above_max_length"
         )
-    n = 1 if outline.n is None else outline.n
-    if not 1 <= n <= 128:
+    if outline.n is not None and not 1 <= outline.n <= 128:
         raise wrong("n", "Invalid 'n': expected a value between 1 and 128.", "invalid_value")
     metadata, ours = _split_metadata(words) if "metadata" in words else ({}, NO_METADATA)
-    wanted = headers.get("x-callgate-events") or ours.tool_events
-    tool_events = None if wanted is None else DIALECTS.get(wanted)
-    if wanted is not None and tool_events is None:
-        raise wrong("metadata.tool_events", f"Unknown tool events {wanted[:40]!r}; use one of {', '.join(DIALECTS)}.")
+    tool_events: Dialect | None = None
+    if (wanted := headers.get("x-callgate-events") or ours.tool_events) is not None:
+        tool_events = DIALECTS.get(wanted)
+        if tool_events is None:
+            raise wrong(
+                "metadata.tool_events", f"Unknown tool events {wanted[:40]!r}; use one of {', '.join(DIALECTS)}."
+            )
     request = ChatRequest(
         outline=outline,
         fields=passed,
@@ -216,7 +220,7 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
         model=outline.model,
         stream=bool(outline.stream),
         include_usage=bool(outline.stream_options and outline.stream_options.include_usage),
-        n=n,
+        n=1 if outline.n is None else outline.n,
         metadata=metadata,
         tool_filter=headers.get("x-callgate-tools") or ours.tools,
         tool_events=tool_events,
@@ -224,13 +228,16 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
         hints=hints,
         may_pass=tool_events != "trace",
         every_event=tool_events == "trace",
+        may_have_ids=has_ids,
     )
-    request.may_have_ids = not is_plain and may_have_ids(
-        body
-    )  # in a plain one they were looked for, once for the same tools
     if outline.tool_choice is not None:
         request.tool_choice = msgspec.json.decode(words["tool_choice"])
-        request.allowed, request.mode = _allowed(outline.tool_choice), _mode(outline.tool_choice)
+        if (
+            isinstance(outline.tool_choice, ChatToolChoice)
+            and (allowed := outline.tool_choice.allowed_tools) is not None
+        ):
+            named = (tool.function or tool.custom for tool in allowed.tools)
+            request.allowed, request.mode = frozenset(tool.name for tool in named if tool is not None), allowed.mode
     return request
 
 
@@ -262,17 +269,10 @@ def check_body(headers: Mapping[str, str], limit: int) -> None:
         )
 
 
-async def read_counted_body(receive: Receive, most: int, hold: Hold) -> bytes:
-    """A body that is JSON, and has no more values than can be read while others wait."""
-    body = await read_body(receive, most, hold)
-    if len(body) > LARGE_BODY:
-        await asyncio.to_thread(check_count, body)
-    return body
-
-
-async def read_body(receive: Receive, limit: int, hold: Hold | None = None) -> bytes:
+async def read_body(receive: Receive, limit: int, hold: Hold | None = None, *, counted: bool = False) -> bytes:
     """The whole body, refused as soon as it is larger than the limit. `hold` is called with the size of what is here of a large
-    one, and with the limit; it raises where there is no room."""
+    one, and with the limit; it raises where there is no room. `counted`: it is JSON, and may have no more values than can be
+    read while others wait."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -286,8 +286,12 @@ async def read_body(receive: Receive, limit: int, hold: Hold | None = None) -> b
         if size > LARGE and hold is not None:
             hold(size, limit)
         if not message.get("more_body"):
-            return b"".join((*parts, part)) if parts else part
+            break
         parts.append(part)
+    body = b"".join((*parts, part)) if parts else part
+    if counted and size > LARGE_BODY:
+        await asyncio.to_thread(check_count, body)
+    return body
 
 
 def _too_large(limit: int) -> ChatError:
@@ -316,19 +320,6 @@ def _tools(raw: msgspec.Raw, outlines: Sequence[ChatTool]) -> tuple[msgspec.Raw,
                 raise wrong(where, f"Invalid value for '{where}': expected a JSON Schema.", "invalid_type") from None
             tools[place] = msgspec.Raw(_encode(described))
     return tuple(tools)
-
-
-def _allowed(choice: str | ChatToolChoice | None) -> frozenset[str] | None:
-    if not isinstance(choice, ChatToolChoice) or choice.allowed_tools is None:
-        return None
-    named = (tool.function or tool.custom for tool in choice.allowed_tools.tools)
-    return frozenset(tool.name for tool in named if tool is not None)
-
-
-def _mode(choice: str | ChatToolChoice | None) -> str | None:
-    return (
-        choice.allowed_tools.mode if isinstance(choice, ChatToolChoice) and choice.allowed_tools is not None else None
-    )
 
 
 def _split_metadata(fields: Fields) -> tuple[dict[str, Any], _Metadata]:

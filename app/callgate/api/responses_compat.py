@@ -1,4 +1,4 @@
-"""A body of the Responses API that was sent to chat completions, as some editors do: rewritten as a chat request.
+"""Rewrites a body of the Responses API that was sent to chat completions, as some editors do, as a chat request.
 
 Only what a chat can say is translated: text and images, calls and their results, tools. What refers to something kept
 at a provider is refused, because nothing is kept there.

@@ -1,4 +1,4 @@
-"""What a caller may do beside asking models. Every route that is not for everybody asks here."""
+"""The permissions of a caller beside chats: who may see runs, usage and metrics."""
 
 from starlette.requests import Request
 
@@ -9,7 +9,7 @@ from callgate.runtime.runtime import Runtime
 
 
 def caller_of(request: Request, route: str) -> Caller:
-    """Who asks. `route` is what the request is counted under."""
+    """Return the caller of a request. `route` is what the request is counted under."""
     context = context_of(request.scope)
     context.route = route
     assert context.caller is not None, "the middleware lets nobody in without a caller"
@@ -17,11 +17,14 @@ def caller_of(request: Request, route: str) -> Caller:
 
 
 def seen_by(runtime: Runtime, caller: Caller, what: str = "see runs") -> str | None:
-    """Whose runs a caller may see: the name of one key, or None for everybody's. Refused where it may see none."""
+    """Return the name of the key whose runs a caller may see, None for all. Raises where it may see none."""
     if runtime.may_see_all(caller):
         return None
     if caller.see == "own":
         return caller.name
+    if caller.anonymous:
+        why = "because this server listens on more than loopback: make one with `see: own` or `see: all`"
+        raise _forbidden(f"Nobody may {what} without a key, {why}.", "see_not_allowed")
     raise _forbidden(f"This key may not {what} (`see: own` or `see: all`).", "see_not_allowed")
 
 

@@ -1,4 +1,4 @@
-"""The routes, and their description for OpenAPI where FastAPI cannot see it."""
+"""The routes of the application, and their OpenAPI descriptions where FastAPI cannot derive them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -91,7 +91,7 @@ def _models(manager: RuntimeManager) -> APIRouter:
         openapi_extra={
             "parameters": [
                 *in_path("model")["parameters"],
-                {"name": "price", "in": "query", "schema": {"enum": ["1"]}, "description": "Looks it up, if need be."},
+                {"name": "price", "in": "query", "schema": {"enum": ["1"]}},
             ]
         },
     )
@@ -106,7 +106,7 @@ def _models(manager: RuntimeManager) -> APIRouter:
             return _json(model_card(model, manager.opened_at))
         shown = _model(manager, model) | _how_it_is_asked(manager.current, model, caller)
         if "x_callgate" in shown and request.query_params.get("price") in {"1", "true", "on"}:
-            shown["x_callgate"]["price"] = await manager.current.price_of(model)
+            shown["x_callgate"]["price"] = manager.current.price_of(model)
         return _json(shown)
 
     return router
@@ -149,11 +149,15 @@ def _model(manager: RuntimeManager, name: str) -> dict[str, Any]:
 
 
 def _how_it_is_asked(runtime: Runtime, name: str, caller: Caller) -> dict[str, Any]:
-    """How each deployment is reached, how it is asked for its calls (null while nobody had to find out), and how it fares."""
+    """Return each deployment's lane, its tool calling (null while no probe was needed), and its state."""
     if not runtime.diagnostics:
         return {}
-    deployments = runtime.deployments(name, with_hosts=runtime.may_see(caller))
-    return {"x_callgate": {"tool_calling": [each["tool_calling"] for each in deployments], "deployments": deployments}}
+    sees = runtime.may_see(caller)
+    deployments = runtime.deployments(name, with_hosts=sees)
+    shown: dict[str, Any] = {"tool_calling": [each["tool_calling"] for each in deployments], "deployments": deployments}
+    if sees and (concurrency := runtime.concurrency(name)) is not None:
+        shown["concurrency"] = concurrency
+    return {"x_callgate": shown}
 
 
 def _json(value: Any, status: int = 200) -> Response:

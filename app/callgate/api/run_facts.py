@@ -1,4 +1,4 @@
-"""Recorded runs as they are shown, and looking one up for whoever may see it."""
+"""Reads recorded runs for the API, and looks one up for a caller that may see it."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from callgate.conversation.errors import ChatError
-from callgate.recorder.recorder import Recorder
 from callgate.recorder.replayable import NotReplayable
-from callgate.recorder.row import Recording, RunRow
+from callgate.recorder.row import UNDER_WAY, Recording, RunRow
 from callgate.recorder.store import StoreUnusable
+from callgate.runtime.manager import RuntimeManager
 
 Found = TypeVar("Found")
 
@@ -20,19 +20,28 @@ def facts_of(row: RunRow) -> dict[str, Any]:
 
 
 async def read_runs(read: Callable[..., Found], *arguments: Any) -> Found:
-    """What is read from the file of runs, in a thread."""
+    """Read from the file of runs, in a thread."""
     try:
         return await asyncio.to_thread(read, *arguments)
     except StoreUnusable as failure:
         raise ChatError(503, f"The recorded runs cannot be read: {failure}", code="runs_unusable") from failure
 
 
-async def found_run(recorder: Recorder, id: str, only: str | None) -> Recording:
+async def found_run(manager: RuntimeManager, id: str, only: str | None) -> Recording:
     """A run. One of another key than `only` does not exist for its caller."""
-    found = await read_runs(recorder.get, id)
-    if found is None or only not in (None, found.row.key):
+    found = await read_runs(manager.shared.recorder.get, id)
+    if found is not None and only in (None, found.row.key):
+        return found
+    place = None if found is not None or manager.run_news is None else await manager.run_news.place_of(id)
+    if place is None or only not in (None, place.key):
         raise no_such_run(id)
-    return found
+    raise ChatError(
+        404,
+        f"Run `{id}` is not here: the process {place.process} has it"
+        f"{', where it is under way' if place.state == UNDER_WAY else ''}. This is {manager.shared.recorder.process}; those of"
+        " one machine share the runs that have ended, in their `data_dir`.",
+        code="run_not_here",
+    )
 
 
 def not_replayable(run: Recording, why: NotReplayable) -> ChatError:

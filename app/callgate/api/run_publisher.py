@@ -1,4 +1,4 @@
-"""The answer of a run on its way to those who follow it at other processes."""
+"""Publishes the answer of a run in Redis for clients that follow it at other processes."""
 
 import asyncio
 from typing import Final
@@ -16,7 +16,7 @@ log = structlog.get_logger("callgate.runs")
 
 
 class AnswerPiece(msgspec.Struct, frozen=True):
-    """What is sent on at once: the head with the first."""
+    """A piece of an answer that is published at once, the first one with the head."""
 
     body: bytes
     status: int = 0
@@ -44,7 +44,7 @@ class RunPublisher:
                 self._task = asyncio.create_task(self._send(), name="stream of a run")
 
     async def close(self) -> None:
-        """What has not gone out yet comes with the end."""
+        """Publish what has not gone out yet, and the end."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

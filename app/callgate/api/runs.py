@@ -1,4 +1,4 @@
-"""`/v1/runs`: what was recorded of the requests that were answered."""
+"""`/v1/runs`: the recorded requests."""
 
 from typing import Any, Final
 
@@ -11,9 +11,8 @@ from callgate.api.feed import feed_routes, followed
 from callgate.api.rights import caller_of, check_sees_all, seen_by
 from callgate.api.run_facts import facts_of, found_run, no_such_run, not_replayable, read_runs
 from callgate.conversation.errors import ChatError
-from callgate.recorder.reading import WIRE
 from callgate.recorder.replayable import NotReplayable
-from callgate.recorder.row import Recording
+from callgate.recorder.row import Recording, wire_turn
 from callgate.recorder.store import RunFilter
 from callgate.runtime.manager import RuntimeManager
 
@@ -36,7 +35,7 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
         return seen_by(manager.current, caller_of(request, "runs"))
 
     async def one(request: Request) -> Recording:
-        return await found_run(recorder, request.path_params["id"], whose(request))
+        return await found_run(manager, request.path_params["id"], whose(request))
 
     def note_content_read(request: Request, run: Recording, how: str) -> None:
         if run.content:
@@ -108,12 +107,11 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
     )
     async def get_wire(request: Request) -> Response:
         found, turn = await one(request), request.path_params["turn"]
-        start = f"{WIRE}{turn}."
-        bodies = [text for part, text in found.content.items() if part.startswith(start)]
+        bodies = [text for part, text in found.content.items() if wire_turn(part) == turn]
         if not bodies:
             raise ChatError(
                 404,
-                f"No body of turn {turn[:20]} is kept (`record.wire`; the litellm lane and the demo model have none).",
+                f"No body of turn {turn[:20]} is kept (`record.wire`, `record.wire_keep`; the litellm lane and the demo model have none).",
                 code="wire_not_kept",
             )
         note_content_read(request, found, "wire")

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from callgate.api.answers import ClientLeft, unless_left
-from callgate.api.conversation import emit_to_listeners
+from callgate.api.conversation import WriteNote, emit_to_listeners
 from callgate.api.errors import encode, envelope_schema, error_response, in_path
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import CLIENT_CLOSED, RequestContext, context_of
+from callgate.api.recording import wants_content
 from callgate.api.requests import check_body, read_body
 from callgate.api.rights import caller_of, check_admin
 from callgate.auth.keys import Caller
@@ -19,7 +20,7 @@ from callgate.calls.outcome import Failed, Outcome, Returned
 from callgate.calls.states import Call
 from callgate.conversation import feedback
 from callgate.conversation.errors import ChatError
-from callgate.conversation.events import CallEnded, CallStarted, CallWritten, Finished, ModelEvent, TurnEnded
+from callgate.conversation.events import CallEnded, CallWritten, Finished, ModelEvent, TurnEnded
 from callgate.conversation.ids import new_run_id
 from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.loop import converse
@@ -145,7 +146,7 @@ class _Calling:
         self._arguments = arguments
 
     async def answer(self, request: Request) -> Response:
-        runtime, seen = self._runtime, _Seen(self._context)
+        runtime, seen = self._runtime, _Seen()
         row = RunRow(
             id=self._run_id,
             began=time.time(),
@@ -153,12 +154,12 @@ class _Calling:
             key=self._caller.name,
             route="tool",
         )
-        wants_content = self._context.headers.get("x-callgate-record", "").lower() != "off"
+        policy = runtime.record_policy(self._caller.name, content=wants_content(self._context))
         trace = runtime.begin_trace(self._context.headers, self._run_id)
-        recording = runtime.begin_recording(row, trace, content=wants_content)
+        recording = runtime.recorder.begin(row, policy, trace=trace)
         status, error, state = 200, "", "cut_off"
         try:
-            listeners = [seen, runtime.log_listener(self._run_id), recording.listener(0)]
+            listeners = [seen, WriteNote(self._context), runtime.log_listener(self._run_id), recording.listener(0)]
             await unless_left(self._run(listeners), request.receive, runtime.limits.request_seconds)
             state = ""
         except ClientLeft:
@@ -208,12 +209,11 @@ class _Calling:
 
 
 class _Seen(Listener):
-    """What became of the call."""
+    """The outcome of the call, for the answer."""
 
     handlers: ClassVar[Handlers] = {}
 
-    def __init__(self, context: RequestContext) -> None:
-        self._context = context
+    def __init__(self) -> None:
         self.call: Any = None
         self.outcome: Outcome | None = None
         self.seconds = 0.0
@@ -222,10 +222,6 @@ class _Seen(Listener):
     def _turn_ended(self, event: TurnEnded) -> None:
         calls: list[Call] = [*event.answer.run, *event.answer.broken]
         self.call = self.call or next(iter(calls), None)
-
-    @handles(handlers, CallStarted)
-    def _call_started(self, event: CallStarted) -> None:
-        self._context.wrote = self._context.wrote or event.writes
 
     @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:

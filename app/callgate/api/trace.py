@@ -1,4 +1,4 @@
-"""The trace of a run in its own stream: every fragment, verdict and result, as fields of chunks that say nothing else.
+"""The trace of a run in its own stream: fragments, verdicts and results as `x_callgate` fields of empty chunks.
 
 For the page, and for whoever debugs: `X-Callgate-Events: trace`, by a key that may see runs.
 """
@@ -12,7 +12,7 @@ import msgspec
 from callgate.api.openai_writers import ChunkWriter
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallDelta, ChatEnded, ChatEvent, ModelOutput, ReasoningDelta, TextDelta
-from callgate.recorder.reading import Mask, RunReader
+from callgate.recorder.recording import Mask, RecordPolicy, RunRecording, kept_texts
 from callgate.recorder.row import RunEvent, RunRow
 
 RESULT_BYTES = 65_536
@@ -25,8 +25,8 @@ class TraceWriter:
     def __init__(self, inner: ChunkWriter, row: RunRow, mask: Mask) -> None:
         self._inner = inner
         self._mask = mask
-        self._reader = RunReader(row, mask, RESULT_BYTES)
-        self._began = time.monotonic()
+        self._recording = RunRecording(row, RecordPolicy(content_bytes=RESULT_BYTES), mask)
+        self._listener = self._recording.listener(0)
         self._held: list[RunEvent] = []
         """What happened before the model's first words: until then the answer may still become an error with a status."""
         self._is_open = False
@@ -54,13 +54,13 @@ class TraceWriter:
         return self._inner.heartbeat({"x_callgate": {"trace": [msgspec.structs.asdict(event) for event in events]}})
 
     def _read(self, event: ChatEvent) -> Iterator[RunEvent]:
-        at = time.monotonic() - self._began
+        recording = self._recording
         if isinstance(event, ModelOutput):
-            yield from self._output(event, round(at, 6))
+            yield from self._output(event, round(time.monotonic() - recording.began, 6))
             return
-        self._reader.feed([(at, 0, event)])
-        for read in self._reader.take_events():
-            texts = self._reader.content
+        self._listener.handle(event)
+        texts, _ = kept_texts(recording.said, RESULT_BYTES, self._mask)
+        for read in [packed.event() for packed in recording.events]:
             facts = dict(read.facts)
             if read.kind == "turn_ended":
                 facts["calls"] = [
@@ -69,6 +69,8 @@ class TraceWriter:
             elif read.kind == "call_ended":
                 facts["result"] = texts.get(f"call.{facts['id']}.result", "")
             yield msgspec.structs.replace(read, facts=facts)
+        recording.events.clear()
+        recording.said.clear()
 
     def _output(self, output: ModelOutput, at: float) -> Iterator[RunEvent]:
         characters = 0

@@ -1,6 +1,7 @@
-"""`GET /v1/usage`: requests, tokens, cost and tool calls, by key, model or day."""
+"""`GET /v1/usage`: requests, tokens, cost and tool calls, by key, model or day, or by minute of the last hour."""
 
 import asyncio
+import re
 import time
 from typing import Final, Literal, get_args
 
@@ -10,11 +11,12 @@ from fastapi.responses import Response
 from callgate.api.errors import encode, envelope_schema
 from callgate.api.rights import caller_of, seen_by
 from callgate.conversation.errors import ChatError
+from callgate.recorder.last_hour import MINUTES, minute_of
 from callgate.recorder.row import grouped
 from callgate.recorder.store import USAGE_DAYS, StoreUnusable, day_of
 from callgate.runtime.manager import RuntimeManager
 
-By = Literal["key", "model", "day"]
+By = Literal["key", "model", "day", "minute"]
 USUAL_DAYS: Final = 7
 
 
@@ -32,18 +34,29 @@ def usage_routes(manager: RuntimeManager) -> APIRouter:
         only = seen_by(runtime, caller_of(request, "usage"), "see what was used")
         by, days = request.query_params.get("by", "key"), request.query_params.get("days", str(USUAL_DAYS))
         if by not in get_args(By):
-            raise ChatError(400, "`by` should be one of key, model, day.", param="by", code="invalid_value")
-        if not days.isascii() or not days.isdigit() or not 1 <= int(days[:6]) <= USAGE_DAYS:
+            raise ChatError(400, f"`by` should be one of {', '.join(get_args(By))}.", param="by", code="invalid_value")
+        if not re.fullmatch("[0-9]{1,3}", days) or not 1 <= int(days) <= USAGE_DAYS:
             raise ChatError(400, f"`days` should be 1 to {USAGE_DAYS}.", param="days", code="invalid_value")
-        since = day_of(time.time() - (int(days) - 1) * 86_400)
-        try:
-            used = await asyncio.to_thread(manager.shared.recorder.usage, since)
-        except StoreUnusable as failure:
-            raise ChatError(503, f"What was used cannot be read: {failure}", code="usage_unreadable") from failure
+        recorder = manager.shared.recorder
+        if by == "minute":
+            used, since = recorder.last_hour(), minute_of(time.time() - (MINUTES - 1) * 60)
+        else:
+            since = day_of(time.time() - (int(days) - 1) * 86_400)
+            try:
+                used = await asyncio.to_thread(recorder.usage, since)
+            except StoreUnusable as failure:
+                raise ChatError(503, f"What was used cannot be read: {failure}", code="usage_unreadable") from failure
         mine = [each for each in used if only in (None, each.key)]
-        prices = {model: await runtime.prices.of(model) for model in {each.model for each in mine}}
+        prices = {model: runtime.prices.of(model) for model in {each.model for each in mine}}
         return Response(
-            encode({"object": "list", "since": since, "by": by, "data": grouped(mine, by, prices)}),
+            encode(
+                {
+                    "object": "list",
+                    "since": since,
+                    "by": by,
+                    "data": grouped(mine, "day" if by == "minute" else by, prices),
+                }
+            ),
             media_type="application/json",
             headers={"cache-control": "no-store"},
         )

@@ -1,1 +1,1 @@
-"""Who asks, and what they may use. Takes keys as values; where they are written down is the config's business."""
+"""Authentication and limits: clients' keys, rate limits, budgets and admission. Takes keys as values."""

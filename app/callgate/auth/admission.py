@@ -1,4 +1,4 @@
-"""How many requests run at once: of all, of a key, of a model. Beyond it one waits a moment, and is then turned away.
+"""Concurrency limits: of all requests, of a key, of a model. Beyond them a request waits a moment, and is then refused.
 
 Nothing here does I/O or knows a request. Who waits and is cancelled leaves the queue, and a place that was handed to
 somebody who has just left goes on to the next.
@@ -8,6 +8,8 @@ import asyncio
 from collections import deque
 from types import TracebackType
 from typing import Final, Protocol, Self
+
+import msgspec
 
 from callgate.conversation.errors import ChatError
 
@@ -30,14 +32,15 @@ class CapacityLimiter:
         return len(self._queue)
 
     def enter_now(self) -> bool:
-        """Whether there was a place at once. Nobody overtakes those who wait."""
+        """Take a place if one is free at once and nothing waits before it; return whether it was."""
         if self.running >= self.places or self._queue:
             return False
         self.running += 1
         return True
 
     async def enter(self, wait_seconds: float) -> bool:
-        """Whether there was a place within so many seconds. The queue is no longer than there are places."""
+        """Wait for a place for so many seconds; return whether there was one. The queue is no longer than there are
+        places."""
         if self.enter_now():
             return True
         if wait_seconds <= 0 or len(self._queue) >= self.places:
@@ -58,7 +61,8 @@ class CapacityLimiter:
 
     def leave(self) -> None:
         self.running -= 1
-        self._call_next()
+        if self._queue:
+            self._call_next()
 
     def resize(self, places: int) -> None:
         """More or fewer places from now on. Those inside stay."""
@@ -98,18 +102,15 @@ class SharedPlaces(Protocol):
     async def close(self) -> None: ...
 
 
-class Place:
+class Place(msgspec.Struct, eq=False):
     """A place in some limiters, given back when the block ends."""
 
-    __slots__ = ("_held",)
-
-    def __init__(self, *held: "Held") -> None:
-        self._held = held
+    _held: tuple[Held, ...] = ()
 
     def handed_on(self) -> "Place":
         """The same place for something that outlives this block."""
         held, self._held = self._held, ()
-        return Place(*held)
+        return Place(held)
 
     def __enter__(self) -> Self:
         return self
@@ -125,9 +126,15 @@ class Place:
 class Admission:
     """The limiters of the process. They outlive a change of the config, whose numbers of places count from then on."""
 
-    def __init__(self, places: int, wait_seconds: float, shared: SharedPlaces | None = None) -> None:
-        """`shared` counts for several processes how many requests of a key are under way."""
-        self._wait_seconds, self._shared = wait_seconds, shared
+    def __init__(
+        self,
+        places: int,
+        wait_seconds: float,
+        shared: SharedPlaces | None = None,
+        of_models: SharedPlaces | None = None,
+    ) -> None:
+        """`shared` counts for several processes how many requests of a key are under way, `of_models` those of a model."""
+        self._wait_seconds, self._shared, self._of_models = wait_seconds, shared, of_models
         self.all = CapacityLimiter(places)
         self._keys: dict[str, CapacityLimiter] = {}
         self._models: dict[str, CapacityLimiter] = {}
@@ -141,7 +148,7 @@ class Admission:
         if parallel is None:
             if not self.all.enter_now() and not await self.all.enter(self._wait_seconds):
                 raise _over_capacity()
-            return Place(self.all)
+            return Place((self.all,))
         own = await self._of_key(key, parallel)
         if own is None:
             raise ChatError(
@@ -159,7 +166,7 @@ class Admission:
         if not inside:
             own.leave()
             raise _over_capacity()
-        return Place(own, self.all)
+        return Place((own, self.all))
 
     async def _of_key(self, key: str, parallel: int) -> Held | None:
         found: Held | bool = True
@@ -176,12 +183,22 @@ class Admission:
         if self._shared is not None:
             await self._shared.close()
 
+    def at_model(self, name: str) -> int:
+        """How many requests to a model hold a place in this process."""
+        limiter = self._models.get(name)
+        return 0 if limiter is None else limiter.running
+
     async def model(self, name: str, places: int | None) -> Place:
         """A place for one chat with this model, or a `ChatError` 503."""
         if places is None:
             return Place()
-        limiter = _sized(self._models, name, places)
-        if not await limiter.enter(self._wait_seconds):
+        found: Held | bool = True
+        if self._of_models is not None:
+            found = await self._of_models.enter(f"model:{name}", places, self._wait_seconds)
+        if found is True:
+            limiter = _sized(self._models, name, places)
+            found = limiter if await limiter.enter(self._wait_seconds) else False
+        if isinstance(found, bool):
             raise ChatError(
                 503,
                 f"The model `{name}` is answering as many requests as it may. Try again in a moment.",
@@ -190,7 +207,7 @@ class Admission:
                 retry_after=RETRY_SECONDS,
                 retryable=True,
             )
-        return Place(limiter)
+        return Place((found,))
 
 
 def _sized(limiters: dict[str, CapacityLimiter], name: str, places: int) -> CapacityLimiter:

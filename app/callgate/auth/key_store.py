@@ -160,7 +160,7 @@ class KeyStore:
         self._read()
 
     def revoke(self, name: str) -> bool:
-        """Whether there was such a key to revoke."""
+        """Revoke a key; return whether there was one of that name."""
         changed = self._database.execute(
             "UPDATE keys SET revoked_at = ? WHERE name = ? AND revoked_at IS NULL", (time.time(), name)
         ).rowcount
@@ -242,7 +242,7 @@ def _make(path: Path) -> None:
 
 
 def stored_keys(folder: Path) -> int:
-    """How many keys there ever were in a folder, without making a file where there is none."""
+    """Count the keys there ever were in a folder, without making a file where there is none."""
     if not (folder / FILE).exists():
         return 0
     store = KeyStore(folder)

@@ -1,4 +1,4 @@
-"""Clients' keys: from the headers of a request to a `Caller`.
+"""Clients' keys: identifies the `Caller` by the headers of a request.
 
 Keys are 256 random bits, kept as SHA-256: nothing slower is needed against guessing, and a digest can be compared on
 every request. What web pages may reach is `origin_guard`'s.
@@ -57,7 +57,7 @@ class KeyEntry:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks."""
+    """The client of a request, as its key says."""
 
     name: str
     models: tuple[str, ...] = ("*",)
@@ -97,7 +97,7 @@ class KeySource(Protocol):
 
     @property
     def in_use(self) -> bool:
-        """Whether it ever had a key. One whose last key was revoked lets nobody in, rather than everybody."""
+        """True if it ever had a key. One whose last key was revoked lets nobody in, rather than everybody."""
         ...
 
 
@@ -116,7 +116,7 @@ class Keyring:
 
     @property
     def open(self) -> bool:
-        """Whether everyone is let in."""
+        """True if no key is required."""
         return not self._callers and not (self._source is not None and self._source.in_use)
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
@@ -193,7 +193,7 @@ def hash_key(key: str) -> str:
 
 
 def check_exposure(host: str, auth: str, keys: int) -> str | None:
-    """What is wrong with listening on `host` with this many keys, or None."""
+    """Return why the server must not listen on `host` with this many keys, or None."""
     if keys or auth == "off" or is_loopback(host):
         return None
     return (
@@ -203,7 +203,7 @@ def check_exposure(host: str, auth: str, keys: int) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens on `host`. A name other than localhost is not trusted to be."""
+    """True if only this machine can reach what listens on `host`. A name other than localhost is not trusted to be."""
     bare = host.strip("[]").lower()
     if bare == "localhost":
         return True

@@ -1,4 +1,4 @@
-"""What a key may use in a minute, a day and a month: requests, tokens, money. The rules, and the counting in one process.
+"""Rate limits and budgets of keys (requests, tokens, money by minute, day and month), counted in one process.
 
 Before a chat an estimate is reserved, and afterwards settled with what it really came to, so that chats side by side
 cannot spend the same money twice. A minute is the last 60 whole seconds and the one under way: no minute, wherever one
@@ -22,7 +22,7 @@ KEPT_PERIODS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one key may use. None is without limit."""
+    """The limits of one key. None is without limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -33,7 +33,7 @@ class Allowance:
 
     @property
     def is_metered(self) -> bool:
-        """Whether anything has to be counted over time."""
+        """True if anything has to be counted over time."""
         return not (
             self.requests_per_minute is None
             and self.tokens_per_minute is None
@@ -47,7 +47,7 @@ UNLIMITED: Final = Allowance()
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What a chat takes from an allowance."""
+    """The amount that a chat takes from an allowance."""
 
     tokens: int = 0
     nano: int = 0
@@ -56,7 +56,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What one chat may use, until it is settled."""
+    """The amount reserved for one chat until it is settled."""
 
     key: str
     amount: Amount
@@ -98,8 +98,8 @@ class Limiter(Protocol):
         ...
 
     async def spent(self, key: str) -> tuple[int, int] | None:
-        """What a key has spent today and this month, in nanodollars; None where that cannot be known now. Only what counts
-        towards a budget is counted."""
+        """Return a key's spending of today and this month in nanodollars; None where that is unknown now. Only what
+        counts towards a budget is counted."""
         ...
 
     async def close(self) -> None: ...
@@ -110,7 +110,7 @@ class Limiter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a key stands, whoever counted it; says yes or no, and fills the headers."""
+    """The state of a key's limits: decides on a request, and fills the rate-limit headers."""
 
     now: float
     requests: int
@@ -163,7 +163,7 @@ def _spent_out(budget: float | None, spent: int, running: int, estimate: Amount)
 
 
 def headers_of(allowance: Allowance, standing: Standing) -> dict[str, str]:
-    """How a key stands, in the headers that OpenAI's clients know."""
+    """Return the rate-limit headers that OpenAI's clients read."""
     headers: dict[str, str] = {}
     for name, limit, used, free_in in (
         ("requests", allowance.requests_per_minute, standing.requests, standing.requests_free_in),

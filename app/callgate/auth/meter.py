@@ -1,4 +1,4 @@
-"""What one chat takes from its key's allowance: an estimate when it begins, and what it really came to when it ends."""
+"""Charges one chat to its key's allowance: an estimate when it begins, the actual usage when it ends."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -108,7 +108,7 @@ class Meter:
             self._limiter.settle(self._reservation, total)
 
     def _used(self, tally: Tally) -> Amount:
-        """What was counted. A turn without an end was paid for all the same: it counts as estimated."""
+        """Return the usage that was counted. A turn without an end was billed all the same: it counts as estimated."""
         usage = tally.usage
         tokens = counted(usage, "prompt_tokens") + counted(usage, "completion_tokens")
         used = Amount(tokens, self._price.of_usage(usage))

@@ -1,4 +1,5 @@
-"""Which web pages may reach Callgate. Pure: headers in, a refusal or nothing out.
+"""Checks the Host and Origin headers against DNS rebinding and foreign web pages. Pure: headers in, a refusal or
+nothing out.
 
 A page on the web can make a browser send requests to this machine. Without keys nothing else distinguishes such a request from
 the user's own, so two things are looked at. The Host header: a page that points its own name at 127.0.0.1 (DNS
@@ -7,7 +8,7 @@ whatever a page sends elsewhere.
 """
 
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -32,10 +33,11 @@ class OriginGuard:
     origins: frozenset[str] = frozenset()
     """Web pages that may call it (`https://chat.example.com`), or `*`."""
 
-    def refusal(self, host: str | None, origin: str | None) -> ChatError | None:
+    def refusal(self, headers: Mapping[str, str]) -> ChatError | None:
         """Why a request with these headers is refused, or None."""
         if not self.keyless:
             return None
+        host, origin = headers.get("host"), headers.get("origin")
         # The name in a Host header, without port and brackets; empty if there is none.
         text = (host or "").strip().lower()
         if not self._is_ours(

@@ -1,4 +1,4 @@
-"""The same limits counted in Redis, for several processes that serve as one.
+"""Rate limits and budgets counted in Redis, for several processes that serve as one.
 
 One script reads how a key stands and books the reservation, by Redis' own clock, so that no two processes can both take
 what is left and no process's clock matters. When Redis does not answer, either nobody who is metered comes in, or each
@@ -29,11 +29,10 @@ from callgate.auth.limits import (
     month_of,
     refusal,
 )
+from callgate.auth.redis_patience import PATIENCE, twice_in_time
 from callgate.conversation.errors import ChatError
 from callgate.conversation.prices import NANO
 
-PATIENCE: Final = 0.25
-"""Seconds for Redis to answer. A request waits for it."""
 AWAY_SECONDS: Final = 1.0
 """After a failure Redis is not asked for so long: requests would queue up behind its silence."""
 SLOT_SECONDS: Final = 3600
@@ -93,6 +92,8 @@ if (day_budget >= 0 or month_budget >= 0) and spent_day ~= '' then
   end
 end
 
+-- what was asked once more because its answer did not come in time is not counted twice
+local again = redis.call('ZSCORE', slots, slot)
 redis.call('ZREMRANGEBYSCORE', slots, '-inf', now)
 local running = redis.call('ZCARD', slots)
 
@@ -141,7 +142,10 @@ local function spent_out(budget, spent)
 end
 
 local refused = 0
-if (rpm >= 0 and all_requests + 1 > rpm)
+if again then -- as it stood before
+  all_requests, all_tokens, running = all_requests - 1, all_tokens - tokens, running - 1
+  day, month = day - nano, month - nano
+elseif (rpm >= 0 and all_requests + 1 > rpm)
   or (tpm >= 0 and all_tokens > 0 and all_tokens + tokens > tpm)
   or spent_out(day_budget, day) or spent_out(month_budget, month) then
   refused = 1
@@ -193,15 +197,15 @@ class RedisLimiter:
         remember: Remember = forget,
         recall: Recall | None = None,
     ) -> None:
-        """What is spent is passed to `remember`, and asked of `recall` where Redis does not know it."""
+        """Pass spending to `remember`, and get it from `recall` where Redis has lost it."""
         import redis.asyncio
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
         self._client = redis.asyncio.Redis.from_url(
             url,
-            socket_timeout=PATIENCE,
-            socket_connect_timeout=PATIENCE,
+            socket_timeout=None,  # see `in_time`
+            socket_connect_timeout=2 * PATIENCE,
             retry=Retry(NoBackoff(), 0),
             health_check_interval=15,
         )
@@ -253,7 +257,7 @@ class RedisLimiter:
         return Reservation(key, estimate, second, headers_of(allowance, after), slot)
 
     async def _reserved(self, key: str, arguments: list[Any]) -> Any:
-        """What the script says, once it knows what the key has spent; None when that cannot be found out."""
+        """Run the script with what the key has spent; None when that cannot be found out."""
         found = await self._ask(self._reserve, key, [*arguments, "" if self._recall is None else "?", ""])
         if found is None or found[0] != UNKNOWN_SPENDING or self._recall is None:
             return found
@@ -304,15 +308,14 @@ class RedisLimiter:
             self._spend(reservation.key, nano, reservation.second)
 
     async def _ask(self, script: Any, key: str, arguments: list[Any]) -> Any:
-        """What the script says, or None when Redis is away."""
+        """Run the script; None when Redis is away."""
         import redis
 
         if time.monotonic() < self._away_until:
             return None
         names = [f"{self._prefix}limits:{{{key}}}", f"{self._prefix}running:{{{key}}}"]
         try:
-            async with asyncio.timeout(2 * PATIENCE):  # a connection and an answer
-                return await script(keys=names, args=arguments)
+            return await twice_in_time(lambda: script(keys=names, args=arguments))
         except (redis.RedisError, OSError, TimeoutError) as failure:
             if time.monotonic() >= self._away_until:
                 log.error(  # noqa: TRY400 - a traceback of the client's inner parts says nothing more

@@ -1,21 +1,21 @@
-"""How many requests of a key run at once, counted in Redis for all processes that serve as one.
+"""Concurrency limits of keys, models and tools counted in Redis, for several processes that serve as one.
 
-Each request holds a slot for half a minute, renewed while it runs: those of a process that died come free by themselves.
+Each holds a slot for half a minute, renewed while it runs: those of a process that died come free by themselves.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from math import inf
 from typing import Any, Final, Literal
 
 import structlog
 
+from callgate.auth.redis_patience import PATIENCE, twice_in_time
 from callgate.conversation.errors import ChatError
 
-PATIENCE: Final = 0.25
-"""Seconds for Redis to answer. A request waits for it."""
 AWAY_SECONDS: Final = 1.0
 """After a failure Redis is not asked for so long."""
 LEASE_SECONDS: Final = 30.0
@@ -27,6 +27,7 @@ TAKE: Final = """
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+if redis.call('ZSCORE', KEYS[1], ARGV[2]) then return 1 end
 if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
 redis.call('ZADD', KEYS[1], now + tonumber(ARGV[3]), ARGV[2])
 redis.call('PEXPIRE', KEYS[1], math.ceil(tonumber(ARGV[3]) * 1000))
@@ -46,10 +47,11 @@ log = structlog.get_logger("callgate.limits")
 class RedisSlot:
     """The slot of one request."""
 
-    __slots__ = ("_places", "id", "key")
+    __slots__ = ("_places", "id", "is_wanted", "key")
 
     def __init__(self, places: "RedisPlaces", key: str) -> None:
         self._places, self.key, self.id = places, key, secrets.token_hex(8)
+        self.is_wanted = True
 
     def leave(self) -> None:
         """Given back in the background: the answer is out already."""
@@ -66,8 +68,8 @@ class RedisPlaces:
 
         self._client = redis.asyncio.Redis.from_url(
             url,
-            socket_timeout=PATIENCE,
-            socket_connect_timeout=PATIENCE,
+            socket_timeout=None,  # see `in_time`
+            socket_connect_timeout=2 * PATIENCE,
             retry=Retry(NoBackoff(), 0),
             health_check_interval=15,
         )
@@ -86,6 +88,7 @@ class RedisPlaces:
         try:
             found = await asyncio.shield(asking)
         except asyncio.CancelledError:
+            slot.is_wanted = False
             self._keep(self._undo(asking, slot))  # Redis may have given it already
             raise
         if found is None:
@@ -110,7 +113,7 @@ class RedisPlaces:
         held.pop(slot.id, None)
         if not held:
             self._held.pop(slot.key, None)
-        self._keep(self._ask(self._client.zrem(self._name(slot.key), slot.id)))
+        self._keep(self._ask(lambda: self._client.zrem(self._name(slot.key), slot.id)))
 
     async def close(self) -> None:
         if self._renewing is not None:
@@ -122,33 +125,33 @@ class RedisPlaces:
 
     async def _taken(self, slot: RedisSlot, places: int, until: float) -> bool | None:
         while True:
-            given = await self._ask(self._take(keys=[self._name(slot.key)], args=[places, slot.id, LEASE_SECONDS]))
+            given = await self._ask(
+                lambda: self._take(keys=[self._name(slot.key)], args=[places, slot.id, LEASE_SECONDS])
+            )
             if given or given is None:
                 return None if given is None else True
-            if time.monotonic() + LOOK_SECONDS > until:
+            if time.monotonic() + LOOK_SECONDS > until or not slot.is_wanted:
                 return False
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _undo(self, asking: "asyncio.Task[bool | None]", slot: RedisSlot) -> None:
         if await asking:
-            await self._ask(self._client.zrem(self._name(slot.key), slot.id))
+            await self._ask(lambda: self._client.zrem(self._name(slot.key), slot.id))
 
     async def _keep_renewing(self) -> None:
         while self._held:
             await asyncio.sleep(RENEW_SECONDS)
             for key, slots in list(self._held.items()):
-                await self._ask(self._renew(keys=[self._name(key)], args=[LEASE_SECONDS, *slots]))
+                await self._ask(partial(self._renew, keys=[self._name(key)], args=[LEASE_SECONDS, *slots]))
 
-    async def _ask(self, asking: Any) -> Any:
+    async def _ask(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         """What Redis says, or None when it is away."""
         import redis
 
         if time.monotonic() < self._away_until:
-            asking.close()
             return None
         try:
-            async with asyncio.timeout(2 * PATIENCE):  # a connection and an answer
-                return await asking
+            return await twice_in_time(ask)
         except (redis.RedisError, OSError, TimeoutError) as failure:
             if time.monotonic() >= self._away_until:
                 counting = "alone" if self._down == "open" else "refused"

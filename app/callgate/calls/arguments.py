@@ -1,4 +1,4 @@
-"""The arguments of a call, read. This is the only reader of JSON that a model wrote.
+"""Reads the arguments of a call. This is the only reader of JSON that a model wrote.
 
 It gives one object, or says no. What a model may write instead of a plain object, and which of its slips have only one
 possible meaning and are repaired, is the closed list of rules A1 to A8 in `tests/corpus/README.md`. Nothing is guessed,
@@ -57,7 +57,7 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
 
 
 class ArgumentsError(ValueError):
-    """What a model wrote is not one whole object."""
+    """Raised where the arguments are not one whole object."""
 
     def __init__(self, flaw: Flaw, problem: FlawDetail) -> None:
         super().__init__(f"{flaw}: expected {problem.expected}")
@@ -160,7 +160,7 @@ class Fragments(msgspec.Struct, eq=False):
     def object_so_far(self) -> Arguments | None:
         """The object that the fragments make already, or None. Cheap to ask after each fragment: the text is
         only read when its brackets have closed."""
-        if self._seen is None and self and not self.too_large and self.size <= LARGE:
+        if self._seen is None and self.size <= LARGE:
             self._seen = self._snapshot() or self._closed()
         return self._seen
 
@@ -212,15 +212,17 @@ class Fragments(msgspec.Struct, eq=False):
         """Keep enough to recognise the call by. The mark at its end sees to it that nobody reads the rest as whole."""
         if self.too_large:
             return
-        beginning = "".join(_beginnings([*self._all(), fragment]))[:MAX_KEPT]
+        # Each part is cut before it is joined: one alone may be as large as all that was allowed, or larger.
+        parts = [*self._all(), fragment]
+        beginning = "".join((part if isinstance(part, str) else _encoded(part))[:MAX_KEPT] for part in parts)[:MAX_KEPT]
         self._parts, self._pieces = [f"{beginning}…"], []
         self._others, self._last, self._snapshots = False, None, -1
         self._watch = self._seen = None
         self.too_large = True
 
     def _follow(self, fragment: str) -> None:
-        """Whether fragments are snapshots, each with all of the text so far. Real pieces show at the second that
-        they are not."""
+        """Find out whether fragments are snapshots, each with all of the text so far. Real pieces show at the second
+        that they are not."""
         if fragment.isspace() or not fragment:
             return
         if self._last is None or fragment.startswith(self._last):
@@ -247,17 +249,6 @@ class Fragments(msgspec.Struct, eq=False):
     def _all(self) -> Iterator[Any]:
         yield from self._parts
         yield from self._pieces
-
-
-def _beginnings(parts: Iterable[Any]) -> Iterator[str]:
-    """As many parts as it takes, none of them longer than what is kept."""
-    left = MAX_KEPT
-    for part in parts:
-        if left <= 0:
-            return
-        text = (part if isinstance(part, str) else _encoded(part))[:left]
-        left -= len(text)
-        yield text
 
 
 def _size(text: str) -> int:
@@ -293,9 +284,7 @@ def _inside_strings(text: str) -> dict[str, Any]:
         try:
             value = read_json(value)
         except JsonFault as fault:
-            if fault.grammatical:
-                raise _unreadable(value, fault) from None
-            break
+            raise (_unreadable(value, fault) if fault.grammatical else _no_object(text)) from None
         if isinstance(value, dict):
             return value
         if not isinstance(value, str):
@@ -316,14 +305,13 @@ def _repaired(text: str, fault: JsonFault, last_snapshot: str | None) -> dict[st
     if fault.expected == NOTHING_MORE:
         # One object that was sent more than once, or that follows a single `{}`.
         objects = islice(_objects_in_a_row(text), MAX_REPEATS + 1)
-        first = next(objects, None)
-        second = next(objects, None)
-        if first is None or second is None:
+        first, second = next(objects), next(objects)
+        if first is None:
             return None
         if second and not first:
             return second if next(objects, first) is first else None
         others = (second, *objects)
-        alike = len(others) < MAX_REPEATS and all(one is not None and same_json(first, one) for one in others)
+        alike = len(others) < MAX_REPEATS and all(same_json(first, one) for one in others)
         return first if alike else None
     if (inside := _fenced(text)) is not None:
         return _object_in(inside)
@@ -347,10 +335,10 @@ _ESCAPE_OR_CONTROL = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 
 
 def _fenced(text: str) -> str | None:
-    """What stands in one code fence around the whole text."""
+    """Return the content of a code fence around the whole text."""
     text = text.strip()
     opening = _FENCE.match(text)
-    if opening is None or not text.endswith("```") or len(text) < opening.end() + 3:
+    if opening is None or not text.endswith("```"):
         return None
     return text[opening.end() : -3].strip()
 
@@ -402,7 +390,7 @@ def _sound_object(value: Any) -> dict[str, Any]:
         raise _no_object(value)
     try:
         if is_too_deep(value):
-            raise JsonFault(0, TOO_DEEP, grammatical=True)
+            raise ValueError(TOO_DEEP)
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
     except UnicodeEncodeError:
@@ -411,7 +399,7 @@ def _sound_object(value: Any) -> dict[str, Any]:
             return joined
         problem = FlawDetail(expected="both halves of each surrogate pair", got=_quoted(text))
         raise ArgumentsError(Flaw.INVALID_JSON, problem) from None
-    except (JsonFault, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise ArgumentsError(Flaw.INVALID_JSON, FlawDetail(expected="one JSON object", got=str(error))) from None
     return value
 
@@ -433,7 +421,8 @@ def _no_object(value: Any) -> ArgumentsError:
 def _unreadable(text: str, fault: JsonFault) -> ArgumentsError:
     flaw = Flaw.TRUNCATED if fault.cut else Flaw.INVALID_JSON
     at = fault.position
-    got = _quoted_end(text[:at]) + _quoted(text[at:])
+    before = text[:at] if at <= MAX_QUOTE else f"…{text[at - MAX_QUOTE : at]}"
+    got = sound_text(before) + _quoted(text[at:])
     return ArgumentsError(flaw, FlawDetail(expected=fault.expected, got=got, note=_where(text, fault)))
 
 
@@ -444,7 +433,7 @@ def _where(text: str, fault: JsonFault) -> str:
     inside = f', in "{_quoted(fault.inside)}"' if fault.inside else ""
     if fault.cut:
         return f"the text ends {place}{inside}"
-    hint = "" if fault.grammatical else _hint(text, at, fault.expected)
+    hint = _hint(text, at, fault.expected)
     return f"{place}{inside}{hint and ': '}{hint}"
 
 
@@ -468,10 +457,6 @@ def _hint(text: str, at: int, expected: str) -> str:
 
 def _quoted(text: str) -> str:
     return sound_text(text if len(text) <= MAX_QUOTE else f"{text[:MAX_QUOTE]}…")
-
-
-def _quoted_end(text: str) -> str:
-    return sound_text(text if len(text) <= MAX_QUOTE else f"…{text[-MAX_QUOTE:]}")
 
 
 # Brackets, while the text is coming ----------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ class ToolCallBuffer:
         self._entries[tool_call_id] = _Entry(tool_call_id, tool_name, arguments)
 
     def is_complete(self, tool_call_id: str) -> bool:
-        """Whether the call has a name and its arguments are one whole object; false for an id never seen."""
+        """True if the call has a name and its arguments are one whole object; false for an id never seen."""
         entry = self._entries.get(tool_call_id)
         return entry is not None and entry.complete
 
@@ -46,7 +46,7 @@ class ToolCallBuffer:
         self._entries.clear()
 
     def validate_completion_state(self) -> bool:
-        """Whether the finish reason and the calls fit together: no call was cut by `length`, and `tool_calls` is not
+        """True if the finish reason and the calls fit together: no call was cut by `length`, and `tool_calls` is not
         said of none."""
         if self.finish_reason == "length":
             return all(entry.complete for entry in self._entries.values())

@@ -1,4 +1,4 @@
-"""Strings where the schema wants something else: `"5"` for an integer, `"[1]"` for an array.
+"""Converts strings where the schema wants another type: `"5"` for an integer, `"[1]"` for an array.
 
 Weak models and tag formats send them. Only top-level properties are converted (save in a format that writes lists and
 objects with nothing but text in them), only where the declared type does not allow a string, and only text that is
@@ -109,7 +109,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> list[str] | None
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference into the schema itself stands for; generated schemas keep their types there."""
+    """Resolve a reference into the schema itself; generated schemas keep their types there."""
     head, *steps = reference.split("/")
     place: Any = root if head == "#" else None
     for step in steps:
@@ -123,7 +123,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def _reading(type_name: str, text: str) -> Any:
-    """What the text is as a value of this JSON type; `_UNREAD` if it is not canonical for it."""
+    """Read the text as a value of this JSON type; `_UNREAD` if it is not canonical for it."""
     if type_name == "boolean":
         return _BOOLEANS.get(text.lower(), _UNREAD)
     if type_name == "null":

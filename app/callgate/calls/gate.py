@@ -5,6 +5,7 @@ finish the turn, has the call a name, is that a tool on offer, do its arguments 
 when the answer ran out of length, does the object satisfy the schema.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -63,8 +64,6 @@ def settle(
     """All calls of a turn, in their order. `failure` is why nothing of the turn may run, if so; `at_length` says that
     the answer stopped where it had become too long."""
     calls = [one for call in found for one in _unwrapped(call, offer, new_id)]
-    if not calls:
-        return ()
     last = len(calls) - 1
     return tuple(
         _settled(call, offer, failure, being_written=at_length and place == last and not call.from_text)
@@ -77,7 +76,7 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
     known = resolve_name(call.name or "", offer)
     if failure is not None:
         return _broken(call, known.name if known else raw or None, failure)
-    if known is None and not raw:
+    if not raw:
         return _nameless(call)
     if known is None:
         near = close_names(raw, offer)
@@ -97,7 +96,7 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
         arguments = call.read()
     except ArgumentsError as error:
         return _broken(call, known.name, error.flaw, error.problem)
-    if (being_written or not call.ended) and (problem := _was_cut(call, arguments, tool, being_written=being_written)):
+    if problem := _was_cut(call, arguments, tool, being_written=being_written):
         return _broken(call, known.name, Flaw.TRUNCATED, problem)
     unwrapped = _without_wrapper(arguments.value, tool) if call.from_text else None
     given = arguments.value if unwrapped is None else unwrapped
@@ -135,7 +134,7 @@ def _nameless(call: FoundCall) -> BrokenCall:
 
 
 def _detail_of_arguments(call: FoundCall) -> FlawDetail | None:
-    """What the arguments themselves show of a flaw that the reader of the text already knew."""
+    """Return the detail that the arguments show of a flaw found by the reader of the text."""
     try:
         call.read()
     except ArgumentsError as error:
@@ -144,7 +143,7 @@ def _detail_of_arguments(call: FoundCall) -> FlawDetail | None:
 
 
 def _was_cut(call: FoundCall, arguments: Arguments, tool: OfferedTool, *, being_written: bool) -> FlawDetail | None:
-    """What shows that a call was cut off although what came of its arguments makes an object.
+    """Return the evidence that a call was cut off although what came of its arguments is an object.
 
     Nothing written is `{}` only where the provider ended the turn in order. Where it gives a reason with every chunk and
     the body broke off, more may have been to follow. Under the length limit some servers close what it cut, so that a
@@ -184,10 +183,8 @@ def _without_wrapper(value: dict[str, Any], tool: OfferedTool) -> dict[str, Any]
     if name not in WRAPPER_PARAMETERS or not isinstance(declared, Mapping) or not declared or name in declared:
         return None
     if isinstance(inside, str):
-        try:
+        with contextlib.suppress(JsonFault):
             inside = read_json(inside)
-        except JsonFault:
-            return None
     return inside if isinstance(inside, dict) and inside.keys() <= declared.keys() else None
 
 

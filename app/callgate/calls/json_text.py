@@ -1,4 +1,4 @@
-"""Strict JSON, and an exact account of where a text stops being it.
+"""Parses strict JSON, and reports the exact place where a text stops being it.
 
 Stricter than most readers, because two readers that differ over one text are how a tool is made to run something other
 than what was checked: one key twice in an object, a number that no double holds, half a surrogate pair are refused.
@@ -71,7 +71,7 @@ def read_json(text: str) -> Any:
 
 
 def is_json(text: str) -> bool:
-    """Whether a text is one JSON value by the grammar alone, whatever `read_json` refuses it for."""
+    """True if a text is one JSON value by the grammar alone, whatever `read_json` refuses it for."""
     try:
         _Walk(text, 0).whole()
     except JsonFault as fault:
@@ -80,7 +80,7 @@ def is_json(text: str) -> bool:
 
 
 def value_end(text: str, start: int = 0) -> int:
-    """Where the JSON value that begins at `start` ends. Raises `JsonFault` if none is whole there."""
+    """Return the end of the JSON value that begins at `start`. Raises `JsonFault` if none is whole there."""
     return _Walk(text, start).end()
 
 
@@ -109,7 +109,7 @@ def join_surrogates(text: str) -> str:
 
 
 def _joined(text: str) -> str:
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    return _PAIR.sub(lambda pair: pair[0].encode("utf-16-le", "surrogatepass").decode("utf-16-le"), text)
 
 
 def join_halves(text: str) -> str:
@@ -125,12 +125,13 @@ def join_halves(text: str) -> str:
 
 def sound_text(text: str) -> str:
     """Text that can be sent: halves joined, and one without its other half replaced."""
+    if text.isascii():
+        return text
     joined = join_halves(text)
-    if joined.isascii():
-        return joined
     return "".join(_LONE.sub("\ufffd", joined[at : at + LARGE]) for at in range(0, len(joined), LARGE))
 
 
+_PAIR = re.compile(r"[\ud800-\udbff][\udc00-\udfff]")
 _LONE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -183,7 +184,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)|([\ud800-\udfff])", re.DOTALL)
 
 
 def _lone_surrogate(text: str) -> int | None:
-    """Where the first half of a pair without its other half stands, in a text that is JSON by the grammar."""
+    """Return the place of the first lone surrogate in a text that is JSON by the grammar."""
     high: re.Match[str] | None = None
     for found in _ESCAPE.finditer(text):
         if high is not None and found.start() != high.end():
@@ -202,14 +203,17 @@ def _lone_surrogate(text: str) -> int | None:
 
 # The grammar ---------------------------------------------------------------------------------------------------
 
-_CHARS = r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+'
+_PLAIN = r'[^"\\\x00-\x1f]*+'
+_ESCAPED = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
+_CHARS = rf"{_PLAIN}(?:{_ESCAPED}{_PLAIN}){{0,200}}+"
+"""Not of any length: a match holds the interpreter until it ends. Longer strings are no simple values."""
 _INTEGER = r"-?(?:0|[1-9][0-9]*+)"
 _NUMBER = rf"{_INTEGER}(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?"
 _WS = r"[ \t\n\r]*+"
 _SIMPLE = rf'(?:"{_CHARS}"|{_NUMBER}|true|false|null|\[{_WS}\]|\{{{_WS}\}})'
 
 _space = re.compile(_WS)
-_chars = re.compile(_CHARS)
+_chars = re.compile(rf"{_PLAIN}(?:{_ESCAPED}{_PLAIN}){{0,20000}}+")
 _number = re.compile(_NUMBER)
 _cut_number = re.compile(rf"(?:-|{_INTEGER}\.|{_INTEGER}(?:\.[0-9]++)?[eE][+-]?)\Z")
 _cut_escape = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
@@ -311,9 +315,9 @@ class _Walk:
             raise JsonFault(self.at, TOO_MANY, grammatical=True)
 
     def _string(self) -> None:
-        found = _chars.match(self.text, self.at + 1)
-        assert found is not None
-        self.at = found.end()
+        self.at += 1
+        while (found := _chars.match(self.text, self.at)) is not None and found.end() > self.at:
+            self.at = found.end()
         rest = self.text[self.at : self.at + 6]
         if rest.startswith('"'):
             self.at += 1

@@ -1,4 +1,4 @@
-"""Which offered tool a call means, by its name. A few prefixes and tokens that provider templates leave on names are
+"""Resolves the name in a call to an offered tool. A few prefixes and tokens that provider templates leave on names are
 taken off; nothing is ever matched because it looks alike, since a similar name may be another tool.
 """
 
@@ -32,7 +32,7 @@ def resolve_name(raw: str, offered: Collection[str]) -> ToolName | None:
 
 
 def is_parallel(raw: str, offered: Collection[str]) -> bool:
-    """Whether this is the wrapper of several calls, and no tool of that name."""
+    """True if this is the wrapper of several calls, and no tool of that name."""
     meant = raw not in offered and _without_tokens(raw).removeprefix("functions.") == PARALLEL
     return meant and resolve_name(raw, offered) is None
 
@@ -60,7 +60,7 @@ def close_names(raw: str, offered: Iterable[str]) -> list[str]:
 
 
 def _readings(raw: str) -> Iterator[str]:
-    """What may be meant, the least altered first."""
+    """Return the names that may be meant, the least altered first."""
     name = _without_tokens(raw)
     yield name
     without_counter = _COUNTER.sub("", name)

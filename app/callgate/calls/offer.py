@@ -1,4 +1,4 @@
-"""What the gate knows of a tool that was offered in a request: its name, its schema, and how to check against it."""
+"""A tool that was offered in a request, as the gate needs it: its name, its schema, and a check of arguments."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

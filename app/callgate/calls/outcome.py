@@ -1,4 +1,4 @@
-"""What came of running a call. A failure is an answer too: the model reads it and goes on."""
+"""The outcome of a call: a result or a failure. A failure is an answer too: the model reads it and goes on."""
 
 import base64
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ class Flaw(StrEnum):
 
 
 class Finding(StrEnum):
-    """What was noticed about a turn, or about a call that runs all the same."""
+    """An observation about a turn, or about a call that runs all the same."""
 
     TOOL_CALLS_WITH_STOP = "tool_calls_with_stop"
     TOOL_CALLS_WITH_LENGTH = "tool_calls_with_length"
@@ -50,7 +50,7 @@ class Finding(StrEnum):
 
 
 class FlawDetail(msgspec.Struct, frozen=True, gc=False):
-    """Where and how arguments miss what was asked for; said to the model so that it can do better."""
+    """The place and the kind of a mistake in arguments, for the model to correct it."""
 
     pointer: str = ""
     expected: str = ""

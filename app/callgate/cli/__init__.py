@@ -1,1 +1,1 @@
-"""The command line: one module for each group of commands. `app.__main__` puts them together."""
+"""The command line: one module for each group of commands. `callgate.__main__` registers them."""

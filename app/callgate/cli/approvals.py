@@ -1,4 +1,4 @@
-"""`callgate approvals`: the calls that wait on a running server, and deciding about them."""
+"""`callgate approvals`: lists the calls that wait on a running server, and decides about them."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from callgate.cli.server_client import KeyOption, UrlOption, asked
-from callgate.cli.shared import WRONG, JsonOption
+from callgate.cli.shared import WRONG, JsonOption, in_a_line
 
 approvals = typer.Typer(help="Calls that wait for approval on a running server.", no_args_is_help=True)
 Id = Annotated[str, typer.Argument(help="As `callgate approvals list` shows it.")]
@@ -26,7 +26,7 @@ def list_waiting(url: UrlOption = None, key: KeyOption = None, as_json: JsonOpti
     for call in waiting:
         left = max(0, call["expires"] - int(time.time()))
         typer.echo(f"{call['id']}  {call['tool']} ({call['safety']})  for {call['caller']}, {left} s left")
-        typer.echo(f"  {_printable(json.dumps(call['arguments'], ensure_ascii=False))}")
+        typer.echo(f"  {in_a_line(json.dumps(call['arguments'], ensure_ascii=False))}")
         typer.echo(f"  {call['hash']}")
 
 
@@ -49,10 +49,5 @@ def _decide(id: str, decision: dict[str, Any], url: str | None, key: str | None)
         typer.echo(f"callgate: no call waits under {id}", err=True)
         raise typer.Exit(WRONG)
     call = asked("POST", f"/v1/approvals/{id}", url, key, {**decision, "hash": listed[id]["hash"]})
-    arguments = _printable(json.dumps(call["arguments"], ensure_ascii=False))
+    arguments = in_a_line(json.dumps(call["arguments"], ensure_ascii=False))
     typer.echo(f"{call['decision']}: {call['tool']} {arguments}")
-
-
-def _printable(text: str) -> str:
-    """A model's words must not move the cursor of whoever reads them before deciding."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -1,4 +1,4 @@
-"""`callgate calls`: what the ledger says of the tools that were run."""
+"""`callgate calls`: lists the tool calls in the ledger."""
 
 import json
 import sqlite3
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from callgate.cli.shared import ConfigOption, JsonOption, give_up, printable, read_config
+from callgate.cli.shared import ConfigOption, JsonOption, give_up, in_a_line, printable, read_config
 
 if TYPE_CHECKING:
     from callgate.config.schema.process import LedgerSection
@@ -39,13 +39,15 @@ def calls(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
+    if not found:
+        typer.echo("no calls", err=True)
     for run in found:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(run["started_at"]))
         took = f"{run['ended_at'] - run['started_at']:.3f}s" if run["ended_at"] else "-"
         line = (
             f"{began}  {run['state']:<8} {took:>9}  {run['tool']:<28} {run['run_id']} {run['call_id']}  {run['note']}"
         )
-        typer.echo(line.rstrip())
+        typer.echo(in_a_line(line.rstrip()))
         for name in ("arguments", "result") if content else ():
             text = NOT_KEPT if run[name] is None else printable(run[name])
             typer.echo(f"    {name}: {text}")

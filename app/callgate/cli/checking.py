@@ -1,4 +1,4 @@
-"""`callgate check`: what can be said of a config without asking anybody anything."""
+"""`callgate check`: checks a config without any network access."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -73,7 +73,7 @@ def _programs_not_there(loaded: "Loaded") -> Iterator[str]:
 
 
 def _losses(models: "Iterable[ModelConfig]", tools: "Iterable[RegisteredTool]") -> Iterator[str]:
-    """What is left out of the schemas that models are sent. The gate checks all of it all the same."""
+    """Return notes on what is left out of the schemas that models are sent. The gate still checks all of it."""
     from callgate.runtime.models import dialect_for
     from callgate.schemas.dialects import portable
     from callgate.tools.tool_filter import ToolFilter, narrowed

@@ -1,4 +1,4 @@
-"""`callgate doctor`: whether what the config names is really there. It asks, so it needs the network it will be used in."""
+"""`callgate doctor`: checks that the providers, servers and tools of a config can be reached, over the network."""
 
 import asyncio
 import errno

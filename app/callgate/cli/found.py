@@ -1,4 +1,5 @@
-"""What is found on this machine for a first config: local model servers on their usual ports, other programs' MCP servers."""
+"""Finds what a first config can use on this machine: local model servers on their usual ports, other programs' MCP
+servers."""
 
 import asyncio
 import json
@@ -94,7 +95,7 @@ async def _models(url: str, client: HttpClient) -> list[tuple[str, str]]:
 
 
 def usual_files(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
-    """Where other programs keep their MCP servers, and whose file it is; those that are there."""
+    """Return the files in which other programs keep their MCP servers, with the programs' names; those that exist."""
     home = home or Path.home()
     if sys.platform == "darwin":
         programs = home / "Library" / "Application Support"

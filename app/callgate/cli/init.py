@@ -28,7 +28,7 @@ NO_TOOLS_YET = "# Your own: put my_tools.py beside this file and add `- {kind: p
 
 @dataclass
 class Answers:
-    """What the config is to say."""
+    """The answers of which the config is made."""
 
     models: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, str]] = field(default_factory=list)
@@ -86,7 +86,10 @@ def init(
     _take_servers(answers, mcp_file or [], folder, asking=asking, take_all=yes)
     answers.tools = [{"kind": "python", **python_tool(each)} for each in tool or []]
     answers.host = host or (typer.prompt("Listen on", default=answers.host) if asking else answers.host)
-    answers.port = port or _free_port(answers)
+    used = {str(entry["litellm_params"].get("api_base", "")) for entry in answers.models}
+    if any(f":{answers.port}/" in f"{address}/" for address in used):  # by a server of models, as vLLM's
+        answers.port += 1
+    answers.port = port or answers.port
     secret = _take_key(answers, key, asking=asking)
     private = any(entry.get("env") or entry.get("headers") for entry in answers.servers.values())
     _write(output, _text(answers), 0o600 if private or answers.left_out else 0o644)
@@ -240,12 +243,6 @@ def _take_servers(answers: Answers, files: list[Path], folder: Path, *, asking: 
         answers.left_out |= found.left_out
 
 
-def _free_port(answers: Answers) -> int:
-    """8000, unless a server of models is there, as vLLM's is."""
-    taken = {str(entry["litellm_params"].get("api_base", "")) for entry in answers.models}
-    return answers.port if not any(f":{answers.port}/" in f"{each}/" for each in taken) else answers.port + 1
-
-
 def _take_key(answers: Answers, name: str | None, *, asking: bool) -> str | None:
     from callgate.auth.keys import is_loopback, mint_key
 
@@ -300,7 +297,7 @@ def _write(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 def _report(output: Path, answers: Answers, secret: str | None) -> None:
-    """What was written, whether it can be served as it is, and what to do next."""
+    """Print what was written, whether it can be served as it is, and what to do next."""
     from callgate.cli.making import mistakes_in
     from callgate.cli.shared import make_importable
     from callgate.config.load import load

@@ -16,7 +16,7 @@ from callgate.upstream.direct_model import StreamedBody
 
 
 class Verdict(NamedTuple):
-    """What the gate says of a call."""
+    """The gate's verdict on a call."""
 
     name: str
     word: str
@@ -36,7 +36,7 @@ class NoRecording(ValueError):
 
 
 def differences(recording: Any) -> tuple[int, list[Difference]]:
-    """How many calls were judged, and the turns that are judged otherwise now."""
+    """Return the number of judged calls, and the turns whose verdicts differ now."""
     replies, toolbox = _replies(recording), _toolbox(recording)
     found, calls = [], 0
     for turn, reply in enumerate(replies):
@@ -64,7 +64,8 @@ def _judged(reply: Mapping[str, Any], toolbox: RecordedToolbox) -> Sequence[Call
 
 
 def _recorded(reply: Mapping[str, Any], recording: Mapping[str, Any], judged: Sequence[Call]) -> Iterable[Verdict]:
-    """What was said then: of each turn, or where the recording was written by hand, of each call by its id."""
+    """Return the recorded verdicts: of each turn, or where the recording was written by hand, of each call by its
+    id."""
     if "verdicts" in reply:
         return [Verdict(each["name"] or "", each["verdict"]) for each in reply["verdicts"]]
     results = recording["expect"]["results"]

@@ -204,7 +204,7 @@ def _moment_after(text: str) -> str:
 
 
 def _names_nothing(loaded: "Loaded", key: "Key") -> Iterator[str]:
-    """What the key's globs name that is not there, as far as the config alone says."""
+    """Return the key's globs that match nothing, as far as the config alone shows."""
     from callgate.cli.making import registry_or_none
     from callgate.runtime.tool_patterns import unknown_models
     from callgate.tools.tool_filter import unmatched

@@ -1,4 +1,4 @@
-"""Making what a config names, to see whether it can be made: all that is wrong is said at once, each with its place."""
+"""Builds what a config names, to report all that cannot be built at once, each with its place."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -36,7 +36,7 @@ def made(loaded: Loaded) -> tuple[list[ModelConfig], Registry]:
 
 
 def mistakes_in(loaded: Loaded) -> list[Mistake]:
-    """What cannot be made of a config that is not whole."""
+    """Return the entries of an incomplete config of which nothing can be made."""
     return _tried(loaded)[0]
 
 

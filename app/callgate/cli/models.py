@@ -1,4 +1,4 @@
-"""`callgate models`: what can be asked, and the way each takes."""
+"""`callgate models`: lists the models, and the lane of each."""
 
 import asyncio
 import json
@@ -34,7 +34,11 @@ def models(
         typer.echo(json.dumps(rows, indent=2))
         return
     names = ("NAME", "LANE", "TOOL CALLING", "HOST", *(("STATE",) if live or url else ()))
-    table = [names, *(_cells(row)[: len(names)] for row in rows)]
+    table = [names]
+    for row in rows:
+        calling = "found out at first use" if row["decided_by"] is None else row["tool_calling"]
+        state = f"left alone for {row['cooldown_seconds']} s" if row.get("cooldown_seconds") else "in use"
+        table.append((row["name"], row["lane"], calling, row["host"] or "-", state)[: len(names)])
     widths = [max(len(line[column]) for line in table) for column in range(len(names))]
     for line in table:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
@@ -121,7 +125,7 @@ async def _rows(loaded: "Loaded") -> list[dict[str, Any]]:
 
 
 def _live(url: str | None, key: str | None) -> list[dict[str, Any]]:
-    """What a running server says of its models."""
+    """Get the models from a running server."""
     rows: list[dict[str, Any]] = []
     for listed in asked("GET", "/v1/models", url, key)["data"]:
         shown = asked("GET", f"/v1/models/{quote(listed['id'])}", url, key)
@@ -140,9 +144,3 @@ def _live(url: str | None, key: str | None) -> list[dict[str, Any]]:
                 }
             )
     return rows
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, str, str, str, str]:
-    calling = "found out at first use" if row["decided_by"] is None else row["tool_calling"]
-    seconds = row.get("cooldown_seconds")
-    return row["name"], row["lane"], calling, row["host"] or "-", f"left alone for {seconds} s" if seconds else "in use"

@@ -1,4 +1,4 @@
-"""A config out of the command line: `callgate serve --model openai/gpt-5 --tool my_tools.py --mcp "npx -y …"`."""
+"""Makes a config out of the command line: `callgate serve --model openai/gpt-5 --tool my_tools.py --mcp "npx -y …"`."""
 
 import re
 import shlex
@@ -82,7 +82,7 @@ def python_tool(said: str) -> dict[str, str]:
 
 
 def _name_of(command: str, arguments: Sequence[str]) -> str:
-    """What a person would call a server: `filesystem` for `npx -y @modelcontextprotocol/server-filesystem@1.2 .`"""
+    """Return a short name for a server: `filesystem` for `npx -y @modelcontextprotocol/server-filesystem@1.2 .`"""
     program = Path(command).name
     words = [each for each in arguments if not each.startswith("-") and each not in _NOT_A_NAME]
     package = words[0] if program in RUNNERS and words else program

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """Where models are, as `callgate init` and `serve --model` write it down."""
+    """A provider, as `callgate init` and `serve --model` write it into a config."""
 
     title: str
     prefix: str
@@ -50,7 +50,7 @@ KEY_VARIABLES: Mapping[str, str] = {
 
 
 def litellm_params(model: str, base_url: str | None = None) -> dict[str, str]:
-    """How a model is reached that was named as `provider/model`, perhaps at an address of its own."""
+    """Return the `litellm_params` for a model named as `provider/model`, perhaps at an address of its own."""
     prefix = model.partition("/")[0]
     variable = KEY_VARIABLES.get(prefix)
     params = {"model": model}

@@ -1,10 +1,10 @@
-"""A recorded run in words, turn by turn: what was asked, who answered, what became of each call."""
+"""Prints a recorded run turn by turn: the request, the model that answered, and the outcome of each call."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from callgate.cli.shared import printable
+from callgate.cli.shared import in_a_line, printable
 from callgate.recorder.row import Kept, Recording, RunEvent, RunRow
 
 NOT_KEPT: Final[Mapping[str, str]] = {
@@ -31,18 +31,18 @@ def story(found: Recording, replays: Iterable[str], *, content: bool) -> Iterato
             case "turn_ended":
                 yield from _turn(event, said)
             case "call_progress" if "approval" in event.facts:
-                yield f"  ⏸ {printable(str(event.facts['id']))} waits for a person, from {event.at:.3f} s"
+                yield f"  ⏸ {in_a_line(str(event.facts['id']))} waits for a person, from {event.at:.3f} s"
             case "call_progress" if event.facts.get("approved"):
-                yield f"  ▶ {printable(str(event.facts['id']))} was approved at {event.at:.3f} s"
+                yield f"  ▶ {in_a_line(str(event.facts['id']))} was approved at {event.at:.3f} s"
             case "call_ended":
                 facts = event.facts
                 mark = "✓" if facts["outcome"] == "returned" else "✗"
                 cut = f", {facts['cut_bytes']} cut" if facts.get("cut_bytes") else ""
-                name = printable(str(facts.get("name") or ""))
+                name = in_a_line(str(facts.get("name") or ""))
                 yield f"  {mark} {name} {facts['outcome']} after {facts['seconds']:.3f} s, {facts['bytes']} bytes{cut}"
                 yield from _text("result", said.get(_part(event, f"call.{facts['id']}.result")))
             case "content_cut":
-                yield f"\ncut: {', '.join(map(printable, event.facts['parts']))}"
+                yield f"\ncut: {', '.join(map(in_a_line, event.facts['parts']))}"
             case "calls_handed_back":
                 yield f"  ↩ {len(event.facts['calls'])} calls went to the client{place}"
             case "failed":
@@ -57,18 +57,18 @@ def _head(row: RunRow, replays: list[str]) -> Iterator[str]:
     took = "under way" if row.seconds is None else f"{row.state.replace('_', ' ')} after {row.seconds:.3f} s"
     error = f": {row.status} {row.error}" if row.error else f", finish_reason {row.finish_reason or 'none'}"
     yield f"{row.id}  {began}"
-    yield f"  {took}{printable(error)}"
+    yield f"  {took}{in_a_line(error)}"
     failed = max(row.attempts - row.turns, 0)
     unwell = [f"{row.broken_calls} broken"] * (row.broken_calls > 0) + [f"{row.failed_calls} failed"] * (
         row.failed_calls > 0
     )
     cost = "" if row.cost is None else f", ${row.cost:.6f}"
     who = f", answered by {row.deployment}" if row.deployment not in ("", row.model) else ""
-    yield f"  model {printable(row.model)}{printable(who)}" + (f", {failed} attempts failed" if failed else "")
+    yield f"  model {in_a_line(row.model)}{in_a_line(who)}" + (f", {failed} attempts failed" if failed else "")
     calls = f"{row.calls + row.broken_calls} calls" + (f" ({', '.join(unwell)})" if unwell else "")
     yield f"  {row.turns} turns, {calls}, {row.tokens_in}+{row.tokens_out} tokens{cost}"
     trace = f", trace {row.trace_id}" if row.trace_id else ""
-    yield f"  {row.route} request {printable(row.request_id)} of key {printable(row.key or '-')}{trace}"
+    yield f"  {row.route} request {in_a_line(row.request_id)} of key {in_a_line(row.key or '-')}{trace}"
     yield f"  texts: {NOT_KEPT.get(row.kept, row.kept)}"
     for word, ids in (("asks again", [row.replay_of]), ("asked again by", replays)):
         if any(ids):
@@ -80,11 +80,12 @@ def _head(row: RunRow, replays: list[str]) -> Iterator[str]:
 def _attempt(facts: Mapping[str, Any]) -> str:
     who = f"{facts['deployment']} at {facts['host']}" if facts.get("host") else str(facts.get("deployment", ""))
     waited = f", {facts['wait']:.3f} s after the one before" if facts.get("wait") else ""
+    instead = f" for {in_a_line(facts['instead_of'])}, which is left alone" if facts.get("instead_of") else ""
     if not facts.get("reason"):
-        return f"  ✓ attempt {facts['number']}: {printable(who)} answered{waited}"
+        return f"  ✓ attempt {facts['number']}: {in_a_line(who)} answered{waited}{instead}"
     status = f" {facts['status']}" if facts.get("status") else ""
-    why = printable(f"{facts['reason']}{status}: {facts.get('detail', '')}".rstrip(": "))
-    return f"  ✗ attempt {facts['number']}: {printable(who)} failed after {facts['seconds']:.3f} s{waited}: {why}"
+    why = in_a_line(f"{facts['reason']}{status}: {facts.get('detail', '')}".rstrip(": "))
+    return f"  ✗ attempt {facts['number']}: {in_a_line(who)} failed after {facts['seconds']:.3f} s{waited}: {why}"
 
 
 def _turn(event: RunEvent, said: Mapping[str, str]) -> Iterator[str]:
@@ -93,22 +94,22 @@ def _turn(event: RunEvent, said: Mapping[str, str]) -> Iterator[str]:
     usage = facts.get("usage") or {}
     tokens = f", {usage.get('prompt_tokens', 0)}+{usage.get('completion_tokens', 0)} tokens" if usage else ""
     first = f", first words after {facts['first_seconds']:.3f} s" if facts.get("first_seconds") is not None else ""
-    who = printable(facts.get("deployment") or facts.get("model") or "the model")
-    yield f"  {who} answered in {facts['seconds']:.3f} s{first}, finish_reason {printable(reasons)}{tokens}"
+    who = in_a_line(facts.get("deployment") or facts.get("model") or "the model")
+    yield f"  {who} answered in {facts['seconds']:.3f} s{first}, finish_reason {in_a_line(reasons)}{tokens}"
     if facts.get("findings"):
         yield f"  ! {', '.join(facts['findings'])}"
     yield from _text("said", said.get(_part(event, f"turn.{event.turn}.text")))
     for call in facts.get("calls") or ():
-        name = printable(call.get("name") or "(no name)")
+        name = in_a_line(call.get("name") or "(no name)")
         repairs = f", repaired: {', '.join(call['repairs'])}" if call.get("repairs") else ""
         if call["verdict"] == "broken":
             problem = call.get("problem") or {}
-            why = "; ".join(f"{word} {printable(text)}" for word, text in problem.items())
-            yield f"  ✗ call {name} ({printable(call['id'])}): broken, {call['flaw']}; not run{': ' + why if why else ''}"
+            why = "; ".join(f"{word} {in_a_line(text)}" for word, text in problem.items())
+            yield f"  ✗ call {name} ({in_a_line(call['id'])}): broken, {call['flaw']}; not run{': ' + why if why else ''}"
         elif call.get("owner") == "client":
-            yield f"  ↩ call {name} ({printable(call['id'])}): whole, the client's own{repairs}"
+            yield f"  ↩ call {name} ({in_a_line(call['id'])}): whole, the client's own{repairs}"
         else:
-            yield f"  → call {name} ({printable(call['id'])}): whole{repairs}"
+            yield f"  → call {name} ({in_a_line(call['id'])}): whole{repairs}"
         yield from _text("arguments", said.get(_part(event, f"call.{call['id']}.arguments")))
 
 

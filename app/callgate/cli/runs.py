@@ -13,7 +13,7 @@ import typer
 
 from callgate.cli.calls import CallState, calls
 from callgate.cli.server_client import UrlOption, answered, asked, follow, run_asking
-from callgate.cli.shared import WRONG, ConfigOption, JsonOption, give_up, printable, read_config
+from callgate.cli.shared import WRONG, ConfigOption, JsonOption, give_up, in_a_line, printable, read_config
 
 if TYPE_CHECKING:
     from callgate.recorder.row import Recording, RunRow
@@ -78,6 +78,8 @@ def list_runs(
     if as_json:
         typer.echo(json.dumps([_facts(row) for row in found or ()], indent=2))
         return
+    if not found:
+        typer.echo("no runs", err=True)
     for row in found or ():
         typer.echo(_line(row))
 
@@ -101,20 +103,15 @@ def show(
         typer.echo(json.dumps((whole | ({"content": dict(found.content)} if content else {})), indent=2))
         return
     if events:
-        _show_events(found)
+        for event in found.events:
+            given = {name: value for name, value in event.facts.items() if value not in (None, "", [])}
+            facts = " ".join(f"{name}={json.dumps(value)}" for name, value in given.items())
+            turn = "" if event.turn is None else f"turn {event.turn + 1}"
+            typer.echo(f"{event.at:9.3f}s  {turn:<8} {event.kind:<18} {facts}".rstrip())
         return
     replays = _read(config, lambda store: store.replays_of(found.row.id))
     for line in story(found, [replay.id for replay in replays], content=content):
         typer.echo(line)
-
-
-def _show_events(found: "Recording") -> None:
-    for event in found.events:
-        facts = " ".join(
-            f"{name}={json.dumps(value)}" for name, value in event.facts.items() if value not in (None, "", [])
-        )
-        turn = "" if event.turn is None else f"turn {event.turn + 1}"
-        typer.echo(f"{event.at:9.3f}s  {turn:<8} {event.kind:<18} {facts}".rstrip())
 
 
 @runs.command("export")
@@ -249,8 +246,11 @@ def prune(
     keep = loaded.record.keep
     try:
         store = RunStore(Path(loaded.data_dir))
+        now = time.time()
         removed = store.prune(
-            older_than=time.time() - (keep.days if days is None else days) * 86_400, most_bytes=keep.bytes
+            older_than=now - (keep.days if days is None else days) * 86_400,
+            most_bytes=keep.bytes,
+            wire_older_than=now - loaded.record.wire_keep.days * 86_400,
         )
         store.close()
     except (OSError, StoreUnusable) as error:
@@ -300,8 +300,8 @@ def _line(row: "RunRow") -> str:
         if count
     )
     error = f"  {row.status} {row.error}" if row.error else ""
-    return (
-        f"{began}  {row.state:<11} {took:>9}  {printable(model):<24} {row.id}  {row.turns} turns {row.calls} calls"
+    return in_a_line(
+        f"{began}  {row.state:<11} {took:>9}  {model:<24} {row.id}  {row.turns} turns {row.calls} calls"
         f"  {row.tokens_in}+{row.tokens_out} tokens{odd}{error}"
     )
 

@@ -1,4 +1,4 @@
-"""Asking a running server, for commands that need one: over our own HTTP client, and past the environment's proxies,
+"""The HTTP client of commands that need a running server: over our own HTTP client, and past the environment's proxies,
 which are for the world outside. It is loaded when something is asked: most commands do not."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What several commands need: the config option, reading the config, and saying that it cannot be used.
+"""Shared by several commands: the config option, reading the config, and the error for a config that cannot be used.
 
 Each command imports what it needs when it runs, so that a health check does not cost a server.
 """
@@ -62,9 +62,14 @@ def _with_what_cannot_be_made(error: "ConfigError", rest: "Loaded") -> "ConfigEr
     return ConfigError([*error.problems, *(each for each in found if (each.spot, each.path) not in known)])
 
 
-def printable(text: str) -> str:
+def printable(text: str, *, keep: str = "\n\t") -> str:
     """A model's words must not move the cursor of whoever reads them."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)
+    return "".join(letter if letter.isprintable() or letter in keep else repr(letter)[1:-1] for letter in text)
+
+
+def in_a_line(text: str) -> str:
+    """The same for what must not look like a line of ours."""
+    return printable(text, keep="")
 
 
 def make_importable(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""`callgate tools`: what tools there are, and running one by hand, in the way a model's call would be run."""
+"""`callgate tools`: lists the tools, and runs one by hand in the way a model's call would be run."""
 
 import asyncio
 import json
@@ -126,15 +126,12 @@ def _approving(*, yes: bool) -> Any:
     from callgate.calls.outcome import Failed, FailureKind
 
     async def approve(tool: "Tool", call: "ReadyCall", report: "Report") -> "Failed | None":
-        if yes or (sys.stdin.isatty() and await asyncio.to_thread(_asked, tool.name, call.arguments)):
+        question = f"{tool.name} {json.dumps(call.arguments, ensure_ascii=False)} needs approval. Run it?"
+        if yes or (sys.stdin.isatty() and await asyncio.to_thread(typer.confirm, question, err=True)):
             return None
         return Failed("Not run: this tool needs approval; --yes gives it.", FailureKind.REFUSED)
 
     return approve
-
-
-def _asked(name: str, arguments: dict[str, Any]) -> bool:
-    return typer.confirm(f"{name} {json.dumps(arguments, ensure_ascii=False)} needs approval. Run it?", err=True)
 
 
 async def _report(message: str, fraction: float | None = None) -> None:

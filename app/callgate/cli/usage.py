@@ -36,7 +36,6 @@ def usage(
             store.close()
         except StoreUnusable as error:
             raise give_up(f"data_dir: {error}") from None
-    # By the operator's `model_info`, or litellm's list, which is loaded only where it is needed.
     from callgate.upstream.prices import price_of
 
     found: dict[str, Price | None] = {}
@@ -49,11 +48,8 @@ def usage(
         return
     typer.echo(f"{by:<28} {'requests':>9} {'failed':>7} {'calls':>7} {'tokens in':>11} {'tokens out':>11} {'cost':>12}")
     for row in rows:
+        cost = "no price" if row["cost"] is None else f"${row['cost']:.5f}"
         typer.echo(
             f"{row['name']:<28} {row['requests']:>9} {row['failed']:>7} {row['calls']:>7}"
-            f" {row['tokens_in']:>11} {row['tokens_out']:>11} {_money(row['cost']):>12}"
+            f" {row['tokens_in']:>11} {row['tokens_out']:>11} {cost:>12}"
         )
-
-
-def _money(dollars: float | None) -> str:
-    return "no price" if dollars is None else f"${dollars:.5f}"

@@ -1,4 +1,4 @@
-"""`callgate worker`, which runs tools for proxies, and `callgate pools`, which says how the pools do."""
+"""`callgate worker`, which runs tools for proxies, and `callgate pools`, which shows the state of the pools."""
 
 import asyncio
 import json

@@ -1,1 +1,1 @@
-"""What the operator wrote: its shape (`schema`), and the reading of it (`load`). Imports nothing of ours."""
+"""The configuration: its schema (`schema`), and reading it (`load`). Imports nothing of ours."""

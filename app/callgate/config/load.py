@@ -1,4 +1,5 @@
-"""From a file, the environment and the command line to a `Config`. All mistakes are reported at once, with their places.
+"""Reads a `Config` from a file, the environment and the command line. All mistakes are reported at once, with their
+places.
 
 What counts, in this order: flags, `CALLGATE_*` variables, the file, the defaults. Without any file the embedded one
 is read: the demo model and the built-in tools.

@@ -1,4 +1,4 @@
-"""A file of MCP servers that another program wrote: JSON, with comments, as editors and desktop programs keep it.
+"""Reads a file of MCP servers that another program wrote: JSON, with comments, as editors and desktop programs keep it.
 
 Its servers join those of the config, and its mistakes are reported with their places in it. It is read by the same reader as
 the config, since JSON is YAML once comments and tabs are gone.

@@ -1,5 +1,6 @@
-"""What pydantic found wrong, in the operator's words and at the operator's place in the file."""
+"""Translates pydantic's errors into messages for the operator, with the place in the file."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType, UnionType
 from typing import Any, Final, get_args, get_origin
@@ -23,7 +24,8 @@ def problems_of(document: Document, error: ValidationError) -> Iterator[Problem]
 
 
 def _in_document(document: Document, loc: Path) -> tuple[Path, Any]:
-    """Where an error is in the file. pydantic also names the chosen kind and union members, which the file does not."""
+    """Return the place of an error in the file. pydantic also names the chosen kind and union members, which the file
+    does not."""
     path: list[str | int] = []
     value = document.value
     kinds_passed: set[int] = set()
@@ -107,7 +109,9 @@ def _message(document: Document, path: Path, value: Any, details: ErrorDetails) 
         case "string_pattern_mismatch":
             return SHAPES.get(context["pattern"], "is not of the right form")
         case "union_tag_not_found":
-            return f"needs a `kind`: {_listed(_kinds(details['loc']))}"
+            chosen: Any = functools.reduce(_step, details["loc"], Config)
+            fields = [member.model_fields["kind"] for member in _members(chosen)]
+            return f"needs a `kind`: {_listed([tag for field in fields for tag in get_args(field.annotation)])}"
         case "missing" if path == ("model_list",):
             return "is required; the built-in model is `{model_name: demo, litellm_params: {model: demo/demo}}`"
         case _:
@@ -118,7 +122,7 @@ _MAX_CHOICES_SHOWN = 8
 
 
 def _not_a_choice(document: Document, path: Path, value: Any, choices: list[str], kind: str) -> str:
-    """What could stand there. What does stand there is compared with it only when it was written in the file."""
+    """List the possible values. The given one is compared with it only when it was written in the file."""
     where = (*path, "kind") if kind == "union_tag_invalid" else path
     given = value.get("kind") if kind == "union_tag_invalid" and isinstance(value, dict) else value
     hint = near(given, choices) if isinstance(given, str) and where not in document.referred else ""
@@ -175,13 +179,6 @@ def _set(kind: Any) -> Any:
     bare = members[0] if optional else kind
     inner = get_args(bare)[0] if hasattr(bare, "__metadata__") else bare
     return inner if optional and _is_section(inner) else kind
-
-
-def _kinds(loc: Path) -> list[str]:
-    kind: Any = Config
-    for part in loc:
-        kind = _step(kind, part)
-    return [tag for member in _members(kind) for tag in get_args(member.model_fields["kind"].annotation)]
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""OpenTelemetry's standard variables, taken into the config where the file does not say otherwise."""
+"""Reads OpenTelemetry's standard variables into the config where the file does not set them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -60,22 +60,11 @@ def _take(
 
 
 def _of_signal(environ: Mapping[str, str], name: str) -> tuple[str, str]:
-    """What is said of traces alone, or of all signals."""
+    """Return a variable's value for traces, else its value for all signals."""
     for variable in (f"{OTLP}TRACES_{name}", f"{OTLP}{name}"):
         if environ.get(variable, "").strip():
             return variable, environ[variable]
     return name, ""
-
-
-def _endpoint(value: str, variable: Mapping[str, str]) -> Mapping[str, Any]:
-    """One for all signals is a base; one for traces is meant as it is."""
-    if f"{OTLP}ENDPOINT" in variable:
-        return {"endpoint": f"{value.rstrip('/')}/v1/traces"}
-    return {"endpoint": value}
-
-
-def _headers(value: str, _: Mapping[str, str]) -> Mapping[str, Any]:
-    return {"headers": _pairs(value)}
 
 
 def _pairs(value: str) -> dict[str, str]:
@@ -132,8 +121,11 @@ def _exporter(value: str, _: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 _READERS: Final[tuple[tuple[str, Callable[[str, Mapping[str, str]], Mapping[str, Any]]], ...]] = (
-    ("ENDPOINT", _endpoint),
-    ("HEADERS", _headers),
+    (
+        "ENDPOINT",  # one for all signals is a base; one for traces is meant as it is
+        lambda value, found: {"endpoint": f"{value.rstrip('/')}/v1/traces" if f"{OTLP}ENDPOINT" in found else value},
+    ),
+    ("HEADERS", lambda value, _: {"headers": _pairs(value)}),
     ("TIMEOUT", _seconds),
     ("COMPRESSION", lambda value, _: {"compression": value.lower()}),
     ("PROTOCOL", _protocol),

@@ -1,4 +1,4 @@
-"""What can be wrong with a config, with its place and what to do. Never a secret's value."""
+"""The errors of a config: what is wrong, its place, and what to do. Never a secret's value."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""References in texts: `os.environ/NAME`, `${NAME}`, `${NAME:-default}` and `file:/run/secrets/name`.
+"""Resolves references in texts: `os.environ/NAME`, `${NAME}`, `${NAME:-default}` and `file:/run/secrets/name`.
 
 A variable that is unset or empty is refused unless it has a default: an empty API key fails later, and in a
 provider's words. Where `NAME` is not set but `NAME_FILE` is, the value is read from that file, as containers have it.
@@ -55,7 +55,11 @@ class References:
 
     def resolve(self, text: str) -> Resolved:
         if text.startswith(_LITELLM_PREFIX):
-            return self._from_litellm(text.removeprefix(_LITELLM_PREFIX))
+            name = text.removeprefix(_LITELLM_PREFIX)
+            if not _NAME.match(name):
+                raise BadReference("`os.environ/` should be followed by the name of a variable")
+            value, secret = self._variable(name, None)
+            return Resolved(value, (value,) if secret else (), referred=True)
         if found := _FILE.match(text):
             value = self._read(found["path"])
             return Resolved(value, (value,), referred=True)
@@ -68,12 +72,6 @@ class References:
         if "${" in text:
             return self._filled_in(text)
         return Resolved(text)
-
-    def _from_litellm(self, name: str) -> Resolved:
-        if not _NAME.match(name):
-            raise BadReference("`os.environ/` should be followed by the name of a variable")
-        value, secret = self._variable(name, None)
-        return Resolved(value, (value,) if secret else (), referred=True)
 
     def _filled_in(self, text: str) -> Resolved:
         parts: list[str] = []

@@ -1,4 +1,4 @@
-"""Which names of fields, headers and variables mean that the value is a secret. One list for config and logs."""
+"""Recognizes the names of fields, headers and variables that hold secrets. One list for config and logs."""
 
 import re
 from functools import lru_cache
@@ -22,7 +22,8 @@ LONGEST_REMEMBERED = 64
 
 
 def means_secret(name: str) -> bool:
-    """Whether a value under this name is to be kept out of sight: `api_key`, `X-Api-Key`, `clientSecret`, `DB_PASSWORD`."""
+    """True if a value under this name is to be kept out of sight: `api_key`, `X-Api-Key`, `clientSecret`,
+    `DB_PASSWORD`."""
     return _means_secret(name) if len(name) <= LONGEST_REMEMBERED else _means_secret.__wrapped__(name)
 
 

@@ -1,4 +1,4 @@
-"""Noticing that a config file has changed, in whatever way: written in place, replaced, or a link turned elsewhere.
+"""Notices that a config file has changed: written in place, replaced, or a link turned elsewhere.
 
 Folders are watched and not files. An editor puts a new file in the old one's place, and Kubernetes mounts a file as a
 link into a folder that is itself a link, which it turns to another folder. What counts in the end is what is read.

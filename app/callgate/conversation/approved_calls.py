@@ -1,4 +1,4 @@
-"""Calls of an earlier turn that were approved since: they run before the model is asked again."""
+"""Runs calls of an earlier turn that were approved since, before the model is asked again."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ class ApprovedCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClientApprovals(msgspec.Struct, gc=False):
-    """What a client decides about by itself, and has decided."""
+    """The calls that a client approves by itself, and its decisions."""
 
     asks: Callable[[str | None, str], bool]
     """Whether calls of a source's tool wait for the client. The source is None where it is not known."""

@@ -1,7 +1,10 @@
-"""The attempts at one turn: who was asked, what failed, and who is asked next where an answer breaks off."""
+"""The attempts at one turn: the deployments that were asked, the failures, and the next one where an answer breaks
+off."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
+
+import msgspec
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import NOBODY, Attempt, Responder
@@ -11,16 +14,16 @@ UNGUIDED = 3
 
 
 class Repeater(Protocol):
-    """What knows who else can be asked."""
+    """Finds the next deployment to ask."""
 
     @property
     def number(self) -> int:
-        """How often somebody was asked."""
+        """The number of attempts."""
         ...
 
     @property
     def by(self) -> Responder:
-        """Who was asked last."""
+        """The deployment that was asked last."""
         ...
 
     def succeeded(self) -> None:
@@ -36,16 +39,13 @@ class Repeater(Protocol):
         ...
 
 
-class Attempts:
+class Attempts(msgspec.Struct, eq=False):
     """The attempts at one turn. A model that has several ways to be asked takes charge of them."""
 
-    __slots__ = ("_asked", "emit", "in_charge", "turn")
-
-    def __init__(self, turn: int, emit: Callable[[Attempt], Awaitable[None]]) -> None:
-        self.turn = turn
-        self.emit = emit
-        self.in_charge: Repeater | None = None
-        self._asked = 1
+    turn: int
+    emit: Callable[[Attempt], Awaitable[None]]
+    in_charge: Repeater | None = None
+    _asked: int = 1
 
     @property
     def number(self) -> int:
@@ -69,7 +69,7 @@ class Attempts:
             await self.emit(Attempt(self.turn, self._asked, NOBODY, seconds, status=200, reason=reason))
 
     async def go_on(self, failure: ChatError) -> bool:
-        """Whether the turn may be asked for once more, after a failure of which nothing was passed on."""
+        """Prepare another attempt after a failure of which nothing was passed on; return whether there may be one."""
         if self.in_charge is None:
             self._asked += 1
             return self._asked <= UNGUIDED

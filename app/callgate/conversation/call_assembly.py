@@ -153,7 +153,8 @@ class CallAssembler(msgspec.Struct, eq=False):
             call.id_usable = False
 
     def _fate(self, candidate: "_OpenCall", delta: CallDelta, given: "_GivenId", arguments: Any) -> "_Fate":
-        """What a fragment is to its candidate. Only one that has a name can be something else than a continuation."""
+        """Classify a fragment in relation to its candidate. Only one that has a name can be something else than a
+        continuation."""
         name = delta.name
         if not name:
             return _Fate.CONTINUES
@@ -164,7 +165,7 @@ class CallAssembler(msgspec.Struct, eq=False):
             candidate.name, candidate.named_late = name, bool(candidate.arguments)
             return _Fate.CONTINUES
         both_indexes = delta.index is not None and candidate.index is not None
-        if both_ids and both_indexes and delta.index != candidate.index:
+        if both_indexes and delta.index != candidate.index:  # it was found by its id
             return _Fate.OPENS
         if name == candidate.name:
             if arguments is None or (isinstance(arguments, str) and arguments.isspace()):
@@ -241,10 +242,12 @@ class CallAssembler(msgspec.Struct, eq=False):
     @property
     def size(self) -> int:
         """Bytes of the arguments that came."""
-        legacy = self._legacy.size if self._legacy is not None else 0
-        return legacy + sum(call.arguments.size for call in self._calls)
+        size = self._legacy.size if self._legacy is not None else 0
+        for call in self._calls:
+            size += call.arguments.size
+        return size
 
-    def found(self, *, in_order: bool = True) -> list[FoundCall]:
+    def found(self, *, in_order: bool) -> list[FoundCall]:
         """The calls that came. `in_order` says that the body of the answer ended with its end mark."""
         if not self._calls and self._legacy is not None:
             name = "".join(self._legacy_names) or None
@@ -294,7 +297,7 @@ class CallAssembler(msgspec.Struct, eq=False):
             call.doubtful |= tool is None or bool(tool.parameters.get("properties"))
         is_from_middle = any(not call.name and _begins_inside(call) for call in stray)
         for call in self._calls if is_from_middle else stray:
-            call.doubtful |= (is_from_middle or bool(blank)) and call.name is not None and call.written is None
+            call.doubtful |= (is_from_middle or bool(blank)) and call.name is not None
 
     def _doubt_pieces(self) -> None:
         """Where one call may be a piece of another, what makes an object may be only a part of one, or what is left of it."""
@@ -302,12 +305,12 @@ class CallAssembler(msgspec.Struct, eq=False):
         chains: dict[int, list[_OpenCall]] = {}
         for call in self._calls:
             before = call.may_continue
-            chain = chains.setdefault(id(call), []) if before is None else chains.setdefault(id(before), [before])
+            chain = [] if before is None else chains[id(before)]
             chain.append(call)
             chains[id(call)] = chain
             if before is not None and call.opened_inside:
                 call.doubtful = before.doubtful = True
-        for chain in {id(chain): chain for chain in chains.values() if len(chain) > 1}.values():
+        for chain in {id(chain): chain for chain in chains.values()}.values():
             of_chain = [states[id(call)] for call in chain]
             for call in chain[: None if _Written.WHOLE in of_chain or _Written.PART in of_chain else -1]:
                 is_blank = states[id(call)] is _Written.NOTHING
@@ -336,13 +339,13 @@ class CallAssembler(msgspec.Struct, eq=False):
             from_text=from_text,
             in_order=in_order,
             ended=from_text or (in_order and self._last_orderly > call.reasons_before),
-            reason_came_before=call.reasons_before > 0 and not from_text,
+            reason_came_before=call.reasons_before > 0,
             extras=call.extras,
             custom=call.custom,
         )
 
     def _flaw_of(self, call: "_OpenCall") -> Flaw | None:
-        """What is wrong with a call whatever its arguments say: of too large ones there is only the beginning left."""
+        """Return the flaw of a call that its arguments cannot show: of too large ones only the beginning is left."""
         if call.arguments.too_large:
             return Flaw.ARGUMENTS_TOO_LARGE
         written = call.written
@@ -360,7 +363,7 @@ class CallAssembler(msgspec.Struct, eq=False):
 
 
 class _Fate(Enum):
-    """What becomes of a fragment that has a candidate."""
+    """The treatment of a fragment that has a candidate."""
 
     CONTINUES = auto()
     OPENS = auto()
@@ -368,7 +371,7 @@ class _Fate(Enum):
 
 
 class _Written(Enum):
-    """How much of its arguments a call has."""
+    """The state of a call's arguments: none, some or a whole object."""
 
     NOTHING = auto()
     PART = auto()
@@ -383,7 +386,7 @@ def _state_of(call: "_OpenCall") -> _Written:
 
 
 def _begins_inside(call: "_OpenCall") -> bool:
-    """Whether what a call has is neither an object nor the beginning of one."""
+    """True if what a call has is neither an object nor the beginning of one."""
     try:
         call.arguments.read()
     except ArgumentsError as error:

@@ -44,8 +44,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
     _began: float = msgspec.field(default_factory=time.monotonic)
     _sees: bool = False
     _events: list[TurnEnded | ChatEnded] = []
-    _attempts: list[tuple[float, Attempt]] = []
-    """And when each ended. There are none where the first was answered."""
+    failed_attempts: list[tuple[float, Attempt]] = []
+    """And when each ended. There are none where the first was answered by whose turn it was."""
     _recovered: list[dict[str, Any]] = []
     _outcomes: dict[tuple[int, str], dict[str, Any]] = {}
 
@@ -60,23 +60,19 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
 
     @property
     def began(self) -> float:
-        """When the chat began, by the monotonic clock."""
+        """The monotonic time at which the chat began."""
         return self._began
-
-    @property
-    def has_failed_attempts(self) -> bool:
-        return bool(self._attempts)
 
     def happened(self) -> list[tuple[float, ChatEvent]]:
         """The first turn of a chat that nobody recorded while it was under way, with seconds since its beginning."""
-        if not (self._attempts or self._events):
+        if not (self.failed_attempts or self._events):
             return []
         now = self._clock() - self._began
-        return [(0.0, TurnStarted(0)), *self._attempts, *((now, event) for event in self._events)]
+        return [(0.0, TurnStarted(0)), *self.failed_attempts, *((now, event) for event in self._events)]
 
     @handles(handlers, Attempt)
     def _attempt(self, event: Attempt) -> None:
-        self._attempts.append((self._clock() - self._began, event))
+        self.failed_attempts.append((self._clock() - self._began, event))
 
     @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
@@ -105,16 +101,18 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
         report["ms"] = _milliseconds(self._clock() - self._began)
         if self._recovered:
             report["recovered"] = self._recovered
-        if self._attempts:
-            report["attempts"] = [self._shown(attempt) for _, attempt in self._attempts]
+        if self.failed_attempts:
+            report["attempts"] = [self._shown(attempt) for _, attempt in self.failed_attempts]
         return report
 
     def _turn(self, index: int, answer: TurnAccount) -> dict[str, Any]:
-        rows = [
-            self._call(call, owner) | self._outcomes.get((index, call.id), {})
-            for owner, calls in (("house", answer.run), ("client", answer.handed_back), (None, answer.broken))
-            for call in calls
-        ]
+        rows: list[dict[str, Any]] = []
+        if answer.run or answer.handed_back or answer.broken:
+            rows = [
+                self._call(call, owner) | self._outcomes.get((index, call.id), {})
+                for owner, calls in (("house", answer.run), ("client", answer.handed_back), (None, answer.broken))
+                for call in calls
+            ]
         turn: dict[str, Any] = {
             "finish_reason": answer.reasons[-1] if answer.reasons else None,
             "findings": list(map(str, answer.findings)),
@@ -160,6 +158,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
             shown["waited_ms"] = _milliseconds(attempt.wait)
         if attempt.reason:
             shown["reason"] = attempt.reason
+        if attempt.instead_of:
+            shown["instead_of"] = attempt.instead_of
         return shown
 
     def _who(self, by: Responder) -> dict[str, Any]:

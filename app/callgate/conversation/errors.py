@@ -1,4 +1,4 @@
-"""Failures that are reported to the client, in its terms. Everything else is a value for the model or a crash for us."""
+"""Errors for the client, with status and code. Everything else is a value for the model or a crash for us."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""What happens in a chat, as values.
+"""The events of a chat, as values.
 
 `ModelEvent`s are what a model just did; `upstream` and `dialects` make them out of whatever a provider
 sent, and beyond those packages nobody looks at a provider's shapes again. The loop folds them into a `Turn`
@@ -17,8 +17,8 @@ from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
 # What a model does ------------------------------------------------------------------------------
 
 
-class ProviderHead(msgspec.Struct, frozen=True, gc=False):
-    """What the provider says of its answer as a whole; the first one of a turn counts."""
+class ProviderHead(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The provider's fields of the answer as a whole; the first one of a turn counts. Recorded as it is."""
 
     id: str | None = None
     model: str | None = None
@@ -170,7 +170,7 @@ ModelEvent: TypeAlias = (
 
 
 class StreamEnd(StrEnum):
-    """How the body of an answer ended, below all finish reasons."""
+    """The end of an answer's body, whatever its finish reasons."""
 
     DONE = "done"
     EOF = "eof"
@@ -205,15 +205,15 @@ class TurnStarted(msgspec.Struct, frozen=True, gc=False):
 
 
 class ModelOutput(msgspec.Struct, frozen=True, gc=False):
-    """What one read of the model's answer brought, in order."""
+    """The events of one read of the model's answer, in order."""
 
     turn: int
     events: Sequence[ModelEvent]
 
 
 def is_for_listeners(events: Sequence[ModelEvent]) -> bool:
-    """Whether somebody but the turn may care for these events. Fragments of calls are shown to nobody, and there may be
-    thousands of them."""
+    """True if listeners may need these events, beside the turn. Fragments of calls are shown to nobody, and there may
+    be thousands of them."""
     for event in events:  # noqa: SIM110 - a generator would cost more than all the rest that is done with a chunk
         if type(event) is not CallDelta:
             return True
@@ -221,7 +221,7 @@ def is_for_listeners(events: Sequence[ModelEvent]) -> bool:
 
 
 class Responder(msgspec.Struct, frozen=True, gc=False):
-    """Who answers a question to a model."""
+    """The deployment that answers a model request."""
 
     model: str = ""
     """The name in the config: the model that was asked for, or a fallback of its."""
@@ -238,8 +238,9 @@ NOBODY = Responder()
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):
-    """A deployment was asked for a turn, and failed; or answered after others had failed, or although it was to be left
-    alone. Of an answer at the first attempt there is none: its turn says who gave it.
+    """A deployment was asked for a turn, and failed; or answered after others had failed, or in the place of one that is
+    left alone, or although it was to be left alone itself. Of any other answer at the first attempt there is none: its turn
+    says who gave it.
 
     With a failure, nothing of the turn has been passed on, or nothing more of it will be.
     """
@@ -262,6 +263,8 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     """The deployment did its part: the request was at fault."""
     anyway: bool = False
     """It was to be left alone for having failed, and was asked because there was nobody else."""
+    instead_of: str = ""
+    """The deployment whose turn it was, and which is left alone."""
 
 
 class TurnEnded(msgspec.Struct, frozen=True, gc=False):
@@ -272,7 +275,7 @@ class TurnEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class TurnAccount(msgspec.Struct, frozen=True, gc=False):
-    """What there is to say of a finished turn, for listeners; the turn itself stays with the loop."""
+    """The facts of a finished turn for listeners; the turn itself stays with the loop."""
 
     reasons: tuple[str, ...]
     """The finish reasons as the provider wrote them."""
@@ -316,6 +319,10 @@ class CallProgress(msgspec.Struct, frozen=True, gc=False):
     call: ReadyCall
     message: str
     fraction: float | None = None
+    waits_for: str = ""
+    """The id of the approval that it waits for now."""
+    approved: bool = False
+    """A person let it run. Who that was stays with the operator."""
 
 
 class CallEnded(msgspec.Struct, frozen=True, gc=False):

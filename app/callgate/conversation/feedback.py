@@ -1,4 +1,4 @@
-"""Writes what a model gets back for a call that did not run: what was wrong, and what to do next.
+"""Writes the result that a model gets for a call that did not run: what was wrong, and what to do next.
 
 The texts go back on the tool-result channel. They are short JSON with fixed keys, because models read those reliably
 and so do people looking at a trace. They are bounded: a schema is cut down to the part that matters, and nothing a
@@ -116,7 +116,7 @@ def _quote(text: str, limit: int = MAX_QUOTE) -> str:
 
 
 def _suggested(word: str, known: Iterable[str]) -> dict[str, Any]:
-    """What may have been meant. It says what a check's own note says of it, so that the note gives way."""
+    """Return a suggestion of what was meant. It includes the check's own note, which is then left out."""
     near = close_names(word, known) if word else []
     return {"did_you_mean": near, "note": ""} if near else {}
 

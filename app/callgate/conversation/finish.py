@@ -1,4 +1,4 @@
-"""What finish reasons claim, held against what came.
+"""Compares the finish reason of a turn with the calls that came.
 
 A finish reason is a witness, not a gate. It is put into one of five classes, compared with the calls that were found,
 and every disagreement is a finding. Only a turn that the provider did not finish is a failure, and runs nothing.
@@ -15,7 +15,7 @@ from callgate.conversation.events import StreamEnd
 
 
 class FinishClass(IntEnum):
-    """What a finish reason means. When a turn has several, the highest counts."""
+    """The meaning of a finish reason. When a turn has several, the highest counts."""
 
     STOP = 0
     TOOL_CALLS = 1
@@ -67,7 +67,7 @@ def classify(reason: str) -> FinishClass:
 
 
 class Finish(msgspec.Struct, frozen=True, gc=False):
-    """How a turn ended, before its calls are looked at."""
+    """The end of a turn, before its calls are looked at."""
 
     reasons: tuple[str, ...]
     winner: FinishClass | None
@@ -76,8 +76,8 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
 
 
 def judge_finish(reasons: Sequence[str], end: StreamEnd, *, error: bool) -> Finish:
-    """What the finish reasons of a turn, an error in it and the end of its body come to."""
-    winner = None if not reasons else classify(reasons[0]) if len(reasons) == 1 else max(map(classify, reasons))
+    """Combine the finish reasons of a turn, an error in it and the end of its body into one `Finish`."""
+    winner = max(map(classify, reasons), default=None)
     unfinished = winner is None
     if error or winner is FinishClass.ERROR or (unfinished and end is StreamEnd.ERROR):
         failure = Flaw.UPSTREAM_ERROR
@@ -91,7 +91,7 @@ def judge_finish(reasons: Sequence[str], end: StreamEnd, *, error: bool) -> Fini
 
 
 def finish_findings(finish: Finish, *, calls_found: bool, from_text: bool) -> list[Finding]:
-    """Where the claim and what came disagree. Where calls are written as text, `stop` says nothing about them."""
+    """Return findings where the finish reason and the calls disagree. For calls in text `stop` means nothing."""
     found: list[Finding] = []
     if not _STANDARD.issuperset(finish.reasons):
         found.append(Finding.NONSTANDARD_FINISH_REASON)
@@ -99,13 +99,8 @@ def finish_findings(finish: Finish, *, calls_found: bool, from_text: bool) -> li
         found.append(Finding.UPSTREAM_ERROR)
     if calls_found and finish.winner is FinishClass.LENGTH:
         found.append(Finding.TOOL_CALLS_WITH_LENGTH)
-    if not from_text:
-        found += _native_findings(finish, calls_found=calls_found)
-    return found
-
-
-def _native_findings(finish: Finish, *, calls_found: bool) -> list[Finding]:
-    found: list[Finding] = []
+    if from_text:
+        return found
     if len(finish.reasons) > 1 and len({classify(reason) for reason in finish.reasons}) > 1:
         found.append(Finding.CONFLICTING_FINISH_REASONS)
     if not finish.reasons and finish.failure is not Flaw.UPSTREAM_ERROR:

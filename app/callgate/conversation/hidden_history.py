@@ -1,4 +1,4 @@
-"""Puts back what a client was not shown of its own chat.
+"""Restores the turns of a chat that its client was not shown (server-side calls and results).
 
 A client that gets calls of its own back sees nothing of what was done here on the way to them: earlier turns that ran
 our tools, our calls beside its own, the model's signatures. All of that is one `HiddenTurns`. It is kept under the ids of
@@ -74,7 +74,7 @@ class CallingTurn:
 
 
 def handle_of(id: str, messages: Sequence[Message], place: int) -> str:
-    """What a call is known by, that was or will be made at a place of a history. An id alone, if it is random; one that was
+    """Return the handle of a call at a place of a history. An id alone, if it is random; one that was
     counted (`call_0`) comes in every conversation, and means something only after all that the user said in this one."""
     return _UserTexts(messages).handle(id, place)
 
@@ -85,8 +85,11 @@ def handles_in(messages: Sequence[Message]) -> list[str]:
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
-    """Whether a history may have calls in it that a client gave back."""
-    return any(isinstance(message, msgspec.Raw) and _CALLS in bytes(message) for message in messages)
+    """True if a history may have calls in it that a client gave back."""
+    for message in messages:  # noqa: SIM110 - of each request, and a generator costs as much again
+        if isinstance(message, msgspec.Raw) and _CALLS in bytes(message):
+            return True
+    return False
 
 
 def calling_turns(messages: Sequence[Message]) -> Iterator[CallingTurn]:
@@ -162,13 +165,11 @@ def without_repeats(messages: Sequence[Message], shown: frozenset[str]) -> tuple
     kept: list[Message] = []
     for message in messages:
         head = _head_of(message, _CALLS) or _head_of(message, _ANSWERS)
-        if head is None or not (head.tool_call_id in repeated or _are_all_in(repeated, head.tool_calls)):
+        calls = () if head is None else head.tool_calls or ()
+        are_all_repeated = bool(calls) and all(call.id in repeated for call in calls)
+        if head is None or not (head.tool_call_id in repeated or are_all_repeated):
             kept.append(message)
     return tuple(kept)
-
-
-def _are_all_in(ids: set[str], calls: Sequence[HandedCall] | None) -> bool:
-    return bool(calls) and all(call.id in ids for call in calls or ())
 
 
 def _whole_turn(hidden: HiddenTurns, calls: Sequence[HandedCall], answers: dict[str, Message]) -> Iterator[Message]:

@@ -1,4 +1,4 @@
-"""Ids of our own making. They distinguish things and protect nothing, so they need no system call for every one."""
+"""Generates ids. They distinguish things and protect nothing, so they need no system call for every one."""
 
 import time
 from random import Random
@@ -6,17 +6,17 @@ from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["call"]
 
-_bytes = Random().randbytes  # noqa: S311 - seeded by the system, once for the process
+_bits = Random().getrandbits  # noqa: S311 - seeded by the system, once for the process
 
 
 def new_id(kind: Kind) -> str:
     """96 random bits: two of them are never the same."""
-    return f"{kind}_{_bytes(12).hex()}"
+    return f"{kind}_{_bits(96):024x}"
 
 
 def new_request_id() -> str:
     """The same without digits: it stands in errors, and some clients take any `500` in one for a reason to ask again."""
-    return f"req_{_bytes(12).hex().translate(_LETTERS)}"
+    return "req_" + f"{_bits(96):024x}".translate(_LETTERS)
 
 
 _LETTERS = str.maketrans("0123456789", "ghijklmnop")
@@ -24,4 +24,4 @@ _LETTERS = str.maketrans("0123456789", "ghijklmnop")
 
 def new_run_id() -> str:
     """Milliseconds and 52 random bits: ids that sort by time are added at the end of an index, however large it is."""
-    return f"run_{time.time_ns() // 1_000_000:011x}{_bytes(7).hex()[:13]}"
+    return f"run_{time.time_ns() // 1_000_000:011x}{_bits(52):013x}"

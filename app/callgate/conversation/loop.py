@@ -64,7 +64,7 @@ _PASSED_ENDINGS = {
 
 
 class Rules(msgspec.Struct, frozen=True, gc=False):
-    """How far a chat may go."""
+    """The limits of a chat."""
 
     max_iterations: int = 10
     """Turns that run tools."""
@@ -144,7 +144,8 @@ class _Conversation(msgspec.Struct):
             turn, plan = await self._listen()
             ending = _PASSED_ENDINGS[turn.winner] if turn.passed else await self._ending(turn, plan)
             if ending is not None:
-                await self._emit_held(plan)
+                if self.held:
+                    await self._emit_held(plan)
                 await self.emit(ChatEnded(ending, self.usage, self.transcript.messages, turn))
                 return ending
             if not turn.calls:
@@ -160,9 +161,9 @@ class _Conversation(msgspec.Struct):
         """One answer of the model, whole, and where its calls go. Asked again while it breaks off with nothing of it
         passed on."""
         question, emit, index = self._question(), self.emit, self.index
-        may_pass = isinstance(question, Passthrough)
-        is_emitted = not self.format_kept_back or isinstance(question, Passthrough) or not question.tools
-        self.held = [] if not may_pass and self._holds_text(question) else None
+        to_read = question if isinstance(question, ModelRequest) else None
+        is_emitted = to_read is None or not (self.format_kept_back and to_read.tools)
+        self.held = [] if to_read is not None and self._holds_text(to_read) else None
         await emit(TurnStarted(index))
         attempts = Attempts(index, emit)
         began = asked = self.clock()
@@ -175,7 +176,7 @@ class _Conversation(msgspec.Struct):
                 async with self.model.ask(question, attempts) as answer:
                     lane, is_begun, first = answer.lane, False, self.clock() - began
                     async for events in answer:
-                        if may_pass and type(piece := events[0]) is Passed:
+                        if to_read is None and type(piece := events[0]) is Passed:
                             if passed is None:
                                 passed = PassedTurn()
                             if piece.reasons or piece.usage or len(events) > 1:
@@ -234,20 +235,18 @@ class _Conversation(msgspec.Struct):
         return turn, plan
 
     def _was_shown(self, turn: Turn) -> bool:
-        """Whether a client has seen anything of a turn: it cannot be taken back, and what is asked again would follow it."""
+        """True if a client has seen anything of a turn: it cannot be taken back, and what is asked again would follow
+        it."""
         text = self.held is None and (turn.text or turn.logprobs)
         fields = turn.extra_fields
         if ITEMS in fields and not thoughts_in(fields[ITEMS]):
             fields = {name: value for name, value in fields.items() if name != ITEMS}
         return bool(text or turn.reasoning or fields or turn.passed)
 
-    def _holds_text(self, question: ModelRequest | Passthrough) -> bool:
-        """Whether text waits for the end of its turn: it is no part of an answer in JSON if the turn calls a tool of ours."""
-        if (
-            isinstance(question, Passthrough)
-            or not question.tools
-            or not (given := question.params.get("response_format"))
-        ):
+    def _holds_text(self, question: ModelRequest) -> bool:
+        """True if text waits for the end of its turn: it is no part of an answer in JSON if the turn calls a tool of
+        ours."""
+        if not question.tools or not (given := question.params.get("response_format")):
             return False
         form = raw_json.read(given)
         return (
@@ -295,16 +294,14 @@ class _Conversation(msgspec.Struct):
         cut = turn.winner is FinishClass.LENGTH
         if turn.failure is Flaw.CONTENT_FILTER:
             return Ending(EndingKind.GAVE_UP, "content_filter", "content_filter")
-        if self.limit == FORMAT_IS_DUE:
-            return Ending(EndingKind.ANSWERED, "length" if cut else "stop")
-        if self.limit:
+        if self.limit and self.limit != FORMAT_IS_DUE:
             return Ending(EndingKind.TURN_LIMIT, "length" if cut else "stop", self.limit)
-        if not turn.calls and self.format_kept_back:
+        if self.limit or (not turn.calls and not self.format_kept_back):
+            return Ending(EndingKind.ANSWERED, "length" if cut else "stop")
+        if not turn.calls:
             self.limit = FORMAT_IS_DUE
             self.index += 1
             return None
-        if not turn.calls:
-            return Ending(EndingKind.ANSWERED, "length" if cut else "stop")
         if plan.theirs:
             # Ours run first: the client cannot come back before everything but its own answers is there.
             answers = await self._answer(plan)
@@ -333,9 +330,8 @@ class _Conversation(msgspec.Struct):
             self.limit = "max_iterations"
             return answers | _refuse(plan.ours, feedback.LIMIT_REACHED)
         now, most = plan.ours, self.rules.max_calls_per_turn
-        if len(now) > most:
-            answers |= _refuse(now[most:], feedback.TOO_MANY_CALLS)
-            now = now[:most]
+        answers |= _refuse(now[most:], feedback.TOO_MANY_CALLS)
+        now = now[:most]
         if self.rules.max_calls is not None and len(now) > (left := self.rules.max_calls - self.called):
             answers |= _refuse(now[left:], feedback.ENOUGH_CALLS)
             now = now[:left]

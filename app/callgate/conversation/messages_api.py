@@ -1,4 +1,4 @@
-"""What Anthropic's Messages API says in words of its own, for whoever reads it and whoever writes it."""
+"""Constants and fields of Anthropic's Messages API, shared by its face and its lane."""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,4 +1,5 @@
-"""What the loop needs from the world, as protocols. Other packages implement them; the core imports none of them."""
+"""The protocols that the loop depends on: models, toolboxes, listeners. Other packages implement them; the core imports
+none of them."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -89,12 +90,12 @@ class ModelAnswer(Protocol):
 
     @property
     def reason_is_raw(self) -> bool:
-        """Whether finish reasons are the provider's own. To be asked at the end, which may be when it is known."""
+        """True if finish reasons are the provider's own. To be asked at the end, which may be when it is known."""
         ...
 
     @property
     def lane(self) -> str:
-        """Which way the model was reached, as the config names it: `direct`, `translated`, `litellm`."""
+        """The lane on which the model was reached, as the config names it: `direct`, `translated`, `litellm`."""
         ...
 
     def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]: ...
@@ -153,7 +154,7 @@ def _fit_for_chats(message: Message, *, signed: bool) -> Message:
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
-    """Where each settled call of a turn goes. Each lands in exactly one pile."""
+    """The destination of each settled call of a turn. Each lands in exactly one pile."""
 
     ours: tuple[ReadyCall, ...]
     theirs: tuple[Call, ...]
@@ -171,17 +172,17 @@ class Toolbox(Protocol):
 
     @property
     def schemas(self) -> Sequence[msgspec.Raw]:
-        """What the model is offered, encoded."""
+        """The schemas of the tools that the model is offered, encoded."""
         ...
 
     def plan(self, calls: Sequence[Call]) -> Plan: ...
 
     def is_clients(self, name: str | None) -> bool:
-        """Whether a tool of this name came in the request."""
+        """True if a tool of this name came in the request."""
         ...
 
     def writes(self, call: ReadyCall) -> bool:
-        """Whether the tool may change the world, so that nobody must repeat it lightly."""
+        """True if the tool may change the world, so that nobody must repeat it lightly."""
         ...
 
     async def run(self, call: ReadyCall, report: "Report") -> Outcome:
@@ -189,14 +190,23 @@ class Toolbox(Protocol):
         ...
 
 
+class ApprovalNotice(str):
+    """What is reported of a call while a person is asked, and once it may run. The words of a tool are never one."""
+
+    __slots__ = ()
+
+    @property
+    def wanted(self) -> str:
+        """The id of the question; nothing once the call may run."""
+        return self.removeprefix(APPROVAL_WANTED) if self.startswith(APPROVAL_WANTED) else ""
+
+
 APPROVAL_WANTED = "waiting for approval "
-"""What a tool's report begins with while a person is asked; the id of the question follows."""
-APPROVAL_GIVEN = "approved"
-"""What it says once the call may run. Who said so stays with the operator."""
+APPROVAL_GIVEN = ApprovalNotice("approved")
 
 
 class Report(Protocol):
-    """How a running tool says how far it is."""
+    """The function by which a running tool reports progress."""
 
     async def __call__(self, message: str, fraction: float | None = None) -> None: ...
 

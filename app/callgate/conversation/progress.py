@@ -6,7 +6,7 @@ from typing import Final
 
 from callgate.calls.states import ReadyCall
 from callgate.conversation.events import CallProgress
-from callgate.conversation.ports import Emit
+from callgate.conversation.ports import ApprovalNotice, Emit
 
 BURST: Final = 100
 """Messages that one call may report at once."""
@@ -17,7 +17,7 @@ LONGEST: Final = 2000
 
 
 class CallReports:
-    """What the tool of one call is given to report with."""
+    """The progress reports of one call, limited in rate and length."""
 
     def __init__(self, emit: Emit, turn: int, call: ReadyCall, clock: Callable[[], float]) -> None:
         self._emit, self._turn, self._call, self._clock = emit, turn, call, clock
@@ -30,4 +30,8 @@ class CallReports:
         self._at = now
         if self._left >= 1:
             self._left -= 1
-            await self._emit(CallProgress(self._turn, self._call, message[:LONGEST], fraction))
+            waits_for, approved = "", False
+            if isinstance(message, ApprovalNotice):
+                waits_for, approved = message.wanted, not message.wanted
+            said = str(message[:LONGEST])
+            await self._emit(CallProgress(self._turn, self._call, said, fraction, waits_for, approved))

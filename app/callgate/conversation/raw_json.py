@@ -1,4 +1,4 @@
-"""What a client sent is kept as its bytes until something has to look inside, and most of it nothing ever does."""
+"""JSON that is kept as the client's bytes, and parsed only when something has to look inside."""
 
 from typing import Any
 

@@ -1,7 +1,9 @@
-"""Models whose answers were read already."""
+"""A model with an answer that was read before."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+
+import msgspec
 
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent
@@ -37,14 +39,12 @@ class ReadTurns:
         yield ReadAnswer(next(self._turns, ()), self._lane)
 
 
-class ReadAnswer:
+class ReadAnswer(msgspec.Struct, eq=False):
     """An answer that was read to its end, as one batch."""
 
-    reason_is_raw = True
-
-    def __init__(self, events: Sequence[ModelEvent], lane: str) -> None:
-        self._events = events
-        self.lane = lane
+    _events: Sequence[ModelEvent]
+    lane: str
+    reason_is_raw: bool = True
 
     def __aiter__(self) -> "ReadAnswer":
         return self

@@ -1,4 +1,4 @@
-"""Turns that are kept, and given again to a chat that is carried on elsewhere.
+"""Replays stored turns to a chat that another process resumes.
 
 A model's events are all that a chat needs to do again what it did: the same events make the same turn, the same calls and
 the same decisions. So a chat is carried on by being played from its beginning, its first turns from what was kept.
@@ -17,6 +17,7 @@ from callgate.conversation import raw_json
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent, ReasoningDelta, TextDelta
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, TurnModel
+from callgate.conversation.read_model import ReadAnswer
 
 _KINDS: Final[Mapping[str, type[ModelEvent]]] = {kind.__name__: kind for kind in get_args(ModelEvent)}
 
@@ -106,14 +107,15 @@ class KeptModel:
         self._attempts = attempts
         if self._next < len(self._turns):
             self._next += 1
-            yield _GivenAgain(self._turns[self._next - 1])
+            turn = self._turns[self._next - 1]
+            yield ReadAnswer(turn.events, turn.lane, turn.reason_is_raw)
             return
         async with self._model.ask(ask, attempts) as answer:
             yield _Noted(answer, self._note)
 
     @property
     def has_more(self) -> bool:
-        """Whether the turn after this one is kept: all that this one wanted has been answered."""
+        """True if the turn after this one is kept: all that this one wanted has been answered."""
         return self._next < len(self._turns)
 
     async def keep(self) -> None:
@@ -126,21 +128,6 @@ class KeptModel:
 
     def _note(self, turn: KeptTurn) -> None:
         self._ended = turn
-
-
-class _GivenAgain:
-    def __init__(self, turn: KeptTurn) -> None:
-        self.lane, self.reason_is_raw = turn.lane, turn.reason_is_raw
-        self._events = turn.events
-
-    def __aiter__(self) -> "_GivenAgain":
-        return self
-
-    async def __anext__(self) -> Sequence[ModelEvent]:
-        events, self._events = self._events, ()
-        if not events:
-            raise StopAsyncIteration
-        return events
 
 
 class _Noted:

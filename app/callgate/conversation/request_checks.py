@@ -1,7 +1,6 @@
-"""What providers refuse in a request, checked where nobody checks it for us: where calls are written as text, and where a request
-is translated. A mistake would reach the model as a prompt that says something else, or come back as an error about a
-request that nobody sent.
-"""
+"""Checks a request as a provider would, where no provider does it for us: where calls are written as text, and where a
+request is translated. A mistake would reach the model as a prompt that says something else, or come back as an error
+about a request that nobody sent."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a model of the Responses API said in a turn, item by item, kept for its next turn."""
+"""The items of a turn on the Responses API, kept for the model's next turn."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -15,9 +15,5 @@ def without_items(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def thoughts_in(kept: Any) -> Sequence[Mapping[str, Any]]:
     """Those of what a model thought, whether or not it shows what. A provider on another lane may call anything so."""
-    return [each for each in kept if _is_thought(each)] if isinstance(kept, list) else ()
-
-
-def _is_thought(each: Any) -> bool:
-    item = each.get("item") if isinstance(each, dict) else None
-    return isinstance(item, dict) and item.get("type") == "reasoning"
+    items = [each for each in kept if isinstance(each, dict)] if isinstance(kept, list) else ()
+    return [it for it in items if isinstance(item := it.get("item"), dict) and item.get("type") == "reasoning"]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from callgate.calls.outcome import Failed, Image, Outcome
+from callgate.calls.outcome import Failed, Outcome
 from callgate.calls.states import ReadyCall
 from callgate.conversation.events import HiddenTurns
 from callgate.conversation.ports import Message
@@ -33,10 +33,11 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         A call that nobody answered is a mistake of ours and fails here, not at the provider.
         """
         results = [self._result(call.id, answers[call.id]) for call in turn.calls]
-        return self._with(turn.assistant_message(), *results, *self._images(answers[call.id] for call in turn.calls))
+        made = (turn.assistant_message(), *results, *self._images(answers[call.id] for call in turn.calls))
+        return replace(self, messages=(*self.messages, *made), made=(*self.made, *made))
 
     def hidden(self, turn: Turn, answers: Mapping[str, Outcome]) -> HiddenTurns | None:
-        """What a client does not know that gets the calls of this turn back which nobody answered; None if nothing."""
+        """The part of the turn that its client is not shown when it gets unanswered calls back; None if nothing."""
         assistant = turn.assistant_message()
         ours = [call.id for call in turn.calls if call.id in answers]
         if not (self.made or ours or assistant.keys() - GIVEN_BACK):
@@ -48,9 +49,6 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
             after=tuple(self._images(answers[id] for id in ours)),
             ran=tuple(call.id for call in turn.calls if call.id in answers and isinstance(call, ReadyCall)),
         )
-
-    def _with(self, *made: dict[str, Any]) -> "Transcript":
-        return replace(self, messages=(*self.messages, *made), made=(*self.made, *made))
 
     def _result(self, id: str, outcome: Outcome) -> dict[str, Any]:
         if isinstance(outcome, Failed) or not outcome.images:
@@ -64,13 +62,12 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
 
     def _images(self, outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
         images = [image for outcome in outcomes if not isinstance(outcome, Failed) for image in outcome.images]
-        return [_show(images)] if images and self.sees_images else []
-
-
-def _show(images: Sequence[Image]) -> dict[str, Any]:
-    """Tool messages take text only, so images follow in a user message."""
-    parts: list[dict[str, Any]] = [{"type": "text", "text": "Images returned by the tools above:"}]
-    parts += [
-        {"type": "image_url", "image_url": {"url": f"data:{image.mime_type};base64,{image.data}"}} for image in images
-    ]
-    return {"role": "user", "content": parts}
+        if not images or not self.sees_images:
+            return []
+        # Tool messages take text only, so images follow in a user message.
+        parts: list[dict[str, Any]] = [{"type": "text", "text": "Images returned by the tools above:"}]
+        parts += [
+            {"type": "image_url", "image_url": {"url": f"data:{image.mime_type};base64,{image.data}"}}
+            for image in images
+        ]
+        return [{"role": "user", "content": parts}]

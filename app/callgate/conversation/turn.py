@@ -6,7 +6,7 @@ Which fragment belongs to which call is decided in `call_assembly`; whether a ca
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -85,18 +85,14 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
         return message
 
 
-class PassedTurn:
+class PassedTurn(msgspec.Struct, eq=False):
     """Folds what was noticed in an answer that goes to the client in its provider's own bytes."""
 
-    __slots__ = ("_error", "_reasons", "_usage")
-
-    is_large = False
+    is_large: ClassVar = False
     """It holds no arguments."""
-
-    def __init__(self) -> None:
-        self._reasons: tuple[str, ...] = ()
-        self._usage: Mapping[str, Any] | None = None
-        self._error: ProviderError | None = None
+    _reasons: tuple[str, ...] = ()
+    _usage: Mapping[str, Any] | None = None
+    _error: ProviderError | None = None
 
     def feed(self, passed: Passed, events: Sequence[ModelEvent]) -> None:
         self._reasons += passed.reasons
@@ -133,23 +129,24 @@ class TurnBuilder:
     """Folds the events of one answer. Feeding costs the same however much has come; nothing is joined or parsed
     before the end."""
 
+    _prompted: PromptedCalling | None = None
+    _usage: Mapping[str, Any] | None = None
+    _head: ProviderHead | None = None
+    _error: ProviderError | None = None
+    _thinking: "ThinkingBlocks | None" = None
+
     def __init__(self, offer: Offer, ids: Callable[[], str], *, argument_bytes: int | None = None) -> None:
         """`argument_bytes`: how much one call's arguments may be; None for as much as comes."""
         self._offer = offer
         self._noticed: dict[Finding, None] = {}
         """Each once, in their order."""
         self._calls = CallAssembler(offer, ids, self._noticed, argument_bytes)
-        self._prompted: PromptedCalling | None = None
         self._not_run: list[CallNotRun] = []
         self._texts: list[str] = []
         self._reasoning: dict[str, list[str]] = {}
         self._reasons: list[str] = []
-        self._usage: Mapping[str, Any] | None = None
-        self._head: ProviderHead | None = None
-        self._error: ProviderError | None = None
         self._logprobs: list[Mapping[str, Any]] = []
         self._extra_fields: dict[str, list[Any]] = {}
-        self._thinking: ThinkingBlocks | None = None
 
     def feed(self, events: Iterable[ModelEvent]) -> None:
         for event in events:
@@ -162,26 +159,25 @@ class TurnBuilder:
 
     @property
     def is_large(self) -> bool:
-        """Whether reading the arguments may take long enough for others to notice."""
+        """True if reading the arguments may take long enough for others to notice."""
         return self._calls.size > LARGE or bool(self._extra_fields)
 
     def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
         """The turn, its calls settled. `end` is how the body of the answer ended."""
         finish = judge_finish(self._reasons, end, error=self._error is not None)
-        calls = settle(
-            self._calls.found(in_order=end is StreamEnd.DONE),
-            self._offer,
-            failure=finish.failure,
-            at_length=finish.winner is FinishClass.LENGTH,
-            new_id=self._calls.new_id,
-        )
+        calls: tuple[Call, ...] = ()
+        if found := self._calls.found(in_order=end is StreamEnd.DONE):
+            at_length = finish.winner is FinishClass.LENGTH
+            calls = settle(found, self._offer, failure=finish.failure, at_length=at_length, new_id=self._calls.new_id)
         from_text = self._prompted is not None or self._calls.read_from_text
         findings = finish_findings(finish, calls_found=bool(calls), from_text=from_text)
         findings += self._noticed
         for call in calls:
             if isinstance(call, ReadyCall):
                 findings += call.findings
-        extra_fields = {name: _folded(values) for name, values in self._extra_fields.items()}
+        extra_fields: dict[str, Any] = {}
+        if self._extra_fields:
+            extra_fields = {name: _folded(values) for name, values in self._extra_fields.items()}
         if self._thinking is not None:
             extra_fields["thinking_blocks"] = self._thinking.blocks()
         # The same without halves of surrogate pairs, which nobody can be sent. Read again only where there are some.

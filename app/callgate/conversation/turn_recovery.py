@@ -1,4 +1,5 @@
-"""Turns with calls of both sides of which nothing is kept any more: what the client brings back, and making the rest again.
+"""Recovers turns with calls of both sides that are no longer stored: from the client's hint, and by running calls
+again.
 
 The calls of ours are written, as a hint, on the first call that the client is given. When the client returns and what
 was kept is gone, a few of those that only read are run again, seen by every listener, and any other is answered with the word
@@ -59,7 +60,7 @@ class ForgottenTurn:
 
 
 def hint_of(hidden: HiddenTurns) -> dict[str, Any] | None:
-    """What goes on the first call that is handed out; None when no call of ours ran beside it."""
+    """Return the hint for the first call that is handed out; None when no call of ours ran beside it."""
     ran = [
         ForgottenCall(place, call["id"], call["function"]["name"], call["function"]["arguments"])
         for place, call in enumerate(hidden.assistant["tool_calls"])

@@ -1,4 +1,4 @@
-"""Adding up what the turns of a chat cost."""
+"""Adds up the token usage of a chat's turns."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

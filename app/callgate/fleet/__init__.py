@@ -1,1 +1,1 @@
-"""Tools that run on workers, as a process sees it that wants them run."""
+"""The client side of workers: has tools run on other machines through Redis."""

@@ -1,4 +1,4 @@
-"""Runs a tool on a worker in place of here."""
+"""An executor that runs a tool on a worker."""
 
 from dataclasses import replace
 
@@ -37,5 +37,6 @@ def on_fleet(tool: Tool, fleet: Fleet, pool: FleetPool) -> Tool:
         tool,
         executor=FleetExecutor(fleet, pool, tool.name, seconds),
         policy=replace(tool.policy, timeout=seconds + pool.queue_seconds + 2 * KILL_AFTER),
+        offered=True,
         queue=None,
     )

@@ -1,4 +1,4 @@
-"""Has calls run by workers, and waits for their ends.
+"""Publishes calls to workers, and waits for their outcomes.
 
 A call is written down as `offered` before it is published, so that it can begin once however often it is published. Its end
 comes over Redis, or is read from the ledger where that message was lost. When it is given up it is withdrawn if no worker has
@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -32,8 +32,9 @@ from callgate.fleet.message import (
     revoke_message,
     task_message,
 )
+from callgate.fleet.redis_link import PATIENCE, RedisLink
 from callgate.ledger.database import DatabaseAway
-from callgate.ledger.fleet_calls import FleetCallState, FleetLedger, TakenForDead
+from callgate.ledger.fleet_calls import FleetCallState, FleetLedger, FleetOffer
 from callgate.ledger.presence import Presence
 from callgate.tools.executor import RunContext
 
@@ -43,10 +44,6 @@ AGAIN_SECONDS: Final = 1.0
 """After which a call that nobody has begun is published again, where its queue is empty: its message was lost, be it with the
 process that was to begin it."""
 PRUNE_SECONDS: Final = 3600.0
-LISTEN_SECONDS: Final = 10.0
-"""For one message, before it is asked for again."""
-PATIENCE: Final = 2.0
-"""Seconds for one command of Redis."""
 KILL_SECONDS: Final = 60.0
 """For a worker to be there that hears that a call is to be killed."""
 STOP_PATIENCE: Final = 0.4
@@ -62,11 +59,25 @@ NO_LEDGER: Final = "Not run: this server cannot write down what it runs at the m
 TIMED_OUT: Final = "No result after {:g} s; the tool was stopped. What it should do may or may not have happened."
 
 log = structlog.get_logger("callgate.fleet")
+T = TypeVar("T")
+
+
+class FleetOffers(Protocol):
+    """Where calls are offered."""
+
+    def offer(self, offer: FleetOffer, on_written: Callable[[bool | DatabaseAway], None]) -> None:
+        """`on_written` is called with False where this process has seen an end of it, or has it no more; with `DatabaseAway`
+        where it was offered, or was not."""
+        ...
+
+
+class _TakenForDead(Exception):
+    """This process was, and what it has is another's."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPool:
-    """Where a tool's calls wait, and for how long."""
+    """The queue of a tool's calls, and the limits of waiting."""
 
     name: str
     queue_seconds: float
@@ -74,19 +85,45 @@ class FleetPool:
 
 @dataclass(slots=True, eq=False)
 class _Underway:
+    id: str
     queue: str
     message: bytes
     run_id: str
     may_be_anothers: bool
     """It is a durable run's: whoever has that now waits for it."""
+    is_offering: bool = False
+    was_offered: bool | DatabaseAway = False
     is_left: bool = False
     """It is another process's from now on."""
     outcome: Outcome | None = None
     said: deque[tuple[str, float | None]] = field(default_factory=deque)
     """Progress that was not reported yet."""
-    news: asyncio.Event = field(default_factory=asyncio.Event)
     offered: float = field(default_factory=monotonic)
     published: float = -inf
+    sent_over: "asyncio.Future[None] | None" = None
+    """It ends with the connection over which the call was published. None once the message has had its time to arrive."""
+    _change: "asyncio.Future[None] | None" = None
+
+    def on_offered(self, answer: bool | DatabaseAway) -> None:
+        self.is_offering, self.was_offered = False, answer
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake whoever waits for a change."""
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
+
+    async def change(self, until: float = inf) -> None:
+        """Wait until something has changed, or may have; not for longer than `until`."""
+        loop = asyncio.get_running_loop()
+        self._change = loop.create_future()
+        timer = loop.call_later(until - monotonic(), self.notify) if until < inf else None
+        try:
+            await self._change
+        finally:
+            self._change = None
+            if timer is not None:
+                timer.cancel()
 
 
 class Fleet:
@@ -101,16 +138,10 @@ class Fleet:
         self._stopping: set[asyncio.Task[Any]] = set()
         self._reaching = True
 
-    async def open(self, ledger: FleetLedger, presence: Presence) -> None:
-        import redis.asyncio
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-
-        self._ledger, self._presence = ledger, presence
+    async def open(self, ledger: FleetLedger, offers: FleetOffers, presence: Presence) -> None:
+        self._ledger, self._offers, self._presence = ledger, offers, presence
         self._replies = f"{self._prefix}replies.{ledger.process}"
-        self._redis = redis.asyncio.Redis.from_url(
-            self._url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE, retry=Retry(NoBackoff(), 1)
-        )
+        self._redis = RedisLink(self._url)
         self._tasks = [
             asyncio.create_task(self._keep_listening(), name="replies of workers"),
             asyncio.create_task(self._keep_looking(), name="calls of workers"),
@@ -124,7 +155,7 @@ class Fleet:
         for task in (*self._tasks, *self._stopping):
             task.cancel()
         await asyncio.wait({*self._tasks, *self._stopping})
-        await self._redis.aclose()
+        await self._redis.close()
 
     def leave(self, run_id: str) -> None:
         """The calls of a run are another process's from now on: they are not stopped when they are not waited for any more."""
@@ -151,21 +182,21 @@ class Fleet:
         tries = 1
         while True:
             message = task_message(sent, queue, seconds + KILL_AFTER)
-            mine = self._underway[sent.id] = _Underway(queue, message, context.run_id, may_be_anothers)
+            mine = self._underway[sent.id] = _Underway(sent.id, queue, message, context.run_id, may_be_anothers)
             try:
                 if await self._is_offered(pool.name, sent, mine):
                     await self._publish(mine)
-                    return await self._end_of(sent.id, mine, context.report, pool.queue_seconds, seconds)
+                    return await self._end_of(mine, context.report, pool.queue_seconds, seconds)
             except DatabaseAway as away:
                 log.error("fleet_call_not_offered", tool=tool, error=str(away))  # noqa: TRY400 - the reason is all there is to say
-                _ = self._in_background(self._stop(sent.id, may_be_anothers=may_be_anothers))
+                _ = self._in_background(self._stop(mine))
                 return Failed(NO_LEDGER, FailureKind.REFUSED)
-            except TakenForDead:
+            except _TakenForDead:
                 log.error("fleet_call_not_offered", tool=tool, error="this process was taken for dead")  # noqa: TRY400
                 return Failed(WITHDRAWN, FailureKind.REFUSED)
             except asyncio.CancelledError:
                 if not mine.is_left:
-                    stopping = self._in_background(self._stop(sent.id, may_be_anothers=may_be_anothers))
+                    stopping = self._in_background(self._stop(mine))
                     await asyncio.wait([stopping], timeout=STOP_PATIENCE)
                 raise
             finally:
@@ -176,63 +207,74 @@ class Fleet:
 
     async def _is_offered(self, pool: str, call: FleetCall, mine: _Underway) -> bool:
         """False where this process has seen an end of it. Raises `DatabaseAway` where certainly nobody has begun it."""
+        offer = FleetOffer(call.id, self._ledger.process, pool, call.tool, call.arguments_hash)
         while True:
+            mine.is_offering = True
+            self._offers.offer(offer, mine.on_offered)
+            while mine.is_offering:
+                await mine.change()
+            if mine.was_offered is True:
+                return True
             try:
-                return await self._ledger.offer(call.id, pool, call.tool, call.arguments_hash)
+                if isinstance(mine.was_offered, DatabaseAway):
+                    raise mine.was_offered
+                if await self._ledger.is_anothers(call.id):
+                    raise _TakenForDead
             except DatabaseAway:
                 # Whoever had its run before may have published it: that it was not run is not ours to say.
                 if not mine.may_be_anothers:
                     raise
+            else:
+                return False
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _end_of(self, id: str, mine: _Underway, report: Report, queue_seconds: float, seconds: float) -> Outcome:
+    async def _end_of(self, mine: _Underway, report: Report, queue_seconds: float, seconds: float) -> Outcome:
         look_at = mine.offered + min(queue_seconds, seconds)
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(look_at - monotonic()):
-                    await mine.news.wait()
-            mine.news.clear()
             while mine.said:
                 await report(*mine.said.popleft())
             if mine.outcome is not None:
                 return mine.outcome
             if monotonic() < look_at:
+                await mine.change(look_at)
                 continue
             try:
-                [found] = await self._ledger.states([id])
+                [found] = await self._ledger.states([mine.id])
             except DatabaseAway:
                 look_at = monotonic() + LOOK_SECONDS
                 if monotonic() - mine.offered < queue_seconds + seconds + KILL_AFTER:
                     continue
-                _ = self._in_background(self._stop(id, may_be_anothers=mine.may_be_anothers))
+                _ = self._in_background(self._stop(mine))
                 return Failed(UNKNOWN, FailureKind.UNKNOWN)
             if (outcome := _outcome_of(found)) is not None:
                 return outcome
             if found.state == "running":
                 look_at = monotonic() + seconds - found.seconds
                 if found.seconds >= seconds:
-                    await self._stop(id, may_be_anothers=mine.may_be_anothers)
+                    await self._stop(mine)
                     return Failed(TIMED_OUT.format(seconds), FailureKind.TIMEOUT)
             else:
                 look_at = mine.offered + queue_seconds
                 if monotonic() >= look_at:
                     look_at = monotonic() + LOOK_SECONDS
-                    if await self._stop(id, may_be_anothers=mine.may_be_anothers) == "withdrawn":
-                        await self._send("LREM", mine.queue, "1", mine.message)  # nobody may ever come for it
+                    if await self._stop(mine) == "withdrawn":
+                        await self._command("LREM", mine.queue, "0", mine.message)  # nobody may ever come for it
                         return Failed(NO_PLACE.format(queue_seconds), FailureKind.REFUSED)
 
-    async def _stop(self, id: str, *, may_be_anothers: bool) -> str | None:
+    async def _stop(self, mine: _Underway) -> str | None:
         """Withdraw a call that has not begun, kill one that has. Goes on until the ledger knows of it."""
+        while mine.is_offering:
+            await mine.change()  # else it may come to stand there afterwards
         is_killed = False
         while True:
             state, is_known = None, True
             try:
-                state = await self._ledger.stop(id, "given up")
+                state = await self._ledger.stop(mine.id, "given up")
             except DatabaseAway:
                 is_known = False
-            if not is_killed and (state == "unknown" or not (is_known or may_be_anothers)):
+            if not is_killed and (state == "unknown" or not (is_known or mine.may_be_anothers)):
                 is_killed = True
-                _ = self._in_background(self._kill(id))
+                _ = self._in_background(self._kill(mine.id))
             if is_known:
                 return state
             await asyncio.sleep(LOOK_SECONDS)
@@ -241,7 +283,7 @@ class Fleet:
         """Have the process killed that runs a call, as soon as a worker hears it. Some time later its own time ends it."""
         message = revoke_message(id, control_exchange(self._prefix))
         until = monotonic() + KILL_SECONDS
-        while not await self._send("PUBLISH", control_channel(self._prefix, self._url), message):
+        while not await self._command("PUBLISH", control_channel(self._prefix, self._url), message):
             if monotonic() >= until:
                 return
             await asyncio.sleep(LOOK_SECONDS)
@@ -253,16 +295,27 @@ class Fleet:
         return task
 
     async def _publish(self, mine: _Underway) -> None:
-        """What could not be published is published later: it stands in the ledger."""
-        if await self._send("LPUSH", mine.queue, mine.message):
+        """Publish a call. One that could not be published, or did not arrive, is published later: it stands in the ledger."""
+        mine.sent_over = await self._reached(self._redis.send("LPUSH", mine.queue, mine.message))
+        if mine.sent_over is not None:
             mine.published = monotonic()
 
-    async def _send(self, *command: str | bytes) -> Any:
-        """What Redis says, or None where it is away."""
+    async def _publish_again(self, mine: _Underway) -> None:
+        """Publish a call whose message seems to be lost. What it was sent over may have been lost unheard, too."""
+        await self._redis.renew()
+        if await self._command("LPUSH", mine.queue, mine.message):
+            mine.published = monotonic()
+
+    async def _command(self, *command: str | bytes) -> Any:
+        """Send a command to Redis; None where it is away."""
+        return await self._reached(self._redis.command(*command))
+
+    async def _reached(self, asking: Coroutine[Any, Any, T]) -> T | None:
+        """What Redis says; None where it is away."""
         import redis
 
         try:
-            said = await self._command(*command)
+            said = await asking
         except (redis.RedisError, OSError) as error:
             if self._reaching:
                 log.error("fleet_redis_away", error=type(error).__name__)  # noqa: TRY400 - said once
@@ -271,25 +324,17 @@ class Fleet:
         self._reaching = True
         return said
 
-    async def _command(self, *command: str | bytes) -> Any:
-        return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
-
     async def _keep_listening(self) -> None:
         import redis
 
         while True:
             try:
-                async with self._redis.pubsub(ignore_subscribe_messages=True) as replies:
-                    await replies.subscribe(self._replies)
-                    while True:
-                        message = await replies.get_message(timeout=LISTEN_SECONDS)
-                        if message is not None:
-                            await self._take(message["data"])
+                await self._redis.listen(self._replies, self._take)
             except (redis.RedisError, OSError) as error:
                 log.warning("fleet_replies_not_read", error=type(error).__name__)
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> None:
         try:
             reply = decode_reply(data)
         except msgspec.MsgspecError as error:
@@ -303,9 +348,12 @@ class Fleet:
         elif reply.outcome is not None:
             mine.outcome = decode_outcome(reply.outcome)
         else:
-            with contextlib.suppress(DatabaseAway):  # then it is found by looking
-                self._settle(await self._ledger.states([reply.id]))
-        mine.news.set()
+            _ = self._in_background(self._read_end(reply.id))
+        mine.notify()
+
+    async def _read_end(self, id: str) -> None:
+        with contextlib.suppress(DatabaseAway):  # then it is found by looking
+            self._settle(await self._ledger.states([id]))
 
     async def _keep_looking(self) -> None:
         prune_at = -inf
@@ -330,9 +378,16 @@ class Fleet:
         self._settle(states)
         for found in states:
             mine = self._underway.get(found.id)
-            is_late = mine is not None and now - max(mine.published, mine.offered) > AGAIN_SECONDS
-            if mine is not None and is_late and found.state == "offered" and await self._is_empty(mine.queue):
+            if mine is None or found.state != "offered":
+                continue
+            is_late = now - max(mine.published, mine.offered) > AGAIN_SECONDS
+            was_cut_off = mine.sent_over is not None and mine.sent_over.done()
+            if is_late:
+                mine.sent_over = None
+            if was_cut_off:
                 await self._publish(mine)
+            elif is_late and await self._is_empty(mine.queue):
+                await self._publish_again(mine)
 
     def _settle(self, states: list[FleetCallState]) -> None:
         for found in states:
@@ -340,13 +395,13 @@ class Fleet:
             outcome = _outcome_of(found)
             if mine is not None and outcome is not None:
                 mine.outcome = outcome
-                mine.news.set()
+                mine.notify()
 
     async def _is_empty(self, queue: str) -> bool:
         import redis
 
         try:
-            return not await self._command("LLEN", queue)
+            return not await self._redis.command("LLEN", queue)
         except (redis.RedisError, OSError):
             return False
 

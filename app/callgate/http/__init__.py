@@ -1,1 +1,1 @@
-"""The HTTP clients with which models and tools are asked. They know neither."""
+"""The HTTP client for models, MCP servers and webhooks, and the reader of server-sent events."""

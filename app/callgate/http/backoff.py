@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again."""
+"""Exponential backoff with jitter."""
 
 import random
 from collections.abc import Callable

@@ -161,7 +161,7 @@ class HttpClient:
     # -- for its connections
 
     def release(self, connection: ClientConnection) -> None:
-        if self._closed or connection.origin in self._distrusted:
+        if self._closed or (self._distrusted and connection.origin in self._distrusted):
             connection.abort()
             return
         connection.idle_since = connection.loop.time()

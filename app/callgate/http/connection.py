@@ -172,9 +172,9 @@ class ClientConnection(asyncio.Protocol):
     async def read(self, limit: int) -> bytes:
         """The whole body, or `TooLarge` when it is longer than `limit`."""
         chunks = self.chunks()
-        if self._state == _COMPLETE and self._fault is None and self._held <= min(limit, TAKEN_BYTES):
-            data = self._taken()  # a short body comes with its head
-            return data if self._mask is None else data + self._mask.finish()
+        if self._state == _COMPLETE and self._fault is None and self._held <= limit:
+            data = b"".join(self._parts)  # a short body comes with its head
+            return data if self._mask is None else self._mask.feed(data) + self._mask.finish()
         parts: list[bytes] = []
         size = 0
         async for part in chunks:
@@ -185,7 +185,7 @@ class ClientConnection(asyncio.Protocol):
         return b"".join(parts)
 
     def settle(self) -> None:
-        """What was wanted has been read. What little may follow is drained aside, so that the connection can be kept."""
+        """Drain the little that may follow what was wanted, so that the connection can be kept."""
         self._settled = True
 
     # -- the transport's side
@@ -212,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._fail(Broken(reason(error)))
             self._keep = False
-        if state == _AWAITED and self._state == _AWAITED and self._head_bytes > HEAD_BYTES:
+        if self._state == _AWAITED and self._head_bytes > HEAD_BYTES:
             self._fail(_head_too_long())
         self._wake()
 
@@ -245,8 +245,10 @@ class ClientConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._state == _AWAITED:  # later ones are trailers
             name = name.lower()
-            before = self._headers.get(name)
-            self._headers[name] = value if before is None else before + b", " + value
+            if name in self._headers:
+                self._headers[name] += b", " + value
+            else:
+                self._headers[name] = value
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -300,10 +302,10 @@ class ClientConnection(asyncio.Protocol):
             waiter.set_result(None)
 
     def _taken(self) -> bytes:
-        """What has come of the body since the last time."""
+        """Take what has come of the body since the last time."""
         self._quiet = "idle"
         parts = self._parts
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        data = b"".join(parts)
         parts.clear()
         self._held = 0
         if len(data) > TAKEN_BYTES:

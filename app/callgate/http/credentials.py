@@ -1,4 +1,4 @@
-"""Keeping the credentials of a request out of its response: some servers echo what they were sent."""
+"""Masks the credentials of a request in its response: some servers echo what they were sent."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -10,7 +10,7 @@ MIN_LENGTH: Final = 12
 
 
 def credentials_in(headers: Iterable[tuple[str, str]]) -> tuple[bytes, ...]:
-    """What of a request's headers may not come back: keys, without the scheme before them."""
+    """Return the credentials in a request's headers, without the scheme before them."""
     found = (value.rpartition(" ")[2] for name, value in headers if means_secret(name))
     return tuple({each.encode("latin-1", "replace") for each in found if is_secret(each)})
 
@@ -31,7 +31,7 @@ class CredentialMask:
         self._kept = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What can be passed on: all but an end that may be the beginning of a credential."""
+        """Return what can be passed on: all but an end that may be the beginning of a credential."""
         if self._kept:
             data = self._kept + data
             self._kept = b""
@@ -49,5 +49,5 @@ class CredentialMask:
 
 
 def _begun(secret: bytes, data: bytes) -> int:
-    """How much of a credential the data ends with."""
+    """Return how much of a credential the data ends with."""
     return next((size for size in range(min(len(secret) - 1, len(data)), 0, -1) if data.endswith(secret[:size])), 0)

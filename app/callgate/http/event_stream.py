@@ -55,7 +55,7 @@ class EventStreamReader:
 
     @property
     def is_between_events(self) -> bool:
-        """Whether nothing of what has come is still waiting for its end."""
+        """True if nothing of what has come is still waiting for its end."""
         return not self._held and not self._after_cr
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -106,7 +106,7 @@ class EventStreamReader:
         return payloads_in(self.rest())
 
     def rest(self) -> bytes:
-        """What was left without its blank line, as an event; empty where nothing was."""
+        """Return the event that was left without its blank line; empty where nothing was."""
         if self._fault is not None:
             raise self._fault
         rest = b"".join((self._start or b"", *self._held)).strip(b"\n")

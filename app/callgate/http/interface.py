@@ -1,4 +1,4 @@
-"""What users of the HTTP client see of an exchange: its deadlines, the response, and the ways in which it fails."""
+"""The types of the HTTP client: deadlines, the response, and its failures."""
 
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -10,7 +10,7 @@ Which: TypeAlias = Literal["connect", "first_byte", "idle", "total"]
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long an upstream may take, in seconds. Each one bounds something the others do not."""
+    """The timeouts of an upstream request in seconds. Each one bounds something the others do not."""
 
     connect: float = 10.0
     """Name lookup, TCP and TLS."""
@@ -42,7 +42,7 @@ class Response(Protocol):
         ...
 
     def settle(self) -> None:
-        """What was wanted has been read. What little may follow is drained aside, so that the connection can be kept."""
+        """Drain the little that may follow what was wanted, so that the connection can be kept."""
         ...
 
 
@@ -71,7 +71,7 @@ class TooLarge(TransportError):
 
 
 def reason(error: BaseException) -> str:
-    """What a library or the system says went wrong, for the log."""
+    """Return the reason of a failure as a library or the system gives it, for the log."""
     if isinstance(error, ConnectionError) and error.errno:
         return f"{type(error).__name__}: {os.strerror(error.errno)}"
     return f"{type(error).__name__}: {error}"[:300]

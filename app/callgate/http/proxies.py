@@ -31,7 +31,7 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True)
 class Proxies:
-    """Which proxy a request goes through. A name in lower case wins over the same in upper case, even if it is empty."""
+    """The proxies of the environment. A name in lower case wins over the same in upper case, even if it is empty."""
 
     http: str = field(default="", repr=False)
     https: str = field(default="", repr=False)
@@ -55,7 +55,8 @@ class Proxies:
         return _proxy_at(address, "HTTPS_PROXY" if secure else "HTTP_PROXY")
 
     def _is_exempt(self, host: str, port: int) -> bool:
-        """Whether `NO_PROXY` names the host: by `*`, its name or a suffix of it, its address or network, with a port or without."""
+        """True if `NO_PROXY` names the host: by `*`, its name or a suffix of it, its address or network, with a port or
+        without."""
         address = _ip(host)
         for entry in re.split(r"[,\s]+", self.no_proxy.lower()):
             name = entry

@@ -1,4 +1,4 @@
-"""Where a request goes, and its head: what of a request is the same whenever a server is asked."""
+"""Builds and caches the head of requests (request line and headers) for each URL."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias
@@ -19,7 +19,7 @@ FRAMING: Final = frozenset({"content-length", "transfer-encoding", "connection",
 
 
 class Origin(NamedTuple):
-    """What a connection leads to. Connections to the same origin are interchangeable."""
+    """The server that a connection leads to. Connections to the same origin are interchangeable."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ class Origin(NamedTuple):
 
 
 class RequestHead(NamedTuple):
-    """Where a request goes, and how it begins."""
+    """The origin of a request, and its head as bytes."""
 
     origin: Origin
     head: bytes
@@ -44,7 +44,7 @@ _heads: dict[tuple[str, str, Headers, Proxies | None], RequestHead] = {}
 
 
 def request_head(method: str, url: str, headers: Headers, proxies: Proxies | None) -> RequestHead:
-    """What of a request is the same whenever it is sent."""
+    """Build the head of requests to a URL, which is the same for each of them."""
     key = (method, url, headers, proxies)
     found = _heads.get(key)
     if found is None:

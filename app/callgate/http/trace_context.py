@@ -1,4 +1,4 @@
-"""The trace that a request belongs to, as W3C's Trace Context has it: read from its headers, and passed on to whoever is asked
+"""W3C Trace Context of a request: read from its headers, and passed on to whoever is asked
 on its behalf. Ids of spans follow from the run and what is done in it, so that what an outgoing request says is what is exported.
 """
 
@@ -35,7 +35,7 @@ class Parent(msgspec.Struct, frozen=True):
 
 
 def parent_in(headers: Mapping[str, str]) -> Parent | None:
-    """What the headers of a request say of its trace; None where they say nothing that can be read."""
+    """Read the trace context in the headers of a request; None where there is none that can be read."""
     found = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
     if found is None:
         return None
@@ -57,7 +57,7 @@ def span_id_for(run_id: str, *parts: object) -> str:
 
 
 class Trace:
-    """What is said of a trace to whoever is asked in this context.
+    """The trace context that requests of this asyncio context pass on.
 
     Of a run that is exported it names the span that asks; otherwise it passes on what came, unchanged.
     """
@@ -129,6 +129,6 @@ TRACE: Final[ContextVar[Trace | None]] = ContextVar("trace", default=None)
 
 
 def trace_headers() -> Mapping[str, str]:
-    """What a request of this context is to say of its trace."""
+    """Return the trace headers for a request of this context."""
     trace = TRACE.get()
     return {} if trace is None else trace.headers

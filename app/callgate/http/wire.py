@@ -1,4 +1,4 @@
-"""The bytes of providers' answers as they come over the wire, for whoever records them."""
+"""Records the bytes of providers' answers as they come over the wire."""
 
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
@@ -8,7 +8,7 @@ Take: TypeAlias = Callable[[bytes], None]
 
 
 class Wire(Protocol):
-    """Somebody who records."""
+    """Receives the bytes of providers' answers."""
 
     def begin(self) -> Take:
         """Another answer begins; what is returned is given each read of its body."""

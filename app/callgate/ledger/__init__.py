@@ -1,1 +1,2 @@
-"""What was run: written down before it runs, so that after any end of the process it is known what may have happened."""
+"""The ledger of tool calls: each is written down before it runs, so that a crash leaves no doubt about what may have
+run."""

@@ -1,4 +1,4 @@
-"""Calls on their way into the ledger: gathered for a moment, and written together.
+"""Gathers writes to the ledger for a moment, and commits them together.
 
 Who waits for a row to be safe asks for a batch at once; what nobody waits for goes with the next that somebody does, or
 when it has waited long enough.
@@ -7,12 +7,14 @@ when it has waited long enough.
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import msgspec
 
+from callgate.ledger.database import DatabaseAway
 from callgate.ledger.entry import LedgerEntry, NotRecorded, RunState
+from callgate.ledger.fleet_calls import FleetOffer
 
 SOON_SECONDS: Final = 0.02
 """How long what nobody waits for may lie in memory. A commit costs far more than what is in it."""
@@ -24,21 +26,28 @@ TAKEN_FOR_LOST = "this process was taken for dead, and the call for lost"
 
 
 class LedgerBatch(msgspec.Struct, eq=False):
-    """What is handed over at once."""
+    """The rows that are written together."""
 
     calls: dict[str, tuple[Any, ...]] = {}
     """The newest row of each call: one that began and ended since the last batch is written once."""
     spending: list[tuple[str, str, int]] = []
     waiting: "list[tuple[asyncio.Future[None], str]]" = []
     """Of those who wait for it to be safe, and for which call."""
+    offers: "list[tuple[Callable[[bool | DatabaseAway], None], FleetOffer]]" = []
+    """Of calls to workers, which only Postgres takes."""
 
     def __len__(self) -> int:
         return len(self.calls) + len(self.spending)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.calls or self.spending or self.waiting or self.offers)
 
     def take_in(self, later: "LedgerBatch") -> None:
         self.calls |= later.calls
         self.spending += later.spending
         self.waiting += later.waiting
+        self.offers += later.offers
 
 
 class BatchedLedger(ABC):
@@ -62,13 +71,11 @@ class BatchedLedger(ABC):
 
     async def start(self, entry: LedgerEntry) -> None:
         self._next.calls[entry.id] = self._row(entry, RunState.STARTED)
-        if entry.writes or self._behind > BACKLOG:
-            # Wait until all that has come so far is safe. Who asks in one turn of the loop is written together.
+        if (entry.writes and not entry.offered) or self._behind > BACKLOG:
+            # Wait until all that has come so far is safe.
             done: asyncio.Future[None] = self._loop.create_future()
             self._next.waiting.append((done, entry.id))
-            if not self._is_urgent:
-                self._is_urgent = True
-                self._loop.call_soon(self._hand_over)
+            self._at_once()
             await done
         else:
             self._soon()
@@ -114,6 +121,12 @@ class BatchedLedger(ABC):
             writable(result),
         )
 
+    def _at_once(self) -> None:
+        """Who asks in one turn of the loop is written together."""
+        if not self._is_urgent:
+            self._is_urgent = True
+            self._loop.call_soon(self._hand_over)
+
     def _soon(self) -> None:
         if self._timer is None:
             self._timer = self._loop.call_later(SOON_SECONDS, self._time_is_up)
@@ -125,14 +138,19 @@ class BatchedLedger(ABC):
     def _hand_over(self) -> None:
         self._is_urgent = False
         batch = self._next
-        if batch or batch.waiting:
+        if not batch.is_empty:
             self._next = LedgerBatch()
             self._behind += len(batch)
             self._take(batch)
 
-    def _settle(self, batch: LedgerBatch, failure: str, refused: Collection[str] = ()) -> None:
-        """`refused`: the calls whose rows have an end already, which others have put down."""
+    def _settle(
+        self, batch: LedgerBatch, failure: str, refused: Collection[str] = (), offered: Collection[str] = ()
+    ) -> None:
+        """`refused`: the calls whose rows have an end already, which others have put down. `offered`: those that workers may
+        begin from now on."""
         self._behind -= len(batch)
+        for on_written, offer in batch.offers:
+            on_written(DatabaseAway(failure) if failure else offer.id in offered)
         for done, id in batch.waiting:
             if done.done():
                 continue
@@ -144,4 +162,6 @@ class BatchedLedger(ABC):
 
 def writable(text: str | None) -> str | None:
     """Databases take UTF-8 without NUL, and a model may write half of a pair."""
-    return None if text is None else text.encode(errors="replace").decode().replace("\0", "\ufffd")
+    if text is None or (text.isascii() and "\0" not in text):
+        return text
+    return text.encode(errors="replace").decode().replace("\0", "\ufffd")

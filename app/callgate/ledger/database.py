@@ -1,4 +1,4 @@
-"""What the ledger needs of a database, SQLite's file or a Postgres server.
+"""The database interface of the ledger, implemented for SQLite and Postgres.
 
 A statement is written once, with `?1`, `?2`, … for its values and `{now}` for the database's clock (see `tables`), and is
 a transaction of its own. Statements are so made that doing one twice does what doing it once does: where a connection was
@@ -19,7 +19,7 @@ class Database(Protocol):
 
     @property
     def sees_deaths(self) -> bool:
-        """Whether the end of a process is seen, and not concluded from its silence."""
+        """True if the end of a process is seen, and not concluded from its silence."""
         ...
 
     async def fetch(self, statement: str, *values: Any) -> list[Row]: ...

@@ -1,4 +1,4 @@
-"""The words of the ledger: one run of a tool, its states, and what a place to write it down has to promise."""
+"""The types of the ledger: one run of a tool, its states, and the protocol of a ledger."""
 
 import itertools
 import secrets
@@ -46,6 +46,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
     started_at: float
     arguments: str | None = None
     """Only where the operator wants contents kept."""
+    offered: bool = False
+    """It is offered to workers next: that is what is waited for, and it is written down with this."""
     epoch: int = 0
     """Of the run that is carried on after a process died: whoever took it over has a higher one. 0 where none can."""
     id: str = msgspec.field(default_factory=lambda: f"{_OURS}{next(_count):016x}")
@@ -53,7 +55,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ledger(Protocol):
-    """Where calls are written down, by one process of those that share it."""
+    """The ledger of calls, as one process of those that share it writes it."""
 
     @property
     def process(self) -> str:
@@ -61,7 +63,7 @@ class Ledger(Protocol):
         ...
 
     def key(self, entry: LedgerEntry) -> str:
-        """What a call is known by: in this ledger, and to its tool where it wants an idempotency key."""
+        """The key of a call: in this ledger, and for its tool where it wants an idempotency key."""
         ...
 
     def wait(self, entry: LedgerEntry) -> None:
@@ -69,7 +71,7 @@ class Ledger(Protocol):
         ...
 
     async def start(self, entry: LedgerEntry) -> None:
-        """Write a start down. Durable on return where `entry.writes`; else soon. Raises `NotRecorded`."""
+        """Write a start down. Durable on return where `entry.writes` and it is not `offered`; else soon. Raises `NotRecorded`."""
         ...
 
     def end(self, entry: LedgerEntry, state: RunState, note: str = "", result: str | None = None) -> None:

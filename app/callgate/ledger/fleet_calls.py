@@ -1,4 +1,5 @@
-"""Calls that workers run. A worker begins a call by changing its row from `offered` to `running`, which succeeds once.
+"""The ledger's rows of calls that workers run. A worker begins a call by changing its row from `offered` to `running`,
+which succeeds once.
 
 However often a call is published, delivered or taken over, it begins at most once; and what began ends as `done`, `failed`
 or, where nobody saw its end, `unknown`. A call that is `withdrawn` has certainly not run, and may be offered again.
@@ -10,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from callgate.ledger.database import Database
+from callgate.ledger.tables import CUT_OFF, NEVER
 
 KEPT_SECONDS: Final = 7 * 86_400.0
 """For rows that have an end: the calls themselves stand in the ledger for longer."""
@@ -17,19 +19,23 @@ KEPT_SECONDS: Final = 7 * 86_400.0
 _ALIVE: Final = "SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real})"
 _NOT_OURS: Final = (
     "SELECT calls.id FROM calls LEFT JOIN runs ON runs.id = calls.run_id AND runs.ended_at IS NULL"
-    " WHERE calls.id = split_part(?1, '#', 1)"
-    " AND (calls.ended_at IS NOT NULL OR (runs.id IS NOT NULL AND runs.owner IS DISTINCT FROM CAST(?2 AS TEXT)))"
+    " WHERE calls.id = split_part(offer.id, '#', 1)"
+    " AND (calls.ended_at IS NOT NULL OR (runs.id IS NOT NULL AND runs.owner IS DISTINCT FROM offer.process))"
 )
-"""Its call has been given up in the name of a process that was taken for dead, or its run is another's."""
-_OFFER: Final = (
+"""Its call has been given up in the name of a process that was taken for dead, or its run is another's.
+
+Compared with NULL, so that it is looked for in the index: for `NOT EXISTS` Postgres reads all of a table that was small once."""
+OFFER: Final = (
     "INSERT INTO fleet_calls (id, process, pool, tool, arguments_hash, state, offered_at)"
-    " SELECT ?1, CAST(?2 AS TEXT), CAST(?3 AS TEXT), CAST(?4 AS TEXT), CAST(?5 AS TEXT), 'offered', {now}"
-    f" WHERE NOT EXISTS ({_NOT_OURS}) ON CONFLICT (id) DO UPDATE SET process = excluded.process,"
+    " SELECT id, process, pool, tool, arguments_hash, 'offered', {now} FROM json_to_recordset(CAST(?1 AS JSON))"
+    " AS offer(id TEXT, process TEXT, pool TEXT, tool TEXT, arguments_hash TEXT)"
+    f" WHERE ({_NOT_OURS}) IS NULL ON CONFLICT (id) DO UPDATE SET process = excluded.process,"
     " state = CASE fleet_calls.state WHEN 'withdrawn' THEN 'offered' ELSE fleet_calls.state END,"
     " ended_at = CASE fleet_calls.state WHEN 'withdrawn' THEN NULL ELSE fleet_calls.ended_at END"
     " WHERE fleet_calls.arguments_hash = excluded.arguments_hash"
-    " AND (fleet_calls.process <> excluded.process OR fleet_calls.ended_at IS NULL) RETURNING state"
+    " AND (fleet_calls.process <> excluded.process OR fleet_calls.ended_at IS NULL) RETURNING id"
 )
+"""Of a JSON list of `FleetOffer`; whose state is another's, or has an end that its process has seen, is left out."""
 _CLAIM: Final = (
     "UPDATE fleet_calls SET state = 'running', worker = ?3, child = ?4, attempt = ?5, began_at = {now}"
     " WHERE id = ?1 AND arguments_hash = ?2 AND (state = 'offered' OR (state = 'running' AND attempt = ?5))"
@@ -48,10 +54,11 @@ _STOP: Final = (
     " WHERE calls.id = split_part(?1, '#', 1) AND runs.ended_at IS NULL AND runs.owner IS DISTINCT FROM CAST(?3 AS TEXT))"
     " RETURNING id, state, note),"
     " told AS (UPDATE calls SET state = stopped.state, ended_at = {now}, note = stopped.note FROM stopped"
-    " WHERE calls.id = stopped.id AND calls.ended_at IS NULL)"
+    f" WHERE calls.id = stopped.id AND (calls.ended_at IS NULL OR calls.note LIKE '{CUT_OFF}%' OR calls.note LIKE '{NEVER}%'))"
     " SELECT state FROM stopped"
 )
-"""Only by the process that wants it: a run that another has taken over, or was given, goes on there with its calls."""
+"""Only by the process that wants it: a run that another has taken over, or was given, goes on there with its calls. Whoever
+cut a call off, or was refused its offer though it was made, may have written that down before."""
 _LOST: Final = (
     "UPDATE fleet_calls SET state = 'unknown', ended_at = {now}, note = 'its worker was not seen any more'"
     f" WHERE ended_at IS NULL AND state = 'running' AND worker NOT IN ({_ALIVE}) RETURNING id"
@@ -73,12 +80,18 @@ _CHILD_GONE: Final = (
 )
 
 
-class TakenForDead(Exception):
-    """This process was, and what it has is another's."""
+class FleetOffer(msgspec.Struct, frozen=True):
+    """A call, as it is offered to the workers of a pool by a process."""
+
+    id: str
+    process: str
+    pool: str
+    tool: str
+    arguments_hash: str
 
 
 class FleetCallState(msgspec.Struct, frozen=True):
-    """How one call stands."""
+    """The state of one call."""
 
     id: str
     state: str
@@ -89,7 +102,7 @@ class FleetCallState(msgspec.Struct, frozen=True):
 
 
 class PoolCounts(msgspec.Struct, frozen=True):
-    """What the ledger knows of one pool."""
+    """The counts of one pool in the ledger."""
 
     offered: int
     running: int
@@ -101,18 +114,15 @@ class FleetLedger:
     def __init__(self, database: Database, process: str, dead_after: float) -> None:
         self._database, self.process, self.dead_after = database, process, dead_after
 
-    async def offer(self, id: str, pool: str, tool: str, arguments_hash: str) -> bool:
-        """Offer a call, or take on one that another process has offered. False where this process has seen an end of it.
-
-        Raises `TakenForDead`."""
-        if await self._database.fetch(_OFFER, id, self.process, pool, tool, arguments_hash):
-            return True
-        if await self._database.fetch(_NOT_OURS, id, self.process):
-            raise TakenForDead
-        return False
+    async def is_anothers(self, id: str) -> bool:
+        """Whether a call may not be offered here, because this process was taken for dead."""
+        mine = "SELECT CAST(?1 AS TEXT) AS id, CAST(?2 AS TEXT) AS process"
+        return bool(
+            await self._database.fetch(f"SELECT id FROM ({mine}) AS offer WHERE EXISTS ({_NOT_OURS})", id, self.process)
+        )
 
     async def claim(self, id: str, arguments_hash: str, child: int, attempt: str) -> bool:
-        """Whether a call may begin here, now. `attempt` is another for each delivery."""
+        """Claim a call for this worker; return whether it may begin. `attempt` is another for each delivery."""
         return bool(
             await self._database.fetch(_CLAIM, id, arguments_hash, self.process, child, attempt, self.dead_after)
         )

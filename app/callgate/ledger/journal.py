@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
 from callgate.ledger.entry import Ledger, LedgerEntry, NotRecorded, RunState
+from callgate.ledger.tables import CUT_OFF, NEVER
 
 NOT_WRITTEN_DOWN = "Not run: this server cannot write down what it runs at the moment. Try again later."
 _NEVER_BEGAN = frozenset({FailureKind.REFUSED, FailureKind.NOT_RUN})
@@ -28,7 +29,7 @@ class LedgerJournal(msgspec.Struct, eq=False):
     mask: Callable[[str], str] | None = None
     """Set where contents are kept: it takes secrets out of them."""
 
-    def record(self, call: ReadyCall, turn: int, *, writes: bool) -> "LedgerRecord":
+    def record(self, call: ReadyCall, turn: int, *, writes: bool, offered: bool = False) -> "LedgerRecord":
         entry = LedgerEntry(
             run_id=self.run_id,
             turn=turn,
@@ -39,6 +40,7 @@ class LedgerJournal(msgspec.Struct, eq=False):
             writes=writes,
             started_at=time.time(),
             arguments=self.mask(call.text) if self.mask else None,
+            offered=offered,
         )
         return LedgerRecord(self.ledger, entry, self.mask)
 
@@ -80,15 +82,15 @@ class LedgerRecord(msgspec.Struct, eq=False):
         self._ledger.end(self._entry, state, note, self._mask(outcome.text) if self._mask else None)
 
     def cut_off(self, error: BaseException) -> None:
-        """Nobody waits for it any more."""
+        """Write down that the request was cut off: the call is unknown, or withdrawn if it never began."""
         if self._began:
-            self._ledger.end(self._entry, RunState.UNKNOWN, f"cut off: {type(error).__name__}")
+            self._ledger.end(self._entry, RunState.UNKNOWN, f"{CUT_OFF}{type(error).__name__}")
         else:
-            self._ledger.end(self._entry, RunState.WITHDRAWN, "never begun: the request ended first")
+            self._ledger.end(self._entry, RunState.WITHDRAWN, f"{NEVER}the request ended first")
 
 
 def _never_began(outcome: Outcome) -> tuple[RunState, str]:
-    return RunState.FAILED, f"never begun: {outcome.kind}" if isinstance(outcome, Failed) else "never begun"
+    return RunState.FAILED, f"{NEVER}{outcome.kind}" if isinstance(outcome, Failed) else "never begun"
 
 
 def _seen(outcome: Outcome) -> tuple[RunState, str]:

@@ -1,19 +1,21 @@
 """The ledger in Postgres, for processes on several machines. Imports its driver when it is opened."""
 
 import asyncio
-import contextlib
 import functools
 import os
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
+import msgspec
 import structlog
 
 from callgate.ledger.batches import BACKLOG, BATCH, BatchedLedger, LedgerBatch
 from callgate.ledger.database import DatabaseAway
+from callgate.ledger.fleet_calls import OFFER, FleetOffer
+from callgate.ledger.postgres_pool import ConnectionPool
 from callgate.ledger.tables import (
     CALL_COLUMNS,
     CHANGING,
@@ -27,9 +29,6 @@ from callgate.ledger.tables import (
     Row,
     in_words,
 )
-
-if TYPE_CHECKING:
-    import asyncpg
 
 CONNECT_SECONDS: Final = 3.0
 PATIENCE: Final = 5.0
@@ -45,17 +44,43 @@ MIGRATING: Final = 5_077_015_219_116
 _BEAT: Final = (
     "INSERT INTO processes VALUES (?1, ?2, ?3, {now}) ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at"
 )
-_TYPES: Final = (
-    "text", "text", "text", "bigint", "text", "text", "text", "text", "bigint", "float8", "text", "bigint", "text", "float8",
-    "text", "text",
-)  # fmt: skip
+_NUMBERS: Final = {
+    "turn": "bigint",
+    "writes": "bigint",
+    "epoch": "bigint",
+    "started_at": "float8",
+    "ended_at": "float8",
+}
 _ROWS: Final = (
-    f"INSERT INTO calls ({', '.join(CALL_COLUMNS)}) SELECT * FROM unnest("
-    + ", ".join(f"${at}::{kind}[]" for at, kind in enumerate(_TYPES, 1))
+    f"INSERT INTO calls ({', '.join(CALL_COLUMNS)}) SELECT * FROM json_to_recordset(CAST(?1 AS JSON)) AS row("
+    + ", ".join(f"{column} {_NUMBERS.get(column, 'text')}" for column in CALL_COLUMNS)
     + ") ON CONFLICT (id) DO UPDATE SET "
     + ", ".join(f"{column} = excluded.{column}" for column in CHANGING)
     + f" WHERE {ENDS_ONCE} RETURNING id"
 )
+"""As JSON: the driver looks at each value of an array several times, and there would be one for each column."""
+_PRUNE: Final = (
+    "DELETE FROM calls WHERE started_at < {now} - CAST(?1 AS {real}) AND ended_at IS NOT NULL",
+    "DELETE FROM spending WHERE period < to_char(to_timestamp({now} - CAST(?1 AS {real})), 'YYYY-MM')",
+)
+_ROWS_AND_OFFERS: Final = (
+    f"WITH begun AS ({_ROWS}), offered AS ({OFFER.replace('?1', '?2')})"
+    " SELECT id, false FROM begun UNION ALL SELECT id, true FROM offered"
+)
+
+_COLUMNS: Final = (
+    "SELECT c.relname, a.attname, a.attnotnull, format_type(a.atttypid, a.atttypmod) AS kind,"
+    " pg_get_expr(d.adbin, d.adrelid) AS usual FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid"
+    " LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum"
+    " WHERE c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped AND c.relnamespace ="
+)
+_LACKING: Final = (
+    "SELECT format('ALTER TABLE %I.%I ADD COLUMN %I %s', $1::text, fresh.relname, fresh.attname, fresh.kind)"
+    " || coalesce(' DEFAULT ' || fresh.usual, '') || CASE WHEN fresh.attnotnull THEN ' NOT NULL' ELSE '' END"
+    f" FROM ({_COLUMNS} pg_my_temp_schema()) fresh WHERE NOT EXISTS (SELECT 1 FROM ({_COLUMNS} to_regnamespace($2)) there"
+    " WHERE there.relname = fresh.relname AND there.attname = fresh.attname)"
+)
+"""What adds the columns of freshly made tables that those of an older version have not."""
 
 log = structlog.get_logger("callgate.ledger")
 
@@ -71,24 +96,20 @@ class PostgresDatabase:
 
     def __init__(self, url: str, schema: str = "callgate", connections: int = CONNECTIONS) -> None:
         self._url, self._schema, self._connections = url, schema, connections
-        self._pool: asyncpg.Pool[Any] | None = None
-        self._beats: asyncpg.Pool[Any] | None = None
+        self._pool: ConnectionPool | None = None
+        self._beats: ConnectionPool | None = None
         """One connection, made with the first beat: a process whose others are all waited for is not dead."""
         self._identity = ""
 
     async def open(self) -> None:
         """Raises `DatabaseAway`, and `NotMigrated` where its tables are not those of this version."""
-        import asyncpg
-
         options: dict[str, Any] = {
             "timeout": CONNECT_SECONDS,
             "command_timeout": PATIENCE,
-            "reset": _nothing_to_reset,
             "server_settings": {"search_path": f'"{self._schema}"', "application_name": "callgate"},
         }
-        async with _our_errors():
-            self._pool = await asyncpg.create_pool(self._url, min_size=1, max_size=self._connections, **options)
-            self._beats = await asyncpg.create_pool(self._url, min_size=0, max_size=1, **options)
+        self._pool = ConnectionPool(self._connections, self._url, **options)
+        self._beats = ConnectionPool(1, self._url, **options)
         try:
             found = await self.fetch("SELECT to_regclass(?1)::text", f'"{self._schema}".ledger_version')
             version = await self.fetch("SELECT max(version) FROM ledger_version") if found[0][0] else [(None,)]
@@ -104,19 +125,18 @@ class PostgresDatabase:
     async def fetch(self, statement: str, *values: Any) -> list[Row]:
         return await self._asked(self.pool, statement, *values)
 
-    async def _asked(self, pool: "asyncpg.Pool[Any]", statement: str, *values: Any) -> list[Row]:
+    async def _asked(self, pool: ConnectionPool, statement: str, *values: Any) -> list[Row]:
         """Asked again once where the connection was lost: a server that was restarted has closed all of them."""
         import asyncpg
 
         text = _here(statement)
         for last in (False, True):
             try:
-                async with _our_errors():
-                    return [tuple(row) for row in await pool.fetch(text, *values)]
-            except DatabaseAway as away:
-                lost = isinstance(away.__cause__, asyncpg.PostgresConnectionError | asyncpg.InterfaceError | OSError)
-                if last or not lost or isinstance(away.__cause__, TimeoutError):
-                    raise
+                return [tuple(row) for row in await pool.fetch(text, *values)]
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+                lost = isinstance(error, asyncpg.PostgresConnectionError | asyncpg.InterfaceError | OSError)
+                if last or not lost or isinstance(error, TimeoutError):
+                    raise _away(error) from error
         raise AssertionError("it returns or raises")
 
     async def beat(self, process: str, kind: str, version: str) -> bool:
@@ -140,14 +160,10 @@ class PostgresDatabase:
     async def close(self) -> None:
         pools, self._pool, self._beats = (self._pool, self._beats), None, None
         for pool in filter(None, pools):
-            try:
-                async with asyncio.timeout(PATIENCE):
-                    await pool.close()
-            except (TimeoutError, OSError):
-                pool.terminate()
+            await pool.close()
 
     @property
-    def pool(self) -> "asyncpg.Pool[Any]":
+    def pool(self) -> ConnectionPool:
         assert self._pool is not None, "it is not open"
         return self._pool
 
@@ -158,15 +174,19 @@ async def migrate(url: str, schema: str = "callgate") -> bool:
     Raises `DatabaseAway`, and `NotMigrated` where the tables are of a later version."""
     import asyncpg
 
-    async with _our_errors():
+    try:
         connection = await asyncpg.connect(url, timeout=CONNECT_SECONDS)
         try:
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATING)
                 await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
-                await connection.execute(f'SET LOCAL search_path TO "{schema}"')
-                for statement in POSTGRES_TABLES:
-                    await connection.execute(in_words(statement, POSTGRES_WORDS))
+                for path in ("pg_temp", f'"{schema}", pg_temp'):
+                    await connection.execute(f"SET LOCAL search_path TO {path}")
+                    for statement in POSTGRES_TABLES:
+                        await connection.execute(in_words(statement, POSTGRES_WORDS))
+                lacking = [text for [text] in await connection.fetch(_LACKING, schema, f'"{schema}"')]
+                for statement in lacking:
+                    await connection.execute(statement)
                 found = await connection.fetchval("SELECT max(version) FROM ledger_version")
                 if found is not None and found > VERSION:
                     raise NotMigrated(
@@ -174,9 +194,11 @@ async def migrate(url: str, schema: str = "callgate") -> bool:
                     )
                 if found != VERSION:
                     await connection.execute("INSERT INTO ledger_version VALUES ($1)", VERSION)
-                return bool(found != VERSION)
+                return bool(lacking or found != VERSION)
         finally:
             await connection.close()
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise _away(error) from error
 
 
 class PostgresLedger(BatchedLedger):
@@ -208,6 +230,19 @@ class PostgresLedger(BatchedLedger):
         self._task.cancel()
         await asyncio.wait({self._task})
 
+    def offer(self, offer: FleetOffer, on_written: Callable[[bool | DatabaseAway], None]) -> None:
+        """Offer a call to workers, or take on one that another process has offered, with what came before it.
+
+        `on_written` is called with False where this process has seen an end of it, or has it no more; with `DatabaseAway` where
+        it was offered, or was not."""
+        self._next.offers.append((on_written, offer))
+        self._at_once()
+
+    def _at_once(self) -> None:
+        """Whoever asks before the writer is at it is written with it: no turn of the loop is waited for."""
+        self._is_urgent = True
+        self._news.set()
+
     def _take(self, batch: LedgerBatch) -> None:
         self._pending.take_in(batch)
         self._news.set()
@@ -215,44 +250,47 @@ class PostgresLedger(BatchedLedger):
     async def _write_all(self) -> None:
         prune_at = self._loop.time()
         while True:
-            while not self._pending and not self._pending.waiting:
+            if self._is_urgent:
+                self._hand_over()
+            if self._pending.is_empty:
                 if self._closing:
                     return
                 self._news.clear()
                 await self._news.wait()
+                continue
             batch = self._some()
-            failure, refused = "", frozenset[str]()
+            failure = ""
+            begun, offered = set[str](), set[str]()
             try:
-                # The calls that somebody waits for and whose rows have an end already.
-                accepted: set[str] = set()
-                if batch.calls:
-                    columns = zip(*batch.calls.values(), strict=True)
-                    accepted = {id for [id] in await self._database.fetch(_ROWS, *map(list, columns))}
+                if batch.calls or batch.offers:
+                    begun, offered = await self._written(batch)
                 while batch.spending:
                     await self._database.fetch(SPENT, *batch.spending[-1])
                     batch.spending.pop()
-                refused = frozenset(id for _, id in batch.waiting if id not in accepted)
                 if self._loop.time() >= prune_at:
                     prune_at = self._loop.time() + PRUNE_SECONDS
-                    await self._database.fetch(
-                        "DELETE FROM calls WHERE started_at < {now} - CAST(?1 AS {real}) AND ended_at IS NOT NULL",
-                        float(KEPT_SECONDS),
-                    )
-                    await self._database.fetch(
-                        "DELETE FROM spending WHERE period < to_char(to_timestamp({now} - CAST(?1 AS {real})), 'YYYY-MM')",
-                        float(KEPT_SECONDS),
-                    )
+                    for statement in _PRUNE:
+                        await self._database.fetch(statement, float(KEPT_SECONDS))
             except DatabaseAway as away:
                 failure = str(away)
             if failure and failure != self._refused:
                 log.error("ledger_not_written", error=failure)
             self._refused = failure
-            self._settle(batch, failure, refused)
+            # Refused are the calls that somebody waits for and whose rows have an end already.
+            self._settle(batch, failure, {id for _, id in batch.waiting} - begun, offered)
             if failure:
                 if self._closing:
                     return
                 self._keep(batch)
                 await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _written(self, batch: LedgerBatch) -> tuple[set[str], set[str]]:
+        """The calls whose rows were written, and those that were offered."""
+        rows = _json([dict(zip(CALL_COLUMNS, row, strict=True)) for row in batch.calls.values()])
+        if not batch.offers:
+            return {id for [id] in await self._database.fetch(_ROWS, rows)}, set()
+        done = await self._database.fetch(_ROWS_AND_OFFERS, rows, _json([offer for _, offer in batch.offers]))
+        return {id for id, is_offer in done if not is_offer}, {id for id, is_offer in done if is_offer}
 
     def _some(self) -> LedgerBatch:
         """Of what waits, no more than one batch."""
@@ -265,6 +303,7 @@ class PostgresLedger(BatchedLedger):
             later = [each for each in whole.waiting if each[1] in self._pending.calls]
             whole.waiting = [each for each in whole.waiting if each[1] not in self._pending.calls]
             self._pending.waiting = later
+            self._pending.offers, whole.offers = whole.offers, []  # not before their calls
         return whole
 
     def _keep(self, batch: LedgerBatch) -> None:
@@ -280,20 +319,13 @@ class PostgresLedger(BatchedLedger):
         self._pending.take_in(later)
 
 
-@contextlib.asynccontextmanager
-async def _our_errors() -> AsyncIterator[None]:
+def _json(what: Any) -> str:
+    return msgspec.json.encode(what).decode()
+
+
+def _away(error: Exception) -> DatabaseAway:
     """An address may hold a password, so nothing of it is repeated."""
-    import asyncpg
-
-    try:
-        yield
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-        raise DatabaseAway(f"Postgres: {type(error).__name__}: {error}"[:300]) from error
-
-
-async def _nothing_to_reset(connection: Any) -> None:
-    """Each statement is a transaction of its own and sets nothing: what asyncpg would ask the server for is a round trip each
-    time."""
+    return DatabaseAway(f"Postgres: {type(error).__name__}: {error}"[:300])
 
 
 @functools.cache

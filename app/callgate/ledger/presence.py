@@ -1,4 +1,4 @@
-"""Which processes share a ledger and live, and what those that died have left under way."""
+"""Heartbeats of the processes that share a ledger, and the calls and runs that dead ones left."""
 
 import asyncio
 import time
@@ -10,8 +10,10 @@ import structlog
 
 from callgate.ledger.database import Database, DatabaseAway
 
-BEATS: Final = 5
-"""How often a process says that it lives, and looks for what others left, in the time after which it is taken for dead."""
+BEATS: Final = 10
+"""How often a process says that it lives, and looks for what others left, in the time after which it is taken for dead. Who died just
+after he was heard is found out a look later, and what he had is to be told within a second of that time: half of it is left
+for the statements."""
 
 NEVER: Final = 1e15
 """Seconds of silence after which nobody is dead who has not said that he ends."""

@@ -1,4 +1,4 @@
-"""Runs in the ledger: requests that are carried on by another process where theirs dies.
+"""Durable runs in the ledger: requests that another process resumes where theirs dies.
 
 A run has an owner and an epoch. Whoever takes it over has the next epoch, and every write of a run names its own: what an
 owner writes that was taken for dead changes nothing, and tells it so (`Fenced`).
@@ -31,6 +31,11 @@ _APPEND: Final = (
     f"{_MINE} INSERT INTO journal (run_id, choice, turn, body)"
     " SELECT mine.id, CAST(?3 AS {int}), CAST(?4 AS {int}), CAST(?5 AS {blob}) FROM mine WHERE true"
     " ON CONFLICT (run_id, choice, turn) DO UPDATE SET body = excluded.body RETURNING turn"
+)
+_APPEND_PART: Final = (
+    f"{_MINE} INSERT INTO answer_parts (run_id, part, body)"
+    " SELECT mine.id, CAST(?3 AS {int}), CAST(?4 AS {blob}) FROM mine WHERE true"
+    " ON CONFLICT (run_id, part) DO UPDATE SET body = excluded.body RETURNING part"
 )
 _CLAIM: Final = (
     f"{_MINE} INSERT INTO calls (id, process, run_id, turn, call_id, tool, arguments_hash, key_name, writes, started_at,"
@@ -73,6 +78,8 @@ _MARK_CALLS: Final = (
     " note = CASE state WHEN 'waiting' THEN 'never begun: ' ELSE '' END || 'its run was taken over'"
     " WHERE run_id = ?1 AND epoch < ?2 AND ended_at IS NULL AND NOT {on_fleet} RETURNING id"
 )
+_PIECES: Final = ("journal", "answer_parts")
+"""Tables whose rows go with their run."""
 
 
 class Fenced(Exception):
@@ -101,7 +108,7 @@ class StoredRun(msgspec.Struct, frozen=True):
 
 
 class StoredCall(msgspec.Struct, frozen=True):
-    """How a call of a run stands."""
+    """The state of a call of a run."""
 
     state: RunState
     writes: bool
@@ -146,7 +153,7 @@ class RunLedger:
         await self._database.fetch("UPDATE runs SET followed_at = {now} WHERE id = ?1 RETURNING id", id)
 
     async def is_followed(self, id: str, within: float) -> bool:
-        """Whether somebody at another process has waited for it within so many seconds."""
+        """True if another process has waited for it within so many seconds."""
         found = await self._database.fetch(
             "SELECT id FROM runs WHERE id = ?1 AND followed_at > {now} - CAST(?2 AS {real})",
             id,
@@ -163,12 +170,24 @@ class RunLedger:
         rows = await self._database.fetch("SELECT choice, turn, body FROM journal WHERE run_id = ?1", id)
         return {(choice, turn): body for choice, turn, body in rows}
 
+    async def append_part(self, run: StoredRun, part: int, body: bytes) -> None:
+        """Keep what a run has answered since the part before. Raises `Fenced`."""
+        if not await self._database.fetch(_APPEND_PART, run.id, run.epoch, part, body):
+            raise Fenced
+
+    async def parts(self, id: str, after: int = -1) -> list[tuple[int, bytes]]:
+        """What a run that has not ended has answered behind one of its parts, whoever had it."""
+        rows = await self._database.fetch(
+            "SELECT part, body FROM answer_parts WHERE run_id = ?1 AND part > ?2 ORDER BY part", id, after
+        )
+        return [(part, body) for part, body in rows]
+
     async def calls(self, id: str) -> dict[str, StoredCall]:
         rows = await self._database.fetch("SELECT id, state, writes, outcome FROM calls WHERE run_id = ?1", id)
         return {key: StoredCall(RunState(state), bool(writes), outcome) for key, state, writes, outcome in rows}
 
     async def claim(self, run: StoredRun, entry: LedgerEntry) -> bool:
-        """Whether this call may begin now: it stands in the ledger, and has not begun before. Raises `Fenced`."""
+        """Claim this call; return whether it may begin: it stands in the ledger and has not begun. Raises `Fenced`."""
         if await self._database.fetch(_CLAIM, run.id, run.epoch, *self._call_values(entry)):
             return True
         await self.check(run)
@@ -216,11 +235,14 @@ class RunLedger:
             b"",
         ):
             raise Fenced
+        if run.background:
+            await self._database.fetch("DELETE FROM answer_parts WHERE run_id = ?1 RETURNING part", run.id)
 
     async def forget(self, run: StoredRun) -> None:
         """Nothing of it is worth keeping: its key is free again."""
         await self._database.fetch("DELETE FROM runs WHERE id = ?1 AND epoch = ?2 RETURNING id", run.id, run.epoch)
-        await self._database.fetch("DELETE FROM journal WHERE run_id = ?1 RETURNING turn", run.id)
+        for table in _PIECES:
+            await self._database.fetch(f"DELETE FROM {table} WHERE run_id = ?1 RETURNING run_id", run.id)
 
     async def release(self, run: StoredRun) -> None:
         """Give a run to whoever takes it."""
@@ -255,7 +277,8 @@ class RunLedger:
     async def prune(self, kept: float) -> None:
         """Forget runs that ended longer ago than that."""
         old = "SELECT id FROM runs WHERE ended_at < {now} - CAST(?1 AS {real})"
-        await self._database.fetch(f"DELETE FROM journal WHERE run_id IN ({old}) RETURNING turn", kept)
+        for table in _PIECES:
+            await self._database.fetch(f"DELETE FROM {table} WHERE run_id IN ({old}) RETURNING run_id", kept)
         await self._database.fetch("DELETE FROM runs WHERE ended_at < {now} - CAST(?1 AS {real}) RETURNING id", kept)
 
     def _call_values(self, entry: LedgerEntry) -> tuple[Any, ...]:

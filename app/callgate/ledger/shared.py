@@ -1,4 +1,4 @@
-"""The ledger of one process, whichever database it is in: its calls, the database for all else, and who else lives."""
+"""The ledger of one process in either database: its calls, the database for other tables, and presence."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class SpendingLedger(Ledger, Protocol):
 
     @property
     def spent(self) -> Mapping[tuple[str, str], int]:
-        """What each key had spent in each period when the ledger was opened, in nanodollars."""
+        """The spending of each key in each period when the ledger was opened, in nanodollars."""
         ...
 
     def remember_spending(self, key_name: str, period: str, nano: int) -> None: ...
@@ -36,7 +36,7 @@ class SharedLedger:
     presence: Presence
 
     async def spent_by(self, key_name: str, day: str, month: str) -> tuple[int, int] | None:
-        """What a key has spent in these, in nanodollars; None where the ledger cannot be asked."""
+        """Return a key's spending in these periods in nanodollars; None where the ledger cannot be reached."""
         try:
             rows = await self.database.fetch(
                 "SELECT period, nano FROM spending WHERE key_name = ?1 AND period IN (?2, ?3)", key_name, day, month

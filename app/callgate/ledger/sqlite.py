@@ -102,7 +102,7 @@ class SqliteLedger(BatchedLedger):
 
     @property
     def spent(self) -> Mapping[tuple[str, str], int]:
-        """What each key had spent in each period when the ledger was opened, in nanodollars."""
+        """The spending of each key in each period when the ledger was opened, in nanodollars."""
         return self._spent
 
     async def close(self) -> None:
@@ -138,7 +138,7 @@ class SqliteLedger(BatchedLedger):
             database.close()
 
     def _next_batch(self) -> tuple[LedgerBatch, bool]:
-        """What waits, and whether there will be more. Waits for the first."""
+        """Wait for rows and take them; return also whether there will be more."""
         whole = LedgerBatch()
         while len(whole) < BATCH:
             try:
@@ -264,7 +264,7 @@ def mark_lost(database: sqlite3.Connection) -> int:
 
 
 def is_gone(folder: Path, process: str) -> bool:
-    """Whether the process of a ledger in this folder has ended, however it ended."""
+    """True if the process of a ledger in this folder has ended, however it ended."""
     return _Lock.is_free(folder, process)
 
 

@@ -1,4 +1,4 @@
-"""The ledger's file as a `Database`: one connection, used by one thread at a time and never by that of the event loop."""
+"""The `Database` of SQLite: one connection, used by one thread at a time and never by the event loop's."""
 
 import asyncio
 import functools

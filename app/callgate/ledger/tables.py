@@ -81,6 +81,14 @@ CREATE TABLE IF NOT EXISTS journal (
 ){strict}
 """,
     """
+CREATE TABLE IF NOT EXISTS answer_parts (
+  run_id TEXT NOT NULL,
+  part {int} NOT NULL,
+  body {blob} NOT NULL,
+  PRIMARY KEY (run_id, part)
+){strict}
+""",
+    """
 CREATE TABLE IF NOT EXISTS approvals (
   id TEXT PRIMARY KEY,
   process TEXT NOT NULL,
@@ -142,7 +150,7 @@ CREATE TABLE IF NOT EXISTS fleet_calls (
     "CREATE INDEX IF NOT EXISTS fleet_calls_by_end ON fleet_calls (ended_at)",
 )
 """On one machine keys and pins have files of their own, and there is no fleet."""
-VERSION: Final = 2
+VERSION: Final = 3
 """Of the tables in Postgres."""
 
 SQLITE_WORDS: Final[dict[str, str]] = {
@@ -179,7 +187,11 @@ SPENT: Final = (
     " ON CONFLICT (key_name, period) DO UPDATE SET nano = {most}(0, spending.nano + ?3)"
 )
 PROCESS_ENDED_FIRST: Final = "the process ended first"
-NEVER_BEGUN: Final = f"never begun: {PROCESS_ENDED_FIRST}"
+NEVER: Final = "never begun: "
+"""How the note of a call begins that was not run."""
+NEVER_BEGUN: Final = f"{NEVER}{PROCESS_ENDED_FIRST}"
+CUT_OFF: Final = "cut off: "
+"""How the note of a call begins that nobody waits for any more."""
 IDENTITY: Final = (
     "INSERT INTO identity SELECT CAST(?1 AS TEXT) WHERE NOT EXISTS (SELECT id FROM identity)",
     "SELECT min(id) FROM identity",

@@ -1,1 +1,1 @@
-"""Recorded runs: one row for each request, what happened in it, and, where the operator wants it, what was said."""
+"""Recorded runs: one row for each request, its events, and its texts where the operator wants them."""

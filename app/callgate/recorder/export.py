@@ -1,4 +1,4 @@
-"""A recorded run in the words of others: a line for the shell, and a recording that a test plays."""
+"""Exports a recorded run: as a curl command, and as a recording that a test plays."""
 
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,8 @@
-"""Sends spans to a collector (OTLP over HTTP, protobuf). Nobody waits for it: what it does not get rid of is dropped, and counted."""
+"""Sends spans to a collector (OTLP over HTTP, protobuf) in the background. Spans that cannot be sent are dropped and
+counted."""
 
 import asyncio
+import contextlib
 import gzip
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,8 +25,8 @@ BACKLOG_BYTES: Final = 16 * 1024 * 1024
 TRIES: Final = 6
 LONGEST_WAIT: Final = 60.0
 """Of a `Retry-After`: what a collector asks for beyond it is not waited for."""
-FLUSH_SECONDS: Final = 5.0
-"""For what still waits when the server ends."""
+FLUSH_SECONDS: Final = 2.0
+"""For what still waits when the server ends: within the time in which all else has to be closed too."""
 ANSWER_BYTES: Final = 65_536
 AGAIN: Final = frozenset({429, 502, 503, 504})
 """The statuses after which the protocol has a client try again."""
@@ -34,7 +36,7 @@ retry_delay: Callable[[int], float] = partial(full_jitter, first=1.0, longest=30
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where spans are sent, and how."""
+    """The collector that spans are sent to, and the settings of sending."""
 
     url: str
     headers: Mapping[str, str] = {}
@@ -75,7 +77,7 @@ class SpanExporter:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more may wait. From any thread."""
+        """True if nothing more may wait. From any thread."""
         return self._bytes > BACKLOG_BYTES
 
     def offer(self, body: bytes, spans: int) -> None:
@@ -157,16 +159,10 @@ class SpanExporter:
                 if after.isdecimal():
                     wait = min(float(after), LONGEST_WAIT)
             if tries + 1 < TRIES and not self._closing.is_set():
-                await self._pause(wait)
+                with contextlib.suppress(TimeoutError):  # no longer than until the server is to end
+                    async with asyncio.timeout(wait):
+                        await self._closing.wait()
         self.drop(batch.spans, "failed", reason)
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait, but not when the server is to end."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()
-        except TimeoutError:
-            return
 
     def _sent(self, batch: SpanBatch, answer: bytes) -> None:
         refused, why = refused_in(answer)

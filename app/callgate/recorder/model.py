@@ -1,8 +1,8 @@
-"""Records what a model is asked and what it says, for runs whose contents are kept. Goes around the model that is asked."""
+"""Wraps a model, and records its requests and answers for runs with stored contents."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -10,13 +10,15 @@ from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent, ReasoningDelta, TextDelta
 from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, TurnModel
 from callgate.http.wire import WIRE, Take
-from callgate.recorder.reading import MASKED_BEYOND, part_of
+
+MASKED_BEYOND: Final = 16 * 1024
+"""Characters that are looked at for secrets beyond what is kept: no secret is longer."""
 
 encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class Texts(Protocol):
-    """Where what is said is kept."""
+    """The store of texts."""
 
     def say(self, part: str, text: str) -> None: ...
 
@@ -121,3 +123,8 @@ class _RecordedAnswer:
                 kind = "text" if isinstance(event, TextDelta) else "reasoning"
                 self.said[kind].append(event.text)
         return events
+
+
+def part_of(choice: int, part: str) -> str:
+    """The name of a text: the choice is said only where there are several."""
+    return f"choice.{choice}.{part}" if choice else part

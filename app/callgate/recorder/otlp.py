@@ -1,4 +1,4 @@
-"""Spans as the body of a POST to `/v1/traces` of a collector, in protobuf: as much of it as OTLP needs."""
+"""Encodes spans as the body of a POST to `/v1/traces` of a collector, in protobuf: as much of it as OTLP needs."""
 
 from collections.abc import Iterable, Mapping
 from struct import Struct
@@ -48,7 +48,7 @@ def request_of(spans: Iterable[bytes], resource: Mapping[str, Any], version: str
 
 
 def refused_in(answer: bytes) -> tuple[int, str]:
-    """How many spans of a request a collector did not take, and why: the field `partial_success` of its answer."""
+    """Return how many spans a collector did not take, and why: the field `partial_success` of its answer."""
     count, why = 0, ""
     for _, partial in _fields(answer):
         if isinstance(partial, bytes):

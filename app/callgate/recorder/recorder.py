@@ -1,5 +1,6 @@
-"""Records runs: in memory the newest, in a file all of them. A request only hands over what happened; a thread makes rows of
-it, masks what is kept of its texts, and writes them in batches.
+"""Records runs: in memory the newest, in a file all of them. A request notes what happened and, when it is answered, packs it into
+bytes, while all of that is still in the processor's caches; a thread writes these in batches. Where texts are kept the thread packs
+them as well, because they are masked first.
 """
 
 import asyncio
@@ -9,32 +10,20 @@ import queue
 import socket
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, TypeVar
+from time import monotonic
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import structlog
 
-from callgate.conversation.events import (
-    Attempt,
-    CallEnded,
-    CallProgress,
-    CallsHandedBack,
-    CallStarted,
-    ChatEnded,
-    ChatEvent,
-    ChatFailed,
-    TurnEnded,
-    TurnStarted,
-)
-from callgate.conversation.listeners import Handlers, Listener, handles
-from callgate.conversation.ports import Message, TurnModel
 from callgate.http.trace_context import Trace
-from callgate.recorder.model import RecordedModel
-from callgate.recorder.reading import WIRE, Mask, PriceOf, RunReader, Seen, no_price, recorded
-from callgate.recorder.row import Kept, KeyUsage, Recording, RunEvent, RunRow
+from callgate.recorder.last_hour import LastHour
+from callgate.recorder.packed import Packed, PackedRun
+from callgate.recorder.recording import Mask, PriceOf, RecordPolicy, RunRecording, no_price
+from callgate.recorder.row import KeyUsage, Recording, RunEvent, RunRow
 from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, day_of
 
 log = structlog.get_logger("callgate.recorder")
@@ -45,9 +34,8 @@ IN_MEMORY_BYTES: Final = 32 * 1024 * 1024
 """How long their texts and events may be together; beyond it the oldest are forgotten here."""
 BATCH_SECONDS: Final = 0.25
 """How long a run may wait to be written, and what a crash may take."""
-BACKLOG: Final = 20_000
-"""Runs that may wait to be written. Beyond it they are dropped, and counted: a request never waits."""
 BACKLOG_BYTES: Final = 64 * 1024 * 1024
+"""How much may wait to be written: 32,000 runs without texts. Beyond it runs are dropped, and counted: a request never waits."""
 PRUNE_SECONDS: Final = 3600.0
 COUNT_SECONDS: Final = 5.0
 """How long what was used may wait where no run ends."""
@@ -61,99 +49,14 @@ FEED_BACKLOG: Final = 1000
 """What a watcher that does not read may be behind; more is left out: it asks for the list again."""
 
 Found = TypeVar("Found")
-RunTrace: TypeAlias = Trace
-"""What is known of the trace of a run."""
-RunsKept: TypeAlias = Literal["all", "eventful", "off"]
-WireKept: TypeAlias = Literal["off", "on_error", "on"]
 
 
-class RecordPolicy(msgspec.Struct, frozen=True):
-    """What is recorded."""
-
-    runs: RunsKept = "all"
-    passed: Literal["all", "errors"] = "errors"
-    content_bytes: int | None = None
-    """How much of each text is kept; None keeps none."""
-    wire: WireKept = "off"
-    """Whether the bodies of providers' answers are kept with the other texts."""
-    keep_days: float = 14.0
-    keep_bytes: int = 1024**3
-    slow_seconds: float = 30.0
-    """What `eventful` takes for slow."""
-
-
-NOT_KEPT: Final = RecordPolicy(runs="off")
-
-
-class Asked(Protocol):
-    """A request."""
-
-    @property
-    def history(self) -> Sequence[Message]: ...
-
-
-class RunRecording(msgspec.Struct, eq=False):
-    """One run while it is under way."""
-
-    row: RunRow
-    policy: RecordPolicy
-    price: PriceOf
-    trace: Trace | None = None
-    """Where it is exported: what is known of its trace."""
-    is_listed: bool = True
-    """Whether it is a run for those who look; not where it is recorded for the sake of its spans alone."""
-    began: float = msgspec.field(default_factory=time.monotonic)
-    seen: list[Seen] = []
-    said: dict[str, str] = {}
-    weight: int = 0
-    is_deleted: bool = False
-    watchers: "list[asyncio.Queue[Seen | None]]" = []
-
-    def listener(self, choice: int) -> "RunListener":
-        return RunListener(self, choice)
-
-    def around(self, model: TurnModel, choice: int, asked: Asked) -> TurnModel:
-        """The model that is asked in one choice; what is said is recorded, where texts are kept."""
-        most, wire = self.policy.content_bytes, self.policy.wire != "off"
-        return model if most is None else RecordedModel(model, self, choice, asked.history, most, wire=wire)
-
-    def say(self, part: str, text: str) -> None:
-        """A text that is to be kept, where texts are."""
-        if self.policy.content_bytes is not None:
-            self.said[part] = text
-            self.weight += len(text)
-
-
-class RunListener(Listener, msgspec.Struct, eq=False):
-    """Hands the events of one chat to the recording of its run."""
-
-    _recording: RunRecording
-    _choice: int
-
-    handlers: ClassVar[Handlers] = {}
-
-    @handles(handlers, TurnStarted, CallStarted, CallProgress, Attempt, CallsHandedBack, ChatFailed, ChatEnded)
-    def _note(self, event: ChatEvent) -> None:
-        recording = self._recording
-        seen = (time.monotonic() - recording.began, self._choice, event)
-        recording.seen.append(seen)
-        for watcher in recording.watchers:
-            watcher.put_nowait(seen)
-
-    @handles(handlers, CallEnded)
-    def _note_call(self, event: CallEnded) -> None:
-        self._recording.weight += len(event.call.text) + len(event.outcome.text)
-        self._note(event)
-
-    @handles(handlers, TurnEnded)
-    def _note_turn(self, event: TurnEnded) -> None:
-        if event.answer.broken:
-            self._recording.weight += sum(len(call.text) for call in event.answer.broken)
-        self._note(event)
+EndedRun: TypeAlias = PackedRun | RunRecording
+"""A run that waits to be written. The second is packed by the thread."""
 
 
 class CountedUsage(Protocol):
-    """What one key used of one model since the process began. It only ever grows, so that no step of it is lost."""
+    """The usage of one model by one key since the process began. It only ever grows, so that no step of it is lost."""
 
     name: str
     """The model's."""
@@ -204,14 +107,14 @@ class Recorder:
         self.process = f"{socket.gethostname()}:{os.getpid()}"
         """Which one this is, among all that record."""
         self._under_way: dict[str, RunRecording] = {}
-        self._waiting: OrderedDict[str, RunRecording] = OrderedDict()
+        self._waiting: dict[str, EndedRun] = {}
         # Two counts, each with one writer: the event loop, and the thread.
         self._bytes_in = self._bytes_out = 0
-        self._newest: deque[Recording] = deque(maxlen=IN_MEMORY)
+        self._newest: deque[PackedRun] = deque(maxlen=IN_MEMORY)
         self._newest_bytes = 0
         self._lock = threading.Lock()
         """For what the thread changes and others read: the newest runs, which of them are removed, and what was used."""
-        self._ended: queue.SimpleQueue[RunRecording | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[EndedRun | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._feeds: list[Feed] = []
         self._watchers: Counter[str | None] = Counter()
@@ -224,59 +127,61 @@ class Recorder:
         self.export: Callable[[Sequence[tuple[Recording, Trace]]], None] | None = None
         """Takes, in the thread, what was recorded of runs with a trace."""
         self._usage: dict[tuple[str, str, str], KeyUsage] = {}
+        self._hour = LastHour()
 
     # -- on the event loop
 
     def begin(
         self, row: RunRow, policy: RecordPolicy, price: PriceOf = no_price, trace: Trace | None = None
     ) -> RunRecording:
-        """`price`: what who answers costs, as far as it is known without asking anybody."""
-        self._policy = policy
-        recording = self._under_way[row.id] = self._recording(row, policy, price, trace)
-        if self._feeds:
-            self.publish("run", row)
-        return recording
-
-    def begin_unlisted(self, row: RunRow, trace: Trace) -> RunRecording:
-        """Record a run for the sake of its spans alone: it is in no list, and nothing of it is kept."""
-        recording = self._recording(row, NOT_KEPT, no_price, trace)
-        recording.is_listed = False
-        return recording
-
-    def _recording(self, row: RunRow, policy: RecordPolicy, price: PriceOf, trace: Trace | None) -> RunRecording:
+        """`price`: what who answers costs, as far as it is known without asking anybody. A run of which nothing is kept is
+        recorded for the sake of its spans alone: it is in no list."""
         row.process = self.process
         if trace is not None:
             row.trace_id = trace.trace_id
             row.parent_span = "" if trace.parent is None else trace.parent.span_id
             if not trace.is_exported:
                 trace = None
-        return RunRecording(row, policy, price, trace)
+        is_plain = trace is None and policy.content_bytes is None and policy.runs == "all"
+        recording = RunRecording(row, policy, self._mask, price, trace, is_plain)
+        if policy.runs == "off":
+            recording.is_listed = False
+            return recording
+        self._policy = policy
+        self._under_way[row.id] = recording
+        if self._feeds:
+            self.publish("run", row)
+        return recording
 
     def end(self, recording: RunRecording, *, state: str = "", status: int = 200, error: str = "") -> None:
-        """What the request knows of its own end; `state` where no ending of the chat says more."""
+        """End a run with what the request knows of its end; `state` counts where no ending of the chat says more."""
         row = recording.row
-        row.seconds = time.monotonic() - recording.began
-        row.status, row.error = status, error
+        row.seconds, row.status, row.error = monotonic() - recording.began, status, error
         if state:
             row.state = state
-        for watcher in recording.watchers:
-            watcher.put_nowait(None)
-        if len(self._waiting) >= BACKLOG or self._bytes_in - self._bytes_out > BACKLOG_BYTES:
-            self._under_way.pop(row.id, None)
+        if recording.watchers:
+            for watcher in recording.watchers:
+                watcher.put_nowait(None)
+        if self._bytes_in - self._bytes_out > BACKLOG_BYTES:
             self._on_dropped()
-            return
-        recording.weight += 1024 * len(recording.seen)
-        if recording.is_listed:
-            self._waiting[row.id] = recording  # before it leaves the others: whoever looks finds it in either
-            self._under_way.pop(row.id, None)
-        self._bytes_in += recording.weight
-        if self._thread is None:
-            self._start()
-        self._ended.put(recording)
+        else:
+            try:
+                ended = recording.to_write()
+            except Exception as mistake:  # noqa: BLE001 - ours, about one of them
+                self._drop(row.id, mistake)
+                ended = None
+            if ended is not None:
+                if recording.is_listed:
+                    self._waiting[row.id] = ended  # before it leaves the others: whoever looks finds it in either
+                self._bytes_in += ended.weight
+                if self._thread is None:
+                    self._start()
+                self._ended.put(ended)
+        self._under_way.pop(row.id, None)
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a run that ended was not written yet."""
+        """True if a run that ended was not written yet."""
         return bool(self._waiting)
 
     def open(self) -> None:
@@ -322,10 +227,11 @@ class Recorder:
     def unwatch(self, feed: Feed) -> None:
         self._feeds.remove(feed)
 
-    def publish(self, kind: str, facts: Any = None) -> None:
-        """Send something to whoever watches, from any thread."""
+    def publish(self, kind: str, facts: Any = None, *, besides: Feed | None = None) -> None:
+        """Send something to whoever watches, from any thread, but for one of them."""
         for feed in list(self._feeds):
-            feed.put(kind, facts)
+            if feed is not besides:
+                feed.put(kind, facts)
 
     def end_feeds(self) -> None:
         """Whoever watches is sent away, and whoever comes now: a server that is to end does not wait for them."""
@@ -339,14 +245,17 @@ class Recorder:
 
     def page(self, wanted: RunFilter, count: int) -> list[RunRow]:
         """The newest runs first. Those that are under way, or were not written yet, come from memory."""
-        here = [
-            self._row_now(recording)
-            for recording in (*self._under_way.values(), *self._waiting.values())
-            if not recording.is_deleted
-        ]
+        here = [recording.row_now() for recording in list(self._under_way.values())]
+        for ended in list(self._waiting.values()):
+            if ended.is_deleted:
+                continue
+            if isinstance(ended, PackedRun):
+                here.append(ended.whole_row)
+            elif ended.is_kept:
+                here.append(ended.row_now())
         if self._folder is None:
             with self._lock:
-                here += [recording.row for recording in self._newest]
+                here += [run.whole_row for run in self._newest]
         found = {row.id: row for row in here if is_wanted(row, wanted)}
         for row in self._stored(lambda store: store.page(wanted, count)) or ():
             found.setdefault(row.id, row)
@@ -371,22 +280,24 @@ class Recorder:
         return found, rows[-1]
 
     def get(self, id: str) -> Recording | None:
-        recording = self._under_way.get(id) or self._waiting.get(id)
-        if recording is not None and recording.is_deleted:
-            return None
-        if recording is not None:
-            return self._read(recording)
+        if (recording := self._under_way.get(id)) is not None:
+            return recording.packed().recording()
+        if (ended := self._waiting.get(id)) is not None:
+            if ended.is_deleted:
+                return None
+            return (ended if isinstance(ended, PackedRun) else ended.packed()).recording()
         with self._lock:
-            known = next((known for known in self._newest if known.row.id == id), None)
+            known = next((known for known in self._newest if known.id == id), None)
         if known is not None:
-            return known
+            return known.recording()
         return self._stored(lambda store: store.get(id))
 
     def replays_of(self, id: str, only: str | None = None) -> list[str]:
         """The runs that asked a run again, the newest first; with `only`, those of one key."""
         with self._lock:
-            here = [known.row for known in self._newest]
-        here += [recording.row for recording in (*self._under_way.values(), *self._waiting.values())]
+            here: list[PackedRun | RunRow] = list(self._newest)
+        here += [each.row for each in list(self._under_way.values())]
+        here += [each if isinstance(each, PackedRun) else each.row for each in list(self._waiting.values())]
         found = {row.id: row for row in here if row.replay_of == id}
         for row in self._stored(lambda store: store.replays_of(id)) or ():
             found.setdefault(row.id, row)
@@ -394,7 +305,7 @@ class Recorder:
         return [row.id for row in rows if only in (None, row.key)]
 
     def usage(self, since: str) -> list[KeyUsage]:
-        """What was used from a day on, what is not yet in the file included."""
+        """Return the usage from a day on, including what is not yet in the file."""
         with self._lock:  # what is being written is then in the file or here, and not in both
             found = {_of(each): each for each in self._stored(lambda store: store.usage(since)) or ()}
             recent = [*self._usage.values(), *self._uncounted(forget=False)]
@@ -403,8 +314,13 @@ class Recorder:
                 found.setdefault(_of(each), KeyUsage(*_of(each))).add(each)
         return sorted(found.values(), key=_of)
 
+    def last_hour(self) -> list[KeyUsage]:
+        """What was used in each minute of the last hour, by this process."""
+        with self._lock:
+            return self._hour.used(self._uncounted(forget=False), time.time())
+
     def _stored(self, read: Callable[[RunStore], Found]) -> Found | None:
-        """What is read from the file; None where there is none."""
+        """Read from the file; None where there is none."""
         if self._folder is None or not (self._folder / FILE).exists():
             return None
         store = RunStore(self._folder, read_only=True)
@@ -420,10 +336,10 @@ class Recorder:
             if waiting is not None:
                 waiting.is_deleted = True
                 return True
-            known = next((known for known in self._newest if known.row.id == id), None)
+            known = next((known for known in self._newest if known.id == id), None)
             if found := known is not None:
                 self._newest.remove(known)
-                self._newest_bytes -= _size(known)
+                self._newest_bytes -= known.weight
         if self._folder is not None and (self._folder / FILE).exists():
             store = RunStore(self._folder)
             try:
@@ -439,10 +355,9 @@ class Recorder:
             for event in recording.events:
                 yield event
             return
-        reader = RunReader(live.row, self._mask, live.policy.content_bytes, live.price)
-        queue: asyncio.Queue[Seen | None] = asyncio.Queue()
-        for seen in live.seen:
-            queue.put_nowait(seen)
+        queue: asyncio.Queue[Packed | None] = asyncio.Queue()
+        for packed in live.events:
+            queue.put_nowait(packed)
         live.watchers.append(queue)
         if self._feeds_ended:
             queue.put_nowait(None)
@@ -456,26 +371,9 @@ class Recorder:
                     continue
                 if following is None:
                     return
-                reader.feed([following])
-                for event in reader.take_events():
-                    yield event
+                yield following.event()
         finally:
             live.watchers.remove(queue)
-
-    def _row_now(self, recording: RunRecording) -> RunRow:
-        """Its row without reading a text: a list of runs may be a list of many long ones."""
-        has_content = recording.policy.content_bytes is not None
-        row = recorded(recording.row, list(recording.seen), {}, self._mask, None, recording.price).row
-        return msgspec.structs.replace(row, kept=Kept.CONTENT) if has_content else row
-
-    def _read(self, recording: RunRecording) -> Recording:
-        policy = recording.policy
-        # Copies: of a run under way there may be more while it is read.
-        seen, said = list(recording.seen), dict(recording.said)
-        read = recorded(recording.row, seen, said, self._mask, policy.content_bytes, recording.price)
-        if policy.wire == "on_error" and not read.row.is_odd:
-            read.content = {part: text for part, text in read.content.items() if not part.startswith(WIRE)}
-        return read
 
     # -- in the thread
 
@@ -485,43 +383,60 @@ class Recorder:
         is_open = True
         while is_open:
             batch, is_open = self._next_batch()
-            whole = [(read, ended) for ended in batch if (read := self._read_or_drop(ended)) is not None]
-            kept = [read for read, ended in whole if _is_kept(read.row, ended.policy)]
-            if self.export is not None:
-                self._export([(read, ended.trace) for read, ended in whole if ended.trace is not None])
+            kept: list[PackedRun] = []
+            traced: list[tuple[Recording, Trace]] = []
+            for ended in batch:
+                run = ended if isinstance(ended, PackedRun) else self._packed_here(ended, traced)
+                if run is not None and not ended.is_deleted:
+                    kept.append(run)
+            self._export(traced)
             self._remember(kept)
             with self._lock:
-                for used in self._uncounted(forget=True):
+                counted = list(self._uncounted(forget=True))
+                self._hour.add(counted, time.time())
+                for used in counted:
                     self._usage.setdefault(_of(used), KeyUsage(*_of(used))).add(used)
                 if self._folder is not None and (kept or self._usage):
                     store = self._write(store, kept)
                 for ended in batch:
-                    self._waiting.pop(ended.row.id, None)
+                    self._waiting.pop(ended.id, None)
                     self._bytes_out += ended.weight
-                removed = {ended.row.id for ended in batch if ended.is_deleted}
-            for id in removed:  # while it was read or written
+                removed = [ended.id for ended in batch if ended.is_deleted]
+            for id in removed:  # while it was packed or written
                 self._remove(id)
-            for read in kept if self._feeds else ():
-                if read.row.id not in removed:
-                    self.publish("run", read.row)
-            if store is not None and time.monotonic() - pruned > PRUNE_SECONDS:
-                pruned = time.monotonic()
-                policy = self._policy
-                try:
-                    store.prune(older_than=time.time() - policy.keep_days * 86_400, most_bytes=policy.keep_bytes)
-                except StoreUnusable as failure:
-                    log.warning("runs_not_pruned", reason=str(failure))
+            for run in kept if self._feeds else ():
+                if run.id not in removed:
+                    self.publish("run", run.whole_row)
+            if store is not None and monotonic() - pruned > PRUNE_SECONDS:
+                pruned = monotonic()
+                self._prune(store)
         if store is not None:
             store.close()
 
-    def _read_or_drop(self, ended: RunRecording) -> Recording | None:
-        if ended.is_deleted:
+    def _prune(self, store: RunStore) -> None:
+        policy, now = self._policy, time.time()
+        try:
+            store.prune(
+                older_than=now - policy.keep_days * 86_400,
+                most_bytes=policy.keep_bytes,
+                wire_older_than=now - policy.wire_days * 86_400,
+            )
+        except StoreUnusable as failure:
+            log.warning("runs_not_pruned", reason=str(failure))
+
+    def _packed_here(self, recording: RunRecording, traced: list[tuple[Recording, Trace]]) -> PackedRun | None:
+        """Pack a run whose request did not; one that is exported is added to `traced`. None of one that is not kept."""
+        if recording.is_deleted:
             return None
         try:
-            return self._read(ended)
+            run = recording.packed()
+            if recording.trace is not None:
+                traced.append((run.recording(), recording.trace))
         except Exception as error:  # noqa: BLE001 - a mistake of ours about one of them
-            self._drop(ended.row.id, error)
+            self._drop(recording.id, error)
             return None
+        recording.is_kept = recording.policy.keeps(run)
+        return run if recording.is_kept else None
 
     def _export(self, traced: Sequence[tuple[Recording, Trace]]) -> None:
         try:
@@ -530,19 +445,19 @@ class Recorder:
         except Exception:
             log.exception("traces_not_encoded", runs=len(traced))
 
-    def _remember(self, kept: Sequence[Recording]) -> None:
+    def _remember(self, kept: Sequence[PackedRun]) -> None:
         """Keep the newest runs. Fewer of them where their texts are long."""
         with self._lock:
-            for read in kept[-IN_MEMORY:]:
+            for run in kept[-IN_MEMORY:]:
                 if len(self._newest) == IN_MEMORY:
-                    self._newest_bytes -= _size(self._newest.popleft())
-                self._newest.append(read)
-                self._newest_bytes += _size(read)
+                    self._newest_bytes -= self._newest.popleft().weight
+                self._newest.append(run)
+                self._newest_bytes += run.weight
             while self._newest_bytes > IN_MEMORY_BYTES:
-                self._newest_bytes -= _size(self._newest.popleft())
+                self._newest_bytes -= self._newest.popleft().weight
 
     def _uncounted(self, *, forget: bool) -> Iterator[KeyUsage]:
-        """What was counted and not added up yet."""
+        """Return the counts that are not added up yet."""
         day = day_of(time.time())
         for counted in self._counted():
             place = counted.key, counted.name
@@ -553,8 +468,8 @@ class Recorder:
                 if forget:
                     self._added[place] = now
 
-    def _next_batch(self) -> tuple[list[RunRecording], bool]:
-        """What waits, and whether there will be more. Waits for the first, and a moment for others."""
+    def _next_batch(self) -> tuple[list[EndedRun], bool]:
+        """Wait for a run, and a moment for others, and take them; return also whether there will be more."""
         try:
             first = self._ended.get(timeout=COUNT_SECONDS)
         except queue.Empty:
@@ -570,7 +485,7 @@ class Recorder:
             return batch, False
         return batch, True
 
-    def _write(self, store: RunStore | None, kept: Sequence[Recording]) -> RunStore | None:
+    def _write(self, store: RunStore | None, kept: Sequence[PackedRun]) -> RunStore | None:
         assert self._folder is not None
         try:
             store = store or RunStore(self._folder)
@@ -578,11 +493,11 @@ class Recorder:
                 try:
                     store.add(kept)
                 except (ValueError, OverflowError, RecursionError):  # something in one of them that cannot be written
-                    for read in kept:
+                    for run in kept:
                         try:
-                            store.add([read])
+                            store.add([run])
                         except (ValueError, OverflowError, RecursionError) as error:
-                            self._drop(read.row.id, error)
+                            self._drop(run.id, error)
             if self._usage:
                 store.count(self._usage.values())
                 self._usage = {}
@@ -624,17 +539,5 @@ def is_wanted(row: RunRow, wanted: RunFilter) -> bool:
     )
 
 
-def _size(recording: Recording) -> int:
-    """About how many bytes it takes."""
-    return 1024 * (1 + len(recording.events)) + sum(len(text) for text in recording.content.values())
-
-
 def _of(used: KeyUsage) -> tuple[str, str, str]:
     return used.day, used.key, used.model
-
-
-def _is_kept(row: RunRow, policy: RecordPolicy) -> bool:
-    if policy.runs == "all":
-        return True
-    slow = row.seconds is not None and row.seconds > policy.slow_seconds
-    return policy.runs == "eventful" and bool(row.is_odd or row.calls or row.findings or row.error or slow)

@@ -1,4 +1,5 @@
-"""What of a recorded run can be asked again: its request, its history up to a turn, and what its calls returned."""
+"""Reads the parts of a recorded run that a replay needs: its request, its history up to a turn, and what its calls
+returned."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ class NotReplayable(Exception):
 
 
 class RecordedResult(NamedTuple):
-    """What a call returned, as the model saw it."""
+    """The result of a call, as the model saw it."""
 
     text: str
     outcome: str
@@ -69,7 +70,7 @@ def tools_of(recording: Recording) -> Sequence[Any]:
 
 
 def results_of(recording: Recording) -> Mapping[str, list[RecordedResult]]:
-    """What the calls that ran returned, in their order, by `call_key`."""
+    """Return the results of the calls that ran, in their order, by `call_key`."""
     found: dict[str, list[RecordedResult]] = {}
     for event in recording.events:
         if event.kind == "call_ended":

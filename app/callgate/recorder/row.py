@@ -1,5 +1,6 @@
-"""What is recorded of one request."""
+"""The row that is recorded for one request."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
@@ -33,7 +34,7 @@ class RunRow(msgspec.Struct, omit_defaults=True, gc=False):
     began: float
     """Seconds since 1970."""
     model: str = ""
-    """The configured name; what only a wildcard names is kept as the client wrote it."""
+    """As the client asked for it: a configured name, or one that a wildcard stands for."""
     request_id: str = ""
     process: str = ""
     route: str = "chat"
@@ -74,14 +75,23 @@ class RunRow(msgspec.Struct, omit_defaults=True, gc=False):
 
     @property
     def is_odd(self) -> bool:
-        """Whether somebody may want to look at it: it did not simply answer."""
+        """True if the run is worth a look: it did not simply answer."""
         return bool(
             self.state not in USUAL_STATES or self.broken_calls or self.failed_calls or self.attempts > self.turns
         )
 
 
+_WIRE: Final = re.compile(r"(?:choice\.\d+\.)?wire\.(\d+)\.")
+
+
+def wire_turn(part: str) -> str | None:
+    """The turn whose provider's answer a text is the body of; None for all other texts of a run, which are said by somebody."""
+    found = _WIRE.match(part)
+    return None if found is None else found[1]
+
+
 class KeyUsage(msgspec.Struct):
-    """What was used in a day, by one key, of one model."""
+    """The usage of one model by one key in a day."""
 
     day: str
     """`2026-11-18`, UTC."""
@@ -105,7 +115,7 @@ _ADDED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
 def grouped(
     used: Iterable[KeyUsage], by: str, prices: Mapping[str, Price | None] | None = None
 ) -> list[dict[str, Any]]:
-    """What was used, added up by key, model or day. With `prices` by model a cost too: null where one is not known."""
+    """Add up usage by key, model or day. With `prices` by model a cost too: null where one is not known."""
     rows: dict[str, dict[str, Any]] = {}
     for each in used:
         row = rows.setdefault(

@@ -1,11 +1,11 @@
-"""What was said in a turn, in the words of OpenTelemetry's conventions for generative AI: from the texts that were kept of a run."""
+"""Formats the recorded texts of a turn by OpenTelemetry's conventions for generative AI."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from callgate.recorder.reading import part_of
+from callgate.recorder.model import part_of
 from callgate.recorder.row import Recording
 
 INSTRUCTIONS: Final = ("system", "developer")

@@ -1,4 +1,5 @@
-"""A recorded run as spans, with the names of OpenTelemetry's conventions for generative AI (1.41) and ours under `callgate.`."""
+"""Turns a recorded run into spans, with the names of OpenTelemetry's conventions for generative AI (1.41) and ours
+under `callgate.`."""
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -7,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from callgate.http.trace_context import Trace, span_id_for, trace_id_for
-from callgate.recorder.reading import part_of
+from callgate.recorder.model import part_of
 from callgate.recorder.row import Recording, RunEvent
 from callgate.recorder.said import said_in_turn
 
@@ -58,7 +59,7 @@ class Span(msgspec.Struct):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What of texts that were kept is shown in spans, and how attributes are named."""
+    """The choice of kept texts for spans, and the names of attributes."""
 
     in_spans: bool = False
     in_events: bool = False

@@ -1,32 +1,45 @@
-"""Recorded runs in a file (SQLite), beside the ledger and not in it: it may be deleted, and what a crash takes of its last
-moments is lost. Whoever calls this waits for the disk: threads and the command line, never the event loop.
-"""
+"""Stores recorded runs in a file (SQLite), beside the ledger and not in it: it may be deleted, and what a crash takes
+of its last moments is lost. Whoever calls this waits for the disk: threads and the command line, never the event
+loop."""
 
 import contextlib
 import sqlite3
 import time
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from callgate.recorder.row import USUAL_STATES, Kept, KeyUsage, Recording, RunEvent, RunRow
+from callgate.recorder.packed import (
+    COMPRESSED_FROM,
+    PackedRun,
+    content_in_file,
+    decode_row,
+    encode,
+    recording_in_file,
+    row_in_file,
+    stored_content,
+)
+from callgate.recorder.row import USUAL_STATES, Kept, KeyUsage, Recording, RunRow, wire_turn
 
 FILE: Final = "runs.sqlite3"
-VERSION: Final = 1
+VERSION: Final = 2
+READABLE: Final = frozenset({0, 1, VERSION})
+"""Formats that are read, and written on in the newest: 1 had events with names, of which some may still be there."""
 BUSY_SECONDS: Final = 5.0
 QUERY_SECONDS: Final = 1.0
 """No query runs longer: a list that nobody waits for must not hold the file's readers."""
-ROWS: Final = 200
-"""Rows of one statement: each takes the interpreter's lock from the event loop and gives it back."""
+ROWS: Final = 256
+"""Rows of one statement, at most: each takes the interpreter's lock from the event loop and gives it back. A power of two, as
+the smaller ones are: of so few lengths each statement is compiled once."""
+WIRES: Final = 50
+"""Runs of which the wire is removed in one transaction: their texts are in memory meanwhile."""
 SLICE: Final = 500
 """Runs that are removed in one transaction, so that writers do not wait long for its end."""
 USAGE_DAYS: Final = 400
 """How long what was used is remembered: a few rows a day, whatever becomes of the runs."""
-COMPRESSED_FROM: Final = 2048
-"""Bytes from which a body is compressed; below that it costs more than it saves."""
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -78,14 +91,9 @@ INSERT OR IGNORE INTO totals VALUES ('bytes', 0);
 
 _COUNTED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
 
-_encode = msgspec.msgpack.Encoder(enc_hook=str).encode
-_decode_row = msgspec.msgpack.Decoder(RunRow).decode
-_decode_events = msgspec.msgpack.Decoder(list[RunEvent]).decode
-_decode_content = msgspec.msgpack.Decoder(dict[str, str]).decode
-
 
 class RunFilter(msgspec.Struct, frozen=True):
-    """Which runs a list shows."""
+    """A filter for lists of runs."""
 
     model: str | None = None
     key: str | None = None
@@ -115,8 +123,10 @@ class RunStore:
                 database = sqlite3.connect(
                     f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
                 )
-                database.execute("SELECT 1 FROM runs LIMIT 1")
-                self._database = database
+                if self._check(database) == 0:  # it was made, and nothing is written yet
+                    database.close()
+                    database = sqlite3.connect(":memory:", isolation_level=None)
+                    database.executescript(_TABLES)
             else:
                 self.path.touch(mode=0o600)
                 database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
@@ -125,59 +135,77 @@ class RunStore:
                 database.execute("PRAGMA synchronous = NORMAL")
                 database.execute("PRAGMA foreign_keys = ON")
                 database.execute("PRAGMA secure_delete = FAST")
-                [version] = database.execute("PRAGMA user_version").fetchone()
-                if version not in {0, VERSION}:
-                    database.close()
-                    raise StoreUnusable(f"{self.path}: was written by another version of Callgate (format {version})")
+                self._check(database)
                 database.executescript(_TABLES)
                 database.execute(f"PRAGMA user_version = {VERSION}")
-                self._database = database
+            self._database = database
         except sqlite3.Error as error:
             raise StoreUnusable(f"{self.path}: {error}") from error
+
+    def _check(self, database: sqlite3.Connection) -> int:
+        """The format of a file; 0 of one that is empty. Raises `StoreUnusable`."""
+        [version] = database.execute("PRAGMA user_version").fetchone()
+        if version not in READABLE:
+            database.close()
+            why = f"was written by another version of Callgate (format {version}); move it away, and runs go into a new one"
+            raise StoreUnusable(f"{self.path}: {why}")
+        return int(version)
 
     def close(self) -> None:
         self._database.close()
 
     # -- writing
 
-    def add(self, recordings: Sequence[Recording]) -> None:
+    def add(self, runs: Sequence[PackedRun]) -> None:
         """Write runs that have ended. One that is there already stays as it is."""
         with self._named_errors(), self._transaction():
-            for at in range(0, len(recordings), ROWS):
-                self._add(recordings[at : at + ROWS])
+            [last] = self._database.execute("SELECT max(seq) FROM runs").fetchone()
+            rows: list[Any] = []
+            events: list[Any] = []
+            contents: list[Any] = []
+            grown = 0
+            for seq, run in enumerate(runs, first := (last or 0) + 1):
+                body, happened, said = run.row, run.events, run.content
+                if said or len(happened) > COMPRESSED_FROM:
+                    happened, said = run.bodies()
+                size = len(body) + len(happened) + len(said)
+                grown += size
+                rows += (seq, run.id, run.began, run.model, run.key, run.state, run.is_odd, size, body)
+                events += (seq, happened)
+                if said:
+                    contents += (seq, said)
+            added = self._insert("OR IGNORE INTO runs (seq, id, began, model, key, state, odd, bytes, row)", 9, rows)
+            if added < len(runs):  # some were there already
+                known = self._database.execute("SELECT seq, bytes FROM runs WHERE seq >= ?", (first,)).fetchall()
+                sizes = dict(known)
+                events, contents = (
+                    [
+                        value
+                        for seq, body in zip(each[::2], each[1::2], strict=True)
+                        if seq in sizes
+                        for value in (seq, body)
+                    ]
+                    for each in (events, contents)
+                )
+                grown = sum(sizes.values())
+            self._insert("INTO events", 2, events)
+            self._insert("INTO content", 2, contents)
+            replays = [(run.replay_of, run.id) for run in runs if run.replay_of]
+            if replays:
+                self._database.executemany(
+                    "INSERT OR IGNORE INTO replays SELECT ?, seq FROM runs WHERE id = ?", replays
+                )
+            self._grow(grown)
 
-    def _add(self, recordings: Sequence[Recording]) -> None:
-        # Each step of a statement gives the interpreter's lock away and takes it back: one statement for all rows.
-        [last] = self._database.execute("SELECT max(seq) FROM runs").fetchone()
-        rows, events, contents, grown = [], [], [], 0
-        for seq, recording in enumerate(recordings, (last or 0) + 1):
-            row, body = recording.row, _encode(recording.row)
-            happened = _packed(_encode(recording.events))
-            said = _packed(_encode(recording.content)) if recording.content else b""
-            size = len(body) + len(happened) + len(said)
-            grown += size
-            rows.append((seq, row.id, row.began, row.model, row.key, row.state, row.is_odd, size, body))
-            events.append((seq, happened))
-            if said:
-                contents.append((seq, said))
-        added = self._insert("OR IGNORE INTO runs (seq, id, began, model, key, state, odd, bytes, row)", rows)
-        if added < len(rows):  # some were there already
-            known = {seq for [seq] in self._database.execute("SELECT seq FROM runs WHERE seq > ?", (last or 0,))}
-            events = [event for event in events if event[0] in known]
-            contents = [content for content in contents if content[0] in known]
-            grown = sum(row[7] for row in rows if row[0] in known)
-        self._insert("INTO events", events)
-        self._insert("INTO content", contents)
-        replays = [(recording.row.replay_of, recording.row.id) for recording in recordings if recording.row.replay_of]
-        self._database.executemany("INSERT OR IGNORE INTO replays SELECT ?, seq FROM runs WHERE id = ?", replays)
-        self._grow(grown)
-
-    def _insert(self, into: str, rows: Sequence[tuple[Any, ...]]) -> int:
-        if not rows:
-            return 0
-        marks = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * len(rows))
-        values = [value for row in rows for value in row]
-        return self._database.execute(f"INSERT {into} VALUES {marks}", values).rowcount  # noqa: S608 - our own words
+    def _insert(self, into: str, columns: int, values: Sequence[Any]) -> int:
+        # Each step of a statement gives the interpreter's lock away and takes it back: one statement for many rows.
+        added = at = 0
+        while rows := (len(values) - at) // columns:
+            rows = min(ROWS, 1 << (rows.bit_length() - 1))
+            ends = at + rows * columns
+            added += self._database.execute(_insertion(into, columns, rows), values[at:ends]).rowcount
+            at = ends
+        return added
 
     def count(self, used: Iterable[KeyUsage]) -> None:
         """Add to what was used. Several processes may add to the same."""
@@ -194,12 +222,16 @@ class RunStore:
             self._grow(-sum(size for [size] in found))
         return bool(found)
 
-    def prune(self, *, older_than: float, most_bytes: int) -> int:
-        """Remove what is too old, then the oldest contents, then the oldest runs, until the rest is small enough."""
+    def prune(self, *, older_than: float, most_bytes: int, wire_older_than: float | None = None) -> int:
+        """Remove what is too old, then the oldest contents, then the oldest runs, until the rest is small enough.
+
+        `wire_older_than`: of runs that began earlier the bodies of providers' answers are removed too."""
         removed = 0
         with self._named_errors():
             while slice_ := self._oldest("began < ?", older_than):
                 removed += self._remove(slice_)
+            if wire_older_than is not None:
+                self._forget_wire(wire_older_than)
             self._database.execute("DELETE FROM usage WHERE day < ?", (day_of(time.time() - USAGE_DAYS * 86_400),))
             while self.bytes > most_bytes and (slice_ := self._oldest("seq IN (SELECT seq FROM content)")):
                 with self._transaction():
@@ -208,9 +240,9 @@ class RunStore:
                             "DELETE FROM content WHERE seq = ? RETURNING length(body)", (seq,)
                         ).fetchone()
                         [body] = self._database.execute("SELECT row FROM runs WHERE seq = ?", (seq,)).fetchone()
-                        row = msgspec.structs.replace(_decode_row(body), kept=Kept.AGED_OUT)
+                        row = msgspec.structs.replace(decode_row(body), kept=Kept.AGED_OUT)
                         self._database.execute(
-                            "UPDATE runs SET row = ?, bytes = bytes - ? WHERE seq = ?", (_encode(row), size, seq)
+                            "UPDATE runs SET row = ?, bytes = bytes - ? WHERE seq = ?", (encode(row), size, seq)
                         )
                         self._grow(-size)
             while self.bytes > most_bytes and (slice_ := self._oldest("1")):
@@ -218,6 +250,28 @@ class RunStore:
         with contextlib.suppress(sqlite3.Error):  # another process may be reading; the next hour tries again
             self._database.execute("PRAGMA incremental_vacuum(500)").fetchall()
         return removed
+
+    def _forget_wire(self, older_than: float) -> None:
+        """Each run is looked at once: up to which, in the order of writing, stands in the totals."""
+        [seen] = self._database.execute("SELECT max(value) FROM totals WHERE name = 'wire_forgotten'").fetchone()
+        [end] = self._database.execute(
+            "SELECT coalesce((SELECT min(seq) FROM runs WHERE began >= ?), max(seq) + 1, 1) FROM runs", (older_than,)
+        ).fetchone()
+        while found := self._database.execute(
+            "SELECT seq, body FROM content WHERE seq >= ? AND seq < ? ORDER BY seq LIMIT ?", (seen or 0, end, WIRES)
+        ).fetchall():
+            with self._transaction():
+                for seq, body in found:
+                    said = content_in_file(body)
+                    rest = {part: text for part, text in said.items() if wire_turn(part) is None}
+                    if len(rest) < len(said):
+                        left = stored_content(rest)
+                        self._database.execute("UPDATE content SET body = ? WHERE seq = ?", (left, seq))
+                        freed = len(body) - len(left)
+                        self._database.execute("UPDATE runs SET bytes = bytes - ? WHERE seq = ?", (freed, seq))
+                        self._grow(-freed)
+            seen = found[-1][0] + 1
+        self._database.execute("INSERT OR REPLACE INTO totals VALUES ('wire_forgotten', ?)", (end,))
 
     def _oldest(self, which: str, *values: float) -> list[int]:
         found = self._database.execute(
@@ -252,10 +306,22 @@ class RunStore:
         where, values = _where(wanted)
         with self._bounded():
             found = self._database.execute(
-                f"SELECT row FROM runs WHERE {where} ORDER BY began DESC, id DESC LIMIT ?",  # noqa: S608 - our own words
+                f"SELECT seq, row FROM runs WHERE {where} ORDER BY began DESC, id DESC LIMIT ?",  # noqa: S608 - our own words
                 [*values, count],
             ).fetchall()
-        return [_decode_row(body) for [body] in found]
+            return self._rows(found)
+
+    def _rows(self, found: Sequence[tuple[int, Any]]) -> list[RunRow]:
+        """Rows as a list shows them, by their numbers: what is not summed up yet is summed up here."""
+        rows = {seq: decode_row(body) for seq, body in found}
+        unsummed = [seq for seq, row in rows.items() if not row.turns]
+        for at in range(0, len(unsummed), SLICE):
+            some = unsummed[at : at + SLICE]
+            marks = ", ".join("?" * len(some))
+            bodies = self._database.execute(f"SELECT seq, body FROM events WHERE seq IN ({marks})", some)  # noqa: S608
+            for seq, body in bodies:
+                rows[seq] = row_in_file(rows[seq], body)
+        return list(rows.values())
 
     def get(self, id: str) -> Recording | None:
         with self._bounded():
@@ -267,22 +333,19 @@ class RunStore:
         if found is None:
             return None
         row, events, content = found
-        return Recording(
-            _decode_row(row),
-            _decode_events(_unpacked(events)) if events else [],
-            _decode_content(_unpacked(content)) if content else {},
-        )
+        return recording_in_file(decode_row(row), events, content)
 
     def replays_of(self, id: str) -> list[RunRow]:
         """The runs that asked a run again."""
         with self._bounded():
             found = self._database.execute(
-                "SELECT row FROM replays JOIN runs USING (seq) WHERE of = ? ORDER BY began DESC LIMIT ?", (id, ROWS)
+                "SELECT seq, row FROM replays JOIN runs USING (seq) WHERE of = ? ORDER BY began DESC LIMIT ?",
+                (id, ROWS),
             ).fetchall()
-        return [_decode_row(body) for [body] in found]
+            return self._rows(found)
 
     def usage(self, since: str) -> list[KeyUsage]:
-        """What was used from a day on."""
+        """Return the usage from a day on."""
         with self._bounded():
             found = self._database.execute("SELECT * FROM usage WHERE day >= ? ORDER BY day, key, model", (since,))
             return [KeyUsage(*row) for row in found]
@@ -341,10 +404,7 @@ def _where(wanted: RunFilter) -> tuple[str, list[Any]]:
     return " AND ".join(parts) or "1", values
 
 
-def _packed(body: bytes) -> bytes:
-    """The first byte says whether the rest is compressed."""
-    return b"z" + zlib.compress(body, 1) if len(body) > COMPRESSED_FROM else b"-" + body
-
-
-def _unpacked(body: bytes) -> bytes:
-    return zlib.decompress(body[1:]) if body[:1] == b"z" else body[1:]
+@lru_cache(maxsize=64)
+def _insertion(into: str, columns: int, rows: int) -> str:
+    row = f"({', '.join('?' * columns)})"
+    return f"INSERT {into} VALUES {', '.join([row] * rows)}"  # noqa: S608 - our own words

@@ -16,7 +16,7 @@ SPANS: Final = 512
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """Which requests are traced."""
+    """The settings of sampling."""
 
     share: float = 1.0
     """Of those that begin a trace; of all, where parents do not decide."""
@@ -30,7 +30,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Tracer:
-    """What a runtime needs to have its requests traced."""
+    """The port by which a runtime has its requests traced."""
 
     def __init__(
         self, exporter: SpanExporter, sampling: Sampling, shown: Shown, resource: Mapping[str, Any], version: str

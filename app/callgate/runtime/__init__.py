@@ -1,1 +1,1 @@
-"""What is built from one reading of the config, and moving from one reading to the next."""
+"""The runtime: all objects built from one reading of the config, and the move to the next on a reload."""

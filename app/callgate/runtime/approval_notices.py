@@ -1,4 +1,4 @@
-"""Says that calls wait for approval, and what becomes of them: to the log, the metrics, whoever watches, and a webhook."""
+"""Reports calls that wait for approval, and their ends, to the log, the metrics, the feed and a webhook."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ class ApprovalNotices:
         self._webhook: ApprovalWebhook | None = None
 
     def use(self, section: WebhookSection | None) -> None:
-        """Where messages go from now on."""
+        """Set where messages go from now on."""
         if section is None:
             if self._webhook is not None:
                 self._webhook.spec = None

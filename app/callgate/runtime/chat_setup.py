@@ -1,24 +1,22 @@
-"""What one chat is given: its model, and a toolbox around the tools on offer."""
+"""Sets up one chat: its model, and a toolbox around the tools on offer."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from callgate.auth.keys import Caller
-from callgate.calls.outcome import Failed
-from callgate.calls.states import ReadyCall
 from callgate.config.schema import Config
-from callgate.conversation.ports import Message, Model, Report, Toolbox
+from callgate.conversation.ports import Message, Toolbox
 from callgate.ledger.entry import Ledger, NoLedger
 from callgate.ledger.journal import LedgerJournal
 from callgate.runtime.route import Route
 from callgate.runtime.shared import SharedResources
 from callgate.telemetry import logs
 from callgate.tools.clients_only import ClientsOnly
-from callgate.tools.executor import Tool
 from callgate.tools.read_more import PagedToolbox, ResultPages
 from callgate.tools.registry import Registry
-from callgate.tools.toolbox import Approve, RequestToolbox, ToolSet, only_named
+from callgate.tools.toolbox import RequestToolbox, ToolSet, only_named
 from callgate.upstream import litellm_model
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.vision import sees_images
@@ -28,13 +26,12 @@ REMEMBERED = 1024
 
 
 class ChatSetup(msgspec.Struct, frozen=True):
-    """What one chat was given: a model and a toolbox."""
+    """The model and the toolbox of one chat."""
 
-    model: Model
     toolbox: Toolbox
-    sees_images: bool
     recall: Callable[[Sequence[Message]], Awaitable[None]]
     """To be called with the history that was put back, which may name results that are kept."""
+    sees_images: bool = False
     format_with_tools: bool = True
 
 
@@ -44,9 +41,13 @@ class Toolboxes:
     def __init__(self, config: Config, shared: SharedResources, registry: Registry, catalogue: Catalogue) -> None:
         self._limits = registry.limits
         self._result_bytes = config.limits.tool_result_bytes
-        self._rules = config.approvals
         self._log_content = config.logging.content
-        self._approvals, self._decisions = shared.approvals, shared.decisions
+        self._ask = partial(
+            shared.approvals.ask,
+            seconds=config.approvals.timeout_seconds,
+            max_waiting=config.approvals.max_waiting,
+            grace=shared.decisions.grace,
+        )
         self._ledger = shared.ledger
         self._kept_results = shared.kept_results
         self._catalogue = catalogue
@@ -62,20 +63,13 @@ class Toolboxes:
         ledger: Ledger | None = None,
     ) -> ChatSetup:
         server_tools = route.server_tools
-        toolbox: Toolbox
         pages = ResultPages(self._kept_results, caller.name, run_id)
-        if server_tools:
+        if not server_tools:
+            return ChatSetup(ClientsOnly(lambda: client_tools), pages.recall)
+        if allowed is not None:
             client_tools = only_named(client_tools, allowed)
-            toolbox = self._recorded(server_tools, client_tools, pages, caller, run_id, ledger)
-        else:
-            toolbox = ClientsOnly(lambda: client_tools)
-        return ChatSetup(
-            model=route.model,
-            toolbox=toolbox,
-            recall=pages.recall,
-            sees_images=bool(server_tools) and self._sees_images(route.model.name),
-            format_with_tools=route.entry.format_with_tools or not server_tools,
-        )
+        toolbox = self._recorded(server_tools, client_tools, pages, caller, run_id, ledger)
+        return ChatSetup(toolbox, pages.recall, self._sees_images(route.model.name), route.entry.format_with_tools)
 
     def _sees_images(self, model: str) -> bool:
         """Looked up once, and once more when litellm's list is there."""
@@ -104,38 +98,19 @@ class Toolboxes:
             client_tools,
             run_id=run_id,
             limits=self._limits,
-            approve=self._approver(caller, run_id),
+            approve=partial(self._ask, run_id=run_id, caller=caller.name),
             journal=self._journal(caller, run_id, ledger or self._ledger),
             on_cut=pages.keep,
         )
         return PagedToolbox(inner, pages, self._result_bytes)
 
     def _journal(self, caller: Caller, run_id: str, ledger: Ledger) -> LedgerJournal | None:
-        """What writes each run into the ledger, if there is one."""
+        """Return the journal that writes each run into the ledger, if there is one."""
         if isinstance(ledger, NoLedger):
             return None
         mask = logs.masked if self._log_content else None
         return LedgerJournal(ledger, run_id=run_id, key_name=caller.name, mask=mask)
 
-    def _approver(self, caller: Caller, run_id: str) -> Approve:
-        """How the tools of this run ask for approval."""
-        rules = self._rules
 
-        async def approve(tool: Tool, call: ReadyCall, report: Report) -> Failed | None:
-            return await self._approvals.ask(
-                tool,
-                call,
-                report,
-                run_id=run_id,
-                caller=caller.name,
-                seconds=rules.timeout_seconds,
-                max_waiting=rules.max_waiting,
-                grace=self._decisions.grace,
-            )
-
-        return approve
-
-
-def clients_toolbox(tools: Callable[[], Sequence[msgspec.Raw]]) -> Toolbox:
-    """The toolbox of a chat in which none of our tools is on offer; `tools` gives the client's."""
-    return ClientsOnly(tools)
+clients_toolbox: Callable[[Callable[[], Sequence[msgspec.Raw]]], Toolbox] = ClientsOnly
+"""The toolbox of a chat in which none of our tools is on offer; it is given what gives the client's."""

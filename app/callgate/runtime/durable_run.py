@@ -1,4 +1,4 @@
-"""One run that outlives its process, as its chats see it: their turns and what came of their calls are kept.
+"""One durable run: stores the turns and outcomes of its chats, so that another process can resume it.
 
 A chat is carried on by being played again from what is kept. What a call came to is not run for again; a call of which
 nobody saw the end is told to the model to be unknown where it may write, and runs again where it only reads.
@@ -62,14 +62,19 @@ class DurableRun:
         turns: Mapping[tuple[int, int], bytes] | None = None,
         known: Mapping[str, StoredCall] | None = None,
         *,
+        answered: bytes = b"",
         leave: Callable[[str], None],
     ) -> None:
         """`leave` is called with the run's id where another process has it from now on, and its calls with it."""
+        self.answered = answered
+        """What was answered in the background before we had it."""
         self.stored = stored
         self.is_lost = False
         """Another process has it."""
         self.whole_body: bytes | None = None
         """The answer in one piece, where it is streamed."""
+        self.before_end: Callable[[], Awaitable[None]] | None = None
+        """Keeps what is to be kept before its end."""
         self._ledger, self._calls = ledger, calls
         self._turns, self._known = turns or {}, known or {}
         self._leave = leave
@@ -80,7 +85,8 @@ class DurableRun:
     ) -> "DurableRun":
         await ledger.settle_calls(stored)
         turns, known = await ledger.turns(stored.id), await ledger.calls(stored.id)
-        return cls(ledger, calls, stored, turns, known, leave=leave)
+        parts = await ledger.parts(stored.id) if stored.background else ()
+        return cls(ledger, calls, stored, turns, known, answered=b"".join(body for _, body in parts), leave=leave)
 
     @property
     def id(self) -> str:
@@ -88,7 +94,7 @@ class DurableRun:
 
     @property
     def has_written(self) -> bool:
-        """Whether a call that may write was begun before we had it."""
+        """True if a call that may write was begun before this process took the run over."""
         return any(call.writes and call.state not in _HARMLESS for call in self._known.values())
 
     def choice(self, number: int) -> "DurableChoice":
@@ -98,13 +104,18 @@ class DurableRun:
             turns.append(KeptTurn.decode(body))
         return DurableChoice(self, number, turns)
 
+    @property
+    def kept_turns(self) -> int:
+        """How many turns of its one chat are not asked for again."""
+        return len(self._turns)
+
     def begun(self, key: str) -> StoredCall | None:
         """A call that began, or came to something, before we had the run."""
         call = self._known.get(key)
         return None if call is None or (call.outcome is None and call.state in _HARMLESS) else call
 
     def known(self, key: str) -> Outcome | None:
-        """What came of a call before we had the run; None where it is to be run."""
+        """Return the outcome that a call had before this process took the run over; None where it is to be run."""
         call = self._known.get(key)
         if call is None:
             return None
@@ -117,6 +128,14 @@ class DurableRun:
     async def keep_turn(self, choice: int, turn: int, kept: KeptTurn) -> None:
         body = kept.encode()
         await self.insist(lambda: self._ledger.append(self.stored, choice, turn, body))
+
+    async def keep_answer(self, part: int, body: bytes) -> None:
+        """Keep what is answered in the background before anybody is given it. Raises `TakenOver`."""
+        await self.insist(lambda: self._ledger.append_part(self.stored, part, body))
+
+    async def check(self) -> None:
+        """Raises `TakenOver` where another process has it."""
+        await self.insist(lambda: self._ledger.check(self.stored))
 
     async def claim(self, entry: LedgerEntry) -> None:
         """Raises `NotRecorded` where the call must not begin."""
@@ -149,6 +168,8 @@ class DurableRun:
             except Fenced:
                 raise self._lost() from None
             except DatabaseAway as away:
+                if self.is_lost:
+                    raise TakenOver from away
                 log.warning("run_waits_for_ledger", run_id=self.id, error=str(away))
             await asyncio.sleep(AGAIN_SECONDS)
 
@@ -159,6 +180,13 @@ class DurableRun:
         """It was cut off. Where the run is not ours any more, what becomes of its calls is another's to say."""
         if not self.is_lost:
             self._calls.end(entry, end.state, end.note, end.result)
+
+    async def settle(self) -> None:
+        """Returns when its end may be kept. Raises `TakenOver` where that is another's to say."""
+        if self.before_end is not None:
+            await self.before_end()
+        if self.is_lost:
+            raise TakenOver
 
     def lose(self) -> None:
         """Another process has it from now on: nothing of it is written here, and calls that workers run are left to them."""
@@ -174,7 +202,7 @@ _HARMLESS: Final = frozenset({RunState.WAITING, RunState.WITHDRAWN})
 
 
 class CallEnd(msgspec.Struct, frozen=True):
-    """How the record of a call was ended."""
+    """The way in which the record of a call was ended."""
 
     state: RunState
     note: str
@@ -183,7 +211,7 @@ class CallEnd(msgspec.Struct, frozen=True):
 
 
 class DurableChoice:
-    """What one chat of a run is given: a model that remembers, a toolbox that remembers, and a ledger between them."""
+    """The setup of one chat of a run: a model and a toolbox that replay what the ledger has."""
 
     def __init__(self, run: DurableRun, number: int, turns: Sequence[KeptTurn]) -> None:
         self._run, self._number, self.kept = run, number, turns

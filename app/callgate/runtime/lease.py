@@ -1,35 +1,24 @@
-"""A runtime while it is open, and the requests that lease it."""
+"""Counts the requests that use a runtime, and closes it behind the last one."""
 
 import asyncio
+from types import TracebackType
 
 from callgate.runtime.runtime import Runtime
 
 
-class Lease:
-    """The use of one runtime while the block lasts, even if another one becomes current meanwhile."""
-
-    __slots__ = ("_opened",)
-
-    def __init__(self, opened: "OpenRuntime") -> None:
-        self._opened = opened
-
-    def __enter__(self) -> Runtime:
-        return self._opened.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.release()
-
-
 class OpenRuntime:
-    """One runtime, opened and closed inside one task of its own, because tool servers insist on that."""
+    """One runtime, opened and closed inside one task of its own, because tool servers insist on that.
+
+    Whoever has entered it uses the runtime until it leaves, even if another one becomes current meanwhile.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.leases = 0
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ending = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._last_left: asyncio.Event | None = None
+        """Set by the last that leaves it; there is one while that is waited for."""
         self._task = asyncio.create_task(self._run(), name="runtime")
 
     @classmethod
@@ -48,15 +37,16 @@ class OpenRuntime:
         self._ending.set()
         await self._task
 
-    def acquire(self) -> Runtime:
+    def __enter__(self) -> Runtime:
         self.leases += 1
-        self._empty.clear()
         return self.runtime
 
-    def release(self) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.leases -= 1
-        if not self.leases:
-            self._empty.set()
+        if self._last_left is not None and not self.leases:
+            self._last_left.set()
 
     async def _run(self) -> None:
         try:
@@ -71,5 +61,7 @@ class OpenRuntime:
             return
         self._opened.set_result(None)
         await self._ending.wait()
-        await self._empty.wait()
+        if self.leases:
+            self._last_left = asyncio.Event()
+            await self._last_left.wait()
         await self.runtime.close()

@@ -1,4 +1,4 @@
-"""Clients' keys in the ledger of several machines: a key that one makes is known to all within a second."""
+"""Clients' keys in a shared ledger: a key made on one machine works on all within a second."""
 
 import asyncio
 import time
@@ -107,7 +107,7 @@ class KeysByHand:
             raise NameTaken(entry.name)
 
     def revoke(self, name: str) -> bool:
-        """Whether there was such a key to revoke."""
+        """Revoke a key; return whether there was one of that name."""
         return bool(self._run(self._database.fetch(_REVOKE, name)))
 
     def rotate(self, name: str, digest: str, old_expires_at: float) -> bool:

@@ -1,4 +1,4 @@
-"""What tools looked like when they were last seen, in the ledger of several machines."""
+"""Pinned descriptions of tools in a shared ledger."""
 
 import asyncio
 from typing import Final

@@ -1,4 +1,4 @@
-"""The current runtime, and moving from one reading of the config to the next.
+"""Holds the current runtime, and replaces it when the config is reloaded.
 
 A request leases the `Runtime` it began with and keeps it to its end. On a change of the config the new runtime is built and
 opened first, and if that fails the old one simply stays.
@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import structlog
@@ -21,8 +22,9 @@ from callgate.runtime.builders.errors import BadEntry
 from callgate.runtime.builders.models import model_entries
 from callgate.runtime.builders.stores import claims_of, news_of, responses_of, run_streams_of, store_of
 from callgate.runtime.builders.tools import import_tools
-from callgate.runtime.lease import Lease, OpenRuntime
+from callgate.runtime.lease import OpenRuntime
 from callgate.runtime.reload import ConfigSource, ReloadResult, changed_blocks, needs_restart, reads_otherwise
+from callgate.runtime.run_news import RunNews
 from callgate.runtime.runtime import Runtime
 from callgate.runtime.shared import SharedResources
 from callgate.runtime.siblings import Siblings
@@ -65,6 +67,8 @@ class RuntimeManager:
         self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
         self.responses = responses_of(config, self.store)
         self._news = news_of(config, self._on_news)
+        self.run_news = None if self._news is None else RunNews(self.shared.recorder, self.store, self._news.say)
+        """What the processes that share a Redis tell each other of their runs."""
         self.run_streams = run_streams_of(config)
         """Where runs are followed from elsewhere while they run."""
         self.closers: list[Callable[[], Awaitable[None]]] = []
@@ -79,11 +83,12 @@ class RuntimeManager:
 
     @property
     def is_ready(self) -> bool:
-        """Whether new requests are welcome. Where fewer than half of the workers are left, a balancer should look elsewhere."""
+        """True if new requests should come here. Where fewer than half of the workers are left, a balancer should look
+        elsewhere."""
         return self._is_open and (self._siblings is None or self._siblings.are_enough)
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
-        """What a scraper of metrics gets, of all workers, and its content type."""
+        """Return the page of metrics of all workers, and its content type."""
         if self._siblings is None:
             return self.metrics.exposition(accept)
         own, _ = self.metrics.exposition()
@@ -95,8 +100,17 @@ class RuntimeManager:
         self._open = await OpenRuntime.begin(Runtime(self._config, self.shared))
         self._loop = asyncio.get_running_loop()
         if self._source is not None:
-            if self._siblings is not None and self._siblings.have_served:
-                await self._catch_up(self._source)
+            # A worker that takes the place of one that died has the config that its parent began with, and the others may
+            # have another by now: what that took away is not served again, not even for a moment.
+            if (
+                self._siblings is not None
+                and self._siblings.have_served
+                and await asyncio.to_thread(reads_otherwise, self._source, self._config)
+            ):
+                with contextlib.suppress(
+                    Exception
+                ):  # it is logged where it happens, and the others have not moved either
+                    await self._reload(self._source)
             self._tasks = [asyncio.create_task(self._reload_when_asked(self._source), name="reloading")]
             if self._config.reload.watch and self._source.files():
                 self._tasks.append(asyncio.create_task(self._watch(self._source), name="watching the config"))
@@ -115,6 +129,8 @@ class RuntimeManager:
             await self._siblings.close()
         if self._news is not None:
             await self._news.close()
+        if self.run_news is not None:
+            await self.run_news.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -131,10 +147,10 @@ class RuntimeManager:
         await self.store.close()
         await litellm_model.close()
 
-    def lease(self) -> Lease:
+    def lease(self) -> AbstractContextManager[Runtime]:
         """The current runtime, to be used until the block ends even if another one becomes current meanwhile."""
         assert self._open is not None, "it is not open"
-        return Lease(self._open)
+        return self._open
 
     def begin_draining(self) -> None:
         """Say that no further request is wanted, and end what would never end by itself. For signal handlers."""
@@ -161,7 +177,8 @@ class RuntimeManager:
         return await asyncio.shield(task)
 
     async def have_others_reload(self) -> bool:
-        """Have all processes that share a Redis with this one read their config again; whether they were told so."""
+        """Have all processes that share a Redis with this one read their config again; return whether they were
+        notified."""
         return self._news is not None and await self._news.say(RELOAD)
 
     def _on_news(self, what: str) -> None:
@@ -171,17 +188,12 @@ class RuntimeManager:
             task = asyncio.create_task(self._reload_if_changed(self._source), name="missed news")
             self._background.add(task)
             task.add_done_callback(self._is_done)
+        if self.run_news is not None:
+            self.run_news.hear(what)
 
     async def _reload_if_changed(self, source: ConfigSource) -> None:
         if await asyncio.to_thread(reads_otherwise, source, self._config):
             self._asked_to_reload.set()
-
-    async def _catch_up(self, source: ConfigSource) -> None:
-        """A worker that takes the place of one that died has the config that its parent began with, and the others may have
-        another by now: what that took away is not served again, not even for a moment."""
-        if await asyncio.to_thread(reads_otherwise, source, self._config):
-            with contextlib.suppress(Exception):  # it is logged where it happens, and the others have not moved either
-                await self._reload(source)
 
     async def apply(self, config: Config) -> ReloadResult:
         """Use another config from now on. What was leased before stays as it was until it is given back.

@@ -1,4 +1,4 @@
-"""Fetching what a message has the address of, with the addresses guarded as those of tools are."""
+"""Fetches images and files by the URLs in messages, with addresses guarded as those of tools are."""
 
 import httpx2
 
@@ -11,7 +11,7 @@ KINDS = ("image/", "audio/", "video/", "text/", "application/pdf", "application/
 
 
 async def fetch_media(url: str, max_bytes: int, rules: AddressRules = PUBLIC_ONLY) -> tuple[bytes, str]:
-    """What is at an address, and its content type. Nothing of it is kept, connections included."""
+    """Fetch what is at an address; return it with its content type. Nothing is kept, connections included."""
     web = Web()
     try:
         for _ in range(MOST_REDIRECTS + 1):

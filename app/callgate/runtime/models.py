@@ -1,6 +1,6 @@
-"""The models of one config, each asked in the way that its provider understands."""
+"""The models of one config: looks one up, counts tokens, and adapts schemas to its provider."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 import structlog
@@ -11,7 +11,6 @@ from callgate.runtime.builders.models import model_client, model_entries, retry_
 from callgate.schemas.adapted_model import AdaptedModel
 from callgate.schemas.dialects import Dialect, dialect_of, portable
 from callgate.telemetry.models import write_choice, write_cooldown
-from callgate.text_calls.calling_detection import CallingMode
 from callgate.tools.adapted_schemas import AdaptedSchemas
 from callgate.upstream.catalogue import Catalogue, is_demo
 from callgate.upstream.resolve import ModelConfig, lane_of, why_not_translated
@@ -30,9 +29,16 @@ class Models:
     def __init__(self, config: Config, has_schema: Callable[[Any], bool], before: Catalogue | None = None) -> None:
         """`before`: the catalogue whose place this one is to take."""
         self.client = model_client(config)
-        self._schemas = AdaptedSchemas(has_schema, _log_losses)
+        self._schemas = AdaptedSchemas(
+            has_schema,
+            lambda tool, dialect, losses: audit.info("schema_adapted", tool=tool, dialect=dialect, losses=list(losses)),
+        )
         self._tool_calling = ToolCalling(
-            _log_choice, config.limits.argument_bytes, fenced_runs=config.text_calls.fenced == "run"
+            lambda entry, found: write_choice(
+                entry.model_name, entry.tool_calling, found.format, found.decided_by, found.detail
+            ),
+            config.limits.argument_bytes,
+            fenced_runs=config.text_calls.fenced == "run",
         )
         self.catalogue = Catalogue(
             model_entries(config),
@@ -70,7 +76,7 @@ class Models:
         return {"dialect": dialect, "parameters": sent.schema, "losses": list(sent.losses)}
 
     def count_tokens(self, entry: ModelConfig, ask: ModelRequest) -> Awaitable[tuple[int, bool]]:
-        """How many tokens a question has, and whether that is an estimate."""
+        """Count the tokens of a question; return also whether that is an estimate."""
         return count_tokens(entry, ask, self.client)
 
     def _wrapped(self, model: Model, entry: ModelConfig) -> Model:
@@ -82,7 +88,7 @@ class Models:
 
 
 def dialect_for(entry: ModelConfig) -> Dialect:
-    """What the provider of a model takes of JSON Schema."""
+    """Return the dialect of JSON Schema that the provider of a model takes."""
     if entry.schema_dialect != "auto":
         return entry.schema_dialect
     base = entry.litellm_params.get("api_base") or entry.litellm_params.get("base_url")
@@ -93,11 +99,3 @@ async def _fetched(url: str, max_bytes: int) -> tuple[bytes, str]:
     from callgate.runtime.media import fetch_media  # what fetches takes half a second to load
 
     return await fetch_media(url, max_bytes)
-
-
-def _log_losses(tool: str, dialect: Dialect, losses: Sequence[str]) -> None:
-    audit.info("schema_adapted", tool=tool, dialect=dialect, losses=list(losses))
-
-
-def _log_choice(entry: ModelConfig, choice: CallingMode) -> None:
-    write_choice(entry.model_name, entry.tool_calling, choice.format, choice.decided_by, choice.detail)

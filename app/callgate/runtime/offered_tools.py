@@ -1,4 +1,4 @@
-"""Which tools a request is offered, remembered until the tools change."""
+"""Selects the tools for a request, and caches the selection until the tools change."""
 
 from typing import Any
 

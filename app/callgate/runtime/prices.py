@@ -1,7 +1,5 @@
-"""The prices of a runtime's models."""
+"""The prices of a runtime's models, looked up once each."""
 
-import asyncio
-import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,10 +7,9 @@ import structlog
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import Responder
-from callgate.conversation.prices import Price
+from callgate.conversation.prices import FREE, Price
 from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.prices import price_at_hand, price_of
-from callgate.upstream.resolve import ModelConfig
+from callgate.upstream.prices import price_of
 
 REMEMBERED: Final = 1024
 """Deployments whose prices are kept; a wildcard lets clients make up names."""
@@ -24,61 +21,49 @@ audit = structlog.get_logger("callgate.audit")
 
 
 class Prices:
-    """What each deployment costs, looked up once."""
+    """The prices of deployments, each looked up once. Thread-safe."""
 
     def __init__(self, catalogue: Catalogue, infos: Mapping[str, Mapping[str, Any]]) -> None:
         """`infos`: the operator's `model_info` of each configured name."""
         self._catalogue = catalogue
         self._infos = infos
         self._known: dict[tuple[str, str], Price | None] = {}
-        self._not_at_hand: dict[tuple[str, str], bool] = {}
+        self._warned: set[str] = set()
 
-    async def of(self, model: str) -> Price | None:
-        """The price of a model, looked up in a thread; None where nobody knows, or where there is no such model."""
-        entry = self._entry(model, "")
-        if entry is None:
-            return None
-        place = (model, str(entry.litellm_params["model"]))
-        if place not in self._known:
-            price = await asyncio.to_thread(price_of, entry.litellm_params, self._infos.get(entry.configured_name, {}))
-            if price is None:
-                audit.warning("price_unknown", model=entry.model_name)
-            self._remember(place, price)
-        return self._known[place]
-
-    def at_hand(self, by: Responder) -> Price | None:
-        """The price of who answered, without waiting and without loading anything. From any thread."""
-        place = (by.model, by.deployment)
+    def of(self, model: str, deployment: str = "") -> Price | None:
+        """The price of a model, of its first deployment where none is named; None where nobody knows, or there is no such model."""
+        place = (model, deployment)
         if place in self._known:
             return self._known[place]
-        # What is not at hand is not looked for again, until there is a list to look in.
-        if self._not_at_hand.get(place) is (has_list := "litellm" in sys.modules):
-            return None
-        entry = self._entry(by.model, by.deployment)
-        infos = self._infos
-        price = None if entry is None else price_at_hand(entry.litellm_params, infos.get(entry.configured_name, {}))
-        if price is not None:
-            self._remember(place, price)
-        elif _is_short(place):
-            if len(self._not_at_hand) >= REMEMBERED:
-                self._not_at_hand.clear()
-            self._not_at_hand[place] = has_list
+        price = self._looked_up(model, deployment)
+        if len(model) + len(deployment) <= 2 * LONGEST:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[place] = price
         return price
 
-    def _entry(self, model: str, deployment: str) -> ModelConfig | None:
+    def of_responder(self, by: Responder) -> Price | None:
+        """The price of who answered."""
+        try:
+            return self._known[by.model, by.deployment]
+        except KeyError:
+            return self.of(by.model, by.deployment)
+
+    def for_budget(self, model: str) -> Price:
+        """Return the price that is counted against budgets. A model without a price costs nothing there, which is
+        logged once."""
+        price = self.of(model)
+        if price is None and model not in self._warned:
+            if len(self._warned) >= REMEMBERED:
+                self._warned.clear()
+            self._warned.add(model)
+            audit.warning("price_unknown", model=model)
+        return FREE if price is None else price
+
+    def _looked_up(self, model: str, deployment: str) -> Price | None:
         try:
             entries = self._catalogue.entries(model)
-        except ChatError:
-            return None
-        return next((entry for entry in entries if entry.litellm_params["model"] == deployment), entries[0])
-
-    def _remember(self, place: tuple[str, str], price: Price | None) -> None:
-        if not _is_short(place):
-            return
-        if len(self._known) >= REMEMBERED:
-            self._known.clear()
-        self._known[place] = price
-
-
-def _is_short(place: tuple[str, str]) -> bool:
-    return sum(map(len, place)) <= 2 * LONGEST
+        except ChatError:  # a wildcard, which is counted as one and cannot be asked
+            return price_of({}, self._infos.get(model, {}))
+        entry = next((entry for entry in entries if entry.litellm_params["model"] == deployment), entries[0])
+        return price_of(entry.litellm_params, self._infos.get(entry.configured_name, {}))

@@ -37,9 +37,11 @@ class RecordedToolbox:
         """`clients`: the names of the tools that came in the request."""
         self._clients = clients
         self._results = {key: deque(found) for key, found in results.items()}
+        functions = [tool.get("function") or tool.get("custom") or {} for tool in tools]
+        described = [(each.get("name", ""), each.get("parameters") or {}) for each in functions]
         self.offer: Offer = {
             name: OfferedTool(name, parameters, None if name in clients else _check(parameters))
-            for name, parameters in map(_named, tools)
+            for name, parameters in described
         }
         self.schemas: Sequence[msgspec.Raw] = [msgspec.Raw(msgspec.json.encode(tool)) for tool in tools]
 
@@ -58,7 +60,7 @@ class RecordedToolbox:
         return False
 
     async def run(self, call: ReadyCall, report: Report) -> Outcome:
-        """What the call returned then; of several alike, each in its turn, and the last one again."""
+        """Return the recorded result of a call; of several alike, each in its turn, and the last one again."""
         found = self._results.get(call_key(call.name, call.arguments))
         if not found:
             raise CallNotRecorded(call)
@@ -76,11 +78,6 @@ def asking_first(tools: ToolSet) -> ToolSet:
         else replace(each, tool=replace(each.tool, policy=replace(each.tool.policy, require_approval=True)))
         for each in tools.by_name.values()
     )
-
-
-def _named(tool: Any) -> tuple[str, dict[str, Any]]:
-    described = tool.get("function") or tool.get("custom") or {}
-    return described.get("name", ""), described.get("parameters") or {}
 
 
 def _check(parameters: Mapping[str, Any]) -> Any:

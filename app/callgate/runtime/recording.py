@@ -1,17 +1,17 @@
-"""What is recorded of requests, and which trace they belong to."""
+"""The settings of recording, and the beginning of each request's trace."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from callgate.config.schema import Config
 from callgate.http.trace_context import Trace, parent_in
-from callgate.recorder.recorder import RecordPolicy, RunRecording
-from callgate.recorder.row import RunRow
+from callgate.recorder.recording import NOT_KEPT, RecordPolicy
 from callgate.runtime.builders.stores import record_policy_of
 from callgate.runtime.prices import Prices
 from callgate.runtime.shared import SharedResources
+from callgate.tools.tool_filter import glob_matches
 
 if TYPE_CHECKING:
     from callgate.recorder.tracer import Tracer
@@ -24,22 +24,34 @@ class RuntimeRecording:
 
     def __init__(self, config: Config, shared: SharedResources) -> None:
         self.recorder = shared.recorder
-        self._record_policy = record_policy_of(config)
+        self._less = config.record.less
+        self._record_as(record_policy_of(config))
         self.tracer: Tracer | None = None
         """Set where spans of requests are sent."""
         self._tracing = shared.tracing
 
+    def _record_as(self, policy: RecordPolicy) -> None:
+        self._record_policy = policy
+        # What all requests have in common; None where it depends on the key, the model or what the request wants.
+        self.common_policy = None if self._less or policy.content_bytes is not None else policy
+
     def _records(self, *, with_tools: bool) -> bool:
-        """Whether runs are recorded from their beginning, or only when they fail."""
+        """True if runs are recorded from their beginning, or only when they fail."""
         policy = self._record_policy
         return policy.runs != "off" and (with_tools or policy.passed == "all")
 
-    @property
-    def records_errors(self) -> bool:
-        return self._record_policy.runs != "off"
+    def record_policy(self, key: str, models: Sequence[str] = (), *, content: bool = True) -> RecordPolicy:
+        """Return what is recorded of a request with this key; `models` are the names of its model, as a client and as
+        the config write it. `content` is false where the request wants nothing of it kept."""
+        for less in self._less:
+            if _fits(less.keys, (key,)) and _fits(less.models, models):
+                if less.keep == "off":
+                    return NOT_KEPT
+                content = False
+        return self._record_policy if content else msgspec.structs.replace(self._record_policy, content_bytes=None)
 
     def begin_trace(self, headers: Mapping[str, str], run_id: str) -> Trace | None:
-        """What is passed on of a request's trace, from here on in this context."""
+        """Begin a request's trace in this context."""
         parent = parent_in(headers)
         if self.tracer is not None:
             trace = self.tracer.begin(run_id, parent)
@@ -54,13 +66,6 @@ class RuntimeRecording:
         if (parent := parent_in(headers)) is not None:
             Trace(parent).use()
 
-    def begin_recording(self, row: RunRow, trace: Trace | None = None, *, content: bool = True) -> RunRecording:
-        """Record a run; `content` is false where its request wants nothing of it kept."""
-        return self.recorder.begin(row, self._policy(content=content), self.prices.at_hand, trace)
 
-    def list_run(self, recording: RunRecording, *, content: bool) -> None:
-        """Have a run that is recorded for its spans alone kept as others are."""
-        recording.is_listed, recording.policy = True, self._policy(content=content)
-
-    def _policy(self, *, content: bool) -> RecordPolicy:
-        return self._record_policy if content else msgspec.structs.replace(self._record_policy, content_bytes=None)
+def _fits(globs: Sequence[str], names: Sequence[str]) -> bool:
+    return not globs or any(glob_matches(glob, name) for glob in globs for name in names)

@@ -1,4 +1,4 @@
-"""Where a config comes from, and what changes between one reading of it and the next."""
+"""Reads the config again, and compares it with the one before."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from callgate.config.schema import Config
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """How the config can be read again."""
+    """Reads the config again."""
 
     read: Callable[[], Loaded]
     files: Callable[[], Sequence[Path]] = tuple
@@ -24,7 +24,7 @@ class ConfigSource:
 
 @dataclass(frozen=True, slots=True)
 class ReloadResult:
-    """What changing to another config came to."""
+    """The result of changing to another config."""
 
     changed: tuple[str, ...]
     """The blocks of the config that are not as they were."""

@@ -1,4 +1,4 @@
-"""Where a request goes: the model that answers it, and the tools it is offered."""
+"""The route of a request: the model that answers it, and the tools it is offered."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from callgate.upstream.retry import RetryingModel
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Who is asked, and with which of our tools: known before anything is made for one request."""
+    """The model and the server tools of a request, known before anything is made for it."""
 
     name: str
     """What may be counted under: the configured name."""
@@ -27,10 +27,12 @@ class Route:
     """Whether its requests are recorded from their beginning."""
     warnings: tuple[str, ...] = ()
     """What the caller is to know of its request: names of tools in it that are none. Plain ASCII."""
+    may_offer_tools: bool = False
+    """Tools of ours may be on offer, now or once their servers are there."""
 
     @property
     def thinking(self) -> Way:
-        """How its model is asked to think."""
+        """The parameters with which its model is asked to think."""
         return way_of(self.entry)
 
 

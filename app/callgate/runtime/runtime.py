@@ -1,4 +1,4 @@
-"""Everything that was built from one reading of the config."""
+"""The runtime: everything that was built from one reading of the config."""
 
 from collections.abc import Awaitable, Mapping
 from functools import partial
@@ -24,8 +24,9 @@ from callgate.runtime.prices import Prices
 from callgate.runtime.recording import RuntimeRecording
 from callgate.runtime.route import Route
 from callgate.runtime.shared import SharedResources
-from callgate.runtime.tool_patterns import check_patterns, pattern_problems
+from callgate.runtime.tool_patterns import check_patterns, pattern_problems, unknown_keys
 from callgate.telemetry.listeners import LogListener, MetricsListener
+from callgate.tools.concurrency import ConcurrencyLimits
 from callgate.tools.registry import Registry
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.proxied_routes import Form, Passage, passage_for
@@ -37,8 +38,6 @@ REMEMBERED_ROUTES = 1024
 """Clients may ask for any names, so there must be a bound."""
 REMEMBERED_CHARS = 512
 """Of a model's name and of the tools that a request names. What is longer is worked out again, and not kept."""
-WILDCARD = "wildcard"
-"""What is counted for a model that only a wildcard names: the rest of the name is the client's."""
 
 
 class Runtime(RuntimeRecording):
@@ -55,6 +54,7 @@ class Runtime(RuntimeRecording):
         self.limiter = shared.limiter
         self._admission = shared.admission
         self._notices = shared.approval_notices
+        self._keys = shared.keys
         self._keyring = keyring_of(config, shared.keys)
         self._origins = origin_guard_of(config, self._keyring)
         self.registry: Registry = registry_of(
@@ -64,13 +64,12 @@ class Runtime(RuntimeRecording):
             shared.processes,
             pins=shared.pins,
             pool=shared.sources,
-            limits=None if before is None else before.registry.limits.handed_on(),
+            limits=ConcurrencyLimits(shared=shared.places) if before is None else before.registry.limits.handed_on(),
             fleet=shared.fleet,
         )
         check_patterns(config, self.registry)
         self._models = Models(config, self.registry.has_schema, None if before is None else before.catalogue)
         self.catalogue: Catalogue = self._models.catalogue
-        self._exact = frozenset(self.catalogue.names())
         self.offered = OfferedTools(self.registry)
         self.toolboxes = Toolboxes(config, shared, self.registry, self.catalogue)
         self._routes: dict[Any, Route] = {}
@@ -85,6 +84,10 @@ class Runtime(RuntimeRecording):
     async def open(self) -> None:
         await self.registry.open()
         self._check_patterns()
+        stored = () if self._keys is None else [key.entry.name for key in self._keys.all()]
+        for index, less in enumerate(self.config.record.less):
+            for _, pattern in unknown_keys(less.keys, self.config, stored):
+                audit.warning("record_rule_unmatched", where=f"record.less.{index}.keys", pattern=pattern)
         self._notices.use(self.config.approvals.webhook)
         self.tracer = self._tracing.use(self.config)
         self.metrics.watch_cooldowns(self.catalogue.known_deployments)
@@ -96,43 +99,42 @@ class Runtime(RuntimeRecording):
 
     @property
     def is_keyless(self) -> bool:
-        """Whether everyone is let in."""
+        """True if no key is required."""
         return self._keyring.open
 
     def admit(self, headers: Mapping[str, str]) -> Caller:
-        """Who asks, or a refusal. The one way in for every route."""
+        """Return the caller of a request, or raise a refusal. Every route admits requests here."""
         self.check_origin(headers)
         return self._keyring.identify(headers)
 
     def caller_named(self, owner: str) -> Caller | None:
-        """Who stands behind the name that things are kept under, if its key is still one."""
+        """Return the caller of the name that things are kept under, if its key is still valid."""
         return self._keyring.known(owner)
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Refuse what a web page has a browser send under a name that is not ours."""
-        refusal = self._origins.refusal(headers.get("host"), headers.get("origin"))
-        if refusal is not None:
+        if (refusal := self._origins.refusal(headers)) is not None:
             raise refusal
 
     def may_administer(self, caller: Caller) -> bool:
-        """Whether a caller may have the config read again. Without keys only this machine may."""
+        """True if a caller may have the config read again. Without keys only this machine may."""
         return caller.admin or (caller.anonymous and is_loopback(self.config.server.host))
 
     def may_see_metrics(self, caller: Caller) -> bool:
-        """Whether a caller may know of every model and tool, and how they are used."""
+        """True if a caller may know of every model and tool, and how they are used."""
         return self.may_see_all(caller) or ("*" in caller.models and "*" in caller.tools)
 
     def may_see(self, caller: Caller) -> bool:
-        """Whether a caller may see its own runs."""
+        """True if a caller may see its own runs."""
         return caller.see != "none" or self.may_see_all(caller)
 
     def may_see_all(self, caller: Caller) -> bool:
-        """Whether a caller may see everybody's runs."""
+        """True if a caller may see everybody's runs."""
         return caller.see == "all" or self.may_administer(caller)
 
     def record_as(self, policy: Any) -> None:
         """Record otherwise from now on."""
-        self._record_policy = policy
+        self._record_as(policy)
         self._routes.clear()
 
     def place(self, caller: Caller) -> Awaitable[Place]:
@@ -145,7 +147,7 @@ class Runtime(RuntimeRecording):
         return await self._admission.model(name, self._places.get(name))
 
     def tools_shown(self, route: Route, caller: Caller) -> str:
-        """How calls of our tools are shown in responses: what is said of the key counts before what is said of the model."""
+        """Return how calls of our tools are shown in responses: the key's setting counts before the model's."""
         of_key = self._tools_shown.get(("key", caller.name))
         of_model = self._tools_shown.get(("model", route.entry.configured_name))
         return of_key or of_model or self.config.responses.tools_shown
@@ -154,14 +156,20 @@ class Runtime(RuntimeRecording):
         """The MCP servers there are."""
         return frozenset(source.name for source in self.registry.sources())
 
-    async def meter(self, caller: Caller, model: str, prompt_bytes: int, max_tokens: int | None, choices: int) -> Meter:
-        """What holds one request to what its key may use."""
+    def meter(self, caller: Caller, model: str, prompt_bytes: int, max_tokens: int | None, choices: int) -> Meter:
+        """Return the meter that holds one request to the limits of its key."""
         priced = caller.allowance.budget_per_day is not None or caller.allowance.budget_per_month is not None
-        price = await self.prices.of(model) if priced else None
-        return Meter(self.limiter, caller, price or FREE, prompt_bytes, max_tokens, choices)
+        price = self.prices.for_budget(model) if priced else FREE
+        return Meter(self.limiter, caller, price, prompt_bytes, max_tokens, choices)
 
     def model_names(self, caller: Caller) -> list[str]:
         return [name for name in self.catalogue.names() if caller.may_ask(name)]
+
+    def concurrency(self, model: str) -> dict[str, int] | None:
+        """How many requests a model may have under way, and has in this process; None where there is no limit."""
+        name = self.catalogue.entry(model).configured_name
+        places = self._places.get(name)
+        return None if places is None else {"places": places, "running": self._admission.at_model(name)}
 
     def deployments(self, name: str, *, with_hosts: bool) -> list[dict[str, Any]]:
         """The deployments of a model: how each is reached and asked for its calls, and whether it is left alone."""
@@ -171,9 +179,9 @@ class Runtime(RuntimeRecording):
         """Refuse a model that is not there or not for this caller. A model one may not ask does not exist for one."""
         return self._entry(name, caller)
 
-    async def price_of(self, model: str) -> dict[str, float | None] | None:
+    def price_of(self, model: str) -> dict[str, float | None] | None:
         """US dollars for a million tokens of a model, for people; None where nobody knows."""
-        price = await self.prices.of(model)
+        price = self.prices.of(model)
         if price is None:
             return None
         each = {"prompt": price.prompt, "completion": price.completion, "cached": price.cached}
@@ -190,8 +198,8 @@ class Runtime(RuntimeRecording):
         return Form.read(body, content_type)
 
     def counted_name(self, model: str) -> str:
-        """What a model is counted under: the configured name, for the rest of a wildcard's name is the client's."""
-        return model if model in self._exact else WILDCARD
+        """Return the configured name that a model is counted under; what a wildcard matched is the client's text."""
+        return self.catalogue.entry(model).configured_name
 
     def tool_list(self, caller: Caller) -> list[dict[str, Any]]:
         """The tools a caller may use, for people; an operator also sees those that cannot be used, and why."""
@@ -206,7 +214,7 @@ class Runtime(RuntimeRecording):
         return {**found, "sent": {"model": model, **self._models.schema_for(model, found["parameters"])}}
 
     def server_list(self, caller: Caller) -> list[dict[str, Any]]:
-        """The servers that tools come from. Only an operator is told how they do."""
+        """The servers that tools come from. Only an operator sees their state."""
         return self.offered.servers() if self.may_administer(caller) else []
 
     def choose(
@@ -218,36 +226,36 @@ class Runtime(RuntimeRecording):
         tool_choice: Any = None,
         allowed: frozenset[str] | None = None,
     ) -> Route:
-        """Who answers a request of this caller's; `allowed` names the tools that it may use, whosever they are. Remembered
+        """Return the route of a caller's request; `allowed` names the tools that it may use, on both sides. Remembered
         until the tools change: requests of one client choose alike."""
         asked = (model, caller.models, caller.tools, wanted_tools, tool_choice == "none", allowed)
         route = self._routes.get(asked)
-        if route is not None and route.server_tools is None and not route.warnings:
+        if route is not None and not route.may_offer_tools and not route.warnings:
             return route  # whatever has become of our tools
         tools = self.offered.all()
         if tools is not self._routed_tools:
             self._routed_tools = tools
             self._routes = {}
             self._check_patterns()
+            route = None
         if allowed is not None:
             allowed &= self.offered.names  # the client may have made up any number of others
-        asked = (model, caller.models, caller.tools, wanted_tools, tool_choice == "none", allowed)
-        route = self._routes.get(asked)
+            asked = (model, caller.models, caller.tools, wanted_tools, tool_choice == "none", allowed)
+            route = self._routes.get(asked)
         if route is None:
             if len(self._routes) >= REMEMBERED_ROUTES:
                 self._routes.clear()
             entry = self._entry(model, caller)
-            has_tools = tool_choice != "none" and entry.tools
-            server_tools = (
-                self.offered.narrowed(entry.tools, caller.tools, wanted_tools, allowed) if has_tools else None
-            )
-            name, places = self.counted_name(model), self._places.get(entry.configured_name)
+            may_offer = tool_choice != "none" and bool(entry.tools)
+            offered = self.offered.narrowed(entry.tools, caller.tools, wanted_tools, allowed) if may_offer else None
+            server_tools = offered if offered is not None and offered.by_name else None
+            name, places = entry.configured_name, self._places.get(entry.configured_name)
             found = self.offered.unmatched(entry.tools, caller.tools, wanted_tools)
             for each in found:
                 audit.warning("tool_pattern_unmatched", where="request", model=entry.model_name, detail=str(each))
             warnings = tuple(map(str, found))
-            recorded = self._records(with_tools=bool(server_tools))
-            route = Route(name, entry, self.catalogue.model(model), server_tools, places, recorded, warnings)
+            recorded = self._records(with_tools=server_tools is not None)
+            route = Route(name, entry, self.catalogue.model(model), server_tools, places, recorded, warnings, may_offer)
             if len(model) + len(wanted_tools or "") <= REMEMBERED_CHARS:
                 self._routes[asked] = route
         return route
@@ -265,7 +273,7 @@ class Runtime(RuntimeRecording):
         return (
             self.log_listener(run_id),
             # The tools as they were when the model was chosen.
-            MetricsListener(self.metrics, model_name, self.offered.names, caller.name),
+            MetricsListener(self.metrics, self.metrics.model(model_name, caller.name), self.offered.names),
         )
 
     def log_listener(self, run_id: str) -> Listener:

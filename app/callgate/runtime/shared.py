@@ -1,4 +1,4 @@
-"""What outlives any one runtime."""
+"""The resources that outlive any one runtime: recorder, ledger, stores, metrics."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from callgate.ledger.fleet_calls import FleetLedger
 from callgate.ledger.shared import SharedLedger
 from callgate.recorder.recorder import Recorder
 from callgate.runtime.approval_notices import ApprovalNotices
-from callgate.runtime.builders.access import admission_of, key_store_of, limiter_of
+from callgate.runtime.builders.access import admission_of, key_store_of, limiter_of, shared_places_of
 from callgate.runtime.builders.limits import processes_of, threads_of
 from callgate.runtime.builders.stores import fleet_of, ledger_of, pins_of
 from callgate.runtime.ledger_pins import LedgerPins
@@ -36,11 +36,12 @@ audit = structlog.get_logger("callgate.audit")
 
 
 class SharedResources:
-    """What outlives any one runtime: what waits, counts or remembers goes on across a reload."""
+    """The resources that outlive any one runtime: what waits, counts or remembers goes on across a reload."""
 
     def __init__(self, config: Config) -> None:
         self.metrics = Metrics()
-        self.admission = admission_of(config)
+        self.places = shared_places_of(config)
+        self.admission = admission_of(config, self.places)
         self.metrics.in_flight.set_function(lambda: self.admission.all.running)
         self.keys: KeyStore | LedgerKeys | None = None
         self.ledger: Ledger = NoLedger()
@@ -77,8 +78,11 @@ class SharedResources:
         if shared is not None:
             self.ledger = shared.calls
         if self.fleet is not None and shared is not None:
+            from callgate.ledger.postgres import PostgresLedger
+
+            assert isinstance(shared.calls, PostgresLedger), "pools need `ledger.url`"
             ledger = FleetLedger(shared.database, shared.calls.process, shared.presence.dead_after)
-            await self.fleet.open(ledger, shared.presence)
+            await self.fleet.open(ledger, shared.calls, shared.presence)
         self.decisions.use(shared)
         if shared is not None and self._config.ledger.url is not None:
             self._ledger_pins = LedgerPins(shared.database, self.pins)
@@ -97,15 +101,17 @@ class SharedResources:
         await self.processes.close()
         self.threads.close()
         await self.recorder.close()
-        await self.tracing.close()
         if self.fleet is not None:
             await self.fleet.close()
         await self.limiter.close()
         await self.admission.close()
+        if self.places is not None:
+            await self.places.close()
         if self._ledger_pins is not None:
             await self._ledger_pins.close()
         if self.shared_ledger is not None:
             await self.shared_ledger.close()
+        await self.tracing.close()  # last: a collector that does not answer keeps nothing else from being written
 
     def _approval_waits(self, asked: PendingApproval) -> None:
         self.approval_notices.waiting(asked)

@@ -1,4 +1,4 @@
-"""Calls that wait for approval at any of the processes that share a ledger, and deciding about them from any of them.
+"""Approvals across processes that share a ledger: a call that waits at one can be decided about at any.
 
 The row decides: one `UPDATE … WHERE state = 'waiting'` succeeds, whoever tries. The process where the call waits looks for
 that as long as something waits. Without a ledger there is one process, and its queue is all there is.
@@ -39,9 +39,10 @@ _WAITING: Final = (
     " AND process IN (SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real})) ORDER BY since, id"
 )
 _DECIDE: Final = (
-    "UPDATE approvals SET state = ?2, decided_by = ?3, reason = ?4 WHERE id = ?1 AND state = 'waiting' AND expires > {now}"
-    " RETURNING id"
+    "UPDATE approvals SET state = ?3, decided_by = ?4, reason = ?5 WHERE id = ?2 AND state = 'waiting' AND expires > {now}"
+    " AND process IN (SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real})) RETURNING id"
 )
+"""Not where its process is gone: nobody would run it, and whoever carries its run on asks anew."""
 _END: Final = "UPDATE approvals SET state = ?2 WHERE id = ?1 AND state = 'waiting' RETURNING id"
 _DECIDED: Final = (
     "SELECT id, state, decided_by, reason FROM approvals WHERE process = ?1 AND state IN ('approved', 'denied')"
@@ -74,9 +75,11 @@ class SharedApprovals:
         return 0.0 if self._database is None else GRACE_SECONDS
 
     async def waiting(self) -> list[dict[str, Any]]:
-        """What waits anywhere, as people are shown it; those who waited longest first."""
+        """Return the waiting calls of all processes, as people are shown them; the oldest first."""
         if self._database is None:
             return [asked.facts() for asked in self._queue.waiting()]
+        if unwritten := [written for written in self._written.values() if not written.done()]:
+            await asyncio.wait(unwritten, timeout=LOOK_SECONDS)  # whoever was told of a call finds it here
         rows = await self._fetch(_WAITING, self._dead_after)
         return [json.loads(facts) for [facts] in rows]
 
@@ -96,9 +99,12 @@ class SharedApprovals:
         check_hash(hash, of, demanded=demand_hash)
         decision = ApprovalOutcome.APPROVED if approve else ApprovalOutcome.DENIED
         reason = reason.strip()[:MAX_REASON]
-        if state != "waiting" or not await self._fetch(_DECIDE, id, decision.value, by, reason):
-            [[state]] = await self._fetch("SELECT state FROM approvals WHERE id = ?1", id)
-            raise too_late(ApprovalOutcome.EXPIRED if state == "waiting" else ApprovalOutcome(state))
+        given = (self._dead_after, id, decision.value, by, reason)
+        if state != "waiting" or not await self._fetch(_DECIDE, *given):
+            [[state, is_over]] = await self._fetch("SELECT state, expires <= {now} FROM approvals WHERE id = ?1", id)
+            if state == "waiting":
+                raise too_late(ApprovalOutcome.EXPIRED if is_over else ApprovalOutcome.WITHDRAWN)
+            raise too_late(ApprovalOutcome(state))
         self._apply(id, approve=approve, by=by, reason=reason)
         return {**json.loads(facts), "decision": str(decision), "by": by}
 

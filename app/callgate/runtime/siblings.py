@@ -1,4 +1,4 @@
-"""What the workers of one server know of each other: which of them live, and what each has counted.
+"""Shares state between the worker processes of one server: which of them live, and the metrics of each.
 
 Which live stands in memory that they share; what was counted is asked for over a socket in a folder of theirs, so that
 `/metrics` says the same whichever of them answers.
@@ -28,7 +28,7 @@ LIVES, ENDED = 1, 2
 
 
 class Counted(NamedTuple):
-    """What the workers of a server have counted, each as a page of metrics."""
+    """The counts of a server's workers, each as a page of metrics."""
 
     living: list[bytes]
     ended: list[bytes]
@@ -46,17 +46,17 @@ class Siblings:
 
     @property
     def are_enough(self) -> bool:
-        """Whether at least half of them serve."""
+        """True if at least half of them serve."""
         return 2 * self._living[:].count(LIVES) >= self.count
 
     @property
     def are_all(self) -> bool:
-        """Whether every one of them serves."""
+        """True if every one of them serves."""
         return self._living[:].count(LIVES) == self.count
 
     @property
     def have_served(self) -> bool:
-        """Whether any of them ever has."""
+        """True if any of them ever has."""
         return any(self._living[:])
 
     def serves(self, place: int) -> bool:
@@ -67,7 +67,7 @@ class Siblings:
         self._living[place] = LIVES if lives else (self._living[place] and ENDED)
 
     async def open(self, exposition: Callable[[], bytes]) -> None:
-        """Begin to serve, and to tell the others what was counted here."""
+        """Begin to serve, and to publish the counts of this process."""
 
         async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(ConnectionError):
@@ -89,7 +89,7 @@ class Siblings:
             self._server.close()
 
     async def counted(self, own: bytes) -> Counted:
-        """What all of them have counted, of which `own` was counted here."""
+        """Return the metrics of all workers, of which `own` were counted here."""
         self._keep(own)
         others = [place for place in range(self.count) if place != self.place and self.serves(place)]
         answers = await asyncio.gather(*map(self._asked, others), return_exceptions=True)

@@ -1,8 +1,9 @@
-"""Patterns of the config that name no tool: an error where that is certain, else a warning once every source is open."""
+"""Patterns of the config that name nothing: an error where that is certain, else a warning once it can be known."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from callgate.auth.keys import ANONYMOUS
 from callgate.config.schema import ApprovalLists, Config, OpenApiTool
 from callgate.runtime.builders.errors import BadEntry, raise_all
 from callgate.tools.approval_rules import ApprovalRule
@@ -32,14 +33,14 @@ class PatternProblem:
 
 def check_patterns(config: Config, registry: Registry) -> None:
     """Raise `BadEntry` for all names that cannot be tools', whatever sources that are not open yet may have, and all that
-    are no models'."""
+    are no models' or keys'."""
     wrong = [
         BadEntry(path, entry, str(found))
         for path, entry, patterns in _places(config)
         for pattern in patterns
         if (found := _certainly_wrong(pattern, registry)) is not None
     ]
-    raise_all([*wrong, *_wrong_models(config)])
+    raise_all([*wrong, *_wrong_names(config)])
 
 
 def unknown_models(config: Config, patterns: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -54,14 +55,32 @@ def unknown_models(config: Config, patterns: Sequence[str]) -> Iterator[tuple[in
             yield at, f"{pattern[:64]!a} names no model; {hint}"
 
 
-def _wrong_models(config: Config) -> Iterator[BadEntry]:
+def _wrong_names(config: Config) -> Iterator[BadEntry]:
     for index, key in enumerate(config.keys):
         for at, why in unknown_models(config, key.models):
             yield BadEntry(("keys", index, "models", at), key.name, why)
+    for index, less in enumerate(config.record.less):
+        for at, why in unknown_models(config, less.models):
+            yield BadEntry(("record", "less", index, "models", at), None, why)
+        for at, pattern in () if may_have_more_keys(config) else unknown_keys(less.keys, config):
+            yield BadEntry(("record", "less", index, "keys", at), None, f"{pattern[:64]!a} names no key of the config")
+
+
+def may_have_more_keys(config: Config) -> bool:
+    """True if keys may be made while it runs."""
+    return config.data_dir is not None or config.ledger.url is not None
+
+
+def unknown_keys(patterns: Sequence[str], config: Config, others: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
+    """The patterns that name no key, by their places; `others` are names of keys that the config does not have."""
+    names = [ANONYMOUS.name, *(key.name for key in config.keys), *others]
+    for at, pattern in enumerate(patterns):
+        if not any(glob_matches(pattern, name) for name in names):
+            yield at, pattern
 
 
 def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]:
-    """What names nothing among the tools there are. Worth saying when all sources are open, or to whoever asks."""
+    """Return the patterns that match no tool. They are certain only when all sources are open."""
     tools = registry.tools()
     problems = [
         PatternProblem(path, entry, each, patterns.index(each.pattern) if path[-1] == "tools" else None)

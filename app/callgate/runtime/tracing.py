@@ -1,4 +1,4 @@
-"""Sends spans of requests to where the config says. What does it is loaded only where spans are sent."""
+"""Exports spans of requests as configured. The exporter is imported only where spans are sent."""
 
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ class Tracing:
         self._exporter: SpanExporter | None = None
 
     def use(self, config: Config) -> "Tracer | None":
-        """What traces requests from now on; None where none are."""
+        """Set the tracer of requests from now on; None for none."""
         section = config.traces
         if section.endpoint is None:
             return None  # what was traced before goes where it was to go

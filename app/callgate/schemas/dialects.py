@@ -1,4 +1,4 @@
-"""Tool schemas made portable: what a provider does not take is said in another way, or left out and reported.
+"""Rewrites tool schemas for providers: unsupported keywords are expressed in another way, or left out and reported.
 
 Pure functions from schema to schema. The model does not see what is left out; the gate goes on checking
 arguments against the whole schema, and answers a call that breaks a bound with that bound.
@@ -6,7 +6,7 @@ arguments against the whole schema, and answers a call that breaks a bound with 
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -362,10 +362,11 @@ def _resolved(node: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any
 
 
 def _at(root: Any, reference: str) -> Any:
-    """What a reference inside the document points to; None where there is nothing."""
+    """Resolve a reference inside the document; None where there is nothing."""
     if not reference.startswith("#"):
         return None
-    for step in _steps(reference):
+    for escaped in reference.lstrip("#").split("/")[1:]:
+        step = escaped.replace("~1", "/").replace("~0", "~")
         if isinstance(root, Mapping) and step in root:
             root = root[step]
         elif isinstance(root, list) and step.isdigit() and int(step) < len(root):
@@ -373,11 +374,6 @@ def _at(root: Any, reference: str) -> Any:
         else:
             return None
     return root
-
-
-def _steps(reference: str) -> Iterator[str]:
-    for step in reference.lstrip("#").split("/")[1:]:
-        yield step.replace("~1", "/").replace("~0", "~")
 
 
 def _step(name: str) -> str:

@@ -1,4 +1,4 @@
-"""How large a schema becomes when its references are written out, counted without writing them out."""
+"""Computes the size of a schema with its references expanded, without expanding them."""
 
 from collections.abc import Mapping
 from typing import Any

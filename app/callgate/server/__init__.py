@@ -1,4 +1,4 @@
-"""The HTTP/1.1 server: connections, with an end to everything that one can do, in front of the ASGI application.
+"""The HTTP/1.1 server in front of the ASGI application, with limits and deadlines for every connection.
 
 uvicorn runs the process and calls for a protocol; ours is `ServerConnection`. `protocol` is what the connections of one
 server share, `connection` reads requests, `request_cycle` is one request towards the application, `response_head` writes

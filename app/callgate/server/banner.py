@@ -1,4 +1,4 @@
-"""What the command says when it begins to serve: where, with which models and tools, and who may ask."""
+"""The banner of `callgate serve`: the address, the models and tools, and who may send requests."""
 
 import socket
 from pathlib import Path
@@ -18,7 +18,7 @@ TRY_IT = """curl -s {url}/v1/chat/completions -H 'Content-Type: application/json
 
 
 def banner(loaded: Loaded, listening: socket.socket) -> str:
-    """What is known before anything is opened."""
+    """Return the banner of what is known before anything is opened."""
     config = loaded.config
     host, port = listening.getsockname()[:2]
     listens_on, url = (f"http://{f'[{each}]' if ':' in each else each}:{port}" for each in (host, HERE.get(host, host)))

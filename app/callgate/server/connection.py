@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 NEVER: Final = math.inf
 VERSIONS: Final = ("1.1", "1.0")
 TUNNEL: Final[dict[str, dict[str, Any]]] = {"callgate.tunnel": {}}
-"""What the application is told that may answer 101: the bodies of both sides are then the other protocol's bytes."""
+"""The scope extension for an application that may answer 101: the bodies of both sides are then the other protocol's
+bytes."""
 ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
 
@@ -217,7 +218,8 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(refused)
 
     def _pass_or_ignore(self, data: bytes) -> None:
-        """What comes behind the last request: the application's where there is a tunnel, and nobody's otherwise."""
+        """Take what comes behind the last request: pass it to the application where there is a tunnel, else ignore
+        it."""
         if self._tunnel is None:
             self.body_bytes += len(data)
             if self.body_bytes > LINGER_BYTES:
@@ -438,7 +440,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _become_idle(self) -> None:
         self.factory.idle[self] = None
-        self._wait(IDLE, self.loop.time() + self._limits.idle_seconds)
+        self._phase, self.due = IDLE, self.loop.time() + self._limits.idle_seconds
 
     # -- flow
 

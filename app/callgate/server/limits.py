@@ -1,4 +1,4 @@
-"""What a connection may cost: the limits that are settings, and those that are not."""
+"""The limits of a connection: those that are settings, and those that are not."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -28,7 +28,7 @@ HELD_BYTES: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What one connection may cost."""
+    """The limits of one connection."""
 
     header_bytes: int = 65_536
     header_seconds: float = 10.0

@@ -1,4 +1,4 @@
-"""What the connections of one server share: their limits, which of them give way to new ones, and the one timer."""
+"""Makes the connections of one server, and keeps what they share: limits, the order of giving way, one timer."""
 
 import asyncio
 from contextvars import Context
@@ -22,7 +22,7 @@ SWEEPS_A_LIMIT: Final = 4
 
 
 class ProtocolFactory:
-    """What the connections of one server share."""
+    """Makes the connections of one server, and holds what they share."""
 
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self.limits = limits or ConnectionLimits()

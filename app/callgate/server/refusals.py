@@ -1,4 +1,5 @@
-"""What the server answers by itself, in the shape that clients of the path expect: requests that no application gets."""
+"""Error responses of the server itself, in the shape that clients of the path expect, for requests that never reach the
+application."""
 
 from callgate.api.errors import SERVER_ERROR, error_body, error_headers, is_anthropics, status_at
 from callgate.conversation.errors import ChatError

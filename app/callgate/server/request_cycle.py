@@ -136,8 +136,9 @@ class RequestCycle(msgspec.Struct, eq=False):
             await connection.full.wait()
         if self.abandoned:
             return
-        kind, stage = message["type"], self._stage
-        if kind != EXPECTED[stage]:
+        stage = self._stage
+        if message["type"] != EXPECTED[stage]:
+            kind = message["type"]
             if stage == COMPLETE:
                 raise RuntimeError(f"Unexpected ASGI message '{kind}' sent, after response already completed.")
             raise RuntimeError(f"Expected ASGI message '{EXPECTED[stage]}', but got '{kind}'.")

@@ -1,4 +1,4 @@
-"""Running the application under uvicorn, from the first socket to the exit code."""
+"""Runs the application under uvicorn, from the first socket to the exit code."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ LAST_LINES_SECONDS = 0.2
 
 
 def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
-    """Serve until told to stop; `read` reads the config again.
+    """Serve until stopped; `read` reads the config again.
 
     The exit code: 0 after an orderly end, 1 when it could not start, 2 where the config forbids it, `CUT_OFF` when requests were
     still running at the end of the drain, 128 and the signal's number when a second signal ended it at once. Of several
@@ -134,7 +134,7 @@ def _serve_on(
     first = siblings is None or siblings.place == 0
     server = DrainingServer(
         uvicorn.Config(
-            app,
+            app.outermost,
             loop="uvloop",
             http=factory.protocol,  # type: ignore[arg-type]  # called like the class it stands for
             ws="none",
@@ -199,7 +199,9 @@ class DrainingServer(uvicorn.Server):
                 said = f"stopping, nothing is under way; {again} ends it now"
             else:
                 said = f"stopping, waiting at most {self._drain_seconds:g} s for {requests}; {again} ends it now"
-        _say(said)
+        # Written at once: a signal may come in the middle of another line's writing.
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            os.write(2, f"callgate: {said}\n".encode())
         if is_second:
             self.force_exit = True
             self._ended_by = sig
@@ -245,14 +247,8 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(LOOK_SECONDS)
 
 
-def _say(text: str) -> None:
-    """One line on standard error; written at once, for a signal may come in the middle of another line's writing."""
-    with contextlib.suppress(OSError):  # nobody reads it any more
-        os.write(2, f"callgate: {text}\n".encode())
-
-
 def _leave_no_later_than(seconds: float, code: int) -> None:
-    """Whatever hangs: a tool that keeps the event loop to itself would keep the process for ever."""
+    """End the process after a while, whatever hangs: a tool may block the event loop for ever."""
     timer = threading.Timer(seconds, _leave, (code,))
     timer.daemon = True
     timer.start()
@@ -266,7 +262,7 @@ def _leave(code: int) -> None:
 
 
 def _source(loaded: Loaded, read: Callable[[], Loaded], redactor: Redactor) -> ConfigSource:
-    """How the config is read again. What was masked once stays masked: old secrets are still in old requests."""
+    """Return the reader of the config. What was masked once stays masked: old secrets are still in old requests."""
     newest = loaded
 
     def files() -> tuple[Path, ...]:
@@ -284,7 +280,7 @@ def _source(loaded: Loaded, read: Callable[[], Loaded], redactor: Redactor) -> C
 
 
 def _affordable(connections: int) -> tuple[int, int, int]:
-    """How many connections the limit of open files leaves, how many are read beyond that, and the limit itself.
+    """Return how many connections the limit of open files leaves, how many are read beyond that, and the limit.
 
     Each connection may need one towards a model. The rest is for tools, the ledger and what else is open.
     """

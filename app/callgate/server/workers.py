@@ -41,7 +41,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def share_of(config: Config, place: int, count: int) -> Config:
-    """One worker's part of what protects the machine. What protects clients and providers of each other is counted in Redis."""
+    """One worker's part of what protects the machine. What protects clients, models and tools is counted in Redis."""
 
     def part(whole: int) -> int:
         return max(1, whole // count + (place < whole % count))
@@ -52,12 +52,8 @@ def share_of(config: Config, place: int, count: int) -> Config:
             for name in ("concurrent_requests", "tool_threads", "child_processes")
         }
     )
-    models = tuple(
-        entry if entry.concurrency is None else entry.model_copy(update={"concurrency": part(entry.concurrency)})
-        for entry in config.model_list
-    )
     server = config.server.model_copy(update={"connections": part(config.server.connections)})
-    return config.model_copy(update={"limits": limits, "model_list": models, "server": server})
+    return config.model_copy(update={"limits": limits, "server": server})
 
 
 class Workers:

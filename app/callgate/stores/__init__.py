@@ -1,1 +1,1 @@
-"""What has to outlive a request: one small protocol, and the places it can be kept in."""
+"""Key-value stores for what outlives a request: in memory, on disk, in Redis."""

@@ -1,4 +1,4 @@
-"""Claims on keys: which process answers a request, whether a tool of it was begun, and what came of it.
+"""Claims on idempotency keys: which process answers a request, whether a tool of it began, and its outcome.
 
 A claim is kept before anything runs, and says that a tool is about to run before one does. Where it cannot be kept nothing
 runs. A claim of a process that is gone is taken over where no tool had been begun, and is interrupted otherwise.
@@ -21,7 +21,7 @@ GONE_SECONDS: Final = 8.0
 
 
 class Claim(msgspec.Struct, array_like=True, frozen=True):
-    """What is kept under a key."""
+    """The value kept under a key."""
 
     digest: bytes
     """Of the request."""
@@ -50,7 +50,7 @@ class StoreProcesses(Protocol):
     def own(self) -> str: ...
 
     async def announce(self) -> None:
-        """Make sure that others can tell that this one lives."""
+        """Make sure that other processes can see that this one lives."""
         ...
 
     async def is_alive(self, process: str) -> bool: ...
@@ -59,12 +59,12 @@ class StoreProcesses(Protocol):
 
 
 class OneProcess:
-    """Nobody shares the store, and it ends with the process."""
+    """Used where the store is not shared, and ends with the process."""
 
     own = "this"
 
     async def announce(self) -> None:
-        """Nobody else asks."""
+        """Do nothing: there is no other process."""
 
     async def is_alive(self, process: str) -> bool:
         return process == self.own

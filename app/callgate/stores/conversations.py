@@ -1,4 +1,4 @@
-"""What clients do not see of their chats, kept for each caller until the client comes back with its answers."""
+"""Stores the hidden turns of chats for each caller, until the client comes back with its results."""
 
 import asyncio
 import hashlib
@@ -104,7 +104,7 @@ class Conversations:
         return await asyncio.to_thread(put_back, messages, kept) if is_large else put_back(messages, kept)
 
     async def _remembered(self, caller: str, handles: Sequence[str]) -> dict[str, Hint]:
-        """What is still known of turns that are gone."""
+        """Return what is still known of turns that were dropped."""
         if not handles:
             return {}
         values = await self._store.get_all([_key(caller, handle, HINT) for handle in handles], renew=HINT_SECONDS)
@@ -147,8 +147,8 @@ class _Place:
 
 
 def _decoded(found: Mapping[str, bytes], max_bytes: int) -> dict[str, HiddenTurns]:
-    """What was kept, by handle. Calls of one turn share it; the same words at another place of the history are another
-    turn's."""
+    """Decode what was kept, by handle. Calls of one turn share it; the same words at another place of the history are
+    another turn's."""
     places = {handle: (value, handle.partition("\0")[2]) for handle, value in found.items()}
     if sum(len(value) for value, _ in set(places.values())) > max_bytes:
         raise ChatError(

@@ -63,7 +63,12 @@ class DiskStore:
         await self._do(lambda database: self._put(database, key, value, seconds, share))
 
     async def add(self, key: str, value: bytes, seconds: float) -> bool:
-        return await self._do(lambda database: self._add(database, key, value, seconds))
+        def add(database: sqlite3.Connection) -> bool:
+            now = self._pruned(database)
+            changed = database.execute(f"{_PUT} WHERE expires_at <= ?4", (key, value, now + seconds, now))
+            return changed.rowcount == 1
+
+        return await self._do(add)
 
     async def delete(self, key: str, share: Share | None = None) -> None:
         await self._do(lambda database: database.execute("DELETE FROM kept WHERE key = ?", (key,)))
@@ -96,8 +101,9 @@ class DiskStore:
             raise
 
     def _over(self, database: sqlite3.Connection, share: Share, size: int) -> int:
-        """How much too much a share holds. Adding it up takes longer than putting something in, so that it is done where
-        what this process knows of would be too much, and now and then because others put something in as well."""
+        """Return by how much a share is over its limit. Adding it up takes longer than putting something in, so that it
+        is done where what this process knows of would be too much, and now and then because others put something in as
+        well."""
         held, puts = self._held.get(share.name, (share.bytes, 0))
         if held + size <= share.bytes and puts < SUM_EVERY:
             self._held[share.name] = held + size, puts + 1
@@ -114,11 +120,6 @@ class DiskStore:
         if self._added % PRUNE_EVERY == 0:
             database.execute("DELETE FROM kept WHERE expires_at <= ?", (now,))
         return now
-
-    def _add(self, database: sqlite3.Connection, key: str, value: bytes, seconds: float) -> bool:
-        now = self._pruned(database)
-        changed = database.execute(f"{_PUT} WHERE expires_at <= ?4", (key, value, now + seconds, now))
-        return changed.rowcount == 1
 
     async def _do(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         def locked() -> Result:

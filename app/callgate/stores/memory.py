@@ -19,7 +19,7 @@ class _KeptValue:
 
 @dataclass(slots=True)
 class _CallerShare:
-    """What one share holds, the oldest first."""
+    """The entries of one share, the oldest first."""
 
     keys: OrderedDict[str, None] = field(default_factory=OrderedDict)
     size: int = 0

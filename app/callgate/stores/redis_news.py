@@ -1,4 +1,5 @@
-"""News between the processes that share a Redis. Nobody waits for them, and what is said while Redis is away is lost."""
+"""Publishes notices between the processes that share a Redis. Delivery is not guaranteed: an outage of Redis loses
+them."""
 
 import asyncio
 import contextlib
@@ -33,7 +34,7 @@ class RedisNews:
         self._listening = asyncio.create_task(self._listen(), name="news in Redis")
 
     async def say(self, what: str) -> bool:
-        """Whether it could be said."""
+        """Publish a message; return whether it could be sent."""
         import redis
 
         try:

@@ -1,4 +1,4 @@
-"""Responses that were given, kept for the key that asked, until they expire or are deleted."""
+"""Stores responses for the key that made them, until they expire or are deleted."""
 
 import asyncio
 import hashlib
@@ -62,7 +62,7 @@ class ResponseStore:
         return found
 
     async def delete(self, owner: str, id: str) -> bool:
-        """Whether there was one."""
+        """Delete a response; return whether there was one."""
         key = _key(owner, id)
         found = await self._store.get(key) is not None
         await self._store.delete(key, self._share(owner))

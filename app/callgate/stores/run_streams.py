@@ -1,4 +1,4 @@
-"""What runs answer while they run, in Redis Streams, for those who follow them at other processes.
+"""Stores the answers of running requests in Redis Streams, for clients that follow them at other processes.
 
 A stream may end early or be gone: the ledger has the whole answer in the end, and what was read of a stream is its beginning.
 """
@@ -37,7 +37,8 @@ class RunStreams:
             raise StoreError(f"Redis: {type(error).__name__}") from error
 
     async def read(self, id: str, epoch: int, after: str, wait: float) -> tuple[str, list[bytes]]:
-        """What came after an entry, and the last of them. Waits for the first for so many seconds. Raises `StoreError`."""
+        """Read the entries after one, waiting for the first for so many seconds; return the id of the last too. Raises
+        `StoreError`."""
         import redis
 
         try:

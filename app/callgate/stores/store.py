@@ -1,4 +1,4 @@
-"""Where bytes are kept under a key until they expire. What the bytes mean is for those who keep them."""
+"""The protocol of a store: bytes under a key until they expire."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one owner may keep in a store. Over it the oldest of its own goes, and nobody else's."""
+    """The share of one owner in a store. Over it the oldest of its own entries go, and no others."""
 
     name: str
     bytes: int
@@ -21,7 +21,7 @@ class KeyValueStore(Protocol):
     """Keys are text of ours. Nothing here is kept for ever, and a store that is full forgets the oldest."""
 
     async def get(self, key: str) -> bytes | None:
-        """What is kept under a key, if anything."""
+        """Return the value kept under a key, if any."""
         ...
 
     async def get_all(self, keys: Sequence[str], *, renew: float) -> list[bytes | None]:

@@ -1,13 +1,14 @@
-"""Listeners of a chat: what it does becomes log lines and counts. Cheap, synchronous, one pair for each chat."""
+"""Listeners of a chat that write its events to the log and the metrics. Cheap, synchronous, one pair for each chat."""
 
 import logging
 from collections.abc import Container, Sequence
+from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
 import msgspec
 
 from callgate.calls.outcome import Failed, Outcome, Returned
-from callgate.calls.states import BrokenCall, Finding, ReadyCall
+from callgate.calls.states import Finding, ReadyCall
 from callgate.conversation.events import (
     CANCELLED,
     NOBODY,
@@ -56,7 +57,11 @@ class LogListener(Listener, msgspec.Struct, eq=False):
         by, log = event.by, self._log
         fields = {"turn": event.turn, "attempt": event.number, "model": by.model, "deployment": by.deployment}
         fields |= {"host": by.host, "seconds": round(event.seconds, 3), "waited": round(event.wait, 3)}
-        if event.anyway:
+        if event.instead_of:
+            fields["instead_of"] = event.instead_of
+        if event.anyway and not (
+            event.reason and event.status == HTTPStatus.OK
+        ):  # which was said when it began to answer
             log.warning("asked_although_left_alone", **fields)
         if not event.reason:
             log.info("upstream_answered", **fields)
@@ -76,9 +81,10 @@ class LogListener(Listener, msgspec.Struct, eq=False):
     @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
         """All that was odd about a turn in one line, so that it is found by the run and read at once."""
-        turn, answer = event.turn, event.answer
+        answer = event.answer
         if not (answer.findings or answer.broken or answer.prompted):
             return
+        turn = event.turn
         if (words := answer.prompted) is not None:
             self._log.info("tools_in_prompt", turn=turn, format=words.format, extra_tokens=words.extra_tokens)
         if answer.not_run:
@@ -91,18 +97,15 @@ class LogListener(Listener, msgspec.Struct, eq=False):
         findings = _findings(answer)
         if not findings and not answer.broken:
             return
+        broken = [({"call_id": it.id, "tool": it.name, "flaw": str(it.flaw)}, it) for it in answer.broken]
         self._log.warning(
             "turn_findings",
             turn=turn,
             lane=answer.lane,
             findings=[str(finding) for finding in findings],
             finish_reasons=list(answer.reasons),
-            broken=[self._broken(call) for call in answer.broken],
+            broken=[{**it, "written": call.text} if self.content else it for it, call in broken],
         )
-
-    def _broken(self, call: BrokenCall) -> dict[str, str | None]:
-        fields = {"call_id": call.id, "tool": call.name, "flaw": str(call.flaw)}
-        return {**fields, "written": call.text} if self.content else fields
 
     @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
@@ -122,19 +125,21 @@ class LogListener(Listener, msgspec.Struct, eq=False):
         )
 
 
-class MetricsListener(Listener):
-    """Counts. `model` is the configured name; of tools only those in `tools`, our own, are counted by name."""
+class MetricsListener(Listener, msgspec.Struct, eq=False):
+    """Counts. The model has its configured name; of tools only our own are counted by name."""
 
-    __slots__ = ("_answers", "_metrics", "_model", "_of_model", "_tools")
+    _metrics: Metrics
+    _of_model: OfModel
+    _tools: Container[str] = ()
+    _answers: list[TurnAccount] = []
+    _others_answered: bool = False
+    """Another model than the one that was asked for: its tokens are its own."""
 
     handlers: ClassVar[Handlers] = {}
 
-    def __init__(self, metrics: Metrics, model: str, tools: Container[str] = (), key: str = "") -> None:
-        self._metrics = metrics
-        self._model = model
-        self._of_model = metrics.model(model, key)
-        self._answers: list[TurnAccount] = []
-        self._tools = tools
+    @property
+    def _model(self) -> str:
+        return self._of_model.name
 
     @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
@@ -150,13 +155,16 @@ class MetricsListener(Listener):
     @handles(handlers, Attempt)
     def _attempt(self, event: Attempt) -> None:
         if event.reason:
-            self._metrics.attempts.of(self._model, event.by.counted_as, event.by.host, _result(event)).inc()
+            # Of a closed list: what a provider calls a client's mistake is its own word.
+            reason = event.reason if event.reason in FAILURES else OTHER
+            result = "refused" if event.is_refusal else reason
+            self._metrics.attempts.of(self._model, event.by.counted_as, event.by.host, result).inc()
 
     @handles(handlers, ChatEnded)
     def _chat_ended(self, event: ChatEnded) -> None:
         self._of_model.ended(str(event.ending.kind), event.ending.finish_reason)
         if event.usage:
-            if all(answer.by.counted_model in ("", self._model) for answer in self._answers):
+            if not self._others_answered:
                 self._of_model.spent(event.usage)
             elif any(answer.usage for answer in self._answers):
                 self._spend_by_turn()
@@ -174,7 +182,7 @@ class MetricsListener(Listener):
                 self._answering(answer).spent(answer.usage)
 
     def _answering(self, answer: TurnAccount) -> OfModel:
-        """Where the tokens of a turn count: a fallback has a price of its own."""
+        """Return the counters for the tokens of a turn: a fallback has a price of its own."""
         model = answer.by.counted_model or self._model
         return self._of_model if model == self._model else self._metrics.model(model, self._of_model.key)
 
@@ -183,8 +191,10 @@ class MetricsListener(Listener):
         answer = event.answer
         self._of_model.turn(answer.seconds)
         self._answers.append(answer)
-        if answer.by is not NOBODY:
-            self._of_model.answered_by(answer.by)
+        if (by := answer.by) is not NOBODY:
+            self._of_model.answered_by(by)
+            if by.counted_model != self._of_model.name and by.counted_model:
+                self._others_answered = True
         if not (answer.findings or answer.broken or answer.prompted):
             return
         if (words := answer.prompted) is not None:
@@ -198,13 +208,6 @@ class MetricsListener(Listener):
 
     def _label(self, tool: str | None) -> str:
         return tool if tool is not None and tool in self._tools else OTHER
-
-
-def _result(attempt: Attempt) -> str:
-    """Of a closed list: what a provider calls a client's mistake is its own word."""
-    if attempt.is_refusal:
-        return "refused"
-    return attempt.reason if attempt.reason in FAILURES else OTHER
 
 
 def _findings(answer: TurnAccount) -> Sequence[Finding]:

@@ -1,4 +1,4 @@
-"""Logs: one shape for ours and everybody else's, written line by line to standard error, with secrets masked.
+"""Logging: one format for our lines and those of libraries, written to standard error with secrets masked.
 
 Lines are JSON for machines, or coloured text on a terminal. The ids of a request and its run stand on every line that is
 written on its behalf. The server's own access log is off: the API writes one line for each request.
@@ -10,7 +10,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
 from math import inf
 from typing import Any, Final, TextIO
@@ -69,13 +70,11 @@ def configure(redactor: Redactor, *, level: str = "info", format: str = "auto", 
     _bridge(logging.getLevelNamesMapping()[level.upper()], console=console)
 
 
-def stand_on_every_line(ids: dict[str, str]) -> None:
-    """From now on in this context; ids of our own, or masked. The dict is the caller's, who may add to it later: a run's id
-    is known after its request's. One variable for all of them, because each costs every request and every line."""
-    _ids.set(ids)
-
-
 _ids: ContextVar[dict[str, str] | None] = ContextVar("callgate_ids", default=None)
+
+stand_on_every_line: Final[Callable[[dict[str, str]], object]] = _ids.set
+"""From now on in this context; ids of our own, or masked. The dict is the caller's, who may add to it later: a run's id
+is known after its request's. One variable for all of them, because each costs every request and every line."""
 
 
 def masked(text: str) -> str:
@@ -84,6 +83,11 @@ def masked(text: str) -> str:
 
 
 _redactor = Redactor(())
+
+
+TROUBLE: Final[Counter[tuple[str, str]]] = Counter()
+"""How often each of our events was logged as a warning or an error: somebody may have to look."""
+_TROUBLE_LEVELS: Final = frozenset({"warning", "error", "exception", "critical"})
 
 
 class Log:
@@ -102,8 +106,8 @@ class Log:
 
     @staticmethod
     def enabled_for(number: int) -> bool:
-        """Whether a line of this level may be written, for those who would have to gather what it says."""
-        return _quick is None or number >= _quick.threshold or not _quick.is_in_charge()
+        """True if a line of this level may be written, for those who would have to gather what it says."""
+        return _quick is None or number >= _quick.threshold or _quick.processors[-1] is not _as_json
 
     def debug(self, event: str, **fields: Any) -> None:
         self._say("debug", logging.DEBUG, event, fields)
@@ -116,7 +120,7 @@ class Log:
 
     def _say(self, level: str, number: int, event: str, fields: dict[str, Any]) -> None:
         quick = _quick
-        if quick is None or not quick.is_in_charge():
+        if quick is None or quick.processors[-1] is not _as_json:
             getattr(structlog.get_logger(self._name), level)(event, **{**self._bound, **fields})
         elif number >= quick.threshold:
             quick.write(self._name, level, event, {**self._bound, **fields} if self._bound else fields)
@@ -130,17 +134,16 @@ class _Quick:
         self._redactor = redactor
         self._open_names: set[str] = set()
         """Names of fields that do not mean secrets. Our own code names them, so they are few."""
-        self._processors = processors
+        self.processors = processors
+        """They end with `_as_json` while structlog has them; `capture_logs` exchanges them inside this very list."""
         self._lines = _Lines(None, stream)
         self._second = -1
         self._until_second = ""
 
-    def is_in_charge(self) -> bool:
-        """Whether structlog still has our processors; `capture_logs` exchanges them inside the same list."""
-        return structlog.get_config()["processors"] is self._processors and self._processors[-1] is _as_json
-
     def write(self, name: str, level: str, event: str, fields: dict[str, Any]) -> None:
-        if event not in self._redactor.harmless():
+        if level == "warning":
+            TROUBLE[level, event] += 1
+        if event not in self._redactor.harmless:
             event = self._redactor.value(event)
         # As structlog's stamper writes it; the part up to the second is the same for all lines of that second.
         nanoseconds = time.time_ns()
@@ -164,10 +167,10 @@ class _Quick:
         self._lines.msg(_as_json(None, level, line))
 
     def _are_harmless(self, fields: dict[str, Any], ours: Iterable[str]) -> bool:
-        """Whether no value has to be looked at closely. Asked of all at once, because asking of each would cost more than
-        all else about a line; what is left are times that were taken, and new values."""
+        """True if no value has to be looked at closely. Asked of all at once, because asking of each would cost more
+        than all else about a line; what is left are times that were taken, and new values."""
         try:
-            unknown = set(fields.values()).difference(self._redactor.harmless(), ours)
+            unknown = set(fields.values()).difference(self._redactor.harmless, ours)
         except TypeError:  # a list, or a mapping: not to be found in any set
             return False
         for value in unknown:
@@ -177,8 +180,8 @@ class _Quick:
         return True
 
     def _mask(self, fields: dict[str, Any], line: dict[str, Any], ours: Collection[str]) -> None:
-        """What is found harmless is known from the next line on."""
-        harmless = self._redactor.harmless()
+        """Mask the secrets in a line. Values found harmless are remembered from the next line on."""
+        harmless = self._redactor.harmless
         for key, value in fields.items():
             if key not in self._open_names:
                 if means_secret(key):
@@ -213,6 +216,7 @@ def _processors(redactor: Redactor, *, console: bool, colors: bool) -> list[Proc
         return {name: _cut(redactor.value(value, name)) for name, value in event.items()}
 
     return [
+        _count_trouble,
         _with_ids,
         structlog.contextvars.merge_contextvars,
         _add_logger_name,
@@ -223,6 +227,13 @@ def _processors(redactor: Redactor, *, console: bool, colors: bool) -> list[Proc
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         *last,
     ]
+
+
+def _count_trouble(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    name = event.get("event", "")
+    if method in _TROUBLE_LEVELS and logger.name and logger.name.startswith("callgate") and str(name).isidentifier():
+        TROUBLE["error" if method == "exception" else method, name] += 1
+    return event
 
 
 def _with_ids(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
@@ -244,7 +255,7 @@ def _cut(value: Any) -> Any:
 
 
 def _first_things_first(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """When, how bad, what: a line is read from its left end."""
+    """Put time, level and event first: a line is read from its left end."""
     return {name: event[name] for name in ("timestamp", "level", "event", "logger") if name in event} | dict(event)
 
 
@@ -267,7 +278,7 @@ def _encodable(value: Any) -> Any:
 
 
 def _on_one_line(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Nobody writes a line of their own into a terminal, nor its escape codes. Tracebacks keep their lines."""
+    """Escape line breaks and control characters, so that no value can forge a line. Tracebacks keep their lines."""
     for name, value in event.items():
         if isinstance(value, str):
             kept = "\n\t" if name in {"exception", "stack"} else ""
@@ -276,7 +287,7 @@ def _on_one_line(logger: WrappedLogger, method: str, event: EventDict) -> EventD
 
 
 class _Lines:
-    """What structlog hands finished lines to.
+    """The logger that structlog hands finished lines to.
 
     A line that comes alone is written at the end of the event loop's turn. Where they come all the time they are gathered
     for a few milliseconds: a write gives the interpreter lock away, which costs more than making the line.

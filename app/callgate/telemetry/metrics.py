@@ -18,6 +18,7 @@ from prometheus_client.utils import floatToGoString
 
 from callgate.conversation.events import Responder
 from callgate.conversation.prices import MOST_TOKENS
+from callgate.telemetry.logs import TROUBLE
 
 OTHER: Final = "other"
 
@@ -34,7 +35,7 @@ _CALL_SECONDS: Final = (0.005, 0.025, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Count:
-    """How often, or how much. The library's own counters take a lock for every step."""
+    """A counter. The library's own counters take a lock for every step."""
 
     __slots__ = ("amount", "created")
 
@@ -47,7 +48,7 @@ class Count:
 
 
 class Times:
-    """How long: a number for each bucket and one for what is longer than all of them, and the sum."""
+    """A histogram of durations: a count for each bucket and one beyond all of them, and the sum."""
 
     __slots__ = ("_bounds", "counts", "created", "sum")
 
@@ -150,7 +151,7 @@ class Cooldowns:
 
 
 class KeyUse:
-    """What each key used, added up at the moment of a scrape."""
+    """The usage of each key, added up at the moment of a scrape."""
 
     def __init__(self, used: "Callable[[], Iterable[OfModel]]") -> None:
         self._used = used
@@ -170,6 +171,18 @@ class KeyUse:
         for key, of_key in sums.items():
             for what, amount in of_key.items():
                 family.add_metric((key, what), amount)
+        yield family
+
+
+class LoggedTrouble:
+    """The warnings and errors in the log of this process, by their names, at the moment of a scrape."""
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "callgate_log_events", "Warnings and errors that were logged, by their names.", labels=("level", "event")
+        )
+        for place, amount in TROUBLE.items():
+            family.add_metric(place, amount)
         yield family
 
 
@@ -195,6 +208,7 @@ class Metrics:
         self._cooldowns = Cooldowns()
         self.registry.register(self._cooldowns)
         self.registry.register(KeyUse(self.used))
+        self.registry.register(LoggedTrouble())
         self.chats = self._counter("chats", "Chats that ended, by how.", "model", "ending", "finish_reason")
         self.calls = self._counter(
             "calls", "Tool calls, by the flaw that kept them from running or the outcome of running.", "tool", "verdict"
@@ -239,18 +253,18 @@ class Metrics:
         times.observe(seconds)
 
     def model(self, name: str, key: str = "") -> "OfModel":
-        """What is counted under one configured name, for one key."""
+        """Return the metrics of one configured model name, for one key."""
         counted = self._models.get((name, key))
         if counted is None:
             counted = self._models[name, key] = OfModel(self, name, key)
         return counted
 
     def used(self) -> "list[OfModel]":
-        """What every key used of every model since the process began."""
+        """Set the source of what every key used of every model since the process began."""
         return list(self._models.values())
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """What a scraper gets, and its content type."""
+        """Return the page of metrics, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
@@ -305,7 +319,7 @@ class _Collected(CollectorRegistry):
 
 
 class OfModel:
-    """What is counted of one model's chats. Its parts are looked up once, when there is something to count."""
+    """The metrics of one model's chats. Its parts are looked up once, when there is something to count."""
 
     __slots__ = (
         "_answers",
@@ -341,7 +355,7 @@ class OfModel:
         times.observe(seconds)
 
     def answered_by(self, by: Responder) -> None:
-        """Somebody answered a turn. Usually it is who answered the one before."""
+        """Count a turn for the deployment that answered it, usually the one of the turn before."""
         if by is not self._by or self._answers is None:
             self._by, self._answers = by, self._metrics.attempts.of(self.name, by.counted_as, by.host, "answered")
         self._answers.amount += 1
@@ -375,11 +389,13 @@ class OfModel:
             self._add("reasoning", details.get("reasoning_tokens"))
 
     def _add(self, kind: str, tokens: Any) -> int:
-        if type(tokens) not in (int, float) or not 0 < tokens < math.inf:
+        if type(tokens) is not int:
+            tokens = int(tokens) if type(tokens) is float and math.isfinite(tokens) else 0
+        if tokens <= 0:
             return 0
         count = self._tokens.get(kind)
         if count is None:
             count = self._tokens[kind] = self._metrics.tokens.of(self.name, kind)
-        counted = min(int(tokens), MOST_TOKENS)
+        counted: int = min(tokens, MOST_TOKENS)
         count.amount += counted
         return counted

@@ -1,4 +1,4 @@
-"""What is found out about models, as log lines."""
+"""Logs what is detected about models."""
 
 import structlog
 
@@ -6,7 +6,7 @@ from callgate.conversation.events import Responder
 
 
 def write_choice(model: str, tool_calling: str, format: str, decided_by: str, detail: str = "") -> None:
-    """How a model is asked for its calls from now on; a warning where that could not be found out."""
+    """Log how a model is asked for its calls from now on; a warning where that could not be found out."""
     log = structlog.get_logger("callgate.models").bind(
         model=model, tool_calling=tool_calling, format=format, decided_by=decided_by
     )

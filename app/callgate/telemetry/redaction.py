@@ -7,6 +7,7 @@ like one (`sk-…`, `Bearer …`). Any of them is enough.
 import base64
 import json
 import re
+import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
@@ -70,6 +71,11 @@ _MIN_MATCH: Final = len("://:x@")
 
 _LONG: Final = 1024
 
+_SLICE: Final = 24 * 1024
+"""Characters that are looked through at once, about a millisecond: a search holds the interpreter from all other threads."""
+_OVERLAP: Final = 8 * 1024
+"""Characters of a slice that the next one looks through again, for what could not be told from its beginning."""
+
 _SHORT_NUMBER: Final = 10 ** (MIN_SECRET_LENGTH - 2)
 """Below it, whole numbers have fewer characters than any secret."""
 
@@ -87,7 +93,8 @@ class Redactor:
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._known: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
-        self._harmless: set[Any] = set()
+        self.harmless: set[Any] = set()
+        """The values known to hold no secret at this moment."""
         self.add(*known)
 
     def add(self, *values: str) -> None:
@@ -98,22 +105,18 @@ class Redactor:
         self._known |= forms
         # The longest first, so that a secret which begins with another is masked whole.
         self._pattern = re.compile("|".join(map(re.escape, sorted(self._known, key=len, reverse=True))))
-        self._harmless = set()
-
-    def harmless(self) -> set[Any]:
-        """What was looked at and holds no secret, as far as is known at this moment."""
-        return self._harmless
+        self.harmless = set()
 
     def remember(self, value: float | None) -> None:
-        """That a value is harmless which nobody could take for a secret: too short a number, a yes or no, nothing."""
-        harmless = self._harmless
+        """Remember that a value is harmless."""
+        harmless = self.harmless
         if len(harmless) >= _REMEMBERED:
             harmless.clear()
         harmless.add(value)
 
     def text(self, text: str) -> str:
         """The text with every secret in it masked."""
-        harmless = self._harmless
+        harmless = self.harmless
         if text in harmless or _OUR_IDS.fullmatch(text):
             return text
         masked = self._masked(text) if len(text) >= _MIN_MATCH else text
@@ -131,18 +134,18 @@ class Redactor:
             and len(text) >= MIN_SECRET_LENGTH
             and (len(text) < _LONG or any(form in text for form in self._known))
         ):
-            text = self._pattern.sub(MASK, text)
+            text = _substituted(self._pattern, MASK, text)
         folded = _folded(text)
         if not any(hint in folded for hint in _HINTS):
             return text
         for hints, pattern, replacement in _PATTERNS:
             if any(hint in folded for hint in hints):
-                text = pattern.sub(replacement, text)
+                text = _substituted(pattern, replacement, text)
         return text
 
     def value(self, value: Any, name: str = "") -> Any:
         """The value as plain data with every secret in it masked; `name` is what it is called where it stands."""
-        if type(value) is str and value in self._harmless and not (name and means_secret(name)):
+        if type(value) is str and value in self.harmless and not (name and means_secret(name)):
             return value
         return self._clean(value, name, 0)
 
@@ -167,6 +170,30 @@ class Redactor:
             if isinstance(value, list | tuple | AbstractSet):
                 return [self._clean(inner, name, depth + 1) for inner in value]
         return self.text(repr(value))
+
+
+def _substituted(pattern: re.Pattern[str], replacement: str, text: str) -> str:
+    """What `pattern.sub` returns; over a long text in slices, between which other threads go on."""
+    if len(text) <= _SLICE:
+        return pattern.sub(replacement, text)
+    parts: list[str] = []
+    done = at = 0  # up to where the text is in the parts, and from where it is searched
+    while at < len(text):
+        ends = min(at + _SLICE, len(text))
+        found = pattern.search(text, at, ends)
+        while found is not None and found.end() == ends < len(text):  # it may go on behind the slice, or be none
+            whole = pattern.match(text, found.start())
+            if whole is not None:
+                found = whole
+                break
+            found = pattern.search(text, found.start() + 1, ends)
+        if found is None:
+            at = ends if ends == len(text) else ends - _OVERLAP
+            time.sleep(0)
+        else:
+            parts += (text[done : found.start()], found.expand(replacement))
+            done = at = found.end()
+    return "".join((*parts, text[done:]))
 
 
 def _folded(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What tool servers do besides answering calls: they come, they go, and they change what they say of their tools."""
+"""Logs and counts the events of tool servers: connected, lost, descriptions changed."""
 
 from typing import Final
 

@@ -1,1 +1,2 @@
-"""Models that cannot call functions, or write their calls as text: asked in a prompt, read back from text. Pure."""
+"""Tool calls written as text: prompts for models without native function calling, and readers of their answers.
+Pure."""

@@ -128,16 +128,14 @@ class _Bare:
             if char in ("", "\n") or (yield from self._is_dropped()):
                 held.settle(self._out)
                 return
-            if char != ";" or not (yield from self._next_object(held)):
+            if char == ";":
+                self._cursor.at += 1
+                held.add(";")
+                yield from self._cursor.space(held.add)
+            if char != ";" or (yield from self._cursor.peek()) != "{":
                 held.release(self._out)
                 return
             held.settle(self._out)
-
-    def _next_object(self, held: _HeldText) -> Steps[bool]:
-        self._cursor.at += 1
-        held.add(";")
-        yield from self._cursor.space(held.add)
-        return (yield from self._cursor.peek()) == "{"
 
     def _is_dropped(self) -> Steps[bool]:
         """A token that is dropped ends a line as well as a line break does."""
@@ -228,7 +226,7 @@ class _Bare:
                 return
 
     def _closes(self, held: _HeldText, fence: str) -> Steps[bool]:
-        """Whether the closing fence stands here, with nothing else on its line."""
+        """Match the closing fence here, with nothing else on its line."""
         found = yield from self._cursor.run(_TICKS if fence[0] == "`" else _WAVES, LONGEST_FENCE)
         if not found:
             return False
@@ -337,7 +335,7 @@ class Candidate:
 
     def _is_whole_call(self, entry: JsonEntry, text: str) -> bool:
         """It has the keys of a call, and is JSON: what is broken is prose where nothing marks it as a call. What is JSON
-        and cannot be run all the same (a key given twice) is a call, so that the model is told of it."""
+        and cannot be run all the same (a key given twice) is a call, so that the model is sent an error for it."""
         written = CALLS.one_written(entry, text, None)
         if written.flaw is not None or not _has_keys_of_call(entry):
             return False

@@ -51,7 +51,10 @@ class ToolUseBuffer:
     ) -> None:
         self.max_attempts = max_attempts
         self.attempt_count = 0
-        self._offer = {tool.name: tool for tool in (_offered(schema, compile) for schema in tools)}
+        self._offer: dict[str, OfferedTool] = {}
+        for function in (schema["function"] for schema in tools):
+            name, parameters = function["name"], function.get("parameters") or {}
+            self._offer[name] = OfferedTool(name, parameters, compile(parameters))
         self._new_id = new_id
         self._pieces: dict[int, list[str]] = {}
         self._ids: dict[int, str] = {}
@@ -110,12 +113,6 @@ class ToolUseBuffer:
 
 
 _FENCED = re.compile(r"```[a-z]*\s*\n(?P<body>.*?)\s*```", re.DOTALL)
-
-
-def _offered(schema: Mapping[str, Any], compile: Compile) -> OfferedTool:
-    function = schema["function"]
-    parameters = function.get("parameters") or {}
-    return OfferedTool(function["name"], parameters, compile(parameters))
 
 
 # XML ------------------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ REFUSED = frozenset({400, 404, 415, 422, 501, 502})
 
 @dataclass(frozen=True, slots=True)
 class CallingMode:
-    """How a model is asked for its calls, and who said so."""
+    """The way in which a model is asked for its calls, and where that was decided."""
 
     format: str
     """`native`, or the text format it is asked for in a prompt."""
@@ -94,7 +94,7 @@ class CallingDetector:
         return self.choice or UNDECIDED
 
     def _is_answered(self, failures: int) -> bool:
-        """Whether somebody else has decided, or failed to, since this number was read."""
+        """True if another probe has ended since this number was read."""
         return self.choice is not None or self._failures != failures
 
     async def _look_up(self) -> None:
@@ -144,7 +144,7 @@ class DetectingModel:
 
 
 async def _calls_natively(model: Model) -> bool:
-    """Whether the model answers an offer of a tool with a native call. Raises what it failed with where that says
+    """True if the model answers an offer of a tool with a native call. Raises what it failed with where that says
     nothing about tools."""
     try:
         return judge_probe(await _answer(model, probe_ask()))

@@ -32,7 +32,7 @@ class Echoes(Protocol):
     """Knows the text of a request."""
 
     def is_echo(self, item: Item) -> bool:
-        """Whether the text of these calls stands in it."""
+        """True if the text of these calls stands in it."""
         ...
 
 
@@ -55,7 +55,9 @@ class RequestEchoes:
 
     def is_echo(self, item: Item) -> bool:
         if self._texts is None:
-            self._texts = [text for message in self._messages if (text := _watched_text(message))]
+            bodies = (body for each in self._messages if isinstance(body := raw_json.read(each), dict))
+            texts = ("\n".join(_texts(it.get("content"))) for it in bodies if it.get("role") in WATCHED_ROLES)
+            self._texts = list(filter(None, texts))
         name = item.calls[0].name or ""
         needles = {needle for text in _spellings(item.text, name) if (needle := _plain(text))}
         for place, text in enumerate(self._texts):
@@ -82,7 +84,8 @@ def _spellings(text: str, name: str) -> Iterable[str]:
 
 
 def _names_call(text: str, name: str | None, arguments: Any) -> bool:
-    """Whether a JSON object of the text is this call, whatever the order of its fields and whatever stands around it."""
+    """True if a JSON object of the text is this call, whatever the order of its fields and whatever stands around
+    it."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -117,13 +120,6 @@ def _calls_in(value: Any) -> Iterable[tuple[Any, Any]]:
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
-
-
-def _watched_text(message: Message) -> str:
-    body = raw_json.read(message)
-    if not isinstance(body, dict) or body.get("role") not in WATCHED_ROLES:
-        return ""
-    return "\n".join(_texts(body.get("content")))
 
 
 def _texts(content: Any) -> Iterable[str]:

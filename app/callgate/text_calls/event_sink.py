@@ -116,8 +116,8 @@ class Item:
 
     @property
     def aside(self) -> str:
-        """What shows, beside prose behind the calls, that they may be an example: prose that was read with them, or that they
-        are indented as code."""
+        """The evidence, beside prose behind the calls, that they may be an example: prose that was read with them, or
+        that they are indented as code."""
         if self.has_prose_in_it:
             return self.text[self.size :].strip()
         return quoting.INDENTED if self.span is not None and quoting.INDENTED in self.span.ends else ""
@@ -137,7 +137,7 @@ class Unclosed:
 
 
 class EventSink:
-    """What was read so far, and what a grammar may want to know of it."""
+    """Collects the events of what was read so far, and answers grammars' questions about it."""
 
     def __init__(
         self,
@@ -286,8 +286,8 @@ class EventSink:
             self._open_line.clear()
 
     def _may_be_in_value(self) -> bool:
-        """Whether prose may quote a call in whose value the rest stands: it has a brace that begins no whole JSON object, or,
-        in Python's notation, a call that is not closed."""
+        """True if prose may quote a call in whose value the rest stands: it has a brace that begins no whole JSON
+        object, or, in Python's notation, a call that is not closed."""
         text = "".join(self._braced)
         self._braced.clear()
         if text and self._unmarked == "[":
@@ -312,7 +312,7 @@ class EventSink:
         return False
 
     def forget(self, mark: str = "") -> None:
-        """What was read last, `mark`, means nothing and is no part of a call."""
+        """Drop `mark`, which was read last: it means nothing and is no part of a call."""
         if self.quoting:
             return
         if not self._blocks:
@@ -368,7 +368,7 @@ class EventSink:
         self._tail = (self._tail + text)[-_INTRO_LIMIT:]
 
     def begin_message(self) -> None:
-        """What was open in the prose before quotes nothing that comes now."""
+        """Close the quotations of the prose before: they quote nothing that comes now."""
         self._unread.clear()
         self._tail = ""
         self._quoted_here = None
@@ -388,11 +388,6 @@ class EventSink:
         """A call that is kept. What a broken one has swallowed may begin a quotation of what follows; if there are fences
         in it, it is not known which of them are its own."""
         self._unread.append(_CALL_HERE if is_whole else _BrokenText(text))
-
-    def _doubt_fences(self) -> None:
-        if self._context is not None:
-            self.quoted()
-            self._context.doubt_fences(any_number=True)
 
     def end_quoted(self, *, reads_again: bool = True) -> None:
         """All that was read since the mark is prose. `reads_again`: where it was no call, what follows the mark is read
@@ -426,8 +421,9 @@ class EventSink:
         self.not_run += [CallNotRun(name, reason) for name in offered]
         self.cursor.untake(text)
         is_known = found.is_whole or reason == quoting.BLOCK_QUOTE
-        if not is_known and "```" in text:
-            self._doubt_fences()
+        if not is_known and "```" in text and self._context is not None:
+            self.quoted()
+            self._context.doubt_fences(any_number=True)
         self.add_prose(text, f"{_CALL_HERE}{text[len(text.rstrip()) :]}" if is_known else None)
 
     # -- thinking
@@ -453,7 +449,7 @@ class EventSink:
         return True
 
     def channel_marks(self, ends: tuple[str, ...]) -> Finder:
-        """What ends a reasoning channel, and what may begin a call in it."""
+        """Return the marks that end a reasoning channel, and those that may begin a call in it."""
         if ends not in self._channel_marks:
             openings = (opening for opening in self.openings if not any(opening in end for end in ends))
             self._channel_marks[ends] = finder((*ends, *openings))
@@ -515,7 +511,7 @@ class EventSink:
         raise RestartError
 
     def _restart_behind_lone_end(self, block: Item, start: int = 0) -> None:
-        """What was taken for a broken call is a mark mentioned in thinking, whose end stands inside."""
+        """Read again what was taken for a broken call, and is a mark mentioned in thinking that ends inside it."""
         found = _LONE_END.search(block.text, start)
         if found is None:
             return
@@ -559,7 +555,7 @@ class EventSink:
             self._line_rest = ""
 
     def _take(self) -> str:
-        """What was read since the last time. What was put back after a call was added is not the call's."""
+        """Take what was read since the last time. What was put back after a call was added is not the call's."""
         text = self.cursor.take()
         if self._blocks and not self._run and (last := self._items[-1]).kind == CALLS:
             overlap = last.end - (self.cursor.offset - len(text))
@@ -588,7 +584,7 @@ class EventSink:
                 self._restart_behind_lone_end(last, last.size if last.is_whole else 0)
 
     def _demote_prose(self, blocks: list[Item]) -> None:
-        """Prose goes on behind these. A broken call is told to the model all the same if it stood by itself before."""
+        """Prose goes on behind these. A broken call is still reported to the model if it stood by itself before."""
         self._demote([block for block in blocks if block.is_whole or not block.at_line_start], quoting.PROSE_BEHIND)
 
     def _demote(self, blocks: list[Item], reason: str) -> None:
@@ -652,7 +648,7 @@ class EventSink:
         return events
 
     def replace_unclosed(self, items: list[Item]) -> None:
-        """What was kept back of unclosed reasoning is these."""
+        """Replace what was kept back of unclosed reasoning by these events."""
         self._end_run()
         del self._items[-1:]
         self._items += items
@@ -815,7 +811,8 @@ class Prose:
 
 
 def _is_mention(cursor: TextCursor, tools: Collection[str]) -> Steps[bool]:
-    """Whether a mark within a line is named and not used: a sentence goes on behind it, or a quotation closes."""
+    """Find out whether a mark within a line is named and not used: a sentence goes on behind it, or a quotation
+    closes."""
     while True:
         end = min(cursor.at + _MENTION_LIMIT, len(cursor.text))
         found = _LINE_REST.match(cursor.text, cursor.at, end)
@@ -877,7 +874,7 @@ def _indent_after(indent: int, text: str) -> int:
 
 
 def _end_of_list(text: str, start: int) -> int:
-    """Where a list in Python's notation ends that begins there; 0 if it does not."""
+    """Return the end of a list in Python's notation that begins there; 0 if none does."""
     depth = 0
     for part in _PYTHON_PART.finditer(text, start):
         mark = part.group()

@@ -1,4 +1,4 @@
-"""Which models are asked how, where the configuration says `tool_calling: auto`.
+"""Chooses the way of calling for each family of models, where the configuration says `tool_calling: auto`.
 
 litellm's model information is the first witness: it comes in as a value, because this package knows no litellm. Of a
 model it does not know nothing follows from the family's own format: the servers of these models mostly read that
@@ -155,7 +155,7 @@ def control_ask() -> ModelRequest:
 
 
 def judge_probe(events: Iterable[ModelEvent]) -> bool:
-    """Whether the answer to `probe_ask` held a whole native call of its tool. Which word it reports does not matter."""
+    """True if the answer to `probe_ask` held a whole native call of its tool. Which word it reports does not matter."""
     building = TurnBuilder({PROBE_TOOL: OfferedTool(PROBE_TOOL, _PROBE_PARAMETERS)}, lambda: "call_probe")
     building.feed([event for event in events if not (isinstance(event, CallWritten) and event.from_text)])
     return any(isinstance(call, ReadyCall) and call.arguments.get("word") for call in building.finish().calls)

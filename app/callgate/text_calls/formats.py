@@ -34,7 +34,7 @@ Block = Callable[[EventSink, str], Steps[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """How a format is read."""
+    """The reader of a format."""
 
     read: Callable[[EventSink], Steps[None]]
     channels: Mapping[str, str] = field(default_factory=dict)
@@ -185,7 +185,7 @@ GLM: Final = keys_and_values()
 
 
 def tool_call(usual: Block, words: Vocabulary = GLM) -> Block:
-    """What a model wrote between the tags that most use, by what it begins with: call objects, a function with its
+    """Read what stands between the tags that most models use, by what it begins with: call objects, a function with its
     parameters, or the name of a tool. Anything else is read, and reported, as the format has it."""
 
     def block(out: EventSink, mark: str) -> Steps[bool]:
@@ -206,7 +206,7 @@ def tool_call(usual: Block, words: Vocabulary = GLM) -> Block:
 
 
 def internlm2(out: EventSink, _: str) -> Steps[bool]:
-    """What is called, and a call object."""
+    """Read the name of a call, and a call object."""
     yield from out.cursor.space()
     yield from out.cursor.one_of(("<|plugin|>", "<|interpreter|>"))
     yield from CallObjects().read(out, Ends(("<|action_end|>",)))

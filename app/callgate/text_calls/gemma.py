@@ -17,7 +17,7 @@ from callgate.text_calls.text_cursor import Finder, Steps, TextCursor, finder
 
 @dataclass(frozen=True, slots=True)
 class GemmaMarks:
-    """What a release of Gemma puts around a call and around a string."""
+    """The marks that a release of Gemma puts around a call and around a string."""
 
     open: str
     end: str

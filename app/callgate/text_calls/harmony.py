@@ -37,7 +37,7 @@ _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([A-Za-z]*)")
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How a format ends its messages, and what their bodies are."""
+    """The end marks of a format's messages, and the kind of their bodies."""
 
     ends: tuple[str, ...]
     read_body: Callable[[EventSink, str], Steps[None]]

@@ -5,7 +5,6 @@ is said in `formats`.
 """
 
 import re
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Final
 
@@ -233,7 +232,13 @@ def glm4(out: EventSink) -> Steps[None]:
     while mark is not None:
         yield from cursor.space(out.add_text)
         name = yield from cursor.run(_RECIPIENT, _NAME_LIMIT)
-        if name and out.indent == 0 and (yield from _is_glm4_call(cursor, name, out.tools)):
+        if (
+            name
+            and out.indent == 0
+            and resolve_name(name, out.tools) is not None
+            and (yield from cursor.peek()) == "\n"
+            and (yield from cursor.peek(1)) in ("{", "")
+        ):
             if reason := out.quoted():
                 out.begin_quoted(name, reason)
             body = yield from read_body(cursor, Ends(GLM4_ENDS, loose=True))
@@ -245,9 +250,3 @@ def glm4(out: EventSink) -> Steps[None]:
         while (mark := (yield from prose.step())) is not None and mark != "\n" and not out.is_silent:
             pass
         out.add_text(mark or "")
-
-
-def _is_glm4_call(cursor: TextCursor, name: str, tools: Collection[str]) -> Steps[bool]:
-    if resolve_name(name, tools) is None or (yield from cursor.peek()) != "\n":
-        return False
-    return (yield from cursor.peek(1)) in ("{", "")

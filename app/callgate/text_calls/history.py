@@ -1,4 +1,4 @@
-"""A conversation with tools, told again without them: earlier calls as the text that a format writes, results as messages.
+"""Rewrites a conversation with tools for models without them: earlier calls as a format's text, results as messages.
 
 Messages that have nothing to do with tools are passed on as they are, undecoded ones undecoded. A message made here
 never stands beside another of the user's, because some providers insist that roles take turns.
@@ -120,7 +120,8 @@ class _MessageView:
             return []
         legacy = self.body.get("function_call")
         entries = self.body.get("tool_calls") or ([{"function": legacy}] if legacy else [])
-        return [_past_call(entry) for entry in entries]
+        functions = [(entry.get("function") or {}, entry.get("id") or "") for entry in entries]
+        return [PastCall(each.get("name") or "", _object(each.get("arguments")), id) for each, id in functions]
 
     def result(self, names: Mapping[str, str]) -> PastResult:
         id = self.body.get("tool_call_id") or ""
@@ -130,11 +131,6 @@ class _MessageView:
     def with_text(self, text: str) -> dict[str, Any]:
         rest = {key: value for key, value in self.body.items() if key not in ("tool_calls", "function_call")}
         return {**rest, "content": text}
-
-
-def _past_call(entry: Mapping[str, Any]) -> PastCall:
-    function = entry.get("function") or {}
-    return PastCall(function.get("name") or "", _object(function.get("arguments")), entry.get("id") or "")
 
 
 def _object(arguments: Any) -> dict[str, Any]:

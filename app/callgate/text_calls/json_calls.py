@@ -26,7 +26,7 @@ _INFO_LIMIT = 32
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """How the end of a body is known."""
+    """The rule for the end of a body."""
 
     marks: tuple[str, ...] = ()
     """Marks that belong to the body and are read with it."""
@@ -64,7 +64,10 @@ class JsonBody:
 def read_body(cursor: TextCursor, ends: Ends, watch: tuple[str, ...] = ()) -> Steps[JsonBody]:
     """Read one JSON value up to and including its end mark. Marks inside JSON strings are data."""
     yield from cursor.space()
-    fenced = yield from _fence_opens(cursor)
+    fenced = (yield from cursor.one_of((FENCE,))) is not None
+    if fenced:
+        yield from cursor.run(_INFO, _INFO_LIMIT)
+        yield from cursor.space()
     scan = JsonScan(watch)
     text = yield from read_value(cursor, scan)
     repaired = fenced and not ends.fence_is_layout
@@ -163,11 +166,13 @@ class CallObjects:
         if self.keyed and name is None and not given and len(entry.members) == 1:
             whole_name, given = entry.members[0].key.strip() or None, entry.members
         arguments = _slice(given[0], text) if given else None
+        if flaw is None and (entry.flawed or entry.repeats_a_key or len({_slice(m, text) for m in given}) > 1):
+            flaw = Flaw.INVALID_JSON
         return CallWritten(
             whole_name,
             arguments,
             id=(id_member.text or None) if id_member is not None else None,
-            flaw=flaw or _flaw_of(entry, whole_name, [_slice(m, text) for m in given]),
+            flaw=flaw or (Flaw.MISSING_NAME if whole_name is None else None),
             repaired=repaired,
             from_text=True,
         )
@@ -188,29 +193,15 @@ def cut_off(name: str | None = None, *, flaw: Flaw = Flaw.TRUNCATED, id: str | N
     return CallWritten(name, id=id, flaw=flaw, from_text=True)
 
 
-def _flaw_of(entry: JsonEntry, name: str | None, arguments: list[str]) -> Flaw | None:
-    if entry.flawed or entry.repeats_a_key or len(set(arguments)) > 1:
-        return Flaw.INVALID_JSON
-    return Flaw.MISSING_NAME if name is None else None
-
-
 def _slice(member: Member, text: str) -> str:
     if member.start < 0:
         return ""
     return text[member.start : member.end if member.end >= 0 else len(text)]
 
 
-def _fence_opens(cursor: TextCursor) -> Steps[bool]:
-    if (yield from cursor.one_of((FENCE,))) is None:
-        return False
-    yield from cursor.run(_INFO, _INFO_LIMIT)
-    yield from cursor.space()
-    return True
-
-
 def _end(cursor: TextCursor, ends: Ends, fenced: bool) -> Steps[tuple[bool, str | None]]:
-    """Whether a body ends here, and the end mark if it was read. The end of the text will do for a mark, also
-    in the middle of one."""
+    """Find out whether a body ends here, and return the end mark if it was read. The end of the text will do for a
+    mark, also in the middle of one."""
     mark = yield from cursor.one_of(ends.marks + ends.others)
     if mark is not None:
         if mark in ends.marks:

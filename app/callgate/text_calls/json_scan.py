@@ -60,7 +60,7 @@ class Member:
 
 @dataclass(slots=True)
 class JsonEntry:
-    """What may be a call: the whole value, or one element of the list that the whole value is."""
+    """A candidate for a call: the whole value, or one element of the list that the whole value is."""
 
     is_object: bool
     start: int
@@ -128,7 +128,10 @@ class JsonScan:
     def is_beginning(self) -> bool:
         """What was read is the beginning of some strict JSON text, or all of one."""
         flawed = self.entries[-1].flawed if self._entry_is_open() else self.flawed
-        return not flawed and (self._word is None or _may_become_word("".join(self._word)))
+        if flawed or self._word is None:
+            return not flawed
+        word = "".join(self._word)
+        return any(known.startswith(word) for known in _WORDS) or _NUMBER_BEGUN.fullmatch(word) is not None
 
     @property
     def entry(self) -> JsonEntry | None:
@@ -193,7 +196,8 @@ class JsonScan:
         if "\\" not in raw and raw.isprintable():
             return raw
         try:
-            text = _decoded(raw)
+            text = str(json.loads(f'"{raw}"', strict=False))  # raw control characters are taken as they are
+            text = join_surrogates(text) if _SURROGATE.search(text) else text
         except ValueError:
             text = raw
             self._blemish()
@@ -323,7 +327,7 @@ class JsonScan:
 
     @property
     def _level(self) -> int:
-        """How deep the current place lies in an entry that is an object: 1 among its members, 0 outside."""
+        """Return the depth of the current place in an entry that is an object: 1 among its members, 0 outside."""
         depth = len(self._stack)
         if self.kind == "[":
             return depth - 1 if depth > 1 and self._stack[1] == "{" else 0
@@ -332,13 +336,3 @@ class JsonScan:
 
 def _is_word(word: str) -> bool:
     return word in _WORDS or _NUMBER.fullmatch(word) is not None
-
-
-def _may_become_word(word: str) -> bool:
-    return any(known.startswith(word) for known in _WORDS) or _NUMBER_BEGUN.fullmatch(word) is not None
-
-
-def _decoded(raw: str) -> str:
-    """What a string says whose body is `raw`; raw control characters in it are taken as they are."""
-    text = str(json.loads(f'"{raw}"', strict=False))
-    return join_surrogates(text) if _SURROGATE.search(text) else text

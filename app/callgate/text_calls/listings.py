@@ -1,4 +1,4 @@
-"""How tools are listed in a prompt: the ways that models were trained on, and a plain one for all others."""
+"""Lists tools in a prompt: in the ways that models were trained on, and a plain one for all others."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -93,14 +93,12 @@ def _bare(value: Any) -> str:
 
 def as_typescript(tools: Sequence[ToolSpec]) -> str:
     """Harmony and Functionary 3.2: a namespace of types. Much shorter than JSON Schema, but it cannot say everything."""
-    return "\n".join(["namespace functions {", "", *map(_ts_function, tools), "} // namespace functions"])
-
-
-def _ts_function(tool: ToolSpec) -> str:
-    comment = _ts_comment(tool.description)
-    properties = _mapping(tool.parameters.get("properties"))
-    taken = f"(_: {_ts_object(tool.parameters)})" if properties else "()"
-    return f"{comment}type {tool.name} = {taken} => any;\n"
+    types = []
+    for tool in tools:
+        has_parameters = bool(_mapping(tool.parameters.get("properties")))
+        taken = f"(_: {_ts_object(tool.parameters)})" if has_parameters else "()"
+        types.append(f"{_ts_comment(tool.description)}type {tool.name} = {taken} => any;\n")
+    return "\n".join(["namespace functions {", "", *types, "} // namespace functions"])
 
 
 def _ts_comment(text: Any) -> str:

@@ -28,7 +28,7 @@ _KEY_LIMIT: Final = 256
 
 
 class _BrokenError(Exception):
-    """What comes next is no part of a call."""
+    """Raised where what comes next is no part of a call."""
 
 
 def nested_calls(out: EventSink) -> Steps[bool]:

@@ -80,13 +80,15 @@ class CallText(Protocol):
 
 
 def has_open_marks(block: CallText) -> bool:
-    """Whether more is opened in the text of these than is ended. JSON that is whole says itself where it ends."""
+    """True if more is opened in the text of these than is ended. JSON that is whole says itself where it ends."""
     if len(block.text) < _SMALLEST:
         return False
     own = _own_opening(block.text)
     if own is None:
+        # Strings are taken for structure: where they end is not known in JSON that is broken.
+        opened = sum(block.text.count(char) for char in "{[") - sum(block.text.count(char) for char in "}]")
         return not block.is_whole and (
-            _open_brackets(block.text) > 0
+            opened > 0
             or len(_UNPAIRED.findall(block.text)) > 1
             or any(block.text.count(mark) > block.text.count(PAIRS[mark]) for mark in set(_OPENING.findall(block.text)))
         )
@@ -105,8 +107,8 @@ class Nesting:
         self._ends: dict[str, dict[int, int]] = {}
 
     def reach(self, block: CallText, start: int) -> int:
-        """Where calls that begin at `start` and have open marks end: behind their own end mark. Where it never comes,
-        calls that are whole end where their reader stopped, and broken ones not before the text."""
+        """Return the end of calls that begin at `start` and have open marks: behind their own end mark. Where it never
+        comes, calls that are whole end where their reader stopped, and broken ones not before the text."""
         own = _own_opening(block.text)
         if own is None:
             return len(self._text)
@@ -126,7 +128,8 @@ class Nesting:
 
 
 def is_in_value(text: str) -> bool:
-    """Whether the text of a call, as far as it goes, ends within a value: in a string of JSON, or behind the tag of a parameter."""
+    """True if the text of a call, as far as it goes, ends within a value: in a string of JSON, or behind the tag of a
+    parameter."""
     opened = max((found.end() for found in _VALUE.finditer(text)), default=-1)
     if opened >= 0:
         return max((found.start() for found in _VALUE_END.finditer(text)), default=-1) < opened
@@ -141,7 +144,7 @@ class Torn:
         self._opening = (_own_opening(text) or ("", 0))[0]
 
     def reach(self, behind: str) -> int:
-        """Where in the text behind it this call ends; 0 if it does not."""
+        """Return where in the text behind it this call ends; 0 if it does not."""
         reach = 0
         if self._opening:
             is_open = 0
@@ -151,11 +154,6 @@ class Torn:
                 if is_open < 0:
                     reach, is_open = mark.end(), 0
         return max(reach, *(found.end() for found in _STRAY_ENDS.finditer(behind)), 0)
-
-
-def _open_brackets(text: str) -> int:
-    """How many brackets stay open, strings taken for structure: where they end is not known in JSON that is broken."""
-    return sum(text.count(char) for char in "{[") - sum(text.count(char) for char in "}]")
 
 
 def _own_opening(text: str) -> tuple[str, int] | None:

@@ -1,4 +1,4 @@
-"""A model that is asked for its tool calls in a prompt, and whose text is read back: outside, a `Model` like any other.
+"""A `Model` around another: asks for tool calls in a prompt, and reads them from the text of the answer.
 
 `PromptedModel` goes around any model. What it sends has no `tools`: they are described in the system prompt, and the
 conversation's earlier calls and results are written as text. What comes back is read, so that a call never shows as prose.
@@ -48,7 +48,7 @@ LARGE = 65_536
 
 @dataclass(frozen=True, slots=True)
 class PromptCost:
-    """What asking in a prompt adds to a question."""
+    """The tokens that a prompt for calls adds to a question."""
 
     characters: int
 
@@ -156,13 +156,12 @@ def _prompted_ask(ask: ModelRequest, style: Style, *, constrain: bool) -> _Promp
         sent = replace(sent, params={name: value for name, value in sent.params.items() if name != "response_format"})
     if constrain and (shapes := _shapes(style, choice, tools, form)):
         sent = replace(sent, params={**sent.params, "response_format": shapes})
-    readable = {tool.name: _properties(tool) for tool in tools} or dict.fromkeys(history.called, ())
+    properties = {tool.name: tool.parameters.get("properties") for tool in tools}
+    readable: dict[str, Collection[str]] = {
+        name: frozenset(found) if isinstance(found, Mapping) else () for name, found in properties.items()
+    }
+    readable = readable or dict.fromkeys(history.called, ())
     return _PromptedAsk(sent, readable, ask.messages, PromptCost(len(described) + len(demand)))
-
-
-def _properties(tool: ToolSpec) -> Collection[str]:
-    properties = tool.parameters.get("properties")
-    return frozenset(properties) if isinstance(properties, Mapping) else ()
 
 
 def _without_tools(ask: ModelRequest) -> ModelRequest:
@@ -191,7 +190,8 @@ def _description(ask: ModelRequest, style: Style, tools: Sequence[ToolSpec], *, 
 
 
 def _demand(choice: "_ToolChoice", tools: Sequence[ToolSpec]) -> str:
-    """What is asked of this turn alone. It is said last, so that everything before it stays the same from turn to turn."""
+    """Return the request for this turn alone. It stands last, so that everything before it stays the same from turn to
+    turn."""
     if not tools:
         return prompts.NO_TOOLS_NOW
     if choice.mode == "named":
@@ -219,7 +219,8 @@ def _answer_format(ask: ModelRequest) -> _AnswerFormat | None:
 def _shapes(
     style: Style, choice: "_ToolChoice", tools: Sequence[ToolSpec], form: _AnswerFormat | None
 ) -> Mapping[str, Any] | None:
-    """What the server may let the model write: a call where one is demanded, or else a call or the client's form."""
+    """Return the shapes that the server lets the model write: a call where one is required, else a call or the client's
+    form."""
     if choice.is_demand and tools:
         return prompts.call_schema(style, choice.among(tools))
     return prompts.call_schema(style, tools, form.schema or {"type": "object"}) if form is not None else None

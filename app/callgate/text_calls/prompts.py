@@ -1,4 +1,4 @@
-"""How a model is asked, in a prompt, to write its calls: one `Style` for each format the reader can read.
+"""The prompts that ask a model to write tool calls: one `Style` for each format that the reader reads.
 
 A style says how tools are listed, how a call and a result are written, and which sentences explain it. The worked
 example in a prompt is written by the same writer as the history, so what a model is shown can be read back.
@@ -237,7 +237,7 @@ def example_arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _example_value(name: str, schema: Any, depth: int) -> Any:
-    """What the schema itself offers as an example, else something plain of the right type."""
+    """Return the schema's own example, else a plain value of the right type."""
     if not isinstance(schema, Mapping):
         return f"some {name}"
     for word in ("examples", "enum"):
@@ -266,17 +266,12 @@ def _plain_value(name: str, schema: Mapping[str, Any], depth: int) -> Any:
         case "array":
             return [_example_value(name, schema.get("items", {}), depth - 1)] if depth else []
         case "object":
-            return _example_object(schema, depth - 1) if depth else {}
+            properties, required = schema.get("properties"), schema.get("required")
+            if not depth or not isinstance(properties, Mapping) or not isinstance(required, list):
+                return {}
+            return {name: _example_value(name, it, depth - 1) for name, it in properties.items() if name in required}
         case _:
             return f"some {name}"
-
-
-def _example_object(schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    properties = schema.get("properties")
-    required = schema.get("required")
-    if not isinstance(properties, Mapping) or not isinstance(required, list):
-        return {}
-    return {name: _example_value(name, inner, depth) for name, inner in properties.items() if name in required}
 
 
 # Constrained answers --------------------------------------------------------------------------------------------------

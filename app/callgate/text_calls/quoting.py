@@ -1,4 +1,5 @@
-"""Tells whether a place in a model's text is quoted: in a code fence, inline code, a block quote, quotation marks and the like.
+"""Decides whether a place in a model's text is quoted: in a code fence, inline code, a block quote, quotation marks and
+the like.
 
 `QuoteTracker` is given the prose before a call's opening mark and only looked at when there is such a mark, so an answer
 without marks costs no more than being kept. It reads each character once, in lines, as Markdown does; where Markdown and
@@ -73,7 +74,8 @@ _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
 @dataclass(frozen=True, slots=True)
 class OpenSpan:
-    """What began on an earlier line of the paragraph; whether it quotes a call is known when it closes behind it."""
+    """A span that began on an earlier line of the paragraph; whether it quotes a call is known when it closes behind
+    it."""
 
     ticks: frozenset[int] = frozenset()
     closers: str = ""
@@ -102,8 +104,8 @@ class OpenSpan:
 
 
 def introduces_example(line: str, behind: str) -> bool:
-    """Whether calls behind this line are shown and not made: it says so itself, or that it shows their form and prose goes on
-    behind them, or it speaks of what could be and what is `behind` objects."""
+    """True if calls behind this line are shown and not made: it says so itself, or that it shows their form and prose
+    goes on behind them, or it speaks of what could be and what is `behind` objects."""
     if not line:
         return False
     if _EXAMPLE.search(line) or (behind and _FORM_SHOWN.search(line)):
@@ -178,7 +180,7 @@ class QuoteTracker:
             self._piece(found, text)
 
     def doubt_fences(self, *, any_number: bool = False) -> None:
-        """Whether fences open or close from here on is not known: what may stand in one is quoted if one closes behind it, or
+        """Note that fences from here on may open or close: what may stand in one is quoted if one closes behind it, or
         if `any_number` of them does."""
         self._late_ends[_LONG_ANY if any_number else _LONG] = 1
 
@@ -206,7 +208,7 @@ class QuoteTracker:
         return self._paragraph_kind or None
 
     def open_span(self) -> OpenSpan | None:
-        """What is open at this place and may still close behind it. Call `quoted` first."""
+        """Return the span that is open at this place and may still close behind it. Call `quoted` first."""
         if not self._seen_ticks and not self._quotes and not self._late_ends and not self._is_indented:
             return None
         ends = frozenset((*self._late_ends, INDENTED) if self._is_indented else self._late_ends)
@@ -406,8 +408,8 @@ class QuoteTracker:
 
 
 class ParagraphRest:
-    """What closes behind a place, gathered from the end of a text towards its beginning: in the rest of the paragraph, and,
-    of what quotes whole paragraphs, anywhere."""
+    """The closing marks behind a place, gathered from the end of a text towards its beginning: in the rest of the
+    paragraph, and, of what quotes whole paragraphs, anywhere."""
 
     def __init__(self) -> None:
         self.ticks: Counter[int] = Counter()
@@ -445,12 +447,12 @@ class ParagraphRest:
                 self._count(_OVER_PARAGRAPHS.get(piece, piece), opens=piece in _OVER_PARAGRAPHS)
 
     def _count(self, end: str, *, opens: bool) -> None:
-        """What is opened here closes here: of all counts from here on the largest is kept."""
+        """Count the marks that open and close here; of all counts from here on the largest is kept."""
         self._ends[end] = max(0, self._ends[end] - 1) if opens else self._ends[end] + 1
 
     def closes(self, end: str) -> bool:
-        """Whether this closes what was not opened behind the place. Of fences it is not known whether one is open: one is
-        if an odd number of their marks follows."""
+        """True if this closes what was not opened behind the place. Of fences it is not known whether one is open: one
+        is if an odd number of their marks follows."""
         if end == _LONG_ANY:
             return self._ends[_LONG] > 0
         count = self._ends[end]
@@ -462,6 +464,6 @@ _LONG_ANY: Final = "``````"
 
 
 def _end_of(found: "re.Match[str]") -> str:
-    """What closes what this opens; empty if it opens nothing, or something that is closed by itself."""
+    """Return the closing mark for what this opens; empty if it opens nothing, or something that is closed by itself."""
     tag = found["tag"] or found["thought"]
     return f"</{tag.lower()}>" if tag else _PAIRS.get(found.group().lower(), "")

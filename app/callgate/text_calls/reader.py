@@ -89,7 +89,7 @@ class TextReader:
 
     @property
     def unread_size(self) -> int:
-        """How much of the text is read and kept for a call that is not whole yet."""
+        """The length of the text that is kept for a call that is not whole yet."""
         return self._cursor.untaken
 
     def feed(self, text: str) -> list[ModelEvent]:
@@ -164,7 +164,7 @@ class TextReader:
             self._out.replace_unclosed([considered, *calls])
 
     def items_of(self, text: str) -> list[Item]:
-        """What is found in a whole text."""
+        """Return the items that are found in a whole text."""
         self._out.channels, self._out.may_end_alone = {}, False
         self._cursor.push(text)
         self._go_on()

@@ -34,6 +34,7 @@ _HEAD_STARTS = frozenset(" \t\r\n>/")
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _TOKEN_BLANKS = re.compile(r"[ \t\r\nĠ]*")
 _ATTRIBUTE_NAME = re.compile(r"[^\s=<>/\"']*")
+_ENTITIES = (("&quot;", '"'), ("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&"))
 _IN_DOUBLE = re.compile(r'[^"]*')
 _IN_SINGLE = re.compile(r"[^']*")
 _WRAPPED = re.compile(r"\r?\n(.*?)\r?\n", re.DOTALL)
@@ -67,7 +68,7 @@ TagHeadReader = Callable[[TextCursor], Steps[TagHead]]
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """How one format writes its tags. Opening tags are given up to where their head begins."""
+    """The tags of one format. Opening tags are given up to where their head begins."""
 
     call: str
     call_end: str
@@ -138,7 +139,9 @@ def attributes_up_to(
             if not (yield from look.char()):
                 return TagHead(found, is_whole=False, is_cut=look.is_cut)
             look.skip(1)
-            found.setdefault(key, _unescaped(text) if escaped else text)
+            for entity, char in _ENTITIES if escaped else ():
+                text = text.replace(entity, char)
+            found.setdefault(key, text)
 
     return read
 
@@ -290,7 +293,8 @@ class Tags:
             if mark == words.value:
                 start = yield from (words.value_head or words.head)(cursor)
                 if start.is_whole and start.name and (key := start.name.strip()):
-                    known = _parameters_of(name, out.tools)
+                    tool = resolve_name(name, out.tools)
+                    known = out.tools[tool.name] if tool is not None and isinstance(out.tools, Mapping) else ()
                     text = "" if start.is_closed else (yield from self._value(cursor, values, key, known))
                     if text is None:
                         inside: list[str] = []
@@ -348,7 +352,8 @@ class Tags:
         marks = finder((words.value_end, words.value, words.call, words.call_end))
         has_call = False
         while (mark := (yield from cursor.until(marks, pieces.append))) is not None and mark != words.value_end:
-            begins_line = _begins_line(pieces)
+            shown = next((text for piece in reversed(pieces) if (text := piece.rstrip(" \t\r"))), "\n")
+            begins_line = shown[-1] == "\n"
             pieces.append(mark)
             if mark in (words.call, words.call_end):
                 has_call = has_call or mark == words.call
@@ -364,7 +369,8 @@ class Tags:
         text = "".join(pieces)
         if mark is None:
             return None
-        return _without_wrapping_breaks(text) if words.own_lines else text
+        wrapped = _WRAPPED.fullmatch(text) if words.own_lines else None
+        return wrapped.group(1) if wrapped else text
 
     def _key_within(self, cursor: TextCursor, pieces: list[str]) -> Steps[str | None]:
         """The name of a parameter whose tag was just read in a value, of which it is a part; empty if it is no tag, None
@@ -452,7 +458,8 @@ class Values:
                 self._flaw = self._flaw or Flaw.INVALID_JSON
 
     def may_begin(self, key: str, parameters: Collection[str]) -> bool:
-        """Whether the tag of this parameter may be one that is meant: it is the tool's, as far as that is known, and new."""
+        """True if the tag of this parameter may be one that is meant: it is the tool's, as far as that is known, and
+        new."""
         return key not in self._texts and (not parameters or key in parameters)
 
     def written(self) -> CallWritten:
@@ -460,7 +467,12 @@ class Values:
             # It was given nowhere else: the value before it was never closed.
             self._flaw = self._flaw or Flaw.INVALID_MARKUP
         only_text = len(self._texts) > len(self._json) + len(self._said_text)
-        arguments = self._joined() if self._json else dict(self._texts)
+        arguments: str | dict[str, str] = dict(self._texts)
+        if self._json:  # one JSON object with the values as they were written, for the one place that judges JSON
+            members = (
+                f"{json.dumps(key)}:{it if key in self._json else json.dumps(it)}" for key, it in self._texts.items()
+            )
+            arguments = "{" + ",".join(members) + "}"
         flaw = self._flaw or (None if self._name.strip() else Flaw.MISSING_NAME)
         return CallWritten(
             self._name,
@@ -470,13 +482,6 @@ class Values:
             undeclared_json=self._words.undeclared_json,
             from_text=True,
         )
-
-    def _joined(self) -> str:
-        """One JSON object with the JSON values as they were written, for the one place that judges JSON."""
-        members = (
-            f"{json.dumps(key)}:{text if key in self._json else json.dumps(text)}" for key, text in self._texts.items()
-        )
-        return "{" + ",".join(members) + "}"
 
 
 class _Ahead:
@@ -532,38 +537,14 @@ class _Ahead:
         return self._cursor.text[start : self._cursor.at]
 
 
-def _begins_line(pieces: list[str]) -> bool:
-    """Whether nothing but blanks stands behind the last line break, or the beginning."""
-    shown = next((text for piece in reversed(pieces) if (text := piece.rstrip(" \t\r"))), "\n")
-    return shown[-1] == "\n"
-
-
-def _parameters_of(name: str, tools: Collection[str]) -> Collection[str]:
-    """The names of a tool's parameters; none where they are not known."""
-    known = resolve_name(name, tools)
-    return tools[known.name] if known is not None and isinstance(tools, Mapping) else ()
-
-
 def _line_break(cursor: TextCursor, sink: Sink) -> Steps[None]:
     mark = yield from cursor.one_of(("\r\n", "\n"))
     if mark:
         sink(mark)
 
 
-def _without_wrapping_breaks(text: str) -> str:
-    """The text without the line breaks around it, if it has one at either end."""
-    wrapped = _WRAPPED.fullmatch(text)
-    return wrapped.group(1) if wrapped else text
-
-
-def _unescaped(text: str) -> str:
-    for entity, char in (("&quot;", '"'), ("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
-        text = text.replace(entity, char)
-    return text
-
-
 def _unquoted(text: str) -> str:
-    """What a JSON string says; any other text as it is."""
+    """Decode a JSON string; return any other text as it is."""
     try:
         value = json.loads(text) if text.strip().startswith('"') else None
     except ValueError:

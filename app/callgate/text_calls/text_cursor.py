@@ -1,4 +1,4 @@
-"""The text a reader has before it: fed at one end, read at the other, and never read twice.
+"""A buffer of text that is fed at one end and read at the other, each character once.
 
 A grammar is written as a generator that pauses where it needs more text (`Steps`). It reads straight down
 the page like any recursive-descent parser, and can be cut anywhere. What it has read is let go at once:
@@ -40,7 +40,7 @@ class Finder:
         self._reach = max(map(len, marks)) - 1
 
     def held_from(self, text: str, start: int) -> int:
-        """Where the end of `text` begins that may still become a mark; its length if none may."""
+        """Return the place from which the end of `text` may still become a mark; its length if none may."""
         at = max(start, len(text) - self._reach)
         while opening := self._openings(text, at):
             at = opening.start()
@@ -72,12 +72,12 @@ class TextCursor:
 
     @property
     def offset(self) -> int:
-        """How much of the whole text is read."""
+        """The number of characters read of the whole text."""
         return self._base + self.at
 
     @property
     def untaken(self) -> int:
-        """How many characters were read since `take` or `forget`."""
+        """The number of characters read since `take` or `forget`."""
         return self._taken_size + max(0, self.at - self._untaken_from)
 
     def push(self, text: str) -> None:

@@ -27,7 +27,7 @@ _NOT_PREFILLED = re.compile(
 
 
 class ThinkingMemory:
-    """What is known of one deployment."""
+    """The state of one deployment."""
 
     def __init__(self, model_name: str = "", setting: ThinkingSetting = "auto") -> None:
         self._setting = setting
@@ -37,7 +37,7 @@ class ThinkingMemory:
         self._answers = 0
 
     def mode(self, *, streams: bool) -> "Thinking":
-        """How the next answer is to be read. A whole answer costs nothing to hold back."""
+        """The mode in which the next answer is to be read. A whole answer costs nothing to hold back."""
         if self._setting == "prefilled":
             return "prefilled"
         if self._setting == "none":

@@ -1,4 +1,4 @@
-"""How each format writes a turn with tool calls, and how it writes the results: the reverse of the reader.
+"""Writes a turn with tool calls, and results, in each format: the reverse of the reader.
 
 What is written here for the history and for worked examples is read back by the same format's reader as the same
 calls. The JSON formats hold any JSON object. The tag formats hold text only, so there some things cannot be said:
@@ -32,7 +32,7 @@ class PastCall:
 
 @dataclass(frozen=True, slots=True)
 class PastResult:
-    """What came of an earlier call."""
+    """The result of an earlier call."""
 
     name: str
     text: str

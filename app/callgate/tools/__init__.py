@@ -1,1 +1,1 @@
-"""What can be run, and the running of it."""
+"""Tools: executors of every kind, the registry of all tools, approvals, MCP clients."""

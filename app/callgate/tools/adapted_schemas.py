@@ -1,4 +1,4 @@
-"""The encoded schemas of server tools in the dialects of picky providers, each made once."""
+"""Caches the encoded schemas of server tools in the dialects of providers."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

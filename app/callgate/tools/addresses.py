@@ -1,4 +1,4 @@
-"""Which IP addresses a tool may speak to.
+"""Decides which IP addresses a tool may connect to.
 
 Only global unicast addresses, unless the operator says otherwise. The tables are IANA's special-purpose
 registries written out: what `ipaddress` calls private changes between Python releases. An IPv6 address that
@@ -17,7 +17,7 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Kind(StrEnum):
-    """What a refused address is; the words appear in messages."""
+    """The kinds of refused addresses; the values appear in messages."""
 
     PRIVATE = "private"
     LOOPBACK = "loopback"
@@ -36,7 +36,7 @@ credentials and are nobody's tool server; they open only when listed as a networ
 
 @dataclass(frozen=True, slots=True)
 class AddressRules:
-    """What an operator allows one tool beyond the public internet."""
+    """The addresses that an operator allows one tool beyond the public internet."""
 
     allow_private: bool = False
     hosts: frozenset[str] = field(default_factory=frozenset)
@@ -61,20 +61,17 @@ class AddressRules:
         if any(address in network for network in self.networks):
             return None
         kind = kind_of(address)
-        if kind in HOME_KINDS and (self.allow_private or self._names(host)):
+        name = host.lower().rstrip(".")
+        if kind in HOME_KINDS and (self.allow_private or any(fnmatch.fnmatchcase(name, it) for it in self.hosts)):
             return None
         return kind
-
-    def _names(self, host: str) -> bool:
-        name = host.lower().rstrip(".")
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.hosts)
 
 
 PUBLIC_ONLY = AddressRules()
 
 
 def kind_of(address: Address) -> Kind | None:
-    """What keeps `address` from being a public unicast one, or None if nothing does."""
+    """Return why `address` is no public unicast one, or None if it is one."""
     if isinstance(address, ipaddress.IPv4Address):
         return _listed(address, _V4)
     address = ipaddress.IPv6Address(int(address))  # without a zone: fe80::1%eth0 is fe80::1

@@ -1,4 +1,4 @@
-"""Which tools' calls wait for a person's approval: patterns of the config, held against a tool's origin and its safety."""
+"""Decides which tools' calls wait for approval: patterns of the config, matched with a tool's origin and safety."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,17 @@ class ApprovalRule:
     def opinion(
         self, tool: Named, safety: str, *also: Named, may_free: Callable[[str], bool] = lambda _: True
     ) -> bool | None:
-        """Whether calls of the tool wait; None where nothing is said of it. In a tie a person is asked.
+        """True if calls of the tool wait for approval; None where no pattern matches. In a tie they wait.
 
         `also` is the tool under the names that its own entry in the config knows, which count as much. `may_free` says
         of a pattern under `never` whether it is meant for the tool's source.
         """
         known = (tool, *also)
-        asked = max((_weight(it) for it in self.always if _guards(it, known, safety)), default=-1.0)
-        free = max((_weight(it) for it in self.never if _frees(it, known, safety) and may_free(it)), default=-1.0)
+        asked = max((_weight(it) for it in self.always if _covers(it, known, safety, names_loosely)), default=-1.0)
+        free = max(
+            (_weight(it) for it in self.never if _covers(it, known, safety, names_exactly) and may_free(it)),
+            default=-1.0,
+        )
         return None if asked == free == -1.0 else asked >= free
 
     @property
@@ -46,16 +49,10 @@ NO_RULE = ApprovalRule()
 """The rule of a place that says nothing."""
 
 
-def _guards(pattern: str, known: Sequence[Named], safety: str) -> bool:
+def _covers(pattern: str, known: Sequence[Named], safety: str, names: Callable[[str, Named], bool]) -> bool:
     if pattern.startswith(SAFETY_PREFIX):
         return pattern.removeprefix(SAFETY_PREFIX) == safety
-    return any(names_loosely(pattern, tool) for tool in known)
-
-
-def _frees(pattern: str, known: Sequence[Named], safety: str) -> bool:
-    if pattern.startswith(SAFETY_PREFIX):
-        return pattern.removeprefix(SAFETY_PREFIX) == safety
-    return any(names_exactly(pattern, tool) for tool in known)
+    return any(names(pattern, tool) for tool in known)
 
 
 def _weight(pattern: str) -> float:

@@ -1,4 +1,4 @@
-"""Sends word of calls that begin to wait for approval to an address of the operator's. A call never waits for it."""
+"""Posts a notice of each call that waits for approval to the operator's webhook, without delaying the call."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ retry_delay: Callable[[int], float] = partial(full_jitter, first=0.5, longest=30
 
 @dataclass(frozen=True, slots=True)
 class WebhookSpec:
-    """Where to send it, as the operator wrote it down."""
+    """The address and headers of the webhook, as the operator configured them."""
 
     url: str
     secret: str = field(repr=False)

@@ -1,4 +1,4 @@
-"""Calls that wait for a person's approval. They outlive a runtime: a reload does not lose them.
+"""The calls that wait for a person's approval. They survive a reload.
 
 A decision is about one call with exactly the arguments that were shown, counts once, and does not wait for ever:
 silence is a no. What is decided about whom (`ApprovalRule`) and who may decide (keys) is said elsewhere.
@@ -20,7 +20,7 @@ from typing import Any
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED, Report
+from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED, ApprovalNotice, Report
 from callgate.tools.executor import Tool
 
 OF_ONE = 2
@@ -55,7 +55,7 @@ class PendingApproval:
     expires: float
 
     def facts(self) -> dict[str, Any]:
-        """What people are shown."""
+        """Return what people are shown."""
         return {
             "id": self.id,
             "object": "approval",
@@ -76,7 +76,7 @@ class PendingApproval:
 
 @dataclass(frozen=True, slots=True)
 class SettledApproval:
-    """What became of a call that waited, for the audit log."""
+    """The end of a call that waited, for the audit log."""
 
     asked: PendingApproval
     decision: ApprovalOutcome
@@ -138,7 +138,7 @@ class ApprovalQueue:
         settled = SettledApproval(asked, ApprovalOutcome.WITHDRAWN)
         try:
             self._on_waiting(asked)
-            await report(APPROVAL_WANTED + asked.id)
+            await report(ApprovalNotice(APPROVAL_WANTED + asked.id))
             await asyncio.wait([answer], timeout=seconds + grace)
             settled = answer.result() if answer.done() else SettledApproval(asked, ApprovalOutcome.EXPIRED)
         finally:
@@ -222,4 +222,4 @@ def too_late(decision: ApprovalOutcome) -> ChatError:
 
 
 def _nobody(_: object) -> None:
-    """Where nobody is to know."""
+    """Ignore notices."""

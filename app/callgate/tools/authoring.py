@@ -31,7 +31,7 @@ class ToolError(Exception):
 
 
 class Context:
-    """What a tool may know of its call. Asked for with a parameter annotated `Context`; the model does not see it."""
+    """The context of a tool's call. Asked for with a parameter annotated `Context`; the model does not see it."""
 
     def __init__(self, call: ReadyCall, run_context: RunContext) -> None:
         import asyncio  # takes longer to load than all else here, and is there by the time that a tool runs
@@ -87,7 +87,7 @@ class _ToolProgress:
 
 
 def progress_of(context: Context) -> _ToolProgress:
-    """What the executor forwards; no part of what tools see."""
+    """Return the progress function of a context, for the executor; tools do not see it."""
     return context._progress  # noqa: SLF001 - the same module
 
 

@@ -1,4 +1,5 @@
-"""Files written into a tool's text as base64. A model cannot read them, and pays for every letter, so they are described."""
+"""Replaces base64 files in a tool's text by descriptions. A model cannot read them, and pays for every letter, so they
+are described."""
 
 import re
 

@@ -11,13 +11,12 @@ from callgate.conversation.ports import Plan, Report
 from callgate.tools.toolbox import RequestToolbox
 
 
-class ClientsOnly:
+class ClientsOnly(msgspec.Struct, eq=False):
     """Judges nothing, because nothing is run: whole or broken, a call is the client's."""
 
-    def __init__(self, tools: Callable[[], Sequence[msgspec.Raw]]) -> None:
-        """`tools` gives the client's, and is called when they are looked at; a request that is passed through has nobody do so."""
-        self._tools = tools
-        self._box: RequestToolbox | None = None
+    _tools: Callable[[], Sequence[msgspec.Raw]]
+    """Gives the client's, when they are looked at; a request that is passed through has nobody do so."""
+    _box: RequestToolbox | None = None
 
     @property
     def offer(self) -> Offer:
@@ -29,7 +28,7 @@ class ClientsOnly:
 
     def _opened(self) -> RequestToolbox:
         if self._box is None:
-            self._box = RequestToolbox((), self._tools(), run_id="")
+            self._box = RequestToolbox((), self._tools())
         return self._box
 
     def plan(self, calls: Sequence[Call]) -> Plan:

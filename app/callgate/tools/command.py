@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -137,9 +137,14 @@ class CommandLine:
         env = self._env
         if said := trace_headers():
             env = {**{name.upper(): value for name, value in said.items()}, **env}
+        groups = (
+            group
+            for group in self._argv
+            if all(arguments.get(name) is not None for part in group for name in _PLACE.findall(part))
+        )
         return Command(
             program=self._program,
-            argv=tuple(self._filled_argv(arguments)),
+            argv=tuple(self._element(part, arguments) for group in groups for part in group),
             cwd=self._cwd,
             env=env,
             stdin=self._filled_stdin(arguments),
@@ -147,11 +152,6 @@ class CommandLine:
             paths=self._paths,
             own_pids=self._own_pids,
         )
-
-    def _filled_argv(self, arguments: Mapping[str, Any]) -> Iterator[str]:
-        for group in self._argv:
-            if all(arguments.get(name) is not None for part in group for name in _PLACE.findall(part)):
-                yield from (self._element(part, arguments) for part in group)
 
     def _element(self, template: str, arguments: Mapping[str, Any]) -> str:
         filled = _PLACE.sub(lambda found: _argument(found.group(1), arguments[found.group(1)]), template)

@@ -1,21 +1,37 @@
-"""How many calls may run at once: of a tool, of a source, of all. Shared by all requests of a runtime."""
+"""Limits how many calls run at once: of a tool, of a source, of all. Shared by all requests of a runtime."""
 
 import asyncio
 from collections.abc import Container
+from math import inf
+from typing import Protocol
 
 MAX_WAITING = 200
 """Calls that wait at one limiter. Beyond it they are turned away at once: they would only time out together."""
 
 
 def times_cancelled() -> int:
-    """How often the running task was asked to end. Only what came on top says that a `CancelledError` is meant for it:
-    libraries do not always take back what they asked for."""
+    """Return how often the running task was cancelled. Only what came on top says that a `CancelledError` is meant for
+    it: libraries do not always take back what they asked for."""
     task = asyncio.current_task()
     return task.cancelling() if task else 0
 
 
 class QueueFull(Exception):
     """More calls wait than is sensible."""
+
+
+class HeldPlace(Protocol):
+    """A place that a call has among several processes."""
+
+    def leave(self) -> None: ...
+
+
+class PlacesElsewhere(Protocol):
+    """Places that are counted for several processes."""
+
+    async def enter(self, key: str, places: int, wait_seconds: float) -> "HeldPlace | bool":
+        """A place; True where this process is to count alone."""
+        ...
 
 
 class ConcurrencyLimiter:
@@ -49,7 +65,7 @@ class ConcurrencyLimiter:
         if self._owed:
             self._owed -= 1
         else:
-            self._semaphore.release()
+            self._release()
 
     def retain(self) -> None:
         """Keep the place of a call that was given up while its work goes on, until `give_up`."""
@@ -60,20 +76,55 @@ class ConcurrencyLimiter:
         self._retained -= 1
         self.leave()
 
+    def _release(self) -> None:
+        self._semaphore.release()
+
+
+class SharedLimiter(ConcurrencyLimiter):
+    """Lets a number of calls through at a time, of all processes together. Who waits here is in order, and does not wait there."""
+
+    def __init__(self, places: int, shared: PlacesElsewhere, key: str) -> None:
+        super().__init__(places)
+        self._shared, self._key = shared, key
+        self._held: list[HeldPlace] = []
+
+    @property
+    def is_free(self) -> bool:
+        """It takes a moment to ask."""
+        return False
+
+    async def enter(self) -> None:
+        await super().enter()
+        try:
+            held = await self._shared.enter(self._key, self.places, inf)
+        except BaseException:
+            super()._release()
+            raise
+        if not isinstance(held, bool):
+            self._held.append(held)
+
+    def _release(self) -> None:
+        if self._held:
+            self._held.pop().leave()
+        super()._release()
+
 
 class ConcurrencyLimits:
     """The limits of a runtime, by what they are for. Always passed in one order, so that nobody waits in a ring."""
 
-    def __init__(self, max_running: int | None = None) -> None:
+    def __init__(self, max_running: int | None = None, shared: PlacesElsewhere | None = None) -> None:
+        """`shared` counts those of tools and sources for several processes."""
+        self._shared = shared
         self._all = ConcurrencyLimiter(max_running) if max_running else None
         self._of_tools: dict[str, ConcurrencyLimiter] = {}
         self._of_sources: dict[str, ConcurrencyLimiter] = {}
 
-    def limit_source(self, source: str, places: int | None) -> None:
-        self._limit(self._of_sources, source, places)
+    def limit_source(self, source: str, places: int | None, *, is_here: bool = False) -> None:
+        """`is_here`: each process has a source of its own."""
+        self._limit(self._of_sources, source, places, None if is_here else self._shared, f"source:{source}")
 
     def limit_tool(self, tool: str, places: int | None) -> None:
-        self._limit(self._of_tools, tool, places)
+        self._limit(self._of_tools, tool, places, self._shared, f"tool:{tool}")
 
     def forget_tools_except(self, names: Container[str]) -> None:
         """Drop the limits of tools that are gone; calls still under way keep theirs to the end."""
@@ -81,7 +132,7 @@ class ConcurrencyLimits:
 
     def handed_on(self) -> "ConcurrencyLimits":
         """The limits for the next runtime. A limiter with the same limit is kept, so that calls under way count there too."""
-        heir = ConcurrencyLimits()
+        heir = ConcurrencyLimits(shared=self._shared)
         heir._all = self._all
         heir._of_tools, heir._of_sources = dict(self._of_tools), dict(self._of_sources)
         return heir
@@ -94,11 +145,17 @@ class ConcurrencyLimits:
         return [limiter for limiter in limits if limiter is not None]
 
     @staticmethod
-    def _limit(limits: dict[str, ConcurrencyLimiter], name: str, places: int | None) -> None:
+    def _limit(
+        limits: dict[str, ConcurrencyLimiter],
+        name: str,
+        places: int | None,
+        shared: PlacesElsewhere | None,
+        key: str,
+    ) -> None:
         if places is None:
             limits.pop(name, None)
         elif name not in limits or limits[name].places != places:
-            limits[name] = ConcurrencyLimiter(places)
+            limits[name] = ConcurrencyLimiter(places) if shared is None else SharedLimiter(places, shared, key)
 
 
 class Slots:
@@ -110,7 +167,7 @@ class Slots:
 
     @property
     def are_free(self) -> bool:
-        """Whether taking them takes no time."""
+        """True if taking them takes no time."""
         return all(limiter.is_free for limiter in self._limits) if self._limits else True
 
     async def take(self) -> None:

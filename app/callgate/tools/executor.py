@@ -1,4 +1,4 @@
-"""The protocol of everything that can be run, and what a tool is to the rest of the program."""
+"""The protocol of executors, and the description of a tool for the rest of the program."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # loads asyncio, which authors of tools need not wait for
 
 
 class Safety(StrEnum):
-    """What a tool may do to the world; it decides whether a call may be repeated and whether a person is asked."""
+    """The side effects of a tool; they decide whether a call may be repeated and whether a person is asked."""
 
     READ_ONLY = "read_only"
     WRITE = "write"
@@ -26,7 +26,7 @@ class Safety(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a tool may be used. The toolbox keeps to it, the same way for every kind of tool."""
+    """The limits of a tool's calls. The toolbox enforces them in the same way for every kind of tool."""
 
     timeout: float = 30.0
     concurrency: int | None = None
@@ -84,6 +84,8 @@ class Tool:
     """Where it comes from, for people: an import path, a URL, a server's name."""
     wanted: str = ""
     """What it would be called, where `name` is only what its source calls it."""
+    offered: bool = False
+    """Workers run it, and begin only what was offered to them and stands in the ledger."""
     queue: "ConcurrencyLimiter | None" = None
     """The places of what runs it, shared with other tools. A call takes one before its time begins."""
 

@@ -1,4 +1,4 @@
-"""HTTP for tools: connections that go only where they may, and answers of bounded size.
+"""The HTTP client of tools: connects to allowed addresses only, and bounds the size of answers.
 
 One `Web` for a runtime. Its clients follow no redirects, keep no cookies, and read neither proxies nor
 credentials out of the environment. An address is judged after DNS, at the moment of dialling, and exactly the
@@ -85,7 +85,7 @@ class Web:
 
     @property
     def tls(self) -> ssl.SSLContext:
-        """How certificates are checked. Made once: reading all the authorities takes a while."""
+        """The TLS context. Made once: reading all the authorities takes a while."""
         if self._verify is None:
             self._verify = httpx2.create_ssl_context(trust_env=False)
         return self._verify
@@ -103,7 +103,7 @@ class Web:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a tool sends. The headers are the operator's; nothing of the caller's is among them."""
+    """A request of a tool. The headers are the operator's; nothing of the caller's is among them."""
 
     method: str
     url: httpx2.URL
@@ -209,7 +209,7 @@ async def system_resolver(host: str, port: int) -> Sequence[str]:
 
 
 async def allowed_addresses(rules: AddressRules, resolve: Resolver, host: str, port: int) -> list[Address]:
-    """What of a host may be dialled. Asked whenever a connection is made: a name may change its mind."""
+    """Resolve a host and return the allowed addresses. Called for each connection: what a name resolves to changes."""
     try:
         found: list[Address] = [ipaddress.ip_address(host)]
     except ValueError:  # a name, then

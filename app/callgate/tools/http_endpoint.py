@@ -30,7 +30,7 @@ _DECODED_AT_MOST = 4
 
 
 class PathValues(StrEnum):
-    """What may stand in a place of a URL's path."""
+    """The values that may stand in a place of a URL's path."""
 
     ONE_SEGMENT = "one_segment"
     ENCODED = "encoded"

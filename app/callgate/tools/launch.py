@@ -362,7 +362,7 @@ def _listed(pid: int) -> Iterator[int]:
 
 
 def _looked_for() -> Callable[[int], Iterable[int]]:
-    """Where the kernel keeps no lists of children: every process says who its parent is."""
+    """Find the children of a process by their parents' ids, where the kernel keeps no lists of children."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:

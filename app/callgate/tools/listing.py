@@ -1,4 +1,4 @@
-"""The server tools as lists for people: what there is, what it costs a prompt, and what cannot be used and why."""
+"""Lists the server tools for people: their tokens in a prompt, and which cannot be used and why."""
 
 from typing import Any
 

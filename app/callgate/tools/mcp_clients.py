@@ -57,7 +57,7 @@ def direct_client(web: Web, url: str, rules: AddressRules) -> HttpClient:
 
 
 class Tap(httpx2.AsyncBaseTransport):
-    """What the SDK sends goes through here: over the guarded transport, without redirects, with bounded answers.
+    """The SDK's HTTP client: over the guarded transport, without redirects, with bounded answers.
 
     It also overhears what the SDK keeps to itself: the id of the session, why a request was refused, and that the
     server cannot be reached.

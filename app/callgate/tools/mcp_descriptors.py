@@ -1,4 +1,4 @@
-"""What a server says about its tools: cleaned of what no reader can see, and watched for changes.
+"""Tool descriptions from MCP servers: cleaned of invisible characters, and pinned to notice changes.
 
 A description is text that a model obeys. One that changes after somebody approved of the tool is worth a warning,
 and so is one that holds characters nobody can see; those are taken out.
@@ -63,7 +63,7 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 class Pins:
-    """What tools looked like when they were last seen. Lives as long as the process, and longer if it has a file."""
+    """The descriptions of tools when they were last seen. Kept as long as the process, and longer in a file."""
 
     def __init__(self, changed: Callable[[str, str], None] | None = None, file: Path | None = None) -> None:
         """Raises `DamagedPins` where the file is there and cannot be read; it is left as it is."""
@@ -153,7 +153,7 @@ _STRICTNESS = (Safety.READ_ONLY, None, Safety.WRITE, Safety.DESTRUCTIVE)
 
 
 def _is_same(known: Pin | str, tool: Descriptor) -> bool:
-    """Whether a tool looks as it did. Files of older versions hold digests that leave the annotations out."""
+    """True if a tool looks as it did. Files of older versions hold digests that leave the annotations out."""
     return known.digest == tool.digest if isinstance(known, Pin) else known == tool.plain_digest
 
 

@@ -1,4 +1,4 @@
-"""A server at the other end of HTTP: streamable HTTP, and the older SSE.
+"""MCP transports over HTTP: streamable HTTP, and the older SSE.
 
 The SDK holds the session, on a transport that looks at every address and follows no redirect. A tool call over
 streamable HTTP goes past the SDK: one POST in the session that it opened, and an answer read from JSON or from events.
@@ -72,7 +72,7 @@ _HOME_SUFFIXES = (".internal", ".local", ".lan", ".localhost", ".home.arpa", ".s
 
 @dataclass(frozen=True, slots=True)
 class HttpSpec:
-    """How to reach a server over HTTP."""
+    """The address of a server over HTTP, with its settings."""
 
     url: str = field(repr=False)
     """Some servers want a key in it, so it is not shown."""
@@ -83,7 +83,7 @@ class HttpSpec:
 
 
 def rules_for(url: str, *, allow_private: bool | None = None) -> AddressRules:
-    """What a server's URL may lead to.
+    """Return the addresses that a server's URL may lead to.
 
     Its own host's private addresses where the operator says so; and, where nothing is said, if the host is plainly one
     of the operator's own: a private address, `localhost`, a name without a dot. A public name that turns out to lead
@@ -101,7 +101,7 @@ def rules_for(url: str, *, allow_private: bool | None = None) -> AddressRules:
 
 
 class _Link:
-    """What both transports share: a tap on what comes, what is to be closed, and the news that the server is gone."""
+    """The base of both transports: a tap on incoming messages, what is to be closed, and the event of a lost server."""
 
     transport = "tcp"
 
@@ -154,7 +154,8 @@ class HttpLink(_Link):
 
     @property
     def may_be_older(self) -> bool:
-        """Whether the server would not take a POST, as those that only know SSE do not, and nobody said what it knows."""
+        """True if the server would not take a POST, as those that only know SSE do not, and nobody said what it
+        knows."""
         return self.spec.sse is None and self._tap.status in _NO_POST
 
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
@@ -345,7 +346,7 @@ class SseLink(_Link):
         super().__init__(spec, web, stream_is_life=True)
 
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
-        """What was agreed is the SDK's to keep."""
+        """Do nothing: the SDK keeps what was agreed."""
 
     async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
         raise AssertionError("what is asked over SSE goes through the SDK")

@@ -1,4 +1,4 @@
-"""A tool server as a child process: started clean, read as it writes, and ended whole.
+"""Runs an MCP server as a child process: with a clean environment, its output read, and ended with all its children.
 
 Between it and us stands the launcher that commands have too. It ends the server with all that it forked: when it is told
 to, when the server ends by itself, and when we are gone, be it by `kill -9`.
@@ -37,7 +37,7 @@ MAX_UNREAD_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StdioSpec:
-    """How to start a server that speaks over its standard streams."""
+    """The command of a server that speaks over its standard streams, with its settings."""
 
     command: str
     args: tuple[str, ...] = ()
@@ -212,7 +212,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
         return f"{how}: {words[-1].strip()[:300]}" if words else how
 
     def _how(self) -> str:
-        """How the server ended, as the launcher reported it."""
+        """Return how the server ended, as the launcher reported it."""
         with contextlib.suppress(OSError):
             while self._line is not None and (said := self._line.recv(4096)):
                 self._reported += said
@@ -221,7 +221,8 @@ class ServerProcess(asyncio.SubprocessProtocol):
                 case ["ended", "code", code, *_]:
                     return f"it ended with code {code}"
                 case ["ended", "signal", number, *_]:
-                    return _by_signal(int(number))
+                    known = {each.value: each.name for each in signal.Signals}
+                    return f"it was ended by {known.get(int(number), f'signal {number}')}"
         return "what ran it was ended"
 
     def _pipe(self, fd: int) -> asyncio.WriteTransport | None:
@@ -231,7 +232,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
 
 
 def environment(configured: Mapping[str, str]) -> dict[str, str]:
-    """What a child sees: a few plain variables of ours, and what the operator wrote down."""
+    """Return the environment of a child: a few plain variables of ours, and those that the operator configured."""
     ours = {name: os.environ[name] for name in INHERITED if name in os.environ}
     # a value that starts like this was a shell function once, and some shells still run it
     return {name: value for name, value in ours.items() if not value.startswith("()")} | dict(configured)
@@ -246,7 +247,7 @@ def why_not_there(spec: StdioSpec) -> str:
 
 
 def _program(spec: StdioSpec, env: Mapping[str, str]) -> str | None:
-    """Where it is; None if it, or its folder, is not there."""
+    """Return the path of the program; None if it, or its folder, is not there."""
     if spec.cwd is not None and not Path(spec.cwd).is_dir():
         return None
     if "/" in spec.command:  # looked for in the server's own folder, by the launcher
@@ -259,10 +260,3 @@ def _missing(spec: StdioSpec) -> str:
         return f"there is no folder {spec.cwd}"
     apart = f": is it `command: {spec.command.split()[0]}`, and the rest `args`?" if " " in spec.command.strip() else ""
     return f"there is no program {spec.command}{apart}"
-
-
-def _by_signal(number: int) -> str:
-    try:
-        return f"it was ended by {signal.Signals(number).name}"
-    except ValueError:
-        return f"it was ended by signal {number}"

@@ -1,11 +1,11 @@
-"""From a result of the protocol's to an outcome: text, images, and a description of everything else."""
+"""Turns an MCP result into an outcome: text, images, and a description of everything else."""
 
 from collections.abc import Iterator
 
 import msgspec
 
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
-from callgate.tools.mcp_wire import Content, Resource, Result, RpcAnswer
+from callgate.tools.mcp_wire import Content, Resource, RpcAnswer
 from callgate.tools.results import IMAGE_TYPES, described
 
 METHOD_NOT_FOUND = -32601
@@ -22,17 +22,12 @@ def outcome_of(answer: RpcAnswer) -> Outcome:
     if result.kind == INPUT_REQUIRED:
         return Failed("The tool asks a person for input, and nobody can be asked from here.", FailureKind.REFUSED)
     words, images = _read(result.content)
-    text = "\n".join(words) if words or images else _structured(result)
+    text = "\n".join(words)
+    if not (words or images) and bytes(result.structured):  # it is the same again for programs
+        text = msgspec.json.format(result.structured, indent=-1).decode("utf-8", "replace")
     if result.is_error:
         return Failed(text or "The tool failed and did not say why.")
     return Returned(text, images=images, cut_bytes=answer.missing)
-
-
-def _structured(result: Result) -> str:
-    """Structured content is the same again for programs; it is shown where nothing was said for readers."""
-    if not bytes(result.structured):
-        return ""
-    return msgspec.json.format(result.structured, indent=-1).decode("utf-8", "replace")
 
 
 def _read(content: list[Content]) -> tuple[list[str], tuple[Image, ...]]:

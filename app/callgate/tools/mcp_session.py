@@ -54,7 +54,7 @@ class Link(Transport, Protocol):
 
     @property
     def session_id(self) -> str:
-        """What the server calls the session; empty where it calls it nothing."""
+        """The server's id of the session; empty where it has none."""
         ...
 
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
@@ -164,7 +164,10 @@ class Session:
         except asyncio.CancelledError:
             pass  # ours, or the SDK's: when a transport breaks it cancels whoever holds the client
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - whatever it was, the session is over and says why
-            why = _words(error)
+            first: BaseException = error
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            why = first.message if isinstance(first, MCPError) else reason(first)
         finally:
             self._client = None
             self._link.kill()
@@ -182,7 +185,9 @@ class Session:
         self._link.trouble = ""
         if not self._opened.done():
             self._opened.set_result(None)
-        listening = asyncio.create_task(self._listen(client)) if modern and _announces(client) else None
+        tools = client.server_capabilities.tools
+        announces = tools is not None and bool(tools.list_changed)
+        listening = asyncio.create_task(self._listen(client)) if modern and announces else None
         try:
             while not self._over.done():
                 if not self._changed:
@@ -295,17 +300,3 @@ async def _ended(task: "asyncio.Task[None]") -> None:
     await asyncio.wait([task])
     if not task.cancelled():
         task.exception()  # seen: the session is over either way
-
-
-def _announces(client: Client) -> bool:
-    tools = client.server_capabilities.tools
-    return tools is not None and bool(tools.list_changed)
-
-
-def _words(error: BaseException) -> str:
-    """What went wrong, for people. Of the SDK's own errors only the message is kept."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, MCPError):
-        return error.message
-    return reason(error)

@@ -1,10 +1,11 @@
-"""A server at the other end of a child's pipes.
+"""The MCP transport over a child's standard streams.
 
 The SDK holds the session; a tool call goes past it: its line is written here and its answer taken out of the stream
 before the SDK sees it. Ids of our calls are texts and the SDK's are numbers, so the two never meet.
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -80,7 +81,8 @@ class StdioLink:
             self._child.write(request(id, method, params, self._terms) + b"\n")
             return await waiting.answer(report)
         except asyncio.CancelledError:
-            self._send_cancelled(id)
+            with contextlib.suppress(NotReading):  # then it will not read this either
+                self._child.write(cancellation(id) + b"\n")
             raise
         except NotReading:
             raise NotSent("it does not read what it is sent") from None
@@ -209,10 +211,3 @@ class StdioLink:
             waiting.failed(Gone("it ended while the tool ran"))
         if self._to_sdk is not None:
             self._to_sdk.close()
-
-    def _send_cancelled(self, id: str) -> None:
-        assert self._child is not None
-        try:
-            self._child.write(cancellation(id) + b"\n")
-        except NotReading:
-            return  # then it will not read this either

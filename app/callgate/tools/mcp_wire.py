@@ -28,7 +28,7 @@ _LAST_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,64})"\s*(?:,\s*"jsonrpc"\s*:\s*"2
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What was agreed with a server when the session was opened."""
+    """The protocol version and capabilities agreed on when the session was opened."""
 
     version: str
     modern: bool
@@ -67,7 +67,7 @@ class Forgotten(NotSent):
 
 
 class Unreadable(Exception):
-    """What came is no answer of the protocol's. The text is for the model."""
+    """Raised for an answer that the protocol does not allow. The text is for the model."""
 
 
 class RpcError(msgspec.Struct):
@@ -120,7 +120,7 @@ class _Progress(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class RpcAnswer:
-    """What a call came to: a result or an error."""
+    """The answer to a call: a result or an error."""
 
     result: Result | None = None
     error: RpcError | None = None
@@ -219,7 +219,7 @@ def id_in_tail(tail: bytes) -> str | None:
 
 
 def id_of_unreadable(data: bytes) -> str | None:
-    """Which of our calls a message answers that cannot be read as one: its id stands at one of its ends."""
+    """Return the id in a message that cannot be read as an answer: it stands at one of its ends."""
     return id_in_head(data) or id_in_tail(data[-TAIL_BYTES:])
 
 
@@ -310,7 +310,7 @@ class Lines:
         self._take(rest)
 
     def rest(self) -> Line:
-        """What stands after the last newline."""
+        """Return what stands after the last newline."""
         return self._line()
 
     def _take(self, piece: bytes) -> None:

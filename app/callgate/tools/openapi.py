@@ -40,7 +40,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OperationFilter:
-    """Which operations become tools: globs over their names, `METHOD /path` and tags."""
+    """A filter of the operations that become tools: globs over their names, `METHOD /path` and tags."""
 
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class OperationFilter:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """What an operator says of an API, beside where its document is."""
+    """The operator's settings of an API, beside the address of its document."""
 
     base_url: str | None = None
     auth: Mapping[str, str] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class OpenApiSource:
         return tools, left_out
 
     def _check(self, document: OpenApiDocument, operations: Iterable[Operation]) -> None:
-        """What an operator names must be there."""
+        """Check that everything the operator names is there."""
         words = [word for operation in operations for word in operation.words]
         for pattern in (*self._api.selection.include, *self._api.selection.exclude):
             if pattern != "*" and not fnmatch.filter(words, pattern):
@@ -178,7 +178,7 @@ class OpenApiSource:
                 raise BadDocument(f"`auth` names {name!r}, and its security schemes are: {known}")
 
     def _wanted(self, operation: Operation) -> str:
-        """What its tool is to be called: the first of `rename` that names it, else its own name; then the prefix."""
+        """Return the name of its tool: the first of `rename` that names it, else its own name; then the prefix."""
         rename = self._api.rename
         pattern = (
             operation.name

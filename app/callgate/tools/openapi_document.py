@@ -58,14 +58,14 @@ class Operation:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What an operator may call it by: its name, its method and path, its tags."""
+        """The names by which an operator may select it: its name, its method and path, its tags."""
         tags = self.node.get("tags")
         return (self.name, self.title, *(str(tag) for tag in (tags if isinstance(tags, list) else ())))
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What goes with a request by way of authentication."""
+    """The credentials that are sent with a request."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class OpenApiDocument:
                     yield Operation(method.upper(), str(path), node, whole)
 
     def followed(self, node: Any) -> Mapping[str, Any]:
-        """What a node is, or what its references lead to."""
+        """Return a node, or what its references lead to."""
         for _ in range(MAX_REFERENCES):
             if not isinstance(node, Mapping):
                 raise LeftOut("something in it is no mapping where one should be")
@@ -137,7 +137,7 @@ class OpenApiDocument:
         return node
 
     def server(self, operation: Operation) -> str:
-        """Where an operation is, as the document has it."""
+        """Return the URL of an operation's server, as the document has it."""
         for node in (operation.node, operation.item, self.root):
             servers = node.get("servers")
             if isinstance(servers, list) and servers and isinstance(servers[0], Mapping):
@@ -281,13 +281,9 @@ def _mapping(loader: Any, node: Any) -> dict[str, Any]:
     }
 
 
-def _integer(loader: Any, node: Any) -> int:
-    return int(loader.construct_scalar(node))
-
-
 _JSON_TYPES = frozenset(f"tag:yaml.org,2002:{name}" for name in "map seq str int float bool null".split())
 _JsonYamlLoader.yaml_constructors = {
     tag: construct for tag, construct in _Base.yaml_constructors.items() if tag is None or tag in _JSON_TYPES
 }
 _JsonYamlLoader.add_constructor("tag:yaml.org,2002:map", _mapping)
-_JsonYamlLoader.add_constructor("tag:yaml.org,2002:int", _integer)
+_JsonYamlLoader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node)))

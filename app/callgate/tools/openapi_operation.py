@@ -53,7 +53,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class BodyShape:
-    """How the body is made: of one argument, or of several that are its properties."""
+    """The shape of the body: one argument, or several that are its properties."""
 
     media_type: str
     argument: str | None
@@ -65,7 +65,7 @@ class BodyShape:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a tool for an operation is made of."""
+    """The parts of a tool for an operation."""
 
     description: str
     schema: Mapping[str, Any]
@@ -237,7 +237,7 @@ class _Shaping:
 
 
 def _is_all_properties(schema: Mapping[str, Any]) -> bool:
-    """Whether an object is its properties and nothing else, so that they can stand for it."""
+    """True if an object is its properties and nothing else, so that they can stand for it."""
     notes = {"title", "description", "example", "examples", "xml", "externalDocs", "deprecated", "default"}
     said = {key for key in schema if key not in notes and not str(key).startswith("x-")}
     return (

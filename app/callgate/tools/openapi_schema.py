@@ -96,7 +96,7 @@ class Schemas:
         return {} if found is True else {"not": {}} if found is False else found
 
     def followed(self, schema: Any) -> Mapping[str, Any]:
-        """What a schema is at last, however many references lead there."""
+        """Return a schema with its references followed, however many there are."""
         return self._dictionary.document.followed(schema) if isinstance(schema, Mapping) else {}
 
     def _count(self, nodes: int) -> None:

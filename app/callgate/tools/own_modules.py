@@ -1,4 +1,4 @@
-"""Modules of the operator's own, beside the config file: how they are found, and which names they may not have.
+"""Imports the operator's modules beside the config file, and checks their names.
 
 Their folder comes first on the import path. A file in it that is called like a module of the standard library, of ours or of a
 library that we use would be loaded in that one's place, by whoever imports it next: so such a name is looked for elsewhere.
@@ -69,7 +69,8 @@ def name_taken(module: str) -> str:
 
 
 def hiding(folder: Path) -> Iterator[str]:
-    """What stands in a folder and is never loaded, because Callgate needs another module of its name. For a warning."""
+    """Return the files of a folder that are never loaded because Callgate needs another module of their name. For a
+    warning."""
     names = (each.stem if each.suffix == ".py" else each.name for each in sorted(folder.iterdir()))
     for name in dict.fromkeys(names):
         if (file := _file_of(name, folder)) is not None and (owner := _owner(name, file, folder)) is not None:
@@ -81,7 +82,7 @@ def _file_of(name: str, folder: Path) -> Path | None:
 
 
 def _owner(name: str, file: Path, folder: Path) -> str | None:
-    """Whose a name is that a file has: the standard library's, Callgate's, or that of a library that Callgate uses."""
+    """Return the owner of a module name: the standard library, Callgate, or a library that Callgate uses."""
     if name in sys.stdlib_module_names:
         return "the standard library"
     if name == OURS:

@@ -46,7 +46,7 @@ BOOT = f"{_IMPORT}; launch.main(sys.argv[1:])"
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """What one command may use. All but `processes` hold for each process of it."""
+    """The limits of one command. All but `processes` hold for each process of it."""
 
     cpu_seconds: int = 30
     memory_bytes: int = 1_073_741_824
@@ -82,7 +82,7 @@ class Command:
 
 @functools.cache
 def has_pid_namespaces() -> bool:
-    """Whether commands can have PID namespaces here. Tried once, and where they cannot it is logged."""
+    """True if commands can have PID namespaces here. Tried once, and where they cannot it is logged."""
     try:
         tried = subprocess.run(  # noqa: S603 - an argv, and no shell
             [sys.executable, "-I", "-S", "-c", f"{_IMPORT}; launch.try_pid_namespace()"],
@@ -313,7 +313,7 @@ class _Child:
 
     @staticmethod
     def _kill_group(pid: str) -> None:
-        """What the launcher can no longer do. The command itself died with it; this is for its children.
+        """Kill a process group whose launcher is gone. The command itself died with it; this is for its children.
 
         In a namespace they died too, and there is no number.
         """

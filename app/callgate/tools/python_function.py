@@ -100,7 +100,9 @@ class PythonFunction:
         try:
             args, kwargs = self._signature.bind(call.arguments, context)
         except ValidationError as error:
-            return Failed(f"Not run: {_complaints(error)}", FailureKind.NOT_RUN)
+            found = error.errors(include_url=False, include_context=False, include_input=False)
+            problems = "; ".join(f"/{'/'.join(map(str, each['loc']))}: {each['msg']}" for each in found)
+            return Failed(f"Not run: {problems}", FailureKind.NOT_RUN)
         if context is None:
             return await self._outcome(args, kwargs, run_context)
         progress = progress_of(context)
@@ -166,7 +168,8 @@ class _Signature:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._name = _name_of(function)
-        if _is_generator(function):
+        both = (function, _hinted(function))
+        if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in both):
             raise NotATool(f"{self._name} is a generator; a tool returns its result in one piece")
         self.description, explained = read_docstring(inspect.getdoc(function) or "")
         self.context: str | None = None
@@ -182,7 +185,8 @@ class _Signature:
             default = parameter.default
             if default is inspect.Parameter.empty:
                 default = ...
-            has_words = _described(hint) or (isinstance(default, FieldInfo) and default.description)
+            fields_of_hint = (default, *getattr(hint, "__metadata__", ()))
+            has_words = any(isinstance(each, FieldInfo) and each.description for each in fields_of_hint)
             if said and not has_words:
                 fields[place] = (Annotated[hint, Field(alias=parameter.name, description=said)], default)
             else:
@@ -237,10 +241,6 @@ def _parameters(function: Callable[..., Any], name: str) -> list[tuple[inspect.P
             raise NotATool(f"{name} takes {parameter}; a tool names each of its parameters")
         found.append((parameter, hints.get(parameter.name, Any)))
     return found
-
-
-def _described(hint: Any) -> bool:
-    return any(isinstance(each, FieldInfo) and each.description for each in getattr(hint, "__metadata__", ()))
 
 
 def _model(name: str, fields: dict[str, Any]) -> type[BaseModel]:
@@ -305,16 +305,10 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _hinted(function: Callable[..., Any]) -> Any:
-    """Where the annotations are: of an object that can be called, on its `__call__`."""
+    """Return the function with the annotations: of a callable object, its `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__
-
-
-def _is_generator(function: Callable[..., Any]) -> bool:
-    return any(
-        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (function, _hinted(function))
-    )
 
 
 def raised_at(error: BaseException) -> str:
@@ -337,10 +331,3 @@ def _said(error: BaseException) -> str:
     """An exception for a model: its type and message, never a traceback."""
     message = str(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-def _complaints(error: ValidationError) -> str:
-    return "; ".join(
-        f"/{'/'.join(map(str, each['loc']))}: {each['msg']}"
-        for each in error.errors(include_url=False, include_context=False, include_input=False)
-    )

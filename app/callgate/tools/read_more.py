@@ -1,4 +1,4 @@
-"""The rest of results that were too long: kept for a while, and offered to the model page by page.
+"""Keeps the rest of results that were too long, and offers it to the model page by page.
 
 `KeptResults` keeps them for all requests, within bounds. `ResultPages` is the part of one conversation. `PagedToolbox` goes
 around a toolbox and offers `read_more` from the moment that something lies on the pages.
@@ -59,7 +59,7 @@ class KeptResult:
 
 
 class SharedResults(Protocol):
-    """Where processes that serve as one find each other's. Nothing here fails: what cannot be had is not there."""
+    """The results shared by processes that serve as one. Nothing here raises: what cannot be had is not there."""
 
     async def put(self, id: str, kept: bytes, seconds: float) -> None: ...
 
@@ -67,7 +67,7 @@ class SharedResults(Protocol):
 
 
 class KeptResults:
-    """What is kept, the oldest given up first when there is too much of it."""
+    """The kept results; the oldest are dropped first when there are too many."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES, now: Callable[[], float] = time.monotonic) -> None:
         self.shared: SharedResults | None = None
@@ -140,7 +140,7 @@ _decode = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
 
 
 class ResultPages(msgspec.Struct, eq=False):
-    """What one conversation of a caller has kept."""
+    """The kept results of one conversation of a caller."""
 
     _kept_results: KeptResults
     _owner: str
@@ -202,13 +202,14 @@ class ResultPages(msgspec.Struct, eq=False):
 class PagedToolbox:
     """Around another toolbox. Offers `read_more` while there is something to read."""
 
+    _offered: OfferedTool | None = None
+
     def __init__(self, inner: Toolbox, pages: ResultPages, page_bytes: int) -> None:
         self._inner, self._pages, self._page_bytes = inner, pages, page_bytes
         name = NAME
         while name in inner.offer:
             name = RESERVED_PREFIX + name
         pages.name = name
-        self._offered: OfferedTool | None = None
 
     @property
     def offer(self) -> Offer:

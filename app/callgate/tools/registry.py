@@ -10,9 +10,10 @@ that another source has, if it could ask for that name too.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -136,7 +137,10 @@ class Registry:
         self._pool = SourcePool(on_status, delay=delay) if pool is None else pool
         self._wanted: dict[str, tuple[Hashable, Source]] = {}
         self._fixed: dict[str, Tool] = {}
+        self._own: tuple[Tool, ...] = ()
         self._supervisors: dict[str, SourceSupervisor] = {}
+        self._in_order: list[tuple[str, SourceSupervisor]] = []
+        """The same by their names."""
         self._given_back: set[str] = set()
         self._seen: list[tuple[str, tuple[Tool, ...]]] | None = None
         self._tools: tuple[RegisteredTool, ...] = ()
@@ -156,6 +160,7 @@ class Registry:
                 raise ValueError(f"two tools are called {tool.name}: leave one out, or give it another name")
             self._fixed[tool.name] = tool
             self._approval_of[CONFIG, tool.name] = approval
+        self._own = tuple(self._fixed.values())
         self._seen = None
 
     def add_source(
@@ -163,10 +168,12 @@ class Registry:
         source: Source,
         *,
         concurrency: int | None = None,
+        is_here: bool = False,
         approval: ApprovalRule = NO_RULE,
         identity: Hashable | None = None,
     ) -> None:
-        """Take in a source, which is opened with the registry. `concurrency` bounds its calls, all tools together.
+        """Take in a source, which is opened with the registry. `concurrency` bounds its calls, all tools together; `is_here`
+        says that each process has one of its own.
 
         Where the pool has a source with the same `identity` open, that one is used and `source` never opened.
         """
@@ -179,7 +186,7 @@ class Registry:
                 raise ValueError(f"the sources {other!r} and {source.name!r} cannot be told apart in `source/tool`")
         self._wanted[source.name] = (object() if identity is None else identity, source)
         self._approval_of[source.name] = approval
-        self.limits.limit_source(source.name, concurrency)
+        self.limits.limit_source(source.name, concurrency, is_here=is_here)
 
     async def open(self, wait: float = FIRST_WAIT, only: Collection[str] | None = None) -> None:
         """Start opening all sources, or `only` some, and wait a while for their first try. Those that fail do not fail the
@@ -188,6 +195,7 @@ class Registry:
         for name, (identity, source) in self._wanted.items():
             if name not in self._supervisors and (only is None or name in only):
                 self._supervisors[name] = self._pool.borrow(identity, source)
+        self._in_order = sorted(self._supervisors.items(), key=itemgetter(0))
         first = [asyncio.create_task(supervisor.tried()) for supervisor in self._supervisors.values()]
         if not first:
             return
@@ -211,7 +219,7 @@ class Registry:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every source is open, so that what is not there now is not only late."""
+        """True if every source is open, so that what is not there now is not only late."""
         return len(self._supervisors) == len(self._wanted) and all(
             each.status.state is SourceState.READY for each in self._supervisors.values()
         )
@@ -221,7 +229,7 @@ class Registry:
         return tuple(self._wanted)
 
     def has_schema(self, schema: bytes) -> bool:
-        """Whether an encoded schema is that of one of these tools, under its own name."""
+        """True if an encoded schema is that of one of these tools, under its own name."""
         return schema in self._schemas
 
     def find(self, name: str) -> RegisteredTool | None:
@@ -246,9 +254,11 @@ class Registry:
         return self._clashes
 
     def quarantined(self) -> tuple[Quarantined, ...]:
-        """What cannot be offered: tools that we cannot use, and what sources themselves leave out."""
+        """The tools that cannot be offered: those that we cannot use, and those that sources themselves leave out."""
         self._look()
-        return (*self._quarantined, *self._left_out())
+        sources = ((name, supervisor.source) for name, supervisor in self._in_order)
+        left_out = ((name, source.left_out()) for name, source in sources if isinstance(source, HasLeftOut))
+        return (*self._quarantined, *(Quarantined(tool, name, why) for name, them in left_out for tool, why in them))
 
     def sources(self) -> tuple[SourceStatus, ...]:
         unopened = (
@@ -261,7 +271,7 @@ class Registry:
         return tuple(sorted(name for name, (identity, _) in self._wanted.items() if self._pool.has(identity)))
 
     def may_free(self, source: str, pattern: str) -> bool:
-        """Whether a pattern of the rule for all can lift the approval of tools of a source.
+        """True if a pattern of the rule for all can lift the approval of tools of a source.
 
         A source has a say in the names of its tools, so a glob of names frees them only where its beginning is the prefix of
         that source and no other. `*` spells no name, and means everything.
@@ -277,17 +287,12 @@ class Registry:
         longest = max(fitting.values(), default=0)
         return [name for name, length in fitting.items() if length == longest] == [source]
 
-    def _left_out(self) -> Iterator[Quarantined]:
-        for name, supervisor in sorted(self._supervisors.items()):
-            if isinstance(supervisor.source, HasLeftOut):
-                yield from (Quarantined(tool, name, why) for tool, why in supervisor.source.left_out())
-
     def _look(self) -> None:
         """Build everything anew if any source has other tools than at the last look."""
         if not self._supervisors and self._seen is not None and len(self._seen) == 1:
             return  # there is the config alone, which stays as it is
-        there = [(CONFIG, tuple(self._fixed.values()))]
-        for name, supervisor in sorted(self._supervisors.items()):
+        there = [(CONFIG, self._own)]
+        for name, supervisor in self._in_order:
             if supervisor.status.state is SourceState.READY:
                 there.append((name, supervisor.source.tools()))
         if there != self._seen:
@@ -434,7 +439,7 @@ def _may_ask_for(name: str, source: Source) -> bool:
 
 
 def _owner(claims: set[tuple[str, str]]) -> tuple[str, str] | None:
-    """Whose a name is: the config's, else that of the only one that ever asked for it, else nobody's.
+    """Return the owner of a name: the config, else the only source that ever had it, else None.
 
     Claims outlive their tools, so that a server which comes and goes does not rename the tools of another.
     """

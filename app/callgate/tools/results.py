@@ -1,4 +1,4 @@
-"""What a tool gave back, made fit for a model: text and images of bounded size.
+"""Turns the return value of a tool into text and images of bounded size.
 
 Bytes are described and never dumped, base64 never stands in text, and where something was left out a note
 says how much. Executors read from outside no further than `RunContext.max_bytes`; here the rest is cut to
@@ -91,14 +91,15 @@ def _key(key: Any) -> str:
 
 
 def described(mime_type: str, size: int | None, note: str = "") -> str:
-    """What stands in the place of bytes that a model cannot read."""
+    """Return the text in place of bytes that a model cannot read."""
     length = f"{size} bytes" if size is not None else "of unknown size"
     return f"[{mime_type or 'binary data'}, {length}, not shown{': ' + note if note else ''}]"
 
 
 def decoded(data: bytes, charset: str | None) -> str | None:
     """`data` as text, or None if it is none. A character cut in two at the end is let go."""
-    if b"\0" in data and not _is_wide(charset):
+    is_wide = (charset or "").lower().replace("_", "-").startswith(("utf-16", "utf-32"))
+    if b"\0" in data and not is_wide:
         return None
     if charset and _known(charset):
         return data.decode(charset, "replace")
@@ -110,7 +111,7 @@ def decoded(data: bytes, charset: str | None) -> str | None:
 
 
 def is_plainly_fit(outcome: Outcome, max_bytes: int) -> bool:
-    """Whether a model can be given this as it is: a short text without anything in it to look at."""
+    """True if a model can be given this as it is: a short text without anything in it to look at."""
     return (
         isinstance(outcome, Returned)
         and len(outcome.text) <= min(max_bytes, PLAIN_LETTERS)
@@ -143,13 +144,16 @@ def cut(text: str, max_bytes: int, already_missing: int = 0) -> tuple[str, int]:
         left = max_bytes - len(_note(size + already_missing, "at least ").encode())
         head = _front(text, max(left, 0))
         missing = size - size_of(head) + already_missing
-        return _within(head + _note(missing, "at least "), max_bytes), missing
+        noted = head + _note(missing, "at least ")
+        return noted if size_of(noted) <= max_bytes else _front(noted, max_bytes), missing
     left = max_bytes - len(_note(size, "").encode())
     if left <= 0:
         head = _front(text, max_bytes)
         return head, size - size_of(head)
     head = _front(text, left * _HEAD_SHARE // (_HEAD_SHARE + 1))
-    tail = _back(text, left - size_of(head))
+    size_of_tail = left - size_of(head)
+    end = text[-size_of_tail:].encode("utf-8", "replace") if size_of_tail > 0 else b""
+    tail = end[-size_of_tail:].decode("utf-8", "ignore")
     missing = size - size_of(head) - size_of(tail)
     return head + _note(missing, "") + tail, missing
 
@@ -166,18 +170,8 @@ def _note(missing: int, hedge: str) -> str:
     return f"\n[... {hedge}{missing} bytes left out ...]\n"
 
 
-def _within(text: str, max_bytes: int) -> str:
-    return text if size_of(text) <= max_bytes else _front(text, max_bytes)
-
-
 def _front(text: str, size: int) -> str:
     return text[:size].encode("utf-8", "replace")[:size].decode("utf-8", "ignore")
-
-
-def _back(text: str, size: int) -> str:
-    if size <= 0:
-        return ""
-    return text[-size:].encode("utf-8", "replace")[-size:].decode("utf-8", "ignore")
 
 
 def _clean(text: str) -> str:
@@ -202,7 +196,7 @@ def _sifted(images: tuple[Image, ...]) -> tuple[tuple[Image, ...], list[str]]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON writers do not know, in terms that they do."""
+    """Convert a value that a JSON writer does not support into one that it does."""
     match value:
         case Enum():
             return value.value
@@ -228,10 +222,6 @@ def _plain(value: Any) -> Any:
 
 
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
-
-
-def _is_wide(charset: str | None) -> bool:
-    return charset is not None and charset.lower().replace("_", "-").startswith(("utf-16", "utf-32"))
 
 
 def _known(charset: str) -> bool:

@@ -1,4 +1,4 @@
-"""Open sources that several registries may use: on a reload the new one borrows what the old one still has.
+"""Shares open sources between registries: on a reload the new one takes over those of the old.
 
 A source is known by its identity, which says all that it was made from. The last to give it back closes it, so a server
 whose entry did not change is never restarted, and one that did is closed when the last request has left it.

@@ -1,10 +1,11 @@
-"""Keeping a source open: one task for each opens it, closes it, and opens it again when it is lost.
+"""Keeps a source open: one task for each opens it, closes it, and opens it again when it is lost.
 
 One task from first to last, because MCP sessions and task groups insist on being left where they were entered.
 An event ends it; it is cancelled only while opening, or when it does not end in time.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ class SourceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """How a source is doing, for people."""
+    """The state of a source, for people."""
 
     name: str
     kind: str
@@ -138,7 +139,9 @@ class SourceSupervisor:
         self.status = replace(self.status, failures=self.status.failures + 1)
         self._say(SourceState.DOWN, failure)
         self._tried.set()
-        await self._pause(self._delay(self.status.failures))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._delay(self.status.failures)):
+                await self._stopping.wait()
 
     async def _opened(self) -> str | None:
         cancelled_before = times_cancelled()
@@ -208,13 +211,6 @@ class SourceSupervisor:
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - as above; what it leaves behind is its own
             return f"closing it failed: {reason(error)}"
         return None
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return
 
     def _say(self, state: SourceState, error: str = "") -> None:
         if (state is SourceState.READY) is not (self.status.state is SourceState.READY) or not self.status.since:

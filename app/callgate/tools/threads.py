@@ -52,7 +52,7 @@ class ThreadPool:
         return self._size
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, run in a thread with this task's context variables."""
+        """Run `work` in a thread with this task's context variables, and return or raise what it does."""
         worker = await self._worker()
         loop = asyncio.get_running_loop()
         job: _Job[T] = _Job(work, loop.create_future(), contextvars.copy_context())

@@ -1,4 +1,4 @@
-"""Which server tools a model, a key or a request gets. Filters only ever narrow.
+"""Selects the server tools for a model, a key or a request. Filters only ever narrow.
 
 A filter of the config belongs to a tool's origin. A pattern with a slash is held against `source/name`, which nobody
 else can take. A pattern without one is held against the name that the tool asks for *and* the name it got: where
@@ -32,17 +32,17 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """What a model calls it."""
+        """The name that models are offered."""
         ...
 
     @property
     def claimed(self) -> str:
-        """What it would be called if no other source asked for that name."""
+        """The name that it would have if no other source had the same."""
         ...
 
     @property
     def contested(self) -> bool:
-        """Whether another source may ask for that name as well, which nobody knows before it has been open."""
+        """True if another source may have that name as well, which is unknown before it has been open."""
         ...
 
     @property
@@ -79,17 +79,17 @@ class ToolFilter:
 
 
 def names_exactly(pattern: str, tool: Named) -> bool:
-    """Whether a pattern of the config means this tool, and not only something that asks for its name."""
+    """True if a pattern of the config means this tool, and not only something that asks for its name."""
     return ToolFilter((pattern,)).admits(tool)
 
 
 def names_loosely(pattern: str, tool: Named) -> bool:
-    """Whether a pattern means this tool or any other that asks for its name: for rules that guard."""
+    """True if a pattern means this tool or any other that asks for its name: for rules that guard."""
     return any(glob_matches(pattern, name) for name in (tool.address, tool.name, tool.claimed))
 
 
 def requested_filter(text: str | None) -> ToolFilter | None:
-    """What a request asks for in `X-Callgate-Tools` or `metadata.tools`: `none`, or names and globs with commas.
+    """Read the filter in `X-Callgate-Tools` or `metadata.tools` of a request: `none`, or names and globs with commas.
 
     None where nothing was said. Something was said where it is empty: then nothing is let through.
     """
@@ -128,7 +128,7 @@ def is_glob(pattern: str) -> bool:
 
 
 def spelt_out(pattern: str) -> str:
-    """What a pattern begins with as it stands."""
+    """Return the literal beginning of a pattern."""
     return _GLOB.split(pattern, maxsplit=1)[0]
 
 

@@ -7,7 +7,7 @@ time, tries, and the size of what comes back.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeAlias
@@ -50,7 +50,7 @@ class RunRecord(Protocol):
 
     @property
     def key(self) -> str:
-        """What the call is known by there; empty where nobody keeps it."""
+        """The key of the call in the journal; empty where none is kept."""
         ...
 
     def wait(self) -> None:
@@ -67,9 +67,11 @@ class RunRecord(Protocol):
 
 
 class Journal(Protocol):
-    """Where the runs of tools are written down."""
+    """Records the runs of tools."""
 
-    def record(self, call: ReadyCall, turn: int, *, writes: bool) -> RunRecord: ...
+    def record(self, call: ReadyCall, turn: int, *, writes: bool, offered: bool) -> RunRecord:
+        """`offered`: workers begin it, when it stands where they look."""
+        ...
 
 
 class _NoRecord:
@@ -90,7 +92,7 @@ _NO_RECORD = _NoRecord()
 
 
 class RunAccount(msgspec.Struct, frozen=True, gc=False):
-    """What there is to say of one run, for listeners that want more than the outcome."""
+    """The facts of one run, for listeners that need more than the outcome."""
 
     tool: Tool
     source: str
@@ -118,9 +120,6 @@ class ToolSet:
         self.writes = any(each.tool.policy.safety is not Safety.READ_ONLY for each in self.by_name.values())
         """Whether any of them may change the world."""
 
-    def __len__(self) -> int:
-        return len(self.by_name)
-
     def apart_from(self, theirs: Mapping[str, object]) -> "ToolSet":
         """The same under names none of which is one of theirs."""
         if theirs.keys().isdisjoint(self.by_name):
@@ -138,41 +137,37 @@ class ToolSet:
         return ToolSet(kept.values())
 
 
-class RequestToolbox:
+class RequestToolbox(msgspec.Struct, eq=False):
     """The toolbox of one conversation; for `n` of them, one each."""
 
-    def __init__(
-        self,
-        server_tools: ToolSet | Sequence[RegisteredTool],
-        client: Sequence[msgspec.Raw] = (),
-        *,
-        run_id: str,
-        limits: ConcurrencyLimits | None = None,
-        approve: Approve | None = None,
-        journal: Journal | None = None,
-        queue_seconds: float = QUEUE_SECONDS,
-        on_run: Callable[[RunAccount], None] | None = None,
-        on_cut: Callable[[Returned, int], Returned] | None = None,
-        delay: Callable[[int], float] = retry_delay,
-    ) -> None:
-        """`on_cut` is given a result that is too long, and the bytes it may take, and says what the model gets."""
-        selection = server_tools if isinstance(server_tools, ToolSet) else ToolSet(server_tools)
-        theirs = _by_name(client) if client else {}
-        if theirs:
+    server_tools: ToolSet | Sequence[RegisteredTool]
+    client: Sequence[msgspec.Raw] = ()
+    run_id: str = ""
+    limits: ConcurrencyLimits = msgspec.field(default_factory=ConcurrencyLimits)
+    approve: Approve | None = None
+    journal: Journal | None = None
+    queue_seconds: float = QUEUE_SECONDS
+    on_run: Callable[[RunAccount], None] | None = None
+    on_cut: Callable[[Returned, int], Returned] | None = None
+    """Given a result that is too long, and the bytes it may take, it says what the model gets."""
+    delay: Callable[[int], float] = retry_delay
+    offer: Offer = {}
+    schemas: Sequence[msgspec.Raw] = ()
+    _theirs: Collection[str] = frozenset()
+    _by_name: Mapping[str, RegisteredTool] = {}
+    _turn: int = -1
+
+    def __post_init__(self) -> None:
+        tools, client = self.server_tools, self.client
+        selection = tools if isinstance(tools, ToolSet) else ToolSet(tools)
+        if client and (theirs := _by_name(client)):
             selection = selection.apart_from(theirs)
-        self._theirs = theirs.keys()
-        self._server_tools = selection.by_name
-        self._run_id = run_id
-        self._limits = limits or ConcurrencyLimits()
-        self._approve = approve
-        self._journal = journal
-        self._queue_seconds = queue_seconds
-        self._on_run = on_run
-        self._on_cut = on_cut
-        self._delay = delay
-        self._turn = -1
-        self.offer: Offer = _LazyOffer(self._server_tools, theirs) if theirs else selection.offer
-        self.schemas: Sequence[msgspec.Raw] = (*client, *selection.schemas) if client else selection.schemas
+            self._theirs = theirs.keys()
+            self.offer = _LazyOffer(selection.by_name, theirs)
+        else:
+            self.offer = selection.offer
+        self._by_name = selection.by_name
+        self.schemas = (*client, *selection.schemas) if client else selection.schemas
 
     def plan(self, calls: Sequence[Call]) -> Plan:
         """Each call of a turn in exactly one pile. Asked once a turn."""
@@ -185,7 +180,7 @@ class RequestToolbox:
                 broken.append(call)
             elif call.name in self._theirs:
                 theirs.append(call)
-            elif call.name in self._server_tools:
+            elif call.name in self._by_name:
                 ours.append(call)
             else:
                 broken.append(BrokenCall(call.id, call.name, Flaw.UNKNOWN_TOOL, call.text, extras=call.extras))
@@ -195,21 +190,21 @@ class RequestToolbox:
         return name in self._theirs
 
     def writes(self, call: ReadyCall) -> bool:
-        return self._server_tools[call.name].tool.policy.safety is not Safety.READ_ONLY
+        return self._by_name[call.name].tool.policy.safety is not Safety.READ_ONLY
 
     async def run(self, call: ReadyCall, report: Report) -> Outcome:
         """Run one call of ours. What the tool does wrong is an outcome; cancelling stops the tool."""
-        entry = self._server_tools[call.name]
+        entry = self._by_name[call.name]
         if (trace := TRACE.get()) is not None:
             trace.call(call.id)
         record: RunRecord = _NO_RECORD
-        if self._journal is not None:
-            record = self._journal.record(call, max(self._turn, 0), writes=self.writes(call))
+        if self.journal is not None:
+            record = self.journal.record(call, max(self._turn, 0), writes=self.writes(call), offered=entry.tool.offered)
         if call.name != entry.tool.name:
             call = replace(call, name=entry.tool.name)
-        run = _CallRun(entry.tool, call, self._context(entry.tool, record.key, report), self._delay)
+        run = _CallRun(entry.tool, call, self._context(entry.tool, record.key, report), self.delay)
         began = monotonic()
-        slots = Slots(self._limits.on_the_way_to(entry.address, entry.source, entry.tool.queue))
+        slots = Slots(self.limits.on_the_way_to(entry.address, entry.source, entry.tool.queue))
         try:
             refusal = await self._admitted(run, slots, record)
             entered = monotonic()
@@ -220,9 +215,9 @@ class RequestToolbox:
         finally:
             slots.give_back()
         record.end(outcome)
-        if self._on_run is not None:
+        if self.on_run is not None:
             account = RunAccount(entry.tool, entry.source, outcome, run.tries, entered - began, monotonic() - entered)
-            self._on_run(account)
+            self.on_run(account)
         return outcome
 
     def _bounded(self, whole: Outcome, max_bytes: int) -> Outcome:
@@ -231,17 +226,17 @@ class RequestToolbox:
         if isinstance(whole, Returned):
             whole = replace(whole, text=without_files(whole.text))
         outcome = bounded(whole, max_bytes)
-        if self._on_cut is None or isinstance(whole, Failed) or isinstance(outcome, Failed) or not outcome.cut_bytes:
+        if self.on_cut is None or isinstance(whole, Failed) or isinstance(outcome, Failed) or not outcome.cut_bytes:
             return outcome
-        return replace(self._on_cut(whole, max_bytes), images=outcome.images)
+        return replace(self.on_cut(whole, max_bytes), images=outcome.images)
 
     async def _admitted(self, run: "_CallRun", slots: Slots, record: RunRecord) -> Failed | None:
         """None when the run may begin, its places taken; else why it may not."""
         if run.tool.policy.require_approval:
-            if self._approve is None:
+            if self.approve is None:
                 return Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
             record.wait()
-            refusal = await self._approve(run.tool, run.call, run.report)
+            refusal = await self.approve(run.tool, run.call, run.report)
             if refusal is not None:
                 return refusal
         try:
@@ -249,7 +244,7 @@ class RequestToolbox:
                 await slots.take()  # at once
             else:
                 record.wait()
-                async with asyncio.timeout(self._queue_seconds):
+                async with asyncio.timeout(self.queue_seconds):
                     await slots.take()
         except (TimeoutError, QueueFull):
             return Failed("Not run: too many calls of this tool are running. Try again later.", FailureKind.REFUSED)
@@ -257,7 +252,7 @@ class RequestToolbox:
 
     def _context(self, tool: Tool, key: str, report: Report) -> RunContext:
         return RunContext(
-            run_id=self._run_id,
+            run_id=self.run_id,
             turn=max(self._turn, 0),
             key=key or f"{_bits(128):032x}",
             report=report,
@@ -391,10 +386,8 @@ _client_tool = msgspec.json.Decoder(_ClientTool)
 _schema = msgspec.json.Decoder(dict[str, Any])
 
 
-def only_named(client: Sequence[msgspec.Raw], names: frozenset[str] | None) -> Sequence[msgspec.Raw]:
-    """Those of the client's tools that have one of these names; all without names to go by."""
-    if names is None:
-        return client
+def only_named(client: Sequence[msgspec.Raw], names: frozenset[str]) -> Sequence[msgspec.Raw]:
+    """Those of the client's tools that have one of these names."""
     return [raw for raw in client if not names.isdisjoint(_by_name([raw]))]
 
 

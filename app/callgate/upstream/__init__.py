@@ -1,1 +1,1 @@
-"""What speaks to models: requests go out here, and answers become `ModelEvent`s."""
+"""Model providers: sends requests, and reads answers into `ModelEvent`s."""

@@ -1,4 +1,4 @@
-"""What a request may ask of a library that words it: schemas that stay small when they are expanded."""
+"""Limits requests to what litellm can translate cheaply: schemas that stay small when they are expanded."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -40,7 +40,7 @@ def _fields_with_references(request: ModelRequest) -> Iterator[tuple[str, Any]]:
 
 
 def is_large(request: ModelRequest) -> bool:
-    """Whether a request is worded off the event loop."""
+    """True if a request is worded off the event loop."""
     size = 0
     for part in (*request.messages, *request.tools, *request.params.values()):
         size += len(bytes(part)) if isinstance(part, msgspec.Raw) else len(repr(part))

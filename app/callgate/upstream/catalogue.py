@@ -1,4 +1,4 @@
-"""Model names and what answers to them: deployments, wildcards, fallbacks.
+"""The catalogue of models: names, deployments, wildcards, fallbacks.
 
 Which lane a deployment takes is settled when it is first asked, because only then litellm may have to be loaded.
 """
@@ -99,7 +99,7 @@ class Catalogue:
         return self._get(name).entries
 
     def model(self, name: str) -> RetryingModel:
-        """What answers to a name."""
+        """Return the model that answers to a name."""
         return self._get(name).model
 
     def deployments(self, name: str) -> Sequence[Deployment]:
@@ -111,7 +111,7 @@ class Catalogue:
         return [each for pool in self._pools.values() for each in pool.deployments]
 
     def handed_on(self) -> list[tuple[ModelConfig, Cooldown]]:
-        """How the deployments fare that failed when they were asked last, for the catalogue that takes this one's place."""
+        """Return the cooldowns of deployments that failed when they were asked last, for the next catalogue."""
         return [
             (entry, deployment.cooldown)
             for name, pool in self._pools.items()
@@ -190,7 +190,7 @@ class Catalogue:
 
 
 def is_demo(entry: ModelConfig) -> bool:
-    """Whether the embedded model is meant: `demo` or `demo/…`, a provider of ours and not of litellm's."""
+    """True if the embedded model is meant: `demo` or `demo/…`, a provider of ours and not of litellm's."""
     return str(entry.litellm_params["model"]).partition("/")[0] == "demo"
 
 

@@ -1,4 +1,4 @@
-"""From what providers send to `ModelEvent`s. This is the one place that looks at a provider's shapes.
+"""Reads the chunks of OpenAI-shaped providers into `ModelEvent`s. No other module knows their shapes.
 
 Whatever comes is read as far as it makes sense: keys may be missing or null, lists may hold nothing, a message may stand
 where a delta should. Nothing raises here but for its size, and nothing is made up; what is wrong with a call is the gate's business.
@@ -6,7 +6,7 @@ where a delta should. Nothing raises here but for its size, and nothing is made 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
 
 from callgate.calls.json_text import sound_text
@@ -67,11 +67,11 @@ class ChunkReader:
 
     @property
     def holds_half(self) -> bool:
-        """Whether the next text begins with a character whose first half has come."""
+        """True if the next text begins with a character whose first half has come."""
         return bool(self._half)
 
     def read(self, chunk: object) -> list[ModelEvent]:
-        """What one chunk brought, in order."""
+        """Read one chunk; return its events in order."""
         events: list[ModelEvent] = []
         if not isinstance(chunk, dict):
             return _no_object(chunk)
@@ -97,7 +97,7 @@ class ChunkReader:
         return events
 
     def finish(self) -> list[ModelEvent]:
-        """What was held back when the stream ended: half a character that never got its other half."""
+        """Return what was held back when the stream ended: half a character that never got its other half."""
         held, self._half = self._half, ""
         return [TextDelta("\ufffd"), CharactersLost()] if held else []
 
@@ -159,16 +159,18 @@ class ChunkReader:
 
 
 def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:
-    """What a whole answer brought: a `chat.completion` body, or one of its choices alone."""
+    """Read a whole answer: a `chat.completion` body, or one of its choices alone."""
     events: list[ModelEvent] = []
     if not isinstance(body, dict):
         return _no_object(body)
     if (head := _head(body)) is not None:
         events.append(head)
     choices = body.get("choices") if "choices" in body else [body]
-    if isinstance(choices, list) and len(choices) > MAX_CHOICES:
+    if not isinstance(choices, list):
+        choices = []
+    elif len(choices) > MAX_CHOICES:
         raise AnswerTooLarge(f"{MAX_CHOICES} choices")
-    for place, one in enumerate(choices if isinstance(choices, list) else ()):
+    for place, one in enumerate(choices):
         if isinstance(one, dict):
             index = whole_number(one.get("index"))
             if index is None:
@@ -176,9 +178,7 @@ def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:
             if index != choice:
                 events.append(ChoiceIgnored(index))
             else:
-                message = one.get("message")
-                if message is None:
-                    message = one.get("delta")
+                message = one.get("message") or one.get("delta")
                 if isinstance(message, dict):
                     _read_message(message, events)
                 _read_rest(one, events)
@@ -223,7 +223,7 @@ def _content(value: Any) -> Iterator[ModelEvent]:
     if isinstance(value, str):
         sound = sound_text(value)
         yield TextDelta(sound)
-        if sound.count("\ufffd") > value.count("\ufffd"):
+        if sound is not value and sound.count("\ufffd") > value.count("\ufffd"):
             yield CharactersLost()
         return
     for part in entries(value):
@@ -254,8 +254,8 @@ def _reasoning(field: Literal["reasoning_content", "reasoning"], value: Any) -> 
 
 
 def _pieces(value: Any, *, inside: bool) -> Iterator[CallDelta]:
-    """What a delta says of calls. What cannot be read of it, `inside` of calls, may have been a piece: it breaks the call that it is
-    taken for."""
+    """Return the call fragments of a delta. What cannot be read of it, `inside` of calls, may have been a piece: it
+    breaks the call that it is taken for."""
     if isinstance(value, list):
         if len(value) > MAX_CALLS:
             raise AnswerTooLarge(f"{MAX_CALLS} calls")
@@ -348,15 +348,21 @@ def entries(value: Any) -> list[dict[str, Any]]:
 
 
 def _read_rest(choice: dict[str, Any], events: list[ModelEvent]) -> None:
-    """What stands beside the message, in an order that lets calls come before the reason they finished for."""
+    """Read what stands beside the message, in an order that lets calls come before the reason they finished for."""
     if isinstance(logprobs := choice.get("logprobs"), dict) and logprobs:
         events.append(Logprobs(logprobs))
-    if choice.get("finish_reason") or "native_finish_reason" in choice or "provider_specific_fields" in choice:
+    if not OTHER_REASONS.isdisjoint(choice):
         events += map(Finished, _reasons(choice))
+    elif reason := reason_in(choice.get("finish_reason")):
+        events.append(Finished(reason))
     if error := choice.get("error"):
         events.append(_error(error))
     if usage := choice.get("usage"):
         events += _usage(usage)
+
+
+OTHER_REASONS: Final = frozenset({"native_finish_reason", "provider_specific_fields"})
+"""Where a finish reason may stand beside the one that is every provider's."""
 
 
 def _reasons(choice: dict[str, Any]) -> list[str]:
@@ -374,14 +380,17 @@ def _reasons(choice: dict[str, Any]) -> list[str]:
 
 def reason_in(value: Any) -> str | None:
     """A reason is a word; an object or a list in its place is read for what it speaks of."""
-    return json.dumps(value) if value and isinstance(value, dict | list) else _text(value)
+    if isinstance(value, str):
+        return value or None
+    return json.dumps(value) if value and isinstance(value, dict | list) else None
+
+
+HEAD: Final = ("id", "model", "system_fingerprint", "service_tier")
 
 
 def _head(body: dict[str, Any]) -> ProviderHead | None:
-    id_, model = _text(body.get("id")), _text(body.get("model"))
-    if id_ is None and model is None:
-        return None
-    return ProviderHead(id_, model, _text(body.get("system_fingerprint")), _text(body.get("service_tier")))
+    id_, model, fingerprint, tier = map(_text, map(body.get, HEAD))
+    return None if id_ is None and model is None else ProviderHead(id_, model, fingerprint, tier)
 
 
 def _errors_in(body: dict[str, Any]) -> list[ModelEvent]:
@@ -437,6 +446,5 @@ def _error(error: Any) -> ProviderError:
     return ProviderError(message if isinstance(message, str) and message else "the provider reported an error", error)
 
 
-def _usage(usage: Any) -> Iterator[ModelEvent]:
-    if isinstance(usage, dict):
-        yield Usage(usage)
+def _usage(usage: Any) -> Sequence[ModelEvent]:
+    return (Usage(usage),) if isinstance(usage, dict) else ()

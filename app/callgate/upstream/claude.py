@@ -163,7 +163,7 @@ def _address(base: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """What reading a whole answer needs of its question."""
+    """The part of the question that reading a whole answer needs."""
 
     config: Any
     completion: Any
@@ -252,8 +252,8 @@ class EventsReader(EventsBody):
         return with_status(error)
 
     def _call_events(self, event: dict[str, Any]) -> list[ModelEvent] | None:
-        """What an event says of a call, as the provider wrote it; None where it is about something else. Each piece goes to
-        the call whose block it names: litellm gives it to the latest, and writes `{}` for none."""
+        """Read an event about a call, as the provider wrote it; None where it is about something else. Each piece goes
+        to the call whose block it names: litellm gives it to the latest, and writes `{}` for none."""
         index, kind = whole_number(event.get("index")), event["type"]
         if kind != "content_block_start" and index is None:
             index = self._latest
@@ -357,7 +357,7 @@ def _without_nothing(event: ModelEvent) -> ModelEvent:
 
 
 def ends_in_call(content: Sequence[Any]) -> bool:
-    """Whether nothing was said behind the last call."""
+    """True if nothing was said behind the last call."""
     for block in reversed(content):
         if field_of(block, "type") == "tool_use":
             return True

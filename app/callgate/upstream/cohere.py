@@ -58,10 +58,15 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     body = config.transform_request(
         model=model, messages=messages, optional_params=fields, litellm_params={}, headers={}
     )
-    if ask.tools and (choice := _choice(decoded(ask.tool_choice))) is not None:
-        body["tool_choice"] = choice
-    if (wanted := _format(decoded(ask.params.get("response_format")))) is not None:
-        body["response_format"] = wanted
+    # `auto` is Cohere's default and has no word there; a named function is the nearest thing to it, any.
+    choice = decoded(ask.tool_choice) if ask.tools else None
+    if choice in ("none", "required") or isinstance(choice, dict):
+        body["tool_choice"] = "NONE" if choice == "none" else "REQUIRED"
+    wanted = decoded(ask.params.get("response_format"))
+    if (kind := field_of(wanted, "type")) in ("json_object", "json_schema"):
+        body["response_format"] = {"type": "json_object"}
+    if kind == "json_schema":
+        body["response_format"]["json_schema"] = field_of(wanted, "json_schema", "schema") or {}
     body |= own.get("extra_body") or {}
     body["stream"] = ask.stream
     headers = config.validate_environment(
@@ -84,20 +89,6 @@ def _address(base: str | None) -> str:
     if base.endswith("/chat"):
         return base
     return f"{base}/chat" if base.endswith("/v2") else f"{base}/v2/chat"
-
-
-def _choice(choice: Any) -> str | None:
-    """`auto` is Cohere's default and has no word there; a named function is the nearest thing to it, any."""
-    if choice == "none":
-        return "NONE"
-    return "REQUIRED" if choice == "required" or isinstance(choice, dict) else None
-
-
-def _format(wanted: Any) -> dict[str, Any] | None:
-    kind = field_of(wanted, "type")
-    if kind == "json_schema":
-        return {"type": "json_object", "json_schema": field_of(wanted, "json_schema", "schema") or {}}
-    return {"type": "json_object"} if kind == "json_object" else None
 
 
 class _CohereEvents(EventsBody):
@@ -195,7 +186,7 @@ def _content(part: Any) -> Iterator[ModelEvent]:
 
 
 def _plan(message: Any) -> Iterator[ModelEvent]:
-    """What the model means to do with its tools; it goes back with them."""
+    """Return the model's plan for its tools, which goes back with them."""
     if isinstance(plan := field_of(message, "tool_plan"), str) and plan:
         yield ExtraField("tool_plan", plan)
 

@@ -29,7 +29,8 @@ _CLOCK = re.compile(
     re.IGNORECASE,
 )
 _PLACE = re.compile(r"\b(?:in|for|at) ((?:[A-Z][\w+-]*(?:/[A-Z][\w+-]*)*)(?: [A-Z][\w-]*)*)")
-_SUM = re.compile(r"[-+(]*\d[\d.,]*(?:\s*[-+*/%^()]+\s*\(*-?\d[\d.,]*\)*)+")
+_SUM = re.compile(r"[-+(]{0,9}+\d[\d.,]{0,40}+(?:\s{0,9}+[-+*/%^()]{1,9}+\s{0,9}+\({0,9}+-?\d[\d.,]{0,40}+\){0,9}+)+")
+"""Of bounded parts: a search among thousands of digits must not begin at each of them and read the rest."""
 _WORDS = (
     ("multiplied by", "*"),
     ("divided by", "/"),
@@ -67,7 +68,7 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _DemoReply:
-    """What the model answers with in one turn: calls or text."""
+    """The model's answer in one turn: calls or text."""
 
     text: str = ""
     calls: Sequence[_Wanted] = ()
@@ -182,9 +183,12 @@ def _wanted(text: str, offered: Mapping[str, Any]) -> list[_Wanted]:
         worded = text
         for word, sign in _WORDS:
             worded = re.sub(rf"(?<=\d)\s*{word}\s*(?=[-(\d])", sign, worded, flags=re.IGNORECASE)
-        found += [
-            (match.start(), _Wanted(tool, _sum_arguments(match[0], offered[tool]))) for match in _SUM.finditer(worded)
-        ]
+        name = _property(offered[tool], "expr", "formula", "input", "calculation", "equation", "query")
+        for match in _SUM.finditer(worded):
+            arguments = _made_up_object(offered[tool])
+            if name is not None:
+                arguments[name] = match[0].replace(",", "").strip().rstrip(".")
+            found.append((match.start(), _Wanted(tool, arguments)))
     for match in _NAMED.finditer(text):
         if (tool := _find(offered, match[1])) and all(wish.tool != tool for _, wish in found):
             found.append((match.start(), _Wanted(tool, _read_object(match[2]) or _made_up_object(offered[tool]))))
@@ -201,22 +205,12 @@ def _find(offered: Mapping[str, Any], name: str) -> str | None:
 def _clock_arguments(text: str, schema: Any) -> dict[str, Any]:
     arguments = _made_up_object(schema)
     place = match[1] if (match := _PLACE.search(text)) else ""
-    zone = place if "/" in place else _zone(place)
+    words = place.lower().split()
+    named = next((zone for count in (2, 1) if (zone := _ZONES.get(" ".join(words[:count])))), None)
+    zone = place if "/" in place else named
     name = _property(schema, "zone", "tz", "location", "city", "place")
     if name is not None and (zone or name in arguments):
         arguments[name] = zone or "UTC"
-    return arguments
-
-
-def _zone(place: str) -> str | None:
-    words = place.lower().split()
-    return next((zone for n in (2, 1) if (zone := _ZONES.get(" ".join(words[:n])))), None)
-
-
-def _sum_arguments(expression: str, schema: Any) -> dict[str, Any]:
-    arguments = _made_up_object(schema)
-    if (name := _property(schema, "expr", "formula", "input", "calculation", "equation", "query")) is not None:
-        arguments[name] = expression.replace(",", "").strip().rstrip(".")
     return arguments
 
 

@@ -18,7 +18,7 @@ LONGEST_SECONDS = 300.0
 
 
 class Cooldown:
-    """Whether a deployment is left alone, because it failed several times running.
+    """The cooldown of a deployment that failed several times running.
 
     When its time is over one request may try. While that one is on its way the others go elsewhere; if it fails, too, the
     time is twice as long.
@@ -43,12 +43,12 @@ class Cooldown:
 
     @property
     def seconds(self) -> float:
-        """How long it is left alone at first."""
+        """The length of the first cooldown."""
         return self._first
 
     @property
     def is_resting(self) -> bool:
-        """Whether it is left alone, or on trial."""
+        """True while it is not to be asked: it is cooling down or on trial."""
         return self.failures >= FAILURES and self._first > 0
 
     @property
@@ -56,8 +56,8 @@ class Cooldown:
         return max(self.until - self._clock(), 0.0) if self.is_resting else 0.0
 
     def take_trial(self) -> bool:
-        """Whether its time is over, and nobody else is trying. Who does not come back with an answer has the others wait
-        as long again."""
+        """Take the trial request after a cooldown; return whether it was free. A trial that gets no answer delays
+        the next by as long again."""
         now = self._clock()
         if now < self.until:
             return False
@@ -82,7 +82,7 @@ class Cooldown:
 
 
 class Placed(Protocol):
-    """What knows where its provider is."""
+    """A model that knows its provider's address."""
 
     @property
     def host(self) -> str:
@@ -106,7 +106,7 @@ class Deployment:
 
     @property
     def seconds_left(self) -> float:
-        """How long it is left alone."""
+        """The rest of the cooldown in seconds."""
         return self.cooldown.seconds_left
 
     @property

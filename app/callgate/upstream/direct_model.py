@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-shaped HTTP API, asked and read without a library in between.
+"""The direct lane: a model behind an OpenAI-shaped HTTP API, without a library in between.
 
 The request's messages and tools go on as the bytes they came as; of the answer every chunk is read once, by `chunks`.
 """
@@ -49,7 +49,7 @@ _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a model is and how it is spoken to."""
+    """The address of a model, and the settings of requests to it."""
 
     url: str
     """The whole address, `/chat/completions` included."""
@@ -68,7 +68,9 @@ class Endpoint:
     """Whether the limit on tokens has to be called `max_completion_tokens`."""
 
 
-class DirectModel:
+class HttpModel:
+    """A model behind an HTTP API that is asked without a library in between."""
+
     def __init__(
         self,
         name: str,
@@ -86,6 +88,10 @@ class DirectModel:
         self._deadlines = deadlines
         self._headers = {"Content-Type": "application/json", **endpoint.headers}
         self.host = host_in(endpoint.url)
+
+
+class DirectModel(HttpModel):
+    """A model on this lane."""
 
     def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
         exchange = self._client.post(
@@ -137,7 +143,7 @@ class HttpRequest(msgspec.Struct, eq=False):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._exchange.__aexit__(kind, error, trace)
-        if isinstance(error, TransportError):
+        if error is not None and isinstance(error, TransportError):
             raise errors.from_transport(error) from error
 
 
@@ -164,7 +170,7 @@ async def opened(exchange: AbstractAsyncContextManager[Response], secrets: Seque
 
 
 async def refusal(response: Response, secrets: Sequence[str]) -> ChatError:
-    """What an answer of another status than 200 means."""
+    """Return the error that an answer of another status than 200 means."""
     try:
         body = await response.read(ERROR_BYTES)
     except TransportError:
@@ -179,12 +185,12 @@ class Body(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether the answer's own end was read."""
+        """True if the answer's own end was read."""
         ...
 
     @property
     def fault(self) -> str | None:
-        """What made the rest of the body unreadable, if anything did."""
+        """The fault that made the rest of the body unreadable, if any."""
         ...
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]: ...
@@ -200,17 +206,16 @@ class HttpAnswer:
 
     reason_is_raw = True
     lane = "direct"
+    _body: Body | None = None
+    _start = b""
+    _size = 0
+    _at_end = _begun = False
 
     def __init__(self, response: Response, secrets: Sequence[str], answer_bytes: int) -> None:
         self._response = response
         self._secrets = secrets
         self._most = answer_bytes
         self._reads = recorded_on_wire(response.chunks())
-        self._body: Body | None = None
-        self._start = b""
-        self._size = 0
-        self._at_end = False
-        self._begun = False
 
     def __aiter__(self) -> "HttpAnswer":
         return self
@@ -256,7 +261,7 @@ class HttpAnswer:
                 return batch
 
     def _is_over(self) -> bool:
-        """Whether there may be nothing more, once the body is read."""
+        """True if there may be nothing more, once the body is read."""
         return self._begun
 
     def _read_on(self, response: Response) -> None:
@@ -266,7 +271,7 @@ class HttpAnswer:
         self._body, self._start, self._at_end = None, b"", False
 
     def _recognise(self, start: bytes) -> Body | None:
-        """What reads a body that begins like this; None while that is not known."""
+        """Choose the reader for a body by its beginning; None while that is too short."""
         return recognised(start, self._response)
 
     def _broken(self, error: TransportError | BrokenOff) -> Exception:
@@ -279,21 +284,16 @@ class HttpAnswer:
         return BrokenOff(str(error), transport_error=True)
 
 
-class StreamedBody:
+class EventStreamBody:
     """Reads a body that is a stream of events."""
 
     def __init__(self) -> None:
         self._sse = EventStreamReader()
         self._chunks = ChunkReader()
-        self._template = DeltaTemplate()
         self.done = False
         self.fault: str | None = None
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]:
-        if self._sse.is_between_events and not self._chunks.holds_half:
-            events = self._template.read_in(data)
-            if events is not None:
-                return events
         try:
             payloads = self._sse.feed(data)
         except EventTooLarge as error:
@@ -305,6 +305,25 @@ class StreamedBody:
         events = [*self._read(self._sse.finish()), *self._chunks.finish()]
         self.fault = None  # a last event that was cut off says no more than the end of the body does
         return events
+
+    def _read(self, payloads: Sequence[bytes]) -> Sequence[ModelEvent]:
+        """Read whole events; sets `done` behind the last one, `fault` where one cannot be trusted."""
+        raise NotImplementedError
+
+
+class StreamedBody(EventStreamBody):
+    """Reads a stream of completion chunks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._template = DeltaTemplate()
+
+    def feed(self, data: bytes) -> Sequence[ModelEvent]:
+        if self._sse.is_between_events and not self._chunks.holds_half:
+            events = self._template.read_in(data)
+            if events is not None:
+                return events
+        return super().feed(data)
 
     def _read(self, payloads: Sequence[bytes]) -> Sequence[ModelEvent]:
         events: list[ModelEvent] = []
@@ -339,7 +358,7 @@ class StreamedBody:
 
 
 def reported(payload: bytes) -> Sequence[ModelEvent]:
-    """What an event says that calls itself an error, whatever its shape."""
+    """Return the error in an event that is marked as one, whatever its shape."""
     try:
         body = read_json(payload)
     except ValueError:
@@ -349,30 +368,12 @@ def reported(payload: bytes) -> Sequence[ModelEvent]:
 
 
 def _read_alone(payload: bytes) -> Sequence[ModelEvent]:
-    """What a chunk says by itself, in the middle of a stream."""
+    """Read a chunk by itself, in the middle of a stream."""
     return [event for event in ChunkReader().read(read_json(payload)) if not isinstance(event, ProviderHead)]
 
 
-class JsonEvents:
+class JsonEvents(EventStreamBody):
     """Reads a stream whose events are JSON in a shape of the provider's own."""
-
-    def __init__(self) -> None:
-        self._sse = EventStreamReader()
-        self._chunks = ChunkReader()
-        self.done = False
-        self.fault: str | None = None
-
-    def feed(self, data: bytes) -> Sequence[ModelEvent]:
-        try:
-            return self._read(self._sse.feed(data))
-        except EventTooLarge as error:
-            self.fault = str(error)
-            return ()
-
-    def finish(self) -> Sequence[ModelEvent]:
-        events = [*self._read(self._sse.finish()), *self._chunks.finish()]
-        self.fault = None  # a last event that was cut off says no more than the end of the body does
-        return events
 
     def _read(self, payloads: Sequence[bytes]) -> list[ModelEvent]:
         events: list[ModelEvent] = []
@@ -393,17 +394,18 @@ class JsonEvents:
         return events
 
     def _read_payload(self, payload: bytes, event: Any) -> Sequence[ModelEvent]:
-        """What one event says; `done` behind the last one, `fault` where it says nothing that can be trusted."""
+        """Read one event; sets `done` behind the last one, `fault` where it cannot be trusted."""
         raise NotImplementedError
 
 
 class WholeBody:
     """Reads a body that is one text of JSON: here, a completion."""
 
+    done = False
+    fault: str | None = None
+
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        self.done = False
-        self.fault: str | None = None
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]:
         self._parts.append(data)
@@ -451,14 +453,14 @@ _ONCE = tuple(b'"%b"' % name for name in b"arguments name function tool_calls fu
 
 
 def _may_name_twice(text: bytes) -> bool:
-    """Whether a closer look is worth its cost: several calls or choices name these fields several times as well."""
+    """True if a closer look is worth its cost: several calls or choices name these fields several times as well."""
     if text.count(b'"finish_reason"') > 1:
         return True
     return (b'"tool_calls"' in text or b'"function_call"' in text) and any(text.count(name) > 1 for name in _ONCE)
 
 
 def holds_name_twice(text: bytes) -> bool:
-    """Whether an object in it has a name twice. Which of the two its provider meant, nobody can say."""
+    """True if an object in it has a name twice. It cannot be known which of the two its provider meant."""
     try:
         # As patient as `read_json`, and numbers need not be any here: what was read there is looked through here.
         json.loads(text.decode("utf-8", UNREADABLE), object_pairs_hook=_once, parse_int=str, parse_float=str)

@@ -1,4 +1,4 @@
-"""What went wrong upstream, said to the client in our words.
+"""Turns failures of providers into errors for the client.
 
 A provider's body may repeat the key it was sent, the address it was sent to, or a stack trace. Only for mistakes that
 the client can mend is its short message kept, with everything that looks like a secret taken out.
@@ -193,7 +193,7 @@ def timed_out(message: str, detail: str, *, again: bool, elsewhere: bool = True)
 
 
 def client_mistake(status: int, said: ErrorBody, detail: str, secrets: Iterable[str] = ()) -> UpstreamError:
-    """What the client asked for cannot be done; the provider's own words are what helps it most."""
+    """Return the error for a client's mistake, with the provider's own message."""
     secrets = tuple(secrets)
     code = _word(said.code, _CODE, secrets)
     if said.type == "exceed_context_size_error" or (code is None and _CONTEXT.search(said.message)):
@@ -258,7 +258,7 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """What may be said of a provider's words: without what looks like a secret, and as text that can be sent."""
+    """Return a provider's message without what looks like a secret, and as text that can be sent."""
     text = sound_text(text)
     for secret in secrets:
         if len(secret) >= 4:

@@ -1,4 +1,4 @@
-"""When a model's answer has begun. Until then nothing of it has been passed on and the turn may be asked again."""
+"""Finds the first content of a model's answer. Until then the turn may be asked again."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ _NO_PART = frozenset({ProviderHead, PromptedCalling, Usage, ChoiceIgnored, Chara
 
 
 def is_said(event: ModelEvent) -> bool:
-    """Whether this is part of an answer."""
+    """True if an event is content of an answer."""
     return type(event) not in _NO_PART
 
 

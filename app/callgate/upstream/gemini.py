@@ -251,7 +251,7 @@ def _answer(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _said_last(said: dict[str, Any]) -> bool | None:
-    """Whether the last thing that is said is a call; None where nothing is said."""
+    """True if the last content is a call; None where there is none."""
     for part in reversed(entries(field_of(_answer(said), "content", "parts"))):
         if "functionCall" in part or part.get("text"):
             return "functionCall" in part

@@ -1,4 +1,4 @@
-"""Looking at one deployment from outside a chat: which lane it takes, where it leads, and whether it would answer.
+"""Inspects one deployment for `doctor` and the API: its lane, its host, and whether it would answer.
 
 For the operator's commands. A question costs a list of models, or one token where there is no list.
 """
@@ -50,7 +50,7 @@ _PATIENCE = Deadlines(connect=SECONDS, first_byte=SECONDS, idle=SECONDS, total=S
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """How a deployment is reached."""
+    """The lane and the address of a deployment."""
 
     lane: str
     host: str | None
@@ -62,7 +62,7 @@ class Whereabouts:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of a look."""
+    """The result of an inspection."""
 
     verdict: Verdict
     detail: str
@@ -88,7 +88,7 @@ async def whereabouts(entry: ModelConfig) -> Whereabouts:
 
 
 async def look(entry: ModelConfig, client: HttpClient) -> Found:
-    """Whether the provider is there, takes the key and has the model."""
+    """Check that the provider is there, takes the key and has the model."""
     if is_demo(entry):
         return Found("ok", "built in")
     began = time.perf_counter()
@@ -118,7 +118,7 @@ async def proxy_to(entry: ModelConfig, client: HttpClient) -> str | None:
 
 
 async def _listed(endpoint: Endpoint, client: HttpClient) -> Found | None:
-    """What the provider's list of models says; None where it has none."""
+    """Get the provider's list of models; None where it has none."""
     address = endpoint.url.removesuffix("/chat/completions") + "/models"
     try:
         async with client.get(address, endpoint.headers, _PATIENCE) as response:

@@ -202,7 +202,10 @@ class _StreamedAnswer:
             return self._failed(from_exception(error, self._secrets))
         finally:
             self._clock.rest()
-        return [*self._chunks.read(_without_reason(plain(chunk))), *self._received()]
+        read = plain(chunk)
+        for choice in read.get("choices") or ():
+            choice.pop("finish_reason", None)
+        return [*self._chunks.read(read), *self._received()]
 
     def _received(self) -> Sequence[ModelEvent]:
         """The finish reasons as they were received. What stands in a chunk was mapped to OpenAI's five, a failed turn to
@@ -271,7 +274,7 @@ class _Clock:
             self._timer = None
 
     def gave_up(self) -> bool:
-        """Whether it was us who cancelled the task, and nobody else besides."""
+        """True if only we cancelled the task."""
         return self._gave_up and self._task is not None and self._task.uncancel() <= self._cancelled_before
 
     def _look(self) -> None:
@@ -381,7 +384,7 @@ async def vouched_endpoint(entry: ModelConfig) -> Endpoint | None:
 
 
 async def can_call_functions(entry: ModelConfig) -> bool | None:
-    """What litellm's model list says of native tool calling; None where it says nothing.
+    """Look up native tool calling in litellm's model list; None where it has no entry.
 
     An entry without a word on it says nothing: litellm takes that for a no, but it is so for 766 of its 3014 chat
     models, `azure/o3-mini` among them.
@@ -394,7 +397,7 @@ async def can_call_functions(entry: ModelConfig) -> bool | None:
 
 
 def listed(model: str, word: str) -> bool | None:
-    """What litellm's model list says of a model, where litellm is loaded anyway; None where it says nothing."""
+    """Return litellm's entry for a model, where litellm is loaded anyway; None where it has none."""
     if _library is None:
         return None
     known = _library.model_cost.get(model) or _library.model_cost.get(model.partition("/")[2]) or {}
@@ -477,12 +480,6 @@ _LEAVES = frozenset({str, int, float, bool, type(None)})
 def decoded(value: Any) -> Any:
     """litellm reads messages, so what came as bytes is read for it, and only for it."""
     return raw_json.read(value)
-
-
-def _without_reason(chunk: dict[str, Any]) -> dict[str, Any]:
-    for choice in chunk.get("choices") or ():
-        choice.pop("finish_reason", None)
-    return chunk
 
 
 def _takes_extra_body(litellm: Any, arguments: Mapping[str, Any]) -> bool:

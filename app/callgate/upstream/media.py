@@ -1,5 +1,6 @@
-"""Addresses in messages. Where a provider takes addresses they travel; where it does not, what is there is fetched here and put
-into the message: counted, bounded in size and time, on no more than a few addresses, and kept by nobody.
+"""URLs of images and files in messages. Where a provider takes URLs they travel; where it does not, what is there is
+fetched here and put into the message: counted, bounded in size and time, on no more than a few addresses, and kept by
+nobody.
 
 litellm would fetch it itself, on the event loop and without bounds; it is kept from it (`litellm_model`).
 """
@@ -35,7 +36,7 @@ _NO_CONTENT = frozenset({"role", "tool_calls", "function_call"})
 
 
 class CannotFetch(Exception):
-    """What is at an address cannot be had; the text is for the client."""
+    """Raised where what is at an address cannot be fetched; the text is for the client."""
 
 
 Place: TypeAlias = tuple[Any, Any, str]

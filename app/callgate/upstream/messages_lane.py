@@ -1,4 +1,4 @@
-"""Claude behind Anthropic's API, asked in the words of a client that speaks the same API.
+"""The lane for Claude where the client speaks Anthropic's Messages API too: the request goes on nearly as it came.
 
 The client's blocks go on as they came, byte for byte: cache marks, documents, citations and signatures with them. Turns that
 were made here stand between them as their provider wrote them. Where none of our tools is on offer the answer's bytes are
@@ -129,6 +129,9 @@ def _worded(
     if betas:
         known = next((name for name in headers if name.lower() == "anthropic-beta"), "anthropic-beta")
         headers[known] = ",".join(dict.fromkeys([*filter(None, headers.get(known, "").split(",")), *betas]))
+    has_server_tools = may_pause and any(
+        raw_json.read(it).get("type") not in (None, "custom") for it in body.get("tools") or ()
+    )
     return Question(
         url=url,
         headers=headers,
@@ -137,12 +140,12 @@ def _worded(
         as_events=as_events,
         as_message=as_message,
         lane=LANE,
-        continued=partial(claude.continued, body) if may_pause and _may_pause(body) else None,
+        continued=partial(claude.continued, body) if has_server_tools else None,
     )
 
 
 def count_question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, original: Original) -> Question:
-    """How many tokens a turn has, as a question."""
+    """Return the request that counts the tokens of a turn."""
     _check(original)
     body: dict[str, Any] = {name: value for name, value in original.fields.items() if name in COUNTED}
     body["messages"] = _messages(ask.messages, original)
@@ -277,10 +280,6 @@ def _choice(ask: ModelRequest) -> dict[str, Any] | None:
     return choice
 
 
-def _may_pause(body: Mapping[str, Any]) -> bool:
-    return any(raw_json.read(tool).get("type") not in (None, "custom") for tool in body.get("tools") or ())
-
-
 # What is read ----------------------------------------------------------------------------------------------------------
 
 
@@ -310,8 +309,7 @@ class MessageEventsReader(claude.EventsReader):
             return found
         if kind == "message_start":
             message = event.get("message")
-            id, model = field_of(message, "id"), field_of(message, "model")
-            return [ProviderHead(id, model), *self._count(field_of(message, "usage"))]
+            return [_head(message), *self._count(field_of(message, "usage"))]
         if kind == "message_delta":
             return [*self._count(event.get("usage")), *self._ended(event, content)]
         if kind == "message_stop":
@@ -363,7 +361,7 @@ class _ClaudeMessage(MessageBody):
         content = body.get("content")
         if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
             return None
-        events: list[ModelEvent] = [ProviderHead(body.get("id"), body.get("model"))]
+        events: list[ModelEvent] = [_head(body)]
         for block in content:
             events += [*_of_block(block), ExtraField(BLOCKS, [block])]
         if isinstance(counts := body.get("usage"), dict):
@@ -376,6 +374,11 @@ class _ClaudeMessage(MessageBody):
             if classify(reason) is FinishClass.LENGTH and claude.ends_in_call(content):
                 mark_last_call(events)
         return events
+
+
+def _head(message: Any) -> ProviderHead:
+    id, model = field_of(message, "id"), field_of(message, "model")
+    return ProviderHead(id if isinstance(id, str) else None, model if isinstance(model, str) else None)
 
 
 def _of_block(block: Mapping[str, Any]) -> Iterator[ModelEvent]:

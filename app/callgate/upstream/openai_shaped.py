@@ -129,7 +129,8 @@ async def _azure(litellm: Any, settings: LiteLLMSettings, model: str) -> tuple[s
 
 
 def azure_url(base: str, model: str, version: str) -> str:
-    """Where a deployment of Azure OpenAI is: below `/openai/v1` for its newest API, else below its own path."""
+    """Return the URL of a deployment of Azure OpenAI: below `/openai/v1` for its newest API, else below its own
+    path."""
     root, _, query = base.partition("?")
     path = urlsplit(root).path.rstrip("/")
     if path.endswith("/openai/v1") or version in AZURE_VERSIONS_WITHOUT_DEPLOYMENTS:

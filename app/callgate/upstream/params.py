@@ -1,4 +1,4 @@
-"""Which fields of a request travel on to a provider, and which never do.
+"""Selects the fields of a request that are sent on to a provider.
 
 What a client sends must not choose an address, a key, a header, a callback or a mock. In the direct lane there is
 nothing to choose: the body is all that is made from the request, so every field that is not denied may travel in it.
@@ -109,21 +109,22 @@ def for_body(ask: ModelRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The request's fields, and the operator's where it has none, as they stand in a body of our own."""
     asked = {name: value for name, value in ask.params.items() if name in IN_BODY or not is_denied(name)}
     fields = _fitting(ask, {**defaults, **asked})
-    return {name: value for name, value in fields.items() if name != "stream_options"}
+    fields.pop("stream_options", None)
+    return fields
 
 
 def for_litellm(ask: ModelRequest) -> tuple[dict[str, Any], dict[str, Any]]:
     """The request's fields as arguments for litellm, and as what goes into the provider's body beside them."""
     named: dict[str, Any] = {}
     beside: dict[str, Any] = {}
-    for name, value in _fitting(ask, ask.params).items():
+    for name, value in _fitting(ask, dict(ask.params)).items():
         if is_denied(name) or name == "stream_options":
             continue
         (named if name in NAMED else beside)[name] = value
     return named, beside
 
 
-def _fitting(ask: ModelRequest, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def _fitting(ask: ModelRequest, fields: dict[str, Any]) -> dict[str, Any]:
     # OpenAI refuses these two without tools, and the last turn of a loop is asked without.
     if ask.tools or "functions" in fields:
         return fields

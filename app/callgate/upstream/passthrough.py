@@ -57,7 +57,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Outline(msgspec.Struct):
-    """What is read of a whole answer and of the events that are looked at."""
+    """The fields that are read of a whole answer and of the events that are parsed."""
 
     choices: list[_Choice] | None = None
     usage: dict[str, Any] | None = None
@@ -84,9 +84,10 @@ class PassthroughModel(DirectModel):
     def _passed_request(self, request: Passthrough) -> bytes:
         """The body as it came, with the provider's name for the model and without fields that choose more than an answer."""
         endpoint, fields = self._endpoint, request.fields
-        body: dict[str, Any] = {
-            name: value for name, value in fields.items() if name in ALWAYS_PASSED or not is_denied(name)
-        }
+        body: dict[str, Any] = dict(fields)
+        for name in fields.keys() - ALWAYS_PASSED:
+            if is_denied(name):
+                del body[name]
         body["model"] = endpoint.model
         for choice in _CHOICES.keys() & body.keys():
             # A client that wants none of our tools has none of its own to choose from, and providers refuse that.
@@ -157,7 +158,7 @@ def _read_whole(body: bytes, response: Response, secrets: Sequence[str], choices
 
 
 def _outlined(body: bytes) -> _Outline:
-    """What is looked at of a body, which may have choices by the million."""
+    """Parse the fields that are needed of a body, which may have choices by the million."""
     if len(body) < LARGE_BODY:
         return _outline.decode(body)
     outline: Any = _large.decode(body)
@@ -396,7 +397,7 @@ def _choices_of_stream(body: bytes, choices: int) -> Sequence[Sequence[ModelEven
 
 
 def _separate(answers: Sequence[Sequence[ModelEvent]]) -> Sequence[Sequence[ModelEvent]]:
-    """The events of each choice. What the body says of all of them together is told of the first alone."""
+    """The events of each choice. Fields for all of them together are emitted with the first alone."""
     first = first_said(answers[0])
     if first is None:
         raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.")

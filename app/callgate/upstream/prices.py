@@ -1,50 +1,63 @@
-"""What a model's tokens cost: as the operator says in its entry, or as litellm's price list has it."""
+"""Looks up the price of a model's tokens: in its config entry, or in litellm's price list."""
 
-import os
-import sys
 from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
+
+import msgspec
+import structlog
 
 from callgate.conversation.prices import FREE, Price
 
 PROMPT: Final = "input_cost_per_token"
 COMPLETION: Final = "output_cost_per_token"
 CACHED: Final = "cache_read_input_token_cost"
+LIST: Final = "model_prices_and_context_window_backup.json"
+"""The file of litellm's package that its own list is made of."""
+
+log = structlog.get_logger("callgate.models")
 
 
 def price_of(litellm_params: Mapping[str, Any], model_info: Mapping[str, Any]) -> Price | None:
-    """None where nobody knows. Asking for a model that the operator did not price loads litellm, which takes seconds: not for
-    an event loop."""
-    price = _said(litellm_params, model_info)
-    return _listed(str(litellm_params.get("model", ""))) if price is None else price
-
-
-def price_at_hand(litellm_params: Mapping[str, Any], model_info: Mapping[str, Any]) -> Price | None:
-    """The same without loading anything."""
-    price = _said(litellm_params, model_info)
-    if price is not None or "litellm" not in sys.modules:
-        return price
-    return _listed(str(litellm_params.get("model", "")))
-
-
-def _said(litellm_params: Mapping[str, Any], model_info: Mapping[str, Any]) -> Price | None:
+    """None where nobody knows. litellm itself, which takes seconds, is never loaded for it."""
     for said in (model_info, litellm_params):
         if PROMPT in said or COMPLETION in said:
-            return _price(said)
-    return FREE if str(litellm_params.get("model", "")).partition("/")[0] == "demo" else None
+            cached = said.get(CACHED)
+            return Price(
+                float(said.get(PROMPT) or 0),
+                float(said.get(COMPLETION) or 0),
+                None if cached is None else float(cached),
+            )
+    model = str(litellm_params.get("model", ""))
+    provider, _, name = model.partition("/")
+    if provider == "demo":
+        return FREE
+    prices = _list()
+    return prices.get(model) or prices.get(name)
 
 
-def _listed(model: str) -> Price | None:
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it fetches its list from the network
-    import litellm
+class _Listed(msgspec.Struct, gc=False):
+    """The fields that are read of one model in litellm's list."""
 
-    prices: Mapping[str, Mapping[str, Any]] = litellm.model_cost
-    found = prices.get(model) or prices.get(model.partition("/")[2])
-    return _price(found) if found is not None and PROMPT in found else None
+    input_cost_per_token: float | None = None
+    output_cost_per_token: float | None = None
+    cache_read_input_token_cost: float | None = None
 
 
-def _price(prices: Mapping[str, Any]) -> Price:
-    cached = prices.get(CACHED)
-    return Price(
-        float(prices.get(PROMPT) or 0), float(prices.get(COMPLETION) or 0), None if cached is None else float(cached)
-    )
+@cache
+def _list() -> Mapping[str, Price]:
+    """litellm's list, read once: three megabytes, ten milliseconds."""
+    package = find_spec("litellm")
+    file = Path(str(package and package.origin)).with_name(LIST)
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=dict[str, _Listed])
+    except (OSError, msgspec.MsgspecError) as error:
+        log.error("price_list_unreadable", file=str(file), error=str(error))  # noqa: TRY400 - the reason is all there is
+        return {}
+    return {
+        model: Price(each.input_cost_per_token, each.output_cost_per_token or 0.0, each.cache_read_input_token_cost)
+        for model, each in found.items()
+        if each.input_cost_per_token is not None
+    }

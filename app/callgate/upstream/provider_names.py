@@ -1,4 +1,4 @@
-"""Whether an entry names a provider that anybody knows, so that a misspelt one is said when the config is read."""
+"""Checks that an entry names a known provider, so that a misspelt one is an error when the config is read."""
 
 import difflib
 from collections.abc import Mapping

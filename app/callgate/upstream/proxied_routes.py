@@ -1,4 +1,4 @@
-"""Requests that are no chats (embeddings, speech, images, …), passed on to where an entry's model is.
+"""Sends requests that are no chats (embeddings, speech, images, …) on to a model's provider.
 
 Only the model's name is replaced and the operator's key put in; what comes back is passed on as it comes. There is such
 a way only where the model's provider speaks OpenAI's API.
@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back, as it comes."""
+    """The provider's answer, as it comes."""
 
     content_type: str
     response: Response

@@ -1,4 +1,4 @@
-"""How a model is asked to think, where a client asks for it in Anthropic's words.
+"""Translates Anthropic's `thinking` parameters into those of other providers.
 
 A field that a provider does not know costs a refused request, and one that is left out costs an answer with less thought;
 so what is not known is left out.
@@ -38,6 +38,6 @@ LONGEST = 200
 
 @lru_cache(maxsize=1024)
 def by_family(model: str) -> bool:
-    """What the name says, without provider and organisation."""
+    """Return what the name implies, without provider and organisation."""
     last = model.lower().rstrip("/").rsplit("/", 1)[-1]
     return _FAMILIES.search(re.sub(r"[\s_:@]+", "-", last)) is not None

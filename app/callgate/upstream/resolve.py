@@ -1,4 +1,4 @@
-"""From one entry's `litellm_params` to the lane its model is reached on.
+"""Chooses the lane for an entry by its `litellm_params`.
 
 `direct` for providers whose wire is OpenAI's, `responses` for models that answer on OpenAI's Responses API alone, `translated` for
 those whose own wire has a reader here, `litellm` for the rest.
@@ -293,7 +293,7 @@ def lane_of(entry: ModelConfig) -> Literal["direct", "responses", "translated", 
 
 
 def why_not_direct(entry: ModelConfig) -> str | None:
-    """What speaks against the direct lane for this entry, or None."""
+    """Return the reason against the direct lane for this entry, or None."""
     params = opened(entry.litellm_params)
     provider, model = split_provider(params)
     if provider in OLLAMAS:
@@ -311,7 +311,7 @@ def why_not_direct(entry: ModelConfig) -> str | None:
 
 
 def why_not_translated(entry: ModelConfig) -> str | None:
-    """What speaks against the translated lane for this entry, or None."""
+    """Return the reason against the translated lane for this entry, or None."""
     params = opened(entry.litellm_params)
     provider, model = split_provider(params)
     if provider in OPENAI_SHAPED or provider in OLLAMAS:
@@ -336,7 +336,8 @@ def _only_litellm(params: Mapping[str, Any], provider: str) -> str | None:
 
 
 def _is_no_chat(provider: str | None, model: str, params: Mapping[str, Any]) -> bool:
-    """Whether a model answers on the Responses API alone. At an address of one's own a name says so that is OpenAI's."""
+    """True if a model answers on the Responses API alone. At an address of one's own a name says so that is
+    OpenAI's."""
     if provider != "openai" or not NOT_CHAT.match(model):
         return False
     is_openais = OPENAI_NAMES.fullmatch(model) is not None or model.startswith(RESPONSES_MARK)
@@ -349,12 +350,12 @@ def _litellms(params: Mapping[str, Any]) -> Iterator[str]:
 
 
 def is_plain(params: Mapping[str, Any]) -> bool:
-    """Whether every setting can be honoured without litellm."""
+    """True if every setting can be honoured without litellm."""
     return _PLAIN.issuperset(_litellms(params))
 
 
 def body_settings(params: Mapping[str, Any]) -> dict[str, Any]:
-    """What an entry sets for the bodies of its requests."""
+    """Return the fields that an entry sets in the bodies of its requests."""
     return {
         name: value for name, value in params.items() if name in NAMED or (name not in _PLAIN and not is_denied(name))
     }

@@ -1,4 +1,4 @@
-"""What a model of the Responses API answers, as the events of a chat.
+"""Reads the answers of the Responses API into the events of a chat.
 
 The whole of a call comes more than once; where two of them differ it is no call. Only what ends the response ends the answer.
 """
@@ -145,7 +145,7 @@ class ResponseEvents(JsonEvents):
         return events
 
     def _goes_on(self, at: int | None) -> list[ModelEvent]:
-        """What stands between two messages of a turn."""
+        """Go on to the message at a place; return the separator before it."""
         before, self._message = self._message, at
         return [TextDelta("\n\n")] if before is not None and at != before else []
 
@@ -213,7 +213,7 @@ class ResponseEvents(JsonEvents):
         return events
 
     def _whole_call(self, at: int | None, item: Mapping[str, Any]) -> list[ModelEvent]:
-        """What an item says of a call of which something has come."""
+        """Read an item about a call of which something has come."""
         call = None if at is None else self._calls.get(at)
         events = self._check(at, item.get("input" if item.get("type") == "custom_tool_call" else "arguments"))
         if call is None:
@@ -250,8 +250,8 @@ class ResponseEvents(JsonEvents):
         return events
 
     def _compared(self, items: Sequence[tuple[int, Mapping[str, Any]]]) -> list[ModelEvent]:
-        """What the whole response says of calls that came piece by piece. One of which nobody says that no more was to come, nor
-        anything of what it is made with, is cut off."""
+        """Compare the whole response with the calls that came piece by piece. One of which nobody says that no more was
+        to come, nor anything of what it is made with, is cut off."""
         events: list[ModelEvent] = []
         by_id = {call.id: at for at, call in self._calls.items()}
         for place, item in items:
@@ -332,7 +332,7 @@ def head_of(response: Mapping[str, Any]) -> ProviderHead:
 
 
 def _kind(found: Mapping[str, Any]) -> str:
-    """What an event or an item says that it is; nothing, where that is no text."""
+    """Return the type of an event or an item; empty where that is no text."""
     kind = found.get("type")
     return kind if isinstance(kind, str) else ""
 
@@ -375,7 +375,7 @@ def _annotations(found: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def end_of(response: Mapping[str, Any], *, has_calls: bool) -> Iterator[ModelEvent]:
-    """What the status of a response means. This API has no finish reasons; those of a chat stand for its statuses."""
+    """Translate the status of a response. This API has no finish reasons; those of a chat stand for its statuses."""
     if isinstance(counts := response.get("usage"), dict):
         yield usage_of(counts)
     status, error = response.get("status"), response.get("error")

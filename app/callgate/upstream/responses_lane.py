@@ -1,5 +1,5 @@
-"""A model behind the Responses API of OpenAI's: some of its models answer on no other, and the thinking of all of them goes on
-from turn to turn there.
+"""The lane for models behind OpenAI's Responses API: some of its models answer on no other, and the thinking of all of
+them goes on from turn to turn there.
 
 Nothing is kept at the provider: each turn is asked with its whole history, the items of earlier turns as the model made them,
 and what it thought sealed by its provider.
@@ -21,9 +21,9 @@ from callgate.upstream.direct_model import (
     Body,
     Endpoint,
     HttpAnswer,
+    HttpModel,
     HttpRequest,
     StreamedBody,
-    host_in,
     recognised,
 )
 from callgate.upstream.responses_answer import ResponseEvents, ResponseObject
@@ -36,7 +36,7 @@ PATH: Final = "/responses"
 _encode = msgspec.json.Encoder().encode
 
 
-class ResponsesModel:
+class ResponsesModel(HttpModel):
     """A model on this lane."""
 
     def __init__(
@@ -49,14 +49,10 @@ class ResponsesModel:
         answer_bytes: int = ANSWER_BYTES,
     ) -> None:
         """`endpoint`: where the provider has its chats. `answer_bytes`: how long one answer may be."""
-        self.name = name
-        self.host = host_in(endpoint.url)
+        super().__init__(name, endpoint, client, deadlines, answer_bytes=answer_bytes)
         base = endpoint.url.removesuffix(CHAT_PATH)
         self._url = base if base.endswith(PATH) else base + PATH
-        self._endpoint = endpoint
         self._by = f"{self.host} {endpoint.model}"
-        self._client, self._deadlines, self._answer_bytes = client, deadlines, answer_bytes
-        self._headers = {"Content-Type": "application/json", **endpoint.headers}
 
     def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
         read = as_read(ask, signed=False)

@@ -1,4 +1,4 @@
-"""A turn of a chat in the words of the Responses API."""
+"""Translates a turn of a chat into a request to the Responses API."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
@@ -49,7 +49,11 @@ def body_of(ask: ModelRequest, model: str, by: str, defaults: Mapping[str, Any])
     body = {name: value for name, value in fields.items() if name not in STATE and name not in ALWAYS_PASSED}
     body |= {name: defaults[name] for name in ("reasoning", "text", "include") if name in defaults}
     body |= _renamed(fields, body)
-    include = [*(body.get("include") or ()), *_included(fields, model)]
+    include = list(body.get("include") or ())
+    if not model.startswith(DO_NOT_THINK):
+        include.append(THOUGHTS)
+    if fields.get("logprobs"):
+        include.append(LOGPROBS)
     if include:
         body["include"] = list(dict.fromkeys(include))
     if not fields.get("logprobs"):
@@ -78,13 +82,6 @@ def _renamed(fields: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, An
     if limit is not None:
         renamed["max_output_tokens"] = limit
     return renamed | ({"metadata": fields["metadata"]} if fields.get("metadata") else {})
-
-
-def _included(fields: Mapping[str, Any], model: str) -> Iterator[str]:
-    if not model.startswith(DO_NOT_THINK):
-        yield THOUGHTS
-    if fields.get("logprobs"):
-        yield LOGPROBS
 
 
 def _format(format: Any) -> dict[str, Any] | None:
@@ -171,7 +168,7 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _said(message: Mapping[str, Any], by: str) -> Iterator[dict[str, Any]]:
-    """What a model said in a turn: as it made it, where it was this model and the message says the same."""
+    """Return the items of a model's turn: as it made them, where it was this model and the message says the same."""
     calls = {call["id"]: call for call in message.get("tool_calls") or ()}
     kept = message.get(ITEMS)
     own = [each["item"] for each in kept if _is_by(each, by)] if isinstance(kept, list) else []
@@ -196,7 +193,7 @@ def _said(message: Mapping[str, Any], by: str) -> Iterator[dict[str, Any]]:
 
 
 def _is_by(kept: Any, by: str) -> bool:
-    """Whether it is an item of this model that can go back. A history comes from a client, and may hold anything."""
+    """True if it is an item of this model that can go back. A history comes from a client, and may hold anything."""
     item = kept.get("item") if isinstance(kept, dict) and kept.get("by") == by else None
     return isinstance(item, dict) and isinstance(kind := item.get("type"), str) and kind in KEPT
 
@@ -216,7 +213,7 @@ def _message(content: Any, phase: Any = None) -> Iterator[dict[str, Any]]:
 
 
 def _thought(item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What was thought, without its id: by that the provider would look for what it has kept, and for whom."""
+    """Return a reasoning item without its id: by that the provider would look for what it has kept, and for whom."""
     if item["type"] != "reasoning":
         return None
     summary = [{"type": "summary_text", "text": text} for text in texts_of(item.get("summary"))]

@@ -1,4 +1,4 @@
-"""Asking again, and asking another: for a turn that failed before anything of it was passed on, and only for that turn.
+"""Retries and fallbacks, for a turn that failed before anything of it was passed on.
 
 Tools are not seen from here, so none can run twice. Waits are full-jitter, a provider's Retry-After is honoured as long
 as it is short, and all retries of a runtime share one budget, so that a provider in trouble is not
@@ -8,10 +8,11 @@ asked three times as often by the very clients that wait for it.
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import msgspec
 
@@ -62,7 +63,7 @@ class RetryBudget:
         self._requests[0] += 1
 
     def take(self) -> bool:
-        """Whether one more repetition is allowed; counts it if so."""
+        """Count one more repetition if it is allowed; return whether it was."""
         self._forget()
         if sum(self._retries) >= self._free + self._share * sum(self._requests):
             return False
@@ -83,7 +84,7 @@ class RetryBudget:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What retrying needs of the world; tests bring their own."""
+    """The budget, clock, sleep and randomness of retrying; tests pass their own."""
 
     budget: RetryBudget
     clock: Callable[[], float] = time.monotonic
@@ -131,6 +132,7 @@ class _Asking(msgspec.Struct, eq=False):
     _queue: "_Queue | None" = None
     _anyway: bool = False
     _on_trial: bool = False
+    _instead_of: str = ""
     _wait: float = 0.0
     _waited: float = 0.0
     _open: AbstractAsyncContextManager[ModelAnswer] | None = None
@@ -141,50 +143,50 @@ class _Asking(msgspec.Struct, eq=False):
 
     async def __aenter__(self) -> ModelAnswer:
         if not self.number:
-            model, world = self._model, self._model.circumstances
+            world = self._model.circumstances
             world.budget.count_request()
             self._began = self._asked_at = world.clock()
             self.number = 1
             cooldown = self._deployment.cooldown
             if cooldown.failures and cooldown.is_resting:
-                self._queue = _Queue(model.pools, model.policy.tries, self._order)
+                passed_over = self._deployment
+                self._queue = _Queue(self._model.pools, self._model.policy.tries, self._order)
                 self._take(self._queue.first() or self._queue.fallback())
+                if self._deployment is not passed_over:
+                    self._instead_of = passed_over.responder.deployment
         while True:
+            self._open = None
             try:
-                return await self._begin()
+                # Whatever happens before its first words closes what was opened.
+                if (trace := TRACE.get()) is not None:
+                    trace.attempt(self._turn, self.number)
+                opened = self._deployment.model.ask(self._ask)
+                answer = await opened.__aenter__()
+                if not isinstance(answer, ReadAnswer):
+                    try:
+                        answer = await _Begun.wait_for(answer)
+                    except BaseException as error:
+                        await opened.__aexit__(type(error), error, error.__traceback__)
+                        raise
+                self._open = opened
+                if self._queue is not None and (self.number > 1 or self._anyway or self._on_trial or self._instead_of):
+                    await self._emit(200)
+                return answer
             except ChatError as failure:
                 await self.failed(failure)
                 if not failure.retryable:
                     raise
                 await self.go_on(failure)
 
-    async def __aexit__(
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> Coroutine[Any, Any, bool | None]:
         assert self._open is not None
-        return await self._open.__aexit__(kind, error, trace)
+        return self._open.__aexit__(kind, error, trace)
 
     def _take(self, chosen: "_Chosen | None") -> None:
         assert chosen is not None, "who rests is asked when nobody else is left"
         self._deployment, self._on_trial, self._anyway = chosen.deployment, chosen.on_trial, chosen.anyway
-
-    async def _begin(self) -> ModelAnswer:
-        """Ask, and wait for the first words; whatever happens before them closes what was opened."""
-        self._open = None
-        if (trace := TRACE.get()) is not None:
-            trace.attempt(self._turn, self.number)
-        opened = self._deployment.model.ask(self._ask)
-        answer = await opened.__aenter__()
-        if not isinstance(answer, ReadAnswer):
-            try:
-                answer = await _Begun.wait_for(answer)
-            except BaseException as error:
-                await opened.__aexit__(type(error), error, error.__traceback__)
-                raise
-        self._open = opened
-        if self.number > 1 or self._anyway or self._on_trial:
-            await self._emit(200)
-        return answer
 
     def succeeded(self) -> None:
         cooldown = self._deployment.cooldown
@@ -208,8 +210,10 @@ class _Asking(msgspec.Struct, eq=False):
     async def _emit(self, status: int, reason: str = "", detail: str = "", is_refusal: bool = False) -> None:
         seconds = self._model.circumstances.clock() - self._asked_at
         number, by = self.number, self.by
+        instead_of = self._instead_of if number == 1 else ""
+        anyway, wait = self._anyway, self._wait
         await self._announce(
-            Attempt(self._turn, number, by, seconds, self._wait, status, reason, detail, is_refusal, self._anyway)
+            Attempt(self._turn, number, by, seconds, wait, status, reason, detail, is_refusal, anyway, instead_of)
         )
 
     async def go_on(self, failure: ChatError) -> None:
@@ -255,8 +259,8 @@ class _Chosen:
 
 
 class _Queue:
-    """Who is asked next: the deployments of one pool in turn, without those that failed for good or are left alone; then
-    the next pool; and at the end, once each, those that were left alone."""
+    """The order of attempts: the deployments of one pool in turn, without those that failed for good or are left alone;
+    then the next pool; and at the end, once each, those that were left alone."""
 
     def __init__(self, pools: Sequence[DeploymentPool], tries: int, order: Sequence[Deployment]) -> None:
         """`order` is that of the first pool."""
@@ -274,8 +278,8 @@ class _Queue:
         self._count(self._waiting.pop(0))
 
     def again(self, failed: Deployment, passing: bool) -> _Chosen | None:
-        """Who of the same pool is asked after a failure. One that is left alone from now on is asked again only where
-        nobody else is there."""
+        """Return the deployment of the same pool to ask after a failure. One that is left alone from now on is asked
+        again only where nobody else is there."""
         is_alone = not (self._waiting or self._pools or self._resting)
         if passing and (is_alone or not failed.cooldown.is_resting):
             self._waiting.append(failed)
@@ -311,20 +315,20 @@ class _Queue:
         self.asked[deployment] = self.asked.get(deployment, 0) + 1
 
 
-class _Begun:
+class _Begun(msgspec.Struct, eq=False):
     """An answer whose first words are there; what came before them is given out first."""
 
-    def __init__(self, answer: ModelAnswer) -> None:
-        self._answer = answer
-        self._batches = aiter(answer)
-        self._held: list[Sequence[ModelEvent]] = []
+    _answer: ModelAnswer
+    _batches: AsyncIterator[Sequence[ModelEvent]]
+    _held: list[Sequence[ModelEvent]]
 
     @classmethod
     async def wait_for(cls, answer: ModelAnswer) -> "_Begun":
-        begun = cls(answer)
+        batches = aiter(answer)
+        held: list[Sequence[ModelEvent]] = []
         try:
-            async for batch in begun._batches:
-                begun._held.append(batch)
+            async for batch in batches:
+                held.append(batch)
                 first = first_said(batch)
                 if isinstance(first, ProviderError):
                     raise errors.reported(first.message, first.body, {})
@@ -334,8 +338,8 @@ class _Begun:
                 raise errors.bad_answer("The model's provider sent an empty answer.")
         except BrokenOff as error:
             raise errors.bad_answer("The model's provider broke its answer off.", str(error)) from error
-        begun._held.reverse()
-        return begun
+        held.reverse()
+        return cls(answer, batches, held)
 
     @property
     def reason_is_raw(self) -> bool:
@@ -357,5 +361,5 @@ class _Begun:
 
 
 def is_passing(error: ChatError) -> bool:
-    """Whether the very same deployment may answer a moment later."""
+    """True if the very same deployment may answer a moment later."""
     return error.again if isinstance(error, errors.UpstreamError) else error.retryable

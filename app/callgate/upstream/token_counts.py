@@ -1,4 +1,4 @@
-"""How many tokens a question has: by its provider's word where that counts, else by a tokenizer that is here."""
+"""Counts the tokens of a request: by its provider's counting API, else by a local tokenizer."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How each deployment is asked for its calls: natively, in a prompt, or in the way that is found out when it is used.
+"""Chooses how each deployment is asked for tool calls: natively, in a prompt, or by a probe at its first use.
 
 What the config says counts; `auto` leaves it to the entry's `model_info`, then to litellm's model list, the model's
 family and a probe (`callgate.text_calls.calling_detection`). litellm is asked only where it is loaded or will be: for a model on the direct
@@ -63,13 +63,13 @@ class ToolCalling:
         return model if known.format == NATIVE else in_words(model, known.format)
 
     def choice(self, entry: ModelConfig) -> CallingMode | None:
-        """What is known of a deployment by now; None while nobody had to find out."""
+        """Return the mode of a deployment; None while no probe was needed."""
         known = _known(entry)
         way = self._ways.get(_key(entry))
         return known or (None if way is None else way.choice)
 
     async def foresee(self, entry: ModelConfig) -> tuple[CallingMode | None, str]:
-        """What will be chosen, None where the model will be asked; and the format it is asked in without native calls."""
+        """Return the mode that will be chosen, None where a probe decides, and the text format without native calls."""
         return _known(entry) or await self._way(entry).foresee(), _format(entry)
 
     def _way(self, entry: ModelConfig) -> CallingDetector:
@@ -90,7 +90,7 @@ class ToolCalling:
 
 
 def _known(entry: ModelConfig) -> CallingMode | None:
-    """What needs no finding out."""
+    """Return the mode where no probe is needed."""
     if entry.tool_calling != AUTO:
         return CallingMode(entry.tool_calling, "config")
     if is_demo(entry):
@@ -103,7 +103,7 @@ def _known(entry: ModelConfig) -> CallingMode | None:
 
 
 def _format(entry: ModelConfig) -> str:
-    """What a model without native calls is asked in: its family's own format, or one that can be enforced."""
+    """Return the text format for a model without native calls: its family's own format, or one that can be enforced."""
     format = format_for(_name(entry))
     if not entry.constrain_calls:
         return format

@@ -1,4 +1,4 @@
-"""A model whose requests litellm's provider classes word, and whose answers we carry and read.
+"""The translated lane: litellm's provider classes build the request, our HTTP client sends it, and we read the answer.
 
 The deadlines, the errors, the events of the stream and the finish reason are ours, so that nothing between us and the
 provider retries, logs, or puts its own word for the provider's. A request that cannot be worded is the request's error,

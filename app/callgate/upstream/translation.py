@@ -1,4 +1,4 @@
-"""What the translations of all providers share: the question as it is sent, fields that are remembered, bodies that are read.
+"""Shared by the translations of all providers: the request as it is sent, and readers of event streams and bodies.
 
 What a provider says for itself is in its own module: `claude`, `gemini`.
 """
@@ -185,7 +185,7 @@ class EventsBody(JsonEvents):
         return error
 
     def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
-        """What one event of the provider's says; `done` behind its last one."""
+        """Read one event of the provider; sets `done` behind the last one."""
         raise NotImplementedError
 
     def _untranslated(self, error: Exception) -> list[ModelEvent]:
@@ -224,7 +224,7 @@ class MessageBody(WholeBody):
         raise NotImplementedError
 
     def _read_message(self, body: dict[str, Any]) -> list[ModelEvent] | None:
-        """What the message says; None where it is none."""
+        """Read a whole answer; None where it is none."""
         raise NotImplementedError
 
     def _untranslated(self, error: Exception) -> None:
@@ -241,8 +241,8 @@ _ONCE = tuple(b'"%b"' % name for name in b"partial_json arguments name function 
 
 
 def names_twice(text: bytes) -> bool:
-    """Whether an object in a text with a call, or with a reason, has a name twice. Which of the two its provider meant, nobody
-    can say."""
+    """True if an object in a text with a call, or with a reason, has a name twice. Which of the two its provider meant,
+    nobody can say."""
     is_doubtful = (
         any(word in text for word in _CALLS)
         or any(text.count(word) > 1 for word in _REASONS)

@@ -1,4 +1,5 @@
-"""Whether a model can see: the config's word, then litellm's list where litellm is loaded anyway, then the family.
+"""Decides whether a model takes images: by the config, then litellm's list where that is loaded anyway, then the
+family.
 
 A wrong yes costs a refused request, a wrong no a picture that is described in words; so what is not known is a no.
 """
@@ -33,6 +34,6 @@ def sees_images(entry: ModelConfig) -> bool:
 
 @lru_cache(maxsize=1024)
 def by_family(model: str) -> bool:
-    """What the name says, without provider and organisation."""
+    """Return what the name implies, without provider and organisation."""
     last = model.lower().rstrip("/").rsplit("/", 1)[-1]
     return _FAMILIES.search(re.sub(r"[\s_:@]+", "-", last)) is not None

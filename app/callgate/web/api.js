@@ -8,7 +8,7 @@ const STORED = "callgate-key";
 
 /** @type {string} */
 let key = sessionStorage.getItem(STORED) ?? "";
-const fragment = new URLSearchParams(location.hash.slice(1));
+const fragment = new URLSearchParams(location.hash.startsWith("#/") ? "" : location.hash.slice(1)); // a page of ours may be filtered by key
 /** A key that a link brought. It is not used unasked: whoever made the link would see what is done with it. */
 export const linkedKey = fragment.get("key") ?? "";
 if (fragment.has("key")) {

@@ -57,7 +57,7 @@ function drawBar() {
             >`,
         )}
       </nav>
-      <span class="live ${state}" title="The feed of runs">${mark} ${word}</span>
+      <span class="feed ${state}" title="The feed of runs">${mark} ${word}</span>
       <button class="quiet" @click=${() => askForKey()}>${hasKey() ? "Change key" : "Key"}</button>`,
     bar,
   );

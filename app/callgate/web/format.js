@@ -67,7 +67,7 @@ export const whyNotKept = (kept) => WHY_NOT_KEPT[/** @type {keyof typeof WHY_NOT
 
 /** JSON with every number as it was written: 9007199254740993 would be another one here. @param {string} text */
 export const exact = (text) =>
-  JSON.parse(text, (_, value, /** @type {any} */ context) => {
+  JSON.parse(text, (_, value, context) => {
     const isOther = typeof value === "number" && context?.source !== undefined && String(value) !== context.source;
     return isOther && "rawJSON" in JSON ? /** @type {any} */ (JSON).rawJSON(context.source) : value;
   });

@@ -1,4 +1,4 @@
-"""Celery, set up so that a call is taken by whoever is free, run in a process that can be killed, and never given out again."""
+"""The Celery application: a call is taken by a free process, which can be killed, and is never delivered twice."""
 
 import ssl
 from collections.abc import Sequence

@@ -12,11 +12,13 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
+import uvloop
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome, encode_outcome
 from callgate.calls.states import ReadyCall
 from callgate.config.schema import Config
 from callgate.fleet.message import FleetCall, FleetReply, encode_reply
+from callgate.fleet.redis_link import RedisLink
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.fleet_calls import FleetLedger
 from callgate.ledger.postgres import PostgresDatabase
@@ -27,7 +29,6 @@ from callgate.tools.registry import RegisteredTool
 
 AGAIN_SECONDS: Final = 0.25
 """Between two tries to reach the ledger. Celery ends them when the call's time is up."""
-PATIENCE: Final = 2.0
 LONGEST_REPLY: Final = 65_536
 """Bytes of an outcome that are published; what is longer is read from the ledger."""
 _PR_SET_PDEATHSIG: Final = 1
@@ -64,17 +65,20 @@ class ToolProcess:
         self._postgres = config.ledger.url.get_secret_value()
         self._redis_url = config.store.redis_url.get_secret_value()
         self._tools: Mapping[str, RegisteredTool] = {}
-        self._runner = asyncio.Runner()
+        self._loop: asyncio.AbstractEventLoop
         self._ledger: FleetLedger | None = None
-        self._redis: Any = None
+        self._redis: RedisLink
 
     def load(self) -> None:
-        """Import the tools, so that the first call does not wait for them."""
+        """Import the tools, so that the first call does not wait for them. In the process that runs them: the loop, too, would
+        else be one for all."""
+        self._loop = uvloop.new_event_loop()
+        self._redis = RedisLink(self._redis_url)
         self._tools = tools_of(self._config)
 
     def run(self, sent: Mapping[str, Any]) -> None:
         """Run one call as it came over Redis, if its row says that nobody has begun it."""
-        self._runner.run(self._run(msgspec.convert(sent, FleetCall)))
+        self._loop.run_until_complete(self._run(msgspec.convert(sent, FleetCall)))
 
     async def _run(self, sent: FleetCall) -> None:
         if self._ledger is None:
@@ -86,7 +90,9 @@ class ToolProcess:
             return
         outcome = await self._outcome(sent)
         body = encode_outcome(outcome)
-        state = _state_of(outcome)
+        state = "done"
+        if isinstance(outcome, Failed):
+            state = "unknown" if outcome.kind in _UNSEEN else "failed"
         if await self._insist(lambda: ledger.end(sent.id, attempt, state, body)):
             await self._reply(
                 sent, FleetReply(sent.id, ended=True, outcome=body if len(body) <= LONGEST_REPLY else None)
@@ -116,14 +122,8 @@ class ToolProcess:
         """Said once: who waits finds an end in the ledger, too."""
         import redis
 
-        if self._redis is None:
-            import redis.asyncio
-
-            self._redis = redis.asyncio.Redis.from_url(
-                self._redis_url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE
-            )
         try:
-            await self._redis.publish(sent.reply, encode_reply(reply))
+            await self._redis.command("PUBLISH", sent.reply, encode_reply(reply))
         except (redis.RedisError, OSError) as error:
             log.warning("fleet_reply_not_sent", tool=sent.tool, error=type(error).__name__)
 
@@ -139,9 +139,3 @@ class ToolProcess:
             except DatabaseAway as away:
                 log.warning("fleet_ledger_away", error=str(away))
             await asyncio.sleep(AGAIN_SECONDS)
-
-
-def _state_of(outcome: Outcome) -> str:
-    if not isinstance(outcome, Failed):
-        return "done"
-    return "unknown" if outcome.kind in _UNSEEN else "failed"

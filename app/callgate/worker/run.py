@@ -1,10 +1,11 @@
-"""One worker, from its beginning to its exit code."""
+"""Runs one worker, from its start to its exit code."""
 
+import logging
 import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from celery.signals import setup_logging, worker_process_init, worker_ready
@@ -18,6 +19,10 @@ from callgate.telemetry.redaction import Redactor
 from callgate.worker.celery_app import celery_app, run_worker
 from callgate.worker.child import ToolProcess, die_with, tools_of
 from callgate.worker.watch import Watch
+
+_SAYS_EVERY_CALL: Final = ("celery.worker.strategy", "celery.app.trace")
+"""Loggers with a line for the beginning and the end of each call. A line costs more than what it tells of, and the proxy has
+one of its own."""
 
 log = structlog.get_logger("callgate.worker")
 
@@ -79,6 +84,9 @@ def of_pools(config: Config, pools: Sequence[str]) -> Config:
 
 def _leave_logging_alone(**_: Any) -> None:
     """Celery sets up logging of its own unless somebody listens here."""
+    if logging.getLogger().level > logging.DEBUG:
+        for name in _SAYS_EVERY_CALL:
+            logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _try_tools(loaded: Loaded, config: Config) -> None:

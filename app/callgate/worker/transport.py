@@ -1,4 +1,4 @@
-"""Celery's way to Redis, which takes nothing but our messages from it.
+"""Celery's Redis transport, which accepts nothing but our messages.
 
 Celery ends where it reads what is no message, and obeys whatever it reads that is one. What stands in Redis may be
 anybody's: a call is looked for in the ledger before it runs, and of orders only the one to kill a call is followed.
@@ -30,7 +30,7 @@ class _Properties(msgspec.Struct):
 
 
 class _TaskMessage(msgspec.Struct, rename={"content_type": "content-type", "content_encoding": "content-encoding"}):
-    """What Celery reads of a message before a process of the worker does."""
+    """The fields of a message that Celery reads before a process of the worker does."""
 
     body: bytes
     """Base64 on the way."""
@@ -60,7 +60,11 @@ class _Order(msgspec.Struct):
 
 
 class WaryChannel(Channel):
-    """Goes on after what cannot be read."""
+    """Goes on after what cannot be read, and keeps no second list in Redis of what it has taken: a call that is lost with its
+    worker is published again by whoever wants it. That list costs eight commands a call, and half of what the worker's
+    first process does."""
+
+    ack_emulation = False
 
     def _brpop_read(self, **options: Any) -> Any:
         try:

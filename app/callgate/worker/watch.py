@@ -1,4 +1,4 @@
-"""Says that a worker lives, and finds the calls whose processes have ended.
+"""Writes the heartbeat of a worker, and finds calls without a living process.
 
 In a thread of the worker's first process with an event loop of its own: a tool that keeps its process busy cannot hold it up.
 """

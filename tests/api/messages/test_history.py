@@ -31,7 +31,7 @@ def test_messages_of_one_role_in_a_row_are_one_turn() -> None:
     assert [(origin.message, origin.blocks) for origin in second] == [(2, None), (3, None)]
 
 
-def test_results_come_before_what_else_the_user_said_wherever_they_stand() -> None:
+def test_results_come_before_the_users_other_content_wherever_they_stand() -> None:
     said = {"type": "text", "text": "Thanks."}
     history = history_of(("user", "go"), ("assistant", [CALL]), ("user", [said, RESULT]))
     assert [message["role"] for message in history.messages] == ["user", "assistant", "tool", "user"]
@@ -86,7 +86,7 @@ def test_rounds_of_ours_are_messages_of_their_own_in_their_order() -> None:
     assert history.origins[2] is None
 
 
-def test_what_a_chat_cannot_say_is_named_with_its_place() -> None:
+def test_content_without_a_chat_equivalent_is_refused_with_its_place() -> None:
     document = {"type": "document", "source": {"type": "file", "file_id": "f"}}
     history = history_of(("user", [{"type": "text", "text": "a"}, document]))
     place = "messages.0.content.1"

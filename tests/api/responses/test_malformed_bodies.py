@@ -192,13 +192,13 @@ FIELDS: list[tuple[dict[str, Any], str | None]] = [
 ]
 
 
-async def test_each_is_refused_at_its_place_and_nobody_is_asked(upstream: Upstream) -> None:
+async def test_each_is_refused_at_its_place_without_an_upstream_request(upstream: Upstream) -> None:
     assert len(TEXTS) + len(FIELDS) >= 100
     bodies = [
         *TEXTS,
         *((json.dumps({"model": "m", "input": "hi"} | fields).encode(), where) for fields, where in FIELDS),
     ]
-    told: list[tuple[bytes, Any, Any]] = []
+    checked: list[tuple[bytes, Any, Any]] = []
     async with (
         serve(create_app(make_config(upstream.url, tools=["add"]))) as url,
         http_client(url, headers={"content-type": "application/json"}) as client,
@@ -209,6 +209,6 @@ async def test_each_is_refused_at_its_place_and_nobody_is_asked(upstream: Upstre
                 error = answer.json()["error"]
                 assert set(error) == {"message", "type", "param", "code"}
                 assert error["type"] == "invalid_request_error"
-                told.append((body[:200], answer.status_code in (400, 404), error["param"] == where or error))
-    assert [one for one in told if one[1:] != (True, True)] == []
+                checked.append((body[:200], answer.status_code in (400, 404), error["param"] == where or error))
+    assert [one for one in checked if one[1:] != (True, True)] == []
     assert len(upstream.requests) == 0

@@ -107,7 +107,7 @@ async def leave(asked: Asked) -> dict[str, Any]:
 
 
 async def give_up(asked: Asked) -> dict[str, Any]:
-    """Waits for a whole answer no longer than it was told to."""
+    """Waits for a whole answer no longer than its timeout."""
     async with client(asked) as ai:
         await ai.with_options(timeout=asked["patience"]).chat.completions.create(**question(asked))
     return {}

@@ -74,8 +74,8 @@ class HttpMcp:
     def said(self, method: str) -> list[Asked]:
         return [asked for asked in self.asked if asked.message.get("method") == method]
 
-    async def tell(self, message: dict[str, Any]) -> None:
-        """Send on the streams that are open for what nobody asked for."""
+    async def notify(self, message: dict[str, Any]) -> None:
+        """Send a notification on the streams that are open for them."""
         for writer in self.streams:
             writer.write(event(message))
             await writer.drain()
@@ -151,19 +151,19 @@ class HttpMcp:
         token = params["_meta"]["progressToken"]
         match params["name"]:
             case "answers":
-                return await self._say(
+                return await self._notify(
                     asked, writer, {"content": [], "structuredContent": {"city": "Oslo", "degrees": 21}}
                 )
             case "raises":
                 said = {"content": [{"type": "text", "text": "the thermometer fell off"}], "isError": True}
-                return await self._say(asked, writer, said)
+                return await self._notify(asked, writer, said)
             case "binary":
                 blob = {
                     "uri": "",
                     "blob": base64.b64encode(bytes(16384)).decode(),
                     "mimeType": "application/octet-stream",
                 }
-                return await self._say(asked, writer, {"content": [{"type": "resource", "resource": blob}]})
+                return await self._notify(asked, writer, {"content": [{"type": "resource", "resource": blob}]})
             case "hangs":
                 self.begun.set()
                 await reader.read()
@@ -173,8 +173,8 @@ class HttpMcp:
             case "progresses":
                 writer.write(STREAM)
                 for step in (1, 2):
-                    told = {"progressToken": token, "progress": step, "total": 2, "message": f"step {step}"}
-                    writer.write(event({"jsonrpc": "2.0", "method": "notifications/progress", "params": told}))
+                    update = {"progressToken": token, "progress": step, "total": 2, "message": f"step {step}"}
+                    writer.write(event({"jsonrpc": "2.0", "method": "notifications/progress", "params": update}))
                 writer.write(b": a comment\n\nevent: message\n" + event(_message(asked, {"content": [text("done")]})))
                 await writer.drain()
                 return False
@@ -192,9 +192,9 @@ class HttpMcp:
                 await writer.drain()
                 return False
             case _:
-                return await self._say(asked, writer, {"content": [text(json.dumps(params["arguments"]))]})
+                return await self._notify(asked, writer, {"content": [text(json.dumps(params["arguments"]))]})
 
-    async def _say(self, asked: Asked, writer: asyncio.StreamWriter, result: dict[str, Any]) -> bool:
+    async def _notify(self, asked: Asked, writer: asyncio.StreamWriter, result: dict[str, Any]) -> bool:
         if self.events:
             writer.write(STREAM + event(_message(asked, result)))
             await writer.drain()

@@ -11,7 +11,7 @@ from callgate.api.errors import encode
 from callgate.api.messages.requests import read_messages_request
 from callgate.api.middleware import context_of
 from callgate.api.operator_ids import check_ids
-from callgate.api.requests import check_body, read_counted_body
+from callgate.api.requests import check_body, read_body
 from callgate.api.strict_json import LARGE_BODY
 from callgate.runtime.manager import RuntimeManager
 
@@ -31,7 +31,7 @@ class CountEndpoint:
         assert caller is not None, "the middleware lets nobody in without a caller"
         limits = self._manager.current.config.limits
         check_body(context.headers, limits.body_bytes)
-        body = await read_counted_body(receive, limits.body_bytes, context.hold)
+        body = await read_body(receive, limits.body_bytes, context.hold, counted=True)
         reading = partial(
             read_messages_request, body, context.headers, limits.messages, limits.json_depth, counts_only=True
         )

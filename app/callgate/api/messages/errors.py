@@ -1,4 +1,4 @@
-"""A failure in the shape that Anthropic's clients expect."""
+"""Turns a failure into the body that Anthropic's clients expect."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,7 +10,7 @@ KINDS: Final[Mapping[int, str]] = {status: kind for kind, status in ERROR_STATUS
 
 
 def kind_of(status: int) -> str:
-    """What Anthropic calls an error of a status."""
+    """Return Anthropic's error type for a status."""
     return KINDS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
 
 

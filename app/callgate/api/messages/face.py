@@ -1,4 +1,4 @@
-"""The face of Anthropic's Messages API."""
+"""Anthropic's Messages API: reads its requests, and chooses its writers."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The messages of a Messages request as those of a chat.
+"""Translates the messages of a Messages request into those of a chat.
 
 Turns are what counts there: messages of one role in a row are one turn, and the results of tools stand at the head of the
 user's. Here each result is a message, and calls stand beside the text of their message.
@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BlockOrigin(msgspec.Struct, frozen=True, gc=False):
-    """Where in the request a message of the chat comes from."""
+    """The place in the request that a message of the chat comes from."""
 
     message: int
     blocks: tuple[int, ...] | None

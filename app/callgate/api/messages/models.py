@@ -1,4 +1,4 @@
-"""The list of models as Anthropic's clients have it."""
+"""The list of models in the shape of Anthropic's API."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

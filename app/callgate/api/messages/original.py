@@ -1,4 +1,4 @@
-"""A Messages request as it came, for a model behind Anthropic's own API."""
+"""Keeps a Messages request as it came, for a model behind Anthropic's own API."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

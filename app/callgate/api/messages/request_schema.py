@@ -1,4 +1,4 @@
-"""The outline of a Messages request: what of it is read, and what every part of it must have."""
+"""The schema of a Messages request: the fields that are read, and the types they must have."""
 
 import re
 from collections.abc import Sequence
@@ -187,7 +187,7 @@ def _check_numbers(outline: MessagesOutline) -> None:
 
 
 def blocks_in(content: msgspec.Raw, where: str) -> str | list[MessageBlock]:
-    """What the result of a tool holds."""
+    """Return the content blocks of a tool's result."""
     if bytes(content) in (b"", b"null"):
         return ""
     try:

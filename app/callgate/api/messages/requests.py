@@ -1,4 +1,4 @@
-"""The body of a Messages request into a `ChatRequest`: the same question in the words of a chat."""
+"""Reads the body of a Messages request into a `ChatRequest`."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -212,7 +212,7 @@ def _check_server(server: RequestedMcpServer, where: str) -> None:
 
 
 def _patterns(server: RequestedMcpServer, toolset: MessagesTool | None) -> list[str]:
-    """Which tools of a server are wanted."""
+    """Return the patterns of the tools that are wanted of a server."""
     every = [f"{server.name}/*"] if server.name != "callgate" else ["*"]
     start = every[0].removesuffix("*")
     configured = server.tool_configuration

@@ -1,4 +1,4 @@
-"""Threads: conversations of which a client sends only what is new, and names the message that it goes on from.
+"""Threads: conversations in which a client sends only new messages, and names the message that it goes on from.
 
 What is kept is what the client would otherwise send again: its fields, and all messages as it has them. It is kept with the
 responses of the other API, under its key alone.
@@ -28,7 +28,7 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Earlier(msgspec.Struct, frozen=True):
-    """What a thread holds that is gone on with."""
+    """The messages of a thread that a request goes on with."""
 
     fields: Mapping[str, msgspec.Raw] = {}
     messages: list[msgspec.Raw] = []
@@ -51,7 +51,7 @@ class Threads:
         self._kept = kept
 
     async def earlier(self, owner: str, body: bytes, max_bytes: int) -> Earlier:
-        """What the thread holds that a body goes on with; both come to `max_bytes` together at most."""
+        """Return the messages of the thread that a body goes on with; both come to `max_bytes` together at most."""
         if b'"thread"' not in body:
             return NOTHING_EARLIER
         try:

@@ -1,4 +1,4 @@
-"""Chat events into Anthropic's shapes: `MessageStreamWriter` for streams, `MessageWriter` for whole answers.
+"""Writes chat events in Anthropic's shapes: `MessageStreamWriter` for streams, `MessageWriter` for whole answers.
 
 Both put the blocks of an answer together with one `_Blocks`; where its steps go is all that tells them apart. Blocks never
 overlap, their indexes go from nought by one, and each is closed before the next is opened.
@@ -51,7 +51,7 @@ NOT_STOPPED: Final = {"stop_reason": None, "stop_sequence": None, "stop_details"
 
 
 class MessageHead(msgspec.Struct, frozen=True, gc=False):
-    """What an answer carries, and what of it its client is shown."""
+    """The head of an answer, and the choice of what its client is shown."""
 
     run_id: str
     request_id: str
@@ -77,7 +77,7 @@ class MessageHead(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Sink(Protocol):
-    """Where the steps of an answer go; what is to be sent comes back."""
+    """Takes the steps of an answer, and returns what is to be sent."""
 
     def start(self, index: int, block: Mapping[str, Any]) -> bytes: ...
 
@@ -121,7 +121,7 @@ class _Blocks:
         return self._in("text", "text_delta", "text", text) if text else b""
 
     def _besides(self, turn: int, event: ModelEvent) -> bytes:
-        """What comes beside the text."""
+        """Write what comes beside the text."""
         match event:
             case ReasoningDelta() if self._head.shows_thinking:
                 return self._think(event.text)
@@ -178,7 +178,7 @@ class _Blocks:
         return b"".join(written)
 
     def finish(self, ended: ChatEnded) -> tuple[bytes, dict[str, Any]]:
-        """What is still to be written, and why the answer ended."""
+        """Return what is still to be written, and the stop reason."""
         left = self._text.finish()
         written = self._in("text", "text_delta", "text", left) if left.strip() else b""
         reason = STOP_REASONS[ended.ending.finish_reason]
@@ -320,7 +320,7 @@ class MessageStreamWriter:
         return event_of(error_shape(error, self._head.request_id))
 
     def _opening(self) -> bytes:
-        """What every stream begins with, once."""
+        """Return the first events of a stream, once."""
         if self._opened:
             return b""
         self._opened = True

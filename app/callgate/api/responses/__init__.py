@@ -1,1 +1,1 @@
-"""The face of OpenAI's Responses API: its requests read into chats, chats written as its items and events."""
+"""OpenAI's Responses API: its requests are read into chats, and chats are written as its items and events."""

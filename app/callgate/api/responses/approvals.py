@@ -1,4 +1,4 @@
-"""Calls that the client decides about: it was sent `mcp_approval_request` items, and comes back with its decisions.
+"""Approvals by the client: it is sent `mcp_approval_request` items, and sends back `mcp_approval_response` items.
 
 A decision is about one call of the response that is gone on from, counts once, and runs the call with the arguments that were
 shown. Everything else about it is refused: what is not decided does not run.
@@ -15,7 +15,7 @@ REASON_CHARS: Final = 500
 
 
 class Decisions:
-    """What a request says of the calls that wait."""
+    """The decisions in a request about calls that wait."""
 
     def __init__(self) -> None:
         self.answers: dict[str, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Background mode: a response that is made though nobody waits for it, looked at, followed and cancelled by its id.
+"""Background mode: a response that is made without an open request, and read, followed and cancelled by its id.
 
 It is made by a request through the whole application, as any other; only that what it sends is gathered here. While it is made
 this process knows its events, and the store knows that it is being made, and by which process. Where there is a ledger of runs it
@@ -8,8 +8,7 @@ not in progress for ever.
 
 import asyncio
 import contextlib
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
@@ -21,24 +20,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from callgate.api.answers import STREAM_HEADERS, send_whole, start_message, unless_left
 from callgate.api.durable_runs import Carrier, DurableRuns, RunRequest
-from callgate.api.followed_run import Ended
+from callgate.api.followed_run import WELL, Ended
 from callgate.api.middleware import HAS_PLACE, context_of
 from callgate.api.request_schema import wrong
-from callgate.api.responses.kept import KeptResponses
-from callgate.api.responses.output import ResponseWriter
+from callgate.api.responses.kept import KeptResponses, not_found
+from callgate.api.responses.output import ResponseHead, ResponseWriter
+from callgate.api.responses.resumed import ENDS, ResumedWriter, events_in, fields_of, number_of
 from callgate.auth.keys import Caller, owner_name
+from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
-from callgate.runtime.durable_run import TAKEN_OVER, DurableRun
+from callgate.conversation.events import ChatEvent
+from callgate.ledger.runs import StoredRun
+from callgate.runtime.durable_run import TAKEN_OVER, DurableRun, TakenOver
 from callgate.stores.claims import StoreProcesses
 from callgate.stores.responses import StoredResponse
 from callgate.stores.store import StoreError
 
 LOOK_SECONDS: Final = 1.0
 """How often it is looked whether another process was asked to cancel, or has ended what is followed here."""
+BATCH_SECONDS: Final = 0.2
+"""Between two writes of what a run that is kept has answered: nobody is sent what is not kept."""
+FOUND_SECONDS: Final = 10.0
+"""How long a response whose key comes again may have no record yet: it is put down when it begins."""
 UNFINISHED: Final = frozenset({"queued", "in_progress"})
 GONE: Final = {"code": "server_error", "message": "The process that made this response is gone; ask again."}
-_ENDS: Final = tuple(f"event: response.{end}\n".encode() for end in ("completed", "incomplete", "failed"))
-_NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
 
 log = structlog.get_logger("callgate.responses")
 _encode = msgspec.json.Encoder().encode
@@ -48,13 +53,18 @@ _decode = msgspec.json.decode
 class BackgroundRun:
     """One response in the making."""
 
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
+    def __init__(self, owner: str, process: str) -> None:
+        """`process` is what makes it."""
+        self.owner, self.process = owner, process
+        self.id = ""
         self.writer: ResponseWriter | None = None
         self.begun = asyncio.Event()
-        """It has an id, or was refused."""
+        """It has an id, or was refused, or was begun before."""
+        self.found: StoredRun | None = None
+        """The run of an earlier request with its key."""
         self.refusal: tuple[int, bytes] | None = None
         self.events: list[bytes] = []
+        """What whoever follows is sent."""
         self.final: dict[str, Any] | None = None
         """The response, once it is over."""
         self.task: asyncio.Task[Any]
@@ -71,14 +81,27 @@ class BackgroundRun:
         self._news = asyncio.Event()
         self._status = 0
         self._body = b""
+        self._durable: DurableRun | None = None
+        self._unkept: list[bytes] = []
+        self._keeping: asyncio.Task[None] | None = None
+        self._is_ending = asyncio.Event()
 
-    @property
-    def id(self) -> str:
-        assert self.writer is not None, "a run that has begun has a writer"
-        return self.writer.head.id
+    def begin(self, head: ResponseHead, diagnosis: Diagnosis | None, durable: DurableRun | None) -> ResponseWriter:
+        """Its writer, which goes on behind the events that there are."""
+        if self.events and durable is not None:
+            writer: ResponseWriter = ResumedWriter(head, diagnosis, self.events, durable.kept_turns)
+        else:
+            writer = ResponseWriter(head, diagnosis)
+        writer.begins_at_once = True
+        if durable is not None:
+            self._durable, durable.before_end = durable, self.keep_rest
+        self.id, self.writer = head.id, writer
+        self.begun.set()
+        return writer
 
-    def begin(self, writer: ResponseWriter) -> None:
-        self.writer = writer
+    def find(self, stored: StoredRun) -> None:
+        """An earlier request has begun it."""
+        self.found = stored
         self.begun.set()
 
     def resource(self) -> dict[str, Any]:
@@ -89,11 +112,36 @@ class BackgroundRun:
         return self.writer.resource("in_progress" if self.events else "queued")
 
     def add(self, data: bytes) -> None:
-        self.events += [event + b"\n\n" for event in data.split(b"\n\n") if event.startswith(b"event: ")]
-        self.notify()
+        """Add events of the answer. Those of a durable run are shown to followers once they are stored."""
+        if self.stopped or self.is_left:
+            return
+        if self._durable is None:
+            self.events += events_in(data)
+            self.notify()
+            return
+        self._unkept += events_in(data)
+        if self._keeping is None or self._keeping.done():
+            self._keeping = asyncio.create_task(self._keep(self._durable), name="keeps what a response says")
+
+    async def _keep(self, durable: DurableRun) -> None:
+        with contextlib.suppress(TakenOver):  # then it is another's to say
+            while self._unkept:
+                events, self._unkept = self._unkept, []
+                await durable.keep_answer(number_of(events[0]), b"".join(events))
+                self.events += events
+                self.notify()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(BATCH_SECONDS):
+                        await self._is_ending.wait()
+
+    async def keep_rest(self) -> None:
+        """Return when all events are stored, or another process has taken the run over."""
+        self._is_ending.set()
+        if self._keeping is not None:
+            await asyncio.wait({self._keeping})
 
     def stop(self, status: str) -> None:
-        """What the application still has to say of it is no part of it."""
+        """Ignore what the application still sends."""
         if not self.stopped:
             self.stopped = status
             if self.stop_work is None:
@@ -119,18 +167,37 @@ class BackgroundRun:
             await news.wait()
 
     async def send(self, message: Message) -> None:
-        """What the application answers."""
+        """Take a message of the answer; its events come from the writer."""
         if self.stopped or self.is_left:
             return
         if message["type"] == "http.response.start":
             self._status = message["status"]
-        elif self._status == 200:
-            self.add(message.get("body", b""))
-        else:
+        elif self._status != 200:
             self._body += message.get("body", b"")
             if not message.get("more_body"):
                 self.refusal = self._status, self._body
                 self.begun.set()
+
+
+class GatheredStream:
+    """Around the writer of a response in the background: what it writes is gathered for whoever follows."""
+
+    def __init__(self, writer: ResponseWriter, run: BackgroundRun) -> None:
+        self._writer, self._run = writer, run
+
+    def write(self, event: ChatEvent) -> bytes:
+        return self._gathered(self._writer.write(event))
+
+    def heartbeat(self) -> bytes:
+        return self._gathered(self._writer.heartbeat())
+
+    def error(self, error: ChatError) -> bytes:
+        return self._gathered(self._writer.error(error))
+
+    def _gathered(self, data: bytes) -> bytes:
+        if data:
+            self._run.add(data)
+        return data
 
 
 BACKGROUND: Final[ContextVar[BackgroundRun | None]] = ContextVar("background_run", default=None)
@@ -149,7 +216,7 @@ class ResponsesCarrier:
         answer = partial(self._endpoint.carry_on, request, caller, run)
         if not _decode(request.body, type=_BackgroundRequest).background:
             return await answer(receive, send)
-        return await self._background.carry_on(caller, answer, receive, send)
+        return await self._background.carry_on(caller, run, answer, receive, send)
 
 
 class _BackgroundRequest(msgspec.Struct):
@@ -166,19 +233,26 @@ class BackgroundRuns:
 
     @property
     def are_durable(self) -> bool:
-        """Whether they outlive this process."""
+        """True if they outlive this process."""
         return self._durable.is_on
 
     async def start(self, body: bytes, stream: bool, scope: Scope, receive: Receive, send: Send) -> None:
         """Begin a response, and answer with what it is by now, or with its events."""
         context = context_of(scope)
         assert context.caller is not None, "the middleware lets nobody in without a caller"
-        if "idempotency-key" in context.headers:
-            raise wrong("background", "Background mode is not to be had together with an 'Idempotency-Key'.")
-        run = BackgroundRun(owner_name(context.caller))
+        if "idempotency-key" in context.headers and not self.are_durable:
+            raise wrong(
+                "background",
+                "Background mode with an 'Idempotency-Key' needs a ledger here: `data_dir` or `ledger.url`, and `runs.durable`.",
+            )
+        run = BackgroundRun(owner_name(context.caller), self._processes.own)
         place = context.place.handed_on() if context.place is not None else contextlib.nullcontext()
         run.task = asyncio.create_task(self._make(run, place, scope, body), name="a response in the background")
         await run.begun.wait()
+        if run.found is not None:
+            if not await self._answer_again(run.owner, run.found, stream, receive, send):
+                await self.start(body, stream, scope, receive, send)
+            return
         await run.is_kept.wait()
         if run.refusal is not None and run.writer is None:
             status, refusal = run.refusal
@@ -188,10 +262,29 @@ class BackgroundRuns:
         else:
             await send_whole(send, 200, _encode(run.resource()), {})
 
+    async def _answer_again(self, owner: str, stored: StoredRun, stream: bool, receive: Receive, send: Send) -> bool:
+        """Answer a request whose key has come before; False where nothing of that one was worth keeping."""
+        id, until = response_id_of(stored.id), asyncio.get_running_loop().time() + FOUND_SECONDS
+        while (owner, id) not in self._runs and await self._kept.find(owner, id) is None:
+            state, answer = await self._durable.end_of(stored.id)
+            if not state:
+                return False
+            if answer is not None and answer.status != 200:
+                await send_whole(send, answer.status, answer.body, {})
+                return True
+            if answer is not None or asyncio.get_running_loop().time() > until:
+                raise not_found(id)
+            await asyncio.sleep(LOOK_SECONDS / 10)
+        if stream:
+            await self.stream_again(owner, id, -1, receive, send)
+        else:
+            await send_whole(send, 200, _encode(await self.found(owner, id)), {})
+        return True
+
     async def found(self, owner: str, id: str) -> dict[str, Any]:
         """A response as it is now, whoever makes it."""
         run = self._runs.get((owner, id))
-        if run is not None:
+        if run is not None and not run.is_left:
             return run.resource()
         response, _ = await self._settled(owner, id)
         return response
@@ -199,7 +292,7 @@ class BackgroundRuns:
     async def cancel(self, owner: str, id: str) -> dict[str, Any]:
         """Stop a response, and return it as it is then. One that is over stays as it is."""
         run = self._runs.get((owner, id))
-        if run is None:
+        if run is None or run.is_left:
             response, _ = await self._settled(owner, id)
             if not response.get("background"):
                 raise ChatError(
@@ -219,24 +312,47 @@ class BackgroundRuns:
         return run.resource()
 
     async def stream_again(self, owner: str, id: str, after: int, receive: Receive, send: Send) -> None:
-        """The events of a response behind one of them. Of one that another process makes, once it is over."""
+        """The events of a response behind one of them, those to come as well. Of one that another process makes and that is
+        no run that is kept, once it is over."""
         run = self._runs.get((owner, id))
+        if run is None:
+            response, _ = await self._settled(owner, id)
+            if not response.get("background"):
+                raise wrong("stream", "Only a response that was made in the background can be streamed again.")
+        await self._stream(self._events(owner, id, run, after), receive, send)
+
+    async def _events(self, owner: str, id: str, run: BackgroundRun | None, last: int) -> AsyncIterator[bytes]:
         if run is not None:
-            await self._stream(run.follow(after), receive, send)
-            return
-        response, kept = await self._settled(owner, id)
-        if not response.get("background"):
-            raise wrong("stream", "Only a response that was made in the background can be streamed again.")
-        while response["status"] in UNFINISHED:
-            await asyncio.sleep(LOOK_SECONDS)
-            response, kept = await self._settled(owner, id)
-
-        async def events() -> AsyncIterator[bytes]:
-            for event in kept.events:
-                if number_of(event) > after:
+            async for event in run.follow(last):
+                last = number_of(event)
+                yield event
+            if not run.is_left:
+                return
+        async for body in self._durable.answered(run_id_of(id)):
+            for event in events_in(body):
+                if (number := number_of(event)) > last:
+                    last = number
                     yield event
+                    if event.startswith(ENDS):
+                        return
+        for event in await self._kept_events(owner, id):
+            if number_of(event) > last:
+                yield event
 
-        await self._stream(events(), receive, send)
+    async def _kept_events(self, owner: str, id: str) -> Sequence[bytes]:
+        """Those of a response, once it is over; none of one that was deleted. While the store is away it is waited for."""
+        while True:
+            try:
+                response, kept = await self._settled(owner, id)
+                # Its events are kept after all that a chat needs to go on from it.
+                if response["status"] not in UNFINISHED and not (kept.process and await self._is_made(kept.process)):
+                    return kept.events
+            except StoreError:
+                pass  # said by whoever keeps something there
+            except ChatError as error:
+                if error.status != 503:
+                    return ()
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def close(self) -> None:
         """Stop what is still being made. It has failed then, but for what another process carries on by now."""
@@ -250,27 +366,43 @@ class BackgroundRuns:
     # -- making one
 
     async def carry_on(
-        self, caller: Caller, answer: Callable[[Receive, Send], Awaitable[Ended]], receive: Receive, send: Send
+        self,
+        caller: Caller,
+        durable: DurableRun,
+        answer: Callable[[Receive, Send], Awaitable[Ended]],
+        receive: Receive,
+        send: Send,
     ) -> Ended:
-        """Make a response that another process had begun, as a run of this one."""
-        run = BackgroundRun(owner_name(caller))
+        """Make a response that another process had begun, as a run of this one, behind the events that it has sent."""
+        run = BackgroundRun(owner_name(caller), self._processes.own)
         task = asyncio.current_task()
         assert task is not None, "called in a task"
         run.task, run.stop_work = task, self._durable.stop
+        run.events = events_in(durable.answered)
 
-        async def send_both(message: Message) -> None:
+        async def send_on(message: Message) -> None:
             await run.send(message)
             await send(message)
+            if message["type"] == "http.response.start" and message["status"] == 200 and durable.answered:
+                await send({"type": "http.response.body", "body": durable.answered, "more_body": True})
 
+        if run.events and run.events[-1].startswith(ENDS):
+            # All was said but that it is over.
+            run.id = response_id_of(durable.id)
+            await send_on(start_message(200, {**STREAM_HEADERS, "x-callgate-run": durable.id}))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._end(run, None)
+            return WELL
         before = BACKGROUND.set(run)
         watching = asyncio.create_task(self._watch(run), name="watches a response in the background")
         try:
-            return await answer(receive, send_both)
+            return await answer(receive, send_on)
         finally:
             BACKGROUND.reset(before)
             watching.cancel()
             if run.writer is not None:
-                await self._end(run, run.writer, None)
+                await run.keep_rest()
+                await self._end(run, None)
 
     async def _make(self, run: BackgroundRun, place: AbstractContextManager[object], scope: Scope, body: bytes) -> None:
         BACKGROUND.set(run)
@@ -299,7 +431,7 @@ class BackgroundRuns:
         finally:
             watching.cancel()
             if run.writer is not None:
-                await self._end(run, run.writer, error)
+                await self._end(run, error)
             run.begun.set()
             run.is_kept.set()
 
@@ -325,10 +457,10 @@ class BackgroundRuns:
                 run.stop("cancelled")
                 return
 
-    async def _end(self, run: BackgroundRun, writer: ResponseWriter, error: ChatError | None) -> None:
+    async def _end(self, run: BackgroundRun, error: ChatError | None) -> None:
         """Keep what became of it, with its events."""
         if run.is_left or (run.stop_work is not None and not run.stopped and _has_no_end(run, error)):
-            if run.is_left or await self._durable.state_of(run_id_of(run.id)) != "cancelled":
+            if run.is_left or (await self._durable.end_of(run_id_of(run.id)))[0] != "cancelled":
                 run.final = run.resource()
                 self._runs.pop((run.owner, run.id), None)
                 run.notify()
@@ -336,13 +468,12 @@ class BackgroundRuns:
             run.stopped, error = "cancelled", None  # by the id of its run
         if run.stopped == "failed":
             error = ChatError(503, "The server was shut down.", type="server_error")
-        if error is not None:
-            run.add(writer.error(error))
-            run.final = writer.failed(error)
-        elif run.stopped:
-            run.final = writer.resource("cancelled")
+        if error is not None or run.stopped:
+            assert run.writer is not None, "a run that has begun has a writer"
+            run.final = run.writer.resource("cancelled") if error is None else run.writer.failed(error)
+            run.events += [] if error is None else events_in(run.writer.error(error))
         else:
-            run.final = _decode(run.events[-1].partition(b"\ndata: ")[2])["response"]
+            run.final = fields_of(run.events[-1])["response"]
         key = (run.owner, run.id)
         if run.recording is not None:
             await asyncio.wait({run.recording})
@@ -371,7 +502,7 @@ class BackgroundRuns:
         kept = await self._kept.get(owner, id)
         response: dict[str, Any] = _decode(kept.response)
         is_made = response["status"] not in UNFINISHED or await self._is_made(kept.process)
-        if not is_made and await self._durable.state_of(run_id_of(id)) != "running":
+        if not is_made and (await self._durable.end_of(run_id_of(id)))[0] != "running":
             response |= {"status": "failed", "error": GONE}
         return response, kept
 
@@ -394,20 +525,19 @@ def run_id_of(id: str) -> str:
     return "run_" + id.removeprefix("resp_")
 
 
+def response_id_of(run_id: str) -> str:
+    return "resp_" + run_id.removeprefix("run_")
+
+
 def _has_no_end(run: BackgroundRun, error: ChatError | None) -> bool:
-    """Whether it just broke off: another process has it, or it was cancelled by another id."""
+    """True if it just broke off: another process has it, or it was cancelled by another id."""
     if error is not None:
         return error.code == TAKEN_OVER
-    return not (run.events and run.events[-1].startswith(_ENDS))
-
-
-def number_of(event: bytes) -> int:
-    found = _NUMBER.search(event)
-    return int(found[1]) if found else -1
+    return not (run.events and run.events[-1].startswith(ENDS))
 
 
 def check_after(given: Mapping[str, str]) -> int:
-    """Where a stream is to go on."""
+    """Read the event number after which a stream is to go on."""
     after = given.get("starting_after", "-1")
     if after != "-1" and not (after.isdecimal() and len(after) < 10):
         raise wrong("starting_after", "Invalid 'starting_after': expected the number of an event.")

@@ -1,4 +1,4 @@
-"""The face of the Responses API: reading a request with what it refers to, keeping the response before its last event."""
+"""The Responses API: reads a request with what it refers to, and stores the response before its last event."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from callgate.api.middleware import RequestContext
 from callgate.api.request_schema import wrong
 from callgate.api.requests import ChatRequest, read_chat_request
 from callgate.api.responses.approvals import decisions_of
-from callgate.api.responses.background import BACKGROUND, BackgroundRuns
+from callgate.api.responses.background import BACKGROUND, BackgroundRuns, GatheredStream
 from callgate.api.responses.input_items import messages_of
 from callgate.api.responses.kept import CONNECTION, KeptResponses, kept_of, numbered
 from callgate.api.responses.offered import OWN_LABEL, Offered, offered_tools
@@ -29,6 +29,7 @@ from callgate.conversation.approved_calls import ClientApprovals
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.events import CallsHandedBack, ChatEnded, ChatEvent
 from callgate.conversation.hidden_history import ShownAgain
+from callgate.runtime.durable_run import DurableRun
 from callgate.runtime.manager import RuntimeManager
 from callgate.stores.responses import StoredResponse
 from callgate.stores.store import StoreError
@@ -49,9 +50,10 @@ class ResponsesFace:
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "ResponsesExchange":
         exchange = await self.read_here(body, context, config)
         if exchange.asked.background:
-            if BACKGROUND.get() is None:
+            if (run := BACKGROUND.get()) is None:
                 raise AnsweredElsewhere(partial(self._background.start, body, exchange.request.stream))
             exchange.request.in_background = self._background.are_durable
+            exchange.request.begun_before = run.find
         return exchange
 
     async def read_here(self, body: bytes, context: RequestContext, config: Config) -> "ResponsesExchange":
@@ -136,20 +138,23 @@ class ResponsesExchange:
         self._kept, self._context, self._owner = kept, context, owner
         self._items: ResponseItems | None = None
         self._handed: CallsHandedBack | None = None
+        self._durable: DurableRun | None = None
+        """What keeps its run, where that outlives its process."""
 
     def whole(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> BodyWriter:
         self._items = ResponseItems(self._head(conversation, began), diagnoses[0] if diagnoses else None)
         return ResponseBody(self._items)
 
     def streamed(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> StreamWriter:
-        writer = ResponseWriter(self._head(conversation, began), diagnoses[0] if diagnoses else None)
-        self._items = writer
-        if (run := BACKGROUND.get()) is not None:
-            writer.begins_at_once = True
-            run.begin(writer)
-        return writer
+        head, diagnosis = self._head(conversation, began), diagnoses[0] if diagnoses else None
+        if (run := BACKGROUND.get()) is None:
+            self._items = writer = ResponseWriter(head, diagnosis)
+            return writer
+        self._items = run.begin(head, diagnosis, conversation.durable)
+        return GatheredStream(self._items, run)
 
     def work(self, conversation: Conversation) -> Work:
+        self._durable = conversation.durable
         if self._offered.left_out:
             conversation.warn(
                 f"left out of `tools`, nobody here has them: {', '.join(sorted(set(self._offered.left_out)))}"
@@ -181,6 +186,8 @@ class ResponsesExchange:
             given = numbered(self._input, items.head)
             skipped = 1 if self.asked.instructions else 0
             kept = kept_of(response, given, ended, self._handed, items.approvals, skipped)
+            if self._durable is not None:
+                await self._durable.check()
             await self._keep(items.head.id, kept, response)
         await emit(ended)
 
@@ -189,6 +196,8 @@ class ResponsesExchange:
             if (memory := CONNECTION.get()) is not None:
                 await memory.keep(id, kept)
             return
+        if (run := BACKGROUND.get()) is not None:
+            kept.process = run.process
         try:
             await self._kept.put(self._owner, id, kept)
         except StoreError as error:

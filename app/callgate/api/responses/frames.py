@@ -15,7 +15,7 @@ PROTOCOL_ERROR, UNSUPPORTED, NOT_TEXT, TOO_MANY, TOO_LARGE, TRY_LATER = 1002, 10
 
 
 class FrameError(Exception):
-    """What came is no frame that may be sent here."""
+    """Raised for a frame that a client may not send here."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -23,7 +23,7 @@ class FrameError(Exception):
 
 
 def accept_key(key: str) -> bytes:
-    """What proves to a client that its handshake was understood."""
+    """Return the value of `Sec-WebSocket-Accept` for a client's key."""
     return base64.b64encode(hashlib.sha1(key.encode("latin-1") + _GUID).digest())  # noqa: S324 - the protocol's own
 
 

@@ -1,4 +1,4 @@
-"""The input of a response as the messages of a chat.
+"""Translates the input of a response into the messages of a chat.
 
 Items stand side by side where a chat has turns: what the model said, thought and called between two words of the user's is
 one turn here, and the answers to its calls follow it in the order of the calls, wherever they stood.
@@ -82,7 +82,7 @@ def open_calls(history: Sequence[Message]) -> tuple[str, ...]:
 
 
 class _InputTurn:
-    """What the model said, thought and called, until the user or a tool says something."""
+    """One turn of the model: its text, reasoning and calls up to the next item of the user or a tool."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -284,7 +284,7 @@ def _check_content(content: Any, where: str) -> None:
 
 
 def content_of(content: str | Sequence[Item], where: str) -> Any:
-    """What a message holds, in the words of chat. A text alone stays a text."""
+    """Return the content of a message as a chat has it. A text alone stays a text."""
     if isinstance(content, str):
         return content
     parts = [_part(part, f"{where}[{place}]") for place, part in enumerate(content)]

@@ -1,4 +1,4 @@
-"""`POST /v1/responses/input_tokens`: how much a request would ask, our tools on offer included."""
+"""`POST /v1/responses/input_tokens`: counts the tokens of a request, including the tools on offer."""
 
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
@@ -8,7 +8,7 @@ from callgate.api.errors import encode
 from callgate.api.messages.counting import HEADER
 from callgate.api.middleware import context_of
 from callgate.api.operator_ids import check_ids
-from callgate.api.requests import check_body, read_counted_body
+from callgate.api.requests import check_body, read_body
 from callgate.api.responses.face import ResponsesFace
 from callgate.runtime.manager import RuntimeManager
 
@@ -27,7 +27,7 @@ class InputTokens:
         with self._manager.lease() as runtime:
             limit = runtime.config.limits.body_bytes
             check_body(context.headers, limit)
-            body = await read_counted_body(receive, limit, context.hold)
+            body = await read_body(receive, limit, context.hold, counted=True)
             request = (await self._face.read_here(body, context, runtime.config)).request
             route = runtime.choose(
                 request.model,

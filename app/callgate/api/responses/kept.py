@@ -1,4 +1,4 @@
-"""Responses that are kept: going on from them, referring to their items, and what of a chat is kept."""
+"""Stored responses: continuing them, referring to their items, and what of a chat is stored."""
 
 import asyncio
 import re
@@ -233,7 +233,8 @@ def kept_of(
     approvals: Mapping[str, str],
     skipped: int,
 ) -> StoredResponse:
-    """What is kept of a chat. `skipped`: how many messages at its beginning are instructions, which end with it."""
+    """Return what is kept of a chat. `skipped`: how many messages at its beginning are instructions, which end with
+    it."""
     history = [*ended.history[skipped:]]
     after: Sequence[Any] = ()
     assert ended.last is not None, "a chat ends with a turn"

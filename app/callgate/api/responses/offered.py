@@ -1,4 +1,4 @@
-"""The tools of a response, and the choice among them, in the words of chat."""
+"""Translates the tools of a response and its `tool_choice` into those of a chat."""
 
 import hashlib
 import re
@@ -29,7 +29,7 @@ _INPUT: Final = {
 
 
 class ClientTool(msgspec.Struct, frozen=True, gc=False):
-    """What a tool of the client's is there, which is a function of one name in a chat."""
+    """A client's tool in the Responses API, which is a function of one name in a chat."""
 
     name: str
     namespace: str | None = None
@@ -37,7 +37,7 @@ class ClientTool(msgspec.Struct, frozen=True, gc=False):
 
 
 class ApprovalWish(msgspec.Struct, frozen=True, gc=False):
-    """Which calls of one server's tools the client wants to look at before they run."""
+    """The calls of one server's tools that the client wants to approve before they run."""
 
     source: str
     """Empty for our tools that no MCP server has."""
@@ -75,7 +75,8 @@ class Offered(msgspec.Struct):
     """Types that tools of ours stand for."""
 
     def asks(self, source: str | None, name: str) -> bool:
-        """Whether calls of a tool wait for the client's word. Of a tool whose source is not known they do, if any do."""
+        """True if calls of a tool wait for the client's word. Of a tool whose source is not known they do, if any
+        do."""
         if source is None:
             return bool(self.approvals)
         return any(wish.asks(source, name) for wish in self.approvals)
@@ -91,7 +92,8 @@ def offered_tools(given: Sequence[Any], hosted: Mapping[str, str], labels: froze
         match tool["type"]:
             case "function" | "custom":
                 offered.functions.append(_client_tool(offered, tool, None, where))
-                offered.shown.append(_as_shown(tool))
+                blank = {"description": None, "parameters": None, "strict": None} if tool["type"] == "function" else {}
+                offered.shown.append({**blank, **tool})
             case "namespace":
                 name = _name(tool, where)
                 if not isinstance(inner := tool.get("tools"), list):
@@ -210,7 +212,7 @@ def _client_tool(offered: Offered, tool: Any, namespace: str | None, where: str)
 
 
 def _with_format(description: str | None, format: Any, where: str) -> str:
-    """What a custom tool says of itself, with the grammar of its input, which a function cannot enforce."""
+    """Return the description of a custom tool with the grammar of its input, which a function cannot enforce."""
     if format is None:
         return description or ""
     if not isinstance(format, dict) or format.get("type") not in _FORMATS:
@@ -273,9 +275,3 @@ def _names_in(given: Any, where: str) -> frozenset[str] | None:
 def _bad_wish(where: str) -> ChatError:
     where = f"{where}.require_approval"
     return wrong(where, f"Invalid value for '{where}': expected 'always', 'never' or lists of tool names.")
-
-
-def _as_shown(tool: Mapping[str, Any]) -> dict[str, Any]:
-    if tool["type"] != "function":
-        return dict(tool)
-    return {"description": None, "parameters": None, "strict": None, **tool}

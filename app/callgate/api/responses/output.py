@@ -1,4 +1,4 @@
-"""Chat events into the items of a response and the events of its stream.
+"""Writes chat events as the items of a response and the events of its stream.
 
 Whole and streamed are the same work: `ResponseWriter` gathers items and writes events on the way, `ResponseBody` asks for the
 items at the end. Clients hold streams to more than any document says: one id, constant ids of items, contiguous indexes,
@@ -49,7 +49,7 @@ _decode = msgspec.json.decode
 
 
 class ResponseHead(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a response from its beginning."""
+    """The fields of a response that are known from its beginning."""
 
     run_id: str
     created: int
@@ -98,8 +98,8 @@ class ResponseItems:
         self._turn = 0
         self._held = ""
         self._said_before = False
-        self._message: _OpenOutput | None = None
-        self._thought: _OpenOutput | None = None
+        self._message: OpenOutput | None = None
+        self._thought: OpenOutput | None = None
         self._blocks: list[Mapping[str, Any]] = []
         self._running: dict[str, int] = {}
         self._unfinished = False
@@ -114,7 +114,7 @@ class ResponseItems:
     def emit(self, type: str, fields: Mapping[str, Any]) -> None:
         """Called with every event; a whole answer has no use for them."""
 
-    def emit_text(self, message: "_OpenOutput", text: str) -> None:
+    def emit_text(self, message: "OpenOutput", text: str) -> None:
         """Called with every piece of text."""
 
     # -- what happens
@@ -169,14 +169,14 @@ class ResponseItems:
         elif text:
             self.emit_text(message, text)
 
-    def _open_message(self) -> "_OpenOutput":
+    def _open_message(self) -> "OpenOutput":
         self._close_thought()
         self._said_before, self._held = True, ""
         item = {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
         message = self._message = self._open("msg", item)
         return message
 
-    def _open_text(self, message: "_OpenOutput") -> None:
+    def _open_text(self, message: "OpenOutput") -> None:
         message.text_at = 0 if message.refusal_at is None else 1
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self.emit("response.content_part.added", {**message.where, "content_index": message.text_at, "part": part})
@@ -229,7 +229,7 @@ class ResponseItems:
 
     @handles(_handlers, Attempt)
     def _attempted(self, event: Attempt) -> None:
-        """What was gathered of a turn that is asked again is forgotten; where events are sent, nothing of it was."""
+        """Forget what was gathered of a turn that is asked again; where events are sent, nothing of it was sent."""
         if self.is_streamed or not event.reason:
             return
         while self._turns and self._turns[-1] == event.turn:
@@ -309,13 +309,13 @@ class ResponseItems:
 
     # -- items
 
-    def _open(self, kind: str, item: dict[str, Any]) -> "_OpenOutput":
+    def _open(self, kind: str, item: dict[str, Any]) -> "OpenOutput":
         index = len(self._items)
         item = {"id": self.head.item_id(kind, index), **item}
         self._items.append(item)
         self._turns.append(self._turn)
         self.emit("response.output_item.added", {"output_index": index, "item": {**item}})
-        return _OpenOutput(item, index)
+        return OpenOutput(item, index)
 
     def _done(self, index: int) -> None:
         self.emit("response.output_item.done", {"output_index": index, "item": self._items[index]})
@@ -351,7 +351,7 @@ class ResponseItems:
         message.item |= {"content": parts, "status": status}
         self._done(message.index)
 
-    def _closed_text(self, message: "_OpenOutput") -> dict[str, Any]:
+    def _closed_text(self, message: "OpenOutput") -> dict[str, Any]:
         text = "".join(message.pieces)
         part = {
             "type": "output_text",
@@ -398,8 +398,10 @@ class ResponseItems:
         return self.resource("failed", None, None, {"code": self.failure_code(error), "message": error.message})
 
     def failure_code(self, error: ChatError) -> str:
-        """What clients are not to repeat has a code that they do not."""
-        return NOT_REPEATED if self.head.wrote() else _failure_code(error)
+        """Return the code of a failure. Requests that must not be repeated get one that clients do not retry."""
+        if self.head.wrote():
+            return NOT_REPEATED
+        return FAILURE_CODES.get(error.status, "server_error" if error.status >= 500 else error.code or "server_error")
 
     def resource(
         self,
@@ -434,7 +436,7 @@ _THOUGHTS = frozenset({ReasoningDelta, ThinkingBlock})
 _FUNCTION = ("fc", "arguments", "function_call_arguments")
 
 
-class _OpenOutput:
+class OpenOutput:
     """An item that is not done."""
 
     __slots__ = (
@@ -496,7 +498,7 @@ class ResponseWriter(ResponseItems):
         return self._taken()
 
     def heartbeat(self) -> bytes:
-        """Says that it goes on, in the one way that resets every client's timer."""
+        """Return an event that shows that the answer goes on, of the one kind that resets every client's timer."""
         if self._number:
             self.emit("response.in_progress", {"response": self.resource("in_progress")})
         else:
@@ -518,7 +520,7 @@ class ResponseWriter(ResponseItems):
         self._written.append(b"event: %b\ndata: %b\n\n" % (type.encode(), data))
         self._number += 1
 
-    def emit_text(self, message: _OpenOutput, text: str) -> None:
+    def emit_text(self, message: OpenOutput, text: str) -> None:
         """Nearly every event is one of these: the same bytes around a number and a text."""
         if message.template is None:
             fields = {**message.where, "content_index": message.text_at, "logprobs": []}
@@ -571,10 +573,6 @@ def _input_of(call: Call) -> str:
 FAILURE_CODES: Final = {429: "rate_limit_exceeded"}
 NOT_REPEATED: Final = "invalid_prompt"
 """What clients do not repeat by themselves. Others they do, again and again."""
-
-
-def _failure_code(error: ChatError) -> str:
-    return FAILURE_CODES.get(error.status, "server_error" if error.status >= 500 else error.code or "server_error")
 
 
 def usage_of(usage: Mapping[str, Any] | None) -> dict[str, Any]:

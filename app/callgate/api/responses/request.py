@@ -1,4 +1,4 @@
-"""The body of a request to the Responses API: checked, and read into what a chat asks."""
+"""Checks the body of a request to the Responses API, and reads it into a chat request."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal
@@ -102,7 +102,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def read_body_of(body: bytes, max_depth: int) -> tuple[ResponsesBody, dict[str, msgspec.Raw]]:
-    """What was asked, and the fields as they came; a `ChatError` names the field that is wrong."""
+    """Read a body: the request, and the fields as they came. A `ChatError` names the field that is wrong."""
     fields = read_fields(body, max_depth)
     try:
         asked = _body.decode(body)
@@ -197,7 +197,7 @@ def _response_format(format: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def shown_fields(asked: ResponsesBody, offered: Offered) -> dict[str, Any]:
-    """What a response says of its request, all of it from the first event on."""
+    """Return the fields of the request that a response repeats, from its first event on."""
     text = asked.text or _Text()
     reasoning = asked.reasoning or _Reasoning()
     return {

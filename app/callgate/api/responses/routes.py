@@ -1,4 +1,4 @@
-"""`/v1/responses/{id}` and what lies under it: responses that were given, asked for again."""
+"""`/v1/responses/{id}` and the routes below it: stored responses are read, cancelled and deleted."""
 
 import contextlib
 from collections.abc import Awaitable, Callable
@@ -88,7 +88,7 @@ class _Kept:
 
 
 class _Streamed(Response):
-    """What is sent by somebody else."""
+    """A response that has been sent already, as the background has it."""
 
     def __init__(self, stream: Callable[[Receive, Send], Awaitable[None]]) -> None:
         super().__init__()

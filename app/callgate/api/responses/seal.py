@@ -1,4 +1,4 @@
-"""What a model thought, packed into one text that a client sends back unread.
+"""Packs a model's reasoning into one opaque text that a client sends back.
 
 A signature belongs to the model that made it, so that what was packed for one model is not unpacked for another.
 """

@@ -1,5 +1,5 @@
-"""What WebSockets take of a server: connections, and bytes of messages that are still coming. Both are counted for each key, so
-that one of them leaves room for the others."""
+"""Limits of WebSockets: the number of connections, and the bytes of messages that are still coming. Both are counted
+for each key, so that one of them leaves room for the others."""
 
 from typing import Final
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from callgate.config.schema.values import NO_BOOLEAN, Section, Switch, off_or_on
+from callgate.config.schema.values import NO_BOOLEAN, Globs, Section, Switch, off_or_on
 
 
 class RecordKeep(Section):
@@ -15,6 +15,30 @@ class RecordKeep(Section):
     """Older runs are removed."""
     bytes: Annotated[int, Field(ge=1_048_576), NO_BOOLEAN] = 1_073_741_824
     """Beyond it the oldest texts are removed, then the oldest runs."""
+
+
+class WireKeep(Section):
+    """How long bodies of providers' answers stay in the file."""
+
+    days: Annotated[float, Field(gt=0), NO_BOOLEAN] = 1.0
+    """Those of older runs are removed; the other texts stay as long as `keep` says."""
+
+
+class RecordLess(Section):
+    """Requests of which less is recorded: those with one of these keys, to one of these models."""
+
+    keys: Globs = ()
+    """Names of keys, or globs; all of them if left out."""
+    models: Globs = ()
+    """Names of models, or globs; all of them if left out."""
+    keep: Annotated[Literal["no_content", "off"], BeforeValidator(off_or_on)]
+    """`no_content`: no word of what was said; `off`: nothing, not even when they fail."""
+
+    @model_validator(mode="after")
+    def _names_something(self) -> "RecordLess":
+        if not self.keys and not self.models:
+            raise PydanticCustomError("config", "should name `keys`, `models` or both")
+        return self
 
 
 class Record(Section):
@@ -34,6 +58,10 @@ class Record(Section):
     simply answer. Needs `content`."""
     keep: RecordKeep = RecordKeep()
     """How long runs stay in the file."""
+    wire_keep: WireKeep = WireKeep()
+    """How long bodies of providers' answers stay in the file."""
+    less: tuple[RecordLess, ...] = ()
+    """Keys and models of whose requests less is kept than all this says. Where several fit the strictest holds."""
 
     @model_validator(mode="after")
     def _has_content(self) -> "Record":

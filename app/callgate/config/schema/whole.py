@@ -92,16 +92,14 @@ class Config(Section):
         mistakes = [*_repeated_keys(self), *_models_at_odds(self), *_lost_fallbacks(self), *_repeated_tools(self)]
         mistakes += [*_pools_without_stores(self), *_unknown_pools(self)]
         if mistakes:
-            raise ValidationError.from_exception_data("Config", [_line_error(*mistake) for mistake in mistakes])
+            # Braces are placeholders to pydantic's templates, and names the operator chose may hold them.
+            errors = ((PydanticCustomError("config", "{message}", {"message": text}), loc) for loc, text in mistakes)
+            details = [InitErrorDetails(type=error, loc=loc, input=None) for error, loc in errors]
+            raise ValidationError.from_exception_data("Config", details)
         return self
 
 
 Mistake: TypeAlias = tuple[tuple[str | int, ...], str]
-
-
-def _line_error(loc: tuple[str | int, ...], message: str) -> InitErrorDetails:
-    # Braces are placeholders to pydantic's templates, and names the operator chose may hold them.
-    return InitErrorDetails(type=PydanticCustomError("config", "{message}", {"message": message}), loc=loc, input=None)
 
 
 def _repeated_keys(config: Config) -> Iterator[Mistake]:
@@ -119,7 +117,7 @@ def _repeated_keys(config: Config) -> Iterator[Mistake]:
 
 
 def _models_at_odds(config: Config) -> Iterator[Mistake]:
-    """Which deployment of a name answers is chance; which tools a client meets must not be."""
+    """Check that the deployments of a name offer the same tools: which of them answers is chance."""
     tools: dict[str, Globs] = {}
     for index, entry in enumerate(config.model_list):
         if tools.setdefault(entry.model_name, entry.tools) != entry.tools:

@@ -1,10 +1,10 @@
-"""Who may ask, and how much: keys, limits, admission, and which Host and Origin headers are accepted."""
+"""Builds access control: keys, limits, admission, and the accepted Host and Origin headers."""
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from callgate.auth.admission import Admission
+from callgate.auth.admission import Admission, SharedPlaces
 from callgate.auth.key_store import KeyStore
 from callgate.auth.keys import KeyEntry, Keyring, KeySource
 from callgate.auth.limits import Allowance, Limiter, MemoryLimiter
@@ -62,14 +62,25 @@ async def key_store_of(config: Config, ledger: SharedLedger | None) -> "KeyStore
     return None if config.data_dir is None else KeyStore(Path(config.data_dir))
 
 
-def admission_of(config: Config) -> Admission:
+def admission_of(config: Config, of_models: SharedPlaces | None) -> Admission:
+    limits = config.limits
+    return Admission(
+        limits.concurrent_requests, limits.queue_seconds, _places_of(config, limits.redis_down, ""), of_models
+    )
+
+
+def shared_places_of(config: Config) -> SharedPlaces | None:
+    """The places of models and tools, where several processes count them together. Whoever waits for one does so at his own
+    process while Redis is away, whatever becomes of keys."""
+    return _places_of(config, "open", "shared:")
+
+
+def _places_of(config: Config, down: Literal["open", "closed"], prefix: str) -> RedisPlaces | None:
     store = config.store
-    shared = None
     if store.redis_url is not None:
-        url, down = store.redis_url.get_secret_value(), config.limits.redis_down
         with contextlib.suppress(ModuleNotFoundError, ValueError):  # said where the store is made, which needs the same
-            shared = RedisPlaces(url, down=down, prefix=store.prefix)
-    return Admission(config.limits.concurrent_requests, config.limits.queue_seconds, shared)
+            return RedisPlaces(store.redis_url.get_secret_value(), down=down, prefix=store.prefix + prefix)
+    return None
 
 
 def limiter_of(config: Config, ledger: SharedLedger | None) -> Limiter:

@@ -1,4 +1,4 @@
-"""What is raised where nothing can be built from an entry of the config."""
+"""The error for an entry of the config from which nothing can be built."""
 
 from collections.abc import Sequence
 

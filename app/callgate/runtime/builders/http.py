@@ -1,4 +1,4 @@
-"""What HTTP and OpenAPI tools share."""
+"""Builds the path values that HTTP and OpenAPI tools share."""
 
 from typing import Literal
 

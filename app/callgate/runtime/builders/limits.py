@@ -1,4 +1,4 @@
-"""The bounds of one request, and the places that all tools of the process share."""
+"""Builds the limits of one request, and the concurrency limit that all tools of the process share."""
 
 from callgate.config.schema import Config
 from callgate.conversation.loop import Rules

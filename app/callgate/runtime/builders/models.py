@@ -1,4 +1,4 @@
-"""Models: their entries, how they are reached, and how they are asked again."""
+"""Builds models: their entries, their HTTP client, and their retries."""
 
 import ssl
 from typing import Any
@@ -71,7 +71,7 @@ def _yes_or_no(value: Any) -> bool | None:
 
 
 def concurrency_of(config: Config) -> dict[str, int]:
-    """How many requests may be under way with each model that has a limit. Entries that share a name add up."""
+    """Return the concurrency limit of each model that has one. Entries that share a name add up."""
     found: dict[str, list[int | None]] = {}
     for section in config.model_list:
         found.setdefault(section.model_name, []).append(section.concurrency)
@@ -79,7 +79,7 @@ def concurrency_of(config: Config) -> dict[str, int]:
 
 
 def model_client(config: Config) -> HttpClient:
-    """What carries requests to models, through the proxies that the environment names."""
+    """Build the HTTP client for models, with the environment's proxies."""
     return HttpClient(tls=tls_of(config), proxies=Proxies.from_environment())
 
 

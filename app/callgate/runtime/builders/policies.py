@@ -1,4 +1,4 @@
-"""What every kind of tool has in common: policy, approval, secrets, and what tells one entry from another."""
+"""Builds what every kind of tool has: its policy, approval rules, secrets and fingerprint."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -19,7 +19,7 @@ def approval_rule(lists: ApprovalLists | None) -> ApprovalRule:
 
 
 def policy_of(entry: ToolSection) -> dict[str, Any]:
-    """What an entry says of its policy; where it is silent the tool's own word or the default counts."""
+    """Return the policy of an entry; where it sets nothing the tool's own declaration or the default counts."""
     given = {name: value for name in POLICY_FIELDS if (value := getattr(entry, name)) is not None}
     if entry.safety is not None:
         given["safety"] = Safety(entry.safety)
@@ -35,7 +35,7 @@ _NOT_OF_THE_SOURCE = {"require_approval", "concurrency", "disabled"}
 
 
 def fingerprint(entry: ToolSection) -> str:
-    """Says all that a source is made from, secrets included, and tells none of it."""
+    """Return a digest of all that a source is made from, secrets included."""
     given = entry.model_dump(exclude=_NOT_OF_THE_SOURCE)
     return sha256(repr(_revealed(given)).encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -53,7 +53,7 @@ def _revealed(value: Any) -> Any:
 
 
 def stamp_of(place: str) -> tuple[int, int] | None:
-    """Tells one state of a file from another; None for an address."""
+    """Return a stamp that changes when a file does; None for an address."""
     try:
         found = Path(place).stat()
     except OSError:

@@ -1,4 +1,5 @@
-"""Tools that come from elsewhere: MCP servers and OpenAPI documents. What speaks to them loads where the config has one."""
+"""Builds the sources of tools: MCP servers and OpenAPI documents. Their clients are imported only where the config has
+one."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING

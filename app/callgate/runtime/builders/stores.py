@@ -1,4 +1,4 @@
-"""What outlives a request: the store of conversations, the ledger, the pinned descriptions of tools."""
+"""Builds the stores: of conversations and responses, the ledger, the pinned descriptions of tools."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +10,7 @@ from callgate.config.schema import Config
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.shared import SharedLedger, open_ledger
 from callgate.ledger.sqlite import FILE, DamagedLedger, check_ledger, is_gone
-from callgate.recorder.recorder import RecordPolicy
+from callgate.recorder.recording import RecordPolicy
 from callgate.runtime.builders.errors import BadEntry
 from callgate.stores.claims import Claims, LockedProcesses, OneProcess, PulsingProcesses
 from callgate.stores.disk import DiskStore
@@ -44,7 +44,7 @@ def store_of(config: Config) -> KeyValueStore:
 
 
 def news_of(config: Config, on_news: Callable[[str], None]) -> RedisNews | None:
-    """What processes say to each other, where they share a Redis."""
+    """Build the news channel between processes, where they share a Redis."""
     section = config.store
     return (
         None if section.redis_url is None else RedisNews(section.redis_url.get_secret_value(), section.prefix, on_news)
@@ -66,8 +66,8 @@ def fleet_of(config: Config, on_lost: Callable[[int], None]) -> "Fleet | None":
 
 
 def claims_of(config: Config, store: KeyValueStore, process: Callable[[], str]) -> Claims:
-    """Where keys of requests are claimed: with all processes where they share a store, else on the disk where there is a
-    folder for it. `process` names this one in the ledger of that folder."""
+    """Build the claims of request keys: shared by all processes where they share a store, else on the disk where there
+    is a folder for it. `process` names this one in the ledger of that folder."""
     if config.store.redis_url is not None:
         return Claims(store, PulsingProcesses(store))
     if config.data_dir is None:
@@ -77,7 +77,7 @@ def claims_of(config: Config, store: KeyValueStore, process: Callable[[], str]) 
 
 
 def responses_of(config: Config, store: KeyValueStore) -> ResponseStore:
-    """Where responses are kept: with all processes where they share a store, else on the disk where there is a folder."""
+    """Build the store of responses: shared by all processes where they share a store, else on the disk."""
     section = config.store
     seconds, owner_bytes = section.conversation_seconds, section.response_bytes
     if section.redis_url is not None:
@@ -114,6 +114,7 @@ def record_policy_of(config: Config) -> RecordPolicy:
         wire=section.wire,
         keep_days=section.keep.days,
         keep_bytes=section.keep.bytes,
+        wire_days=section.wire_keep.days,
     )
 
 

@@ -1,4 +1,4 @@
-"""The registry of tools: those that run here, and the sources of the others."""
+"""Builds the registry of tools: those that run here, and the sources of the others."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -77,6 +77,7 @@ def registry_of(
                 registry.add_source(
                     McpSource(server_spec(name, server, defaults), _opened(web), pins),
                     concurrency=server.concurrency,
+                    is_here=server.command is not None,
                     approval=approval_rule(server.require_approval),
                     identity=(name, fingerprint(server), defaults),
                 )

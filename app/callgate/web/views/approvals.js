@@ -42,12 +42,12 @@ export function onFeed(event, data) {
 async function load() {
   try {
     const waiting = (await getExact("v1/approvals")).data;
-    const ids = new Set(waiting.map((/** @type {any} */ each) => each.id));
+    const ids = new Set(waiting.map((each) => each.id));
     // Who is there stays where it is, who is new comes last: what a pointer is over is not exchanged.
     const over = cards.filter((each) => !ids.has(each.id)).slice(-SETTLED);
     const kept = cards.filter((each) => ids.has(each.id) || over.includes(each)).map((each) => ({ ...each, gone: !ids.has(each.id) }));
     const known = new Set(cards.map((each) => each.id));
-    const next = [...kept, ...waiting.filter((/** @type {any} */ each) => !known.has(each.id))];
+    const next = [...kept, ...waiting.filter((each) => !known.has(each.id))];
     if (next.map((each) => each.id).join() !== cards.map((each) => each.id).join()) moved = performance.now();
     cards = next;
     state = "No call waits for a person.";
@@ -58,7 +58,7 @@ async function load() {
   draw();
 }
 
-async function decide(/** @type {any} */ call, /** @type {string} */ decision, /** @type {string} */ reason) {
+async function decide(call, /** @type {string} */ decision, /** @type {string} */ reason) {
   if (sending.has(call.id)) return;
   if (performance.now() - moved < STEADY_MS) {
     notice("The cards have just moved: look again, then click.");
@@ -83,12 +83,12 @@ function draw() {
   render(
     html`<h2 class="visually-hidden">Calls that wait for a person</h2>
       ${cards.length ? nothing : html`<p class="empty" role="status">${state}</p>`}
-      ${repeat(cards, (/** @type {any} */ call) => call.id, (/** @type {any} */ call) => card(call, now))}`,
+      ${repeat(cards, (call) => call.id, (call) => card(call, now))}`,
     root,
   );
 }
 
-function card(/** @type {any} */ call, /** @type {number} */ now) {
+function card(call, /** @type {number} */ now) {
   const isOver = settled.has(call.id) || call.gone;
   const submit = (/** @type {SubmitEvent} */ event) => {
     event.preventDefault();

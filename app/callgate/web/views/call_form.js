@@ -23,7 +23,7 @@ export function template(schema) {
   const required = new Set(schema?.required ?? []);
   const filled = fields.filter(([name, each]) => required.has(name) || each?.default !== undefined);
   const empty = { string: "", integer: 0, number: 0, boolean: false, json: null };
-  const value = (/** @type {any} */ each) =>
+  const value = (each) =>
     each?.default ?? (kindOf(each) === "enum" ? each.enum[0] : empty[/** @type {keyof typeof empty} */ (kindOf(each))]);
   return JSON.stringify(Object.fromEntries(filled.map(([name, each]) => [name, value(each)])), null, 2);
 }
@@ -36,7 +36,7 @@ function field(name, schema, required) {
   if (kind === "enum")
     input = html`<select name=${name} ?required=${required}>
       ${required && initial !== undefined ? nothing : html`<option value=""></option>`}
-      ${schema.enum.map((/** @type {any} */ each) => html`<option value=${JSON.stringify(each)} ?selected=${each === initial}>${String(each)}</option>`)}
+      ${schema.enum.map((each) => html`<option value=${JSON.stringify(each)} ?selected=${each === initial}>${String(each)}</option>`)}
     </select>`;
   else if (kind === "boolean")
     input = html`<select name=${name} ?required=${required}>

@@ -4,7 +4,7 @@
 import { html, nothing, render } from "../lit.js";
 import { get, send } from "../api.js";
 import * as format from "../format.js";
-import { fail } from "./shared.js";
+import { fail, table } from "./shared.js";
 
 export const title = "Models";
 
@@ -22,7 +22,7 @@ export function show(main) {
   state = "Loading …";
   load();
   draw();
-  const clock = setInterval(() => models.some((model) => deploymentsOf(model).some((/** @type {any} */ each) => each.cooldown_seconds)) && load(), 5000);
+  const clock = setInterval(() => models.some((model) => deploymentsOf(model).some((each) => each.cooldown_seconds)) && load(), 5000);
   return () => clearInterval(clock);
 }
 
@@ -34,7 +34,7 @@ export function onFeed(event) {
 async function load() {
   try {
     const list = await get("v1/models");
-    models = await Promise.all(list.data.map((/** @type {any} */ model) => get(`v1/models/${encodeURIComponent(model.id)}?price=1`)));
+    models = await Promise.all(list.data.map((model) => get(`v1/models/${encodeURIComponent(model.id)}?price=1`)));
     state = "This key may ask no model.";
   } catch (failure) {
     fail(failure);
@@ -63,9 +63,9 @@ function readAttempts(text) {
   return found;
 }
 
-const deploymentsOf = (/** @type {any} */ model) => model.x_callgate?.deployments ?? [{}];
+const deploymentsOf = (model) => model.x_callgate?.deployments ?? [{}];
 
-async function examine(/** @type {any} */ model) {
+async function examine(model) {
   examined.set(model.id, { text: "asking …", isBad: false });
   draw();
   const began = performance.now();
@@ -82,12 +82,11 @@ async function examine(/** @type {any} */ model) {
 
 function draw() {
   render(
-    html`<div class="scroll" tabindex="0" role="group" aria-label="List of models"><table aria-label="Models">
-        <thead><tr><th>Model</th><th>Lane</th><th>Host</th><th>Calls tools</th><th>State</th><th class="number">Attempts</th><th class="number">$ / million tokens</th><th>Ask it</th></tr></thead>
-        <tbody>
-          ${models.flatMap((model) => deploymentsOf(model).map((/** @type {any} */ each, /** @type {number} */ place) => line(model, each, place === 0)))}
-        </tbody>
-      </table></div>
+    html`${table(
+        "Models",
+        ["Model", "Lane", "Host", "Calls tools", "State", "#Attempts", "#$ / million tokens", "Ask it"],
+        models.flatMap((model) => deploymentsOf(model).map((each, /** @type {number} */ place) => line(model, each, place === 0))),
+      )}
       ${models.length ? nothing : html`<p class="empty" role="status">${state}</p>`}
       ${noMetrics ? html`<p class="empty">${noMetrics}</p>` : nothing}
       <p><small>“Left alone”: a deployment that failed three times running is not asked for a while. Attempts are those since this process began.
@@ -96,7 +95,7 @@ function draw() {
   );
 }
 
-function line(/** @type {any} */ model, /** @type {any} */ each, /** @type {boolean} */ isFirst) {
+function line(model, each, /** @type {boolean} */ isFirst) {
   const mine = attempts.filter((one) => one.deployment === each.deployment && (!each.host || one.host === each.host));
   /** @type {Map<string, number>} */ const failed = new Map();
   for (const one of mine) if (one.result !== "answered") failed.set(one.result, (failed.get(one.result) ?? 0) + one.count);
@@ -106,7 +105,8 @@ function line(/** @type {any} */ model, /** @type {any} */ each, /** @type {bool
     <td>${each.lane ?? "not shown (loop.diagnostics: off)"}${each.why ? html` <small>${each.why}</small>` : nothing}</td>
     <td>${each.host ?? (each.lane === "demo" ? "built in" : html`<small>not shown to this key, or not known before it is asked</small>`)}</td>
     <td>${each.tool_calling ? `${each.tool_calling.format} (${each.tool_calling.decided_by})` : "not asked yet"}</td>
-    <td>${each.cooldown_seconds ? html`<span class="odd">left alone for ${format.seconds(each.cooldown_seconds)}</span>` : "in use"}</td>
+    <td>${each.cooldown_seconds ? html`<span class="odd">left alone for ${format.seconds(each.cooldown_seconds)}</span>` : "in use"}
+      ${isFirst && model.x_callgate?.concurrency ? html`<small>${model.x_callgate.concurrency.running} of ${model.x_callgate.concurrency.places} under way</small>` : nothing}</td>
     <td class="number">${mine.length ? format.count(mine.reduce((sum, one) => sum + one.count, 0)) : "–"}
       ${[...failed].map(([result, count]) => html`<small class="odd">${count} ${result}</small>`)}</td>
     <td class="number">${isFirst ? price(model.x_callgate?.price) : ""}</td>

@@ -26,6 +26,7 @@ let temperature = "";
 let streams = true;
 let run = "";
 let ending = "";
+/** Whether this key may not see how its runs go: their turns are told at their end. */ let isBlind = false;
 /** @type {AbortController | null} */ let open = null;
 let frame = 0;
 
@@ -46,7 +47,7 @@ export function show(main) {
     },
   );
   get("v1/tools").then((list) => {
-    tools = list.data.filter((/** @type {any} */ tool) => tool.state === "ready");
+    tools = list.data.filter((tool) => tool.state === "ready");
     schedule();
   }, fail);
   draw();
@@ -81,13 +82,20 @@ async function ask(/** @type {SubmitEvent} */ event) {
   messages.push(answer);
   turns = [];
   run = ending = "";
+  isBlind = false;
   open = new AbortController();
   schedule();
   /** @type {Record<string, string>} */
   const headers = { "x-callgate-events": "trace" };
   if (left.size) headers["x-callgate-tools"] = tools.map((tool) => tool.name).filter((name) => !left.has(name)).join(",") || "none";
+  const post = () => send("v1/chat/completions", { method: "POST", json: body, headers, signal: open?.signal });
   try {
-    const response = await send("v1/chat/completions", { method: "POST", json: body, headers, signal: open.signal });
+    const response = await post().catch((failure) => {
+      if (failure.code !== "see_not_allowed") throw failure;
+      isBlind = true;
+      delete headers["x-callgate-events"];
+      return post();
+    });
     run = response.headers.get("x-callgate-run") ?? "";
     if (body.stream) await readStream(response, answer);
     else readWhole(await response.json(), answer);
@@ -103,7 +111,7 @@ async function ask(/** @type {SubmitEvent} */ event) {
   schedule();
 }
 
-async function readStream(/** @type {Response} */ response, /** @type {any} */ answer) {
+async function readStream(/** @type {Response} */ response, answer) {
   let isWhole = false;
   for await (const { data } of events(response)) {
     if (data === "[DONE]") {
@@ -119,17 +127,23 @@ async function readStream(/** @type {Response} */ response, /** @type {any} */ a
     answer.content += choice?.delta?.content ?? "";
     for (const call of choice?.delta?.tool_calls ?? []) answer.note = `calls ${call.function?.name ?? "a tool"} of yours`;
     if (choice?.finish_reason) ending = choice.finish_reason;
+    if (isBlind) tell(chunk.x_callgate);
     if (chunk.x_callgate?.trace) for (const each of [chunk.x_callgate.trace].flat()) happen(each);
     schedule();
   }
   if (!isWhole) answer.note = "The stream broke off here.";
 }
 
-function readWhole(/** @type {any} */ body, /** @type {any} */ answer) {
+function readWhole(body, answer) {
   const choice = body.choices[0];
   answer.content = choice.message.content ?? "";
   ending = choice.finish_reason;
-  for (const [index, turn] of (body.x_callgate?.turns ?? []).entries()) {
+  tell(body.x_callgate);
+}
+
+/** The turns of an answer that has ended. @param {any} said */
+function tell(said) {
+  for (const [index, turn] of (said?.turns ?? []).entries()) {
     happen({ kind: "turn_started", turn: index, at: 0 });
     happen({ kind: "turn_ended", turn: index, at: turn.ms / 1000, facts: { ...turn, seconds: turn.ms / 1000, finish_reasons: [turn.finish_reason] } });
   }
@@ -165,7 +179,7 @@ function happen({ kind, turn: index, choice = 0, at = 0, facts = {} }) {
       turn.calls.set(each.id, {
         id: each.id,
         name: each.name ?? before?.name ?? "(no name)",
-        text: before?.text.startsWith(each.arguments ?? "") ? before.text : each.arguments, // which is cut, where it is long
+        text: before?.text.startsWith(each.arguments ?? "") ? before.text : (each.arguments ?? ""), // which is cut, where it is long
         pieces: before?.pieces ?? 0,
         state: each.verdict === "broken" ? "broken" : each.owner === "client" ? "handed back" : "whole",
         note: each.verdict === "broken" ? each.flaw : (each.repairs ?? []).join(", "),
@@ -190,7 +204,7 @@ function happen({ kind, turn: index, choice = 0, at = 0, facts = {} }) {
   }
 }
 
-const progress = (/** @type {any} */ facts) =>
+const progress = (facts) =>
   [facts.message, facts.fraction === null || facts.fraction === undefined ? "" : `${Math.round(facts.fraction * 100)} %`].filter(Boolean).join(" ");
 
 function onKey(/** @type {KeyboardEvent} */ event) {
@@ -207,13 +221,13 @@ function draw() {
   };
   render(
     html`<section class="settings" aria-label="Settings">
-        <label>Model <select @change=${(/** @type {any} */ e) => ((model = e.target.value), schedule())}>
+        <label>Model <select @change=${(e) => ((model = e.target.value), schedule())}>
           ${models.map((each) => html`<option ?selected=${each.id === model}>${each.id}</option>`)}
         </select></label>
-        <label>Temperature <input type="number" min="0" max="2" step="0.1" .value=${temperature} @input=${(/** @type {any} */ e) => ((temperature = e.target.value), schedule())} /></label>
-        <label class="check"><input type="checkbox" .checked=${streams} @change=${(/** @type {any} */ e) => ((streams = e.target.checked), schedule())} /> stream</label>
+        <label>Temperature <input type="number" min="0" max="2" step="0.1" .value=${temperature} @input=${(e) => ((temperature = e.target.value), schedule())} /></label>
+        <label class="check"><input type="checkbox" .checked=${streams} @change=${(e) => ((streams = e.target.checked), schedule())} /> stream</label>
         <details><summary>System prompt${system ? " ✓" : ""}</summary>
-          <textarea aria-label="System prompt" rows="3" .value=${system} @input=${(/** @type {any} */ e) => ((system = e.target.value), schedule())}></textarea></details>
+          <textarea aria-label="System prompt" rows="3" .value=${system} @input=${(e) => ((system = e.target.value), schedule())}></textarea></details>
         <details><summary>Tools (${tools.length - left.size} of ${tools.length})</summary>
           <div class="checks">${tools.map(
             (tool) => html`<label class="check" title=${tool.description ?? ""}><input type="checkbox" .checked=${!left.has(tool.name)} @change=${() => toggle(tool.name)} /> ${tool.name}</label>`,
@@ -247,7 +261,7 @@ function draw() {
           ${repeat(turns, (/** @type {Turn} */ turn) => `${turn.choice}.${turn.index}`, drawTurn)}
           ${open && !turns.length ? html`<p class="empty" role="status">Asked ${model} …</p>` : nothing}
           ${ending ? html`<p>finish_reason <code>${ending}</code></p>` : nothing}
-          ${run ? html`<p><a href="#/run/${run}">Open ${run}</a></p>` : nothing}
+          ${isBlind ? html`<p class="empty">This key may not see runs: their calls are told at the end.</p>` : run ? html`<p><a href="#/run/${run}">Open ${run}</a></p>` : nothing}
           ${models.length ? nothing : html`<p class="empty" role="status">${noModels}</p>`}
           ${turns.length || open ? nothing : html`<p class="empty">Turns and calls appear here while they happen.</p>`}
         </section>

@@ -5,7 +5,7 @@ import { html, nothing, render } from "../lit.js";
 import { events, get, send } from "../api.js";
 import * as format from "../format.js";
 import { inWords, markOf, messagesOf, saidOf, textOf, toldOf, turnsOf, whyNoReplay, wordOf, wordsOf } from "./run_facts.js";
-import { copyButton, download, fail, notice, question } from "./shared.js";
+import { copyButton, download, fail, notice, question, table } from "./shared.js";
 
 export const title = "Run";
 
@@ -109,7 +109,7 @@ function draw() {
       <p>${inWords(run, turns)}</p>
       ${said.length ? html`<dl class="said">${said.map(([who, words]) => html`<dt>${who}</dt><dd tabindex="0">${words}</dd>`)}</dl>` : nothing}
       <p><small>
-        key ${run.key || "–"} · model ${run.model || "–"}${run.deployment ? ` → ${run.deployment}` : ""} · ${format.moment(run.began)} · ${run.request_id}
+        key ${run.key || "–"} · model ${run.model || "–"}${run.deployment ? ` → ${run.deployment}` : ""} · ${format.moment(run.began)} · ${run.request_id} · by ${run.process}
         ${run.trace_id ? html` · trace ${run.trace_id}` : nothing} · content ${run.kept === "content" ? "kept" : format.whyNotKept(run.kept)}
         ${run.replay_of ? html` · replay of ${runLink(run.replay_of)} (${compareLink(run.replay_of, run.id)})` : nothing}
         ${(run.replays ?? []).length
@@ -166,7 +166,7 @@ async function replay() {
     "Replay",
     html`<label>Model <select name="model">
         <option value="">the same (${run.model})</option>
-        ${models.map((/** @type {any} */ each) => html`<option>${each.id}</option>`)}
+        ${models.map((each) => html`<option>${each.id}</option>`)}
       </select></label>
       <label>From <select name="from_turn">
         ${turns.map((turn) => html`<option value=${turn.index}>${turn.index ? `turn ${turn.index + 1}, with what came before it as it was` : "the beginning"}</option>`)}
@@ -214,7 +214,7 @@ function waterfall() {
   const whole = Math.max(run.seconds ?? 0, ...all.map((turn) => turn.to), 0.001);
   const bar = (/** @type {string} */ what, /** @type {number} */ from, /** @type {number} */ to) =>
     html`<i class=${what} title="${what}: ${format.seconds(to - from)}" data-from=${Math.max(from, 0) / whole} data-to=${to / whole} data-ms=${((to - from) * 1000).toFixed(1)}></i>`;
-  const row = (/** @type {any} */ label, /** @type {any} */ bars, /** @type {number} */ took, kind = "", hint = "") =>
+  const row = (label, bars, /** @type {number} */ took, kind = "", hint = "") =>
     html`<div class="row ${kind && `of-${kind}`}" role="row"><span role="cell" title=${hint}>${label}</span><span class="track" role="cell">${bars}</span><span role="cell" class="number">${format.seconds(took)}</span></div>`;
   return html`<div><section class="waterfall" role="table" aria-label="Waterfall">
       <div class="row axis" role="row"><span role="columnheader">part</span><span class="track" role="columnheader">0 … ${format.seconds(whole)}</span><span role="columnheader" class="number">took</span></div>
@@ -228,9 +228,9 @@ function waterfall() {
           turn.to - turn.from,
           "turn",
         )}
-        ${turn.attempts.map((/** @type {any} */ each) =>
+        ${turn.attempts.map((each) =>
           row(
-            html`attempt ${each.number} ${each.deployment} <small class=${each.reason ? "odd" : ""}>${each.status || ""} ${each.reason ?? "answered"}</small>`,
+            html`attempt ${each.number} ${each.deployment} <small class=${each.reason ? "odd" : ""}>${each.status || ""} ${each.reason ?? "answered"}${each.instead_of ? ` for ${each.instead_of}, left alone` : ""}</small>`,
             [each.wait ? bar("waited", each.waitFrom, each.from) : nothing, bar(each.reason ? "attempt" : "first", each.from, each.to)],
             each.seconds,
             "attempt",
@@ -240,7 +240,7 @@ function waterfall() {
         ${[...turn.calls.values()].map((call) =>
           row(
             html`<a href=${link({ call: call.id })} aria-current=${call.id === chosen ? "true" : nothing}>${markOf(call)} ${call.name ?? "(no name)"}</a> <small class=${call.verdict === "broken" ? "odd" : ""}>${wordOf(call)}</small>`,
-            call.parts.map((/** @type {any} */ part) => bar(part.what, part.from, part.to)),
+            call.parts.map((part) => bar(part.what, part.from, part.to)),
             call.seconds,
             "call",
             wordOf(call),
@@ -279,19 +279,19 @@ function callDetail() {
 /** @param {string | undefined} written as the model wrote it, to the letter */
 const asWritten = (written) => (written === undefined ? text(written) : html`<pre tabindex="0">${written}</pre>`);
 
-function asRead(/** @type {any} */ turn, /** @type {any} */ call, /** @type {string | undefined} */ written) {
+function asRead(turn, call, /** @type {string | undefined} */ written) {
   if (call.verdict === "broken") return html`<p class="empty">Nothing was read, and nothing was run: the call was not whole.</p>`;
   const read = textOf(run, turn, `call.${call.id}.read`);
   return html`${text(read ?? written)}${read === undefined && written !== undefined ? html`<p><small>Read as it was written.</small></p>` : nothing}`;
 }
 
-function told(/** @type {any} */ turn, /** @type {any} */ call) {
+function told(turn, call) {
   const size = call.bytes === undefined ? "" : `${format.bytes(call.bytes)}${call.cut_bytes ? `, ${format.bytes(call.cut_bytes)} cut` : ""}`;
   if (call.owner === "client") return html`<p class="empty">The call went to the client, who answers it in a request of its own.</p>`;
   return html`${size ? html`<p><small>${size}</small></p>` : nothing}${text(toldOf(run, turn, call))}`;
 }
 
-function wire(/** @type {any} */ turn) {
+function wire(turn) {
   const known = wires.get(turn.index);
   if (known === undefined) {
     wires.set(turn.index, "Loading …");
@@ -326,11 +326,11 @@ function conversation() {
 }
 
 function eventList() {
-  return html`<div class="scroll" tabindex="0" role="group" aria-label="List of events"><table aria-label="Events"><thead><tr><th class="number">At</th><th>Event</th><th class="number">Turn</th><th>Facts</th></tr></thead>
-    <tbody>${(run.events ?? []).map(
-      (/** @type {any} */ event) => html`<tr><td class="number">${event.at.toFixed(4)}</td><td>${event.kind}</td>
-        <td class="number">${event.turn === undefined || event.turn === null ? "" : event.turn + 1}</td><td><code>${event.facts ? JSON.stringify(event.facts) : ""}</code></td></tr>`,
-    )}</tbody></table></div>`;
+  const rows = (run.events ?? []).map(
+    (event) => html`<tr><td class="number">${event.at.toFixed(4)}</td><td>${event.kind}</td>
+      <td class="number">${event.turn === undefined || event.turn === null ? "" : event.turn + 1}</td><td><code>${event.facts ? JSON.stringify(event.facts) : ""}</code></td></tr>`,
+  );
+  return table("Events", ["#At", "Event", "#Turn", "Facts"], rows);
 }
 
 const json = () => html`<section aria-label="JSON">${copyButton(() => JSON.stringify(run, null, 2))}<pre tabindex="0">${JSON.stringify(run, null, 2)}</pre></section>`;

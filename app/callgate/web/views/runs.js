@@ -4,7 +4,7 @@
 import { html, nothing, render, repeat } from "../lit.js";
 import { get } from "../api.js";
 import * as format from "../format.js";
-import { fail } from "./shared.js";
+import { fail, table } from "./shared.js";
 
 export const title = "Runs";
 
@@ -25,6 +25,8 @@ let isUnderMouse = false;
 let frame = 0;
 let asked = 0;
 /** @type {string[]} */ let models = [];
+/** What was used in each minute of the last hour. @type {any} */ let hour = null;
+let hourAt = 0;
 
 /** @param {HTMLElement} main @param {string[]} _ @param {URLSearchParams} query */
 export function show(main, _, query) {
@@ -34,8 +36,9 @@ export function show(main, _, query) {
   chosen = -1;
   isUnderMouse = false;
   load("");
+  loadHour();
   get("v1/models").then((list) => {
-    models = list.data.map((/** @type {any} */ model) => model.id);
+    models = list.data.map((model) => model.id);
     schedule();
   }, fail);
   document.addEventListener("keydown", onKey);
@@ -47,6 +50,26 @@ export function show(main, _, query) {
     cancelAnimationFrame(frame);
     asked += 1;
   };
+}
+
+/** When something happens after a minute. */
+function loadHour() {
+  hourAt = Date.now();
+  get("v1/usage?by=minute").then((found) => ((hour = found), schedule()), () => (hour = null)); // the list says why
+}
+
+/** The last hour as bars: requests, and in red those that failed. */
+function strip() {
+  const most = Math.max(...hour.data.map((each) => each.requests));
+  const sum = (/** @type {string} */ what) => hour.data.reduce((all, each) => all + each[what], 0);
+  const bars = (/** @type {string} */ what) =>
+    hour.data.map((each) => {
+      const height = (each[what] / most) * 20;
+      return `M${(Date.parse(each.name) - Date.parse(hour.since)) / 60_000} 20v-${height}h.8v${height}z`;
+    });
+  const words = `Last hour, this process: ${format.many(sum("requests"), "request")}, ${sum("failed")} failed, at most ${most} a minute`;
+  return html`<p class="hour"><svg viewBox="0 0 60 20" preserveAspectRatio="none" role="img" aria-label=${words}><path d=${bars("requests").join("")} /><path class="failed" d=${bars("failed").join("")} /></svg>
+    <small>${words}</small></p>`;
 }
 
 async function load(/** @type {string} */ after) {
@@ -61,7 +84,7 @@ async function load(/** @type {string} */ after) {
     const page = await get(`v1/runs?${query}`);
     if (mine !== asked) return; // the filter has changed meanwhile
     const known = new Set(rows.map((row) => row.id));
-    rows = after ? [...rows, ...page.data.filter((/** @type {any} */ row) => !known.has(row.id))] : page.data;
+    rows = after ? [...rows, ...page.data.filter((row) => !known.has(row.id))] : page.data;
     next = page.next ?? "";
     refused = "";
   } catch (failure) {
@@ -76,6 +99,7 @@ async function load(/** @type {string} */ after) {
 /** @param {string} event @param {any} data */
 export function onFeed(event, data) {
   if (event === "back") load("");
+  if (event === "back" || (event === "run" && Date.now() - hourAt > 60_000)) loadHour();
   if (event !== "run") return;
   const known = rows.findIndex((row) => row.id === data.id);
   if (known >= 0) rows[known] = data;
@@ -85,7 +109,7 @@ export function onFeed(event, data) {
   schedule();
 }
 
-function isWanted(/** @type {any} */ row) {
+function isWanted(row) {
   const has = (/** @type {string} */ name) => filter.get(name) ?? "";
   for (const name of ["model", "key", "state"]) if (has(name) && has(name) !== row[name]) return false;
   if (has("tool") && !row.tools.includes(has("tool"))) return false;
@@ -136,18 +160,9 @@ function draw() {
         <label class="check"><input type="checkbox" name="odd" .checked=${filter.get("odd") === "1"} /> only odd ones</label>
         ${fresh.size ? html`<button type="button" @click=${showFresh}>${fresh.size} new</button>` : nothing}
       </form>
-      <div class="scroll" tabindex="0" role="group" aria-label="List of runs">
-        <table class="runs" aria-label="Runs" @mouseenter=${under(true)} @mouseleave=${under(false)}>
-          <thead>
-            <tr>
-              <th>State</th><th>Began</th><th>Model</th><th>Key</th><th class="number">Turns / calls</th>
-              <th class="number">First words</th><th class="number">Took</th><th class="number">Tokens</th><th class="number">Cost</th>
-            </tr>
-          </thead>
-          <tbody>
-            ${repeat(rows, (/** @type {any} */ row) => row.id, line)}
-          </tbody>
-        </table>
+      ${hour?.data.length ? strip() : nothing}
+      <div @mouseenter=${under(true)} @mouseleave=${under(false)}>
+        ${table("Runs", ["State", "Began", "Model", "Key", "#Turns / calls", "#First words", "#Took", "#Tokens", "#Cost"], repeat(rows, (row) => row.id, line), "runs")}
       </div>
       ${rows.length ? nothing : html`<p class="empty" role="status">${emptiness()}</p>`}
       ${next ? html`<button type="button" class="quiet" ?disabled=${isLoading} @click=${() => load(next)}>Older runs</button>` : nothing}
@@ -173,7 +188,7 @@ function select(/** @type {string} */ name, /** @type {string[]} */ known) {
   </select>`;
 }
 
-function line(/** @type {any} */ row, /** @type {number} */ place) {
+function line(row, /** @type {number} */ place) {
   const [mark, word] = format.state(row.state);
   const took = row.state === "under_way" ? Date.now() / 1000 - row.began : row.seconds;
   const odd = [
@@ -194,6 +209,6 @@ function line(/** @type {any} */ row, /** @type {number} */ place) {
     <td class="number">${format.seconds(row.first_seconds)}</td>
     <td class="number">${format.seconds(took)}</td>
     <td class="number">${format.count(row.tokens_in)} + ${format.count(row.tokens_out)}</td>
-    <td class="number">${format.money(row.cost)}</td>
+    <td class="number">${row.route === "tool" ? "–" : format.money(row.cost)}</td>
   </tr>`;
 }

@@ -1,10 +1,18 @@
 // @ts-check
 // What several pages use.
 
-import { html, render } from "../lit.js";
+import { html, nothing, render } from "../lit.js";
 
 /** @param {unknown} failure */
 export const fail = (failure) => window.dispatchEvent(new CustomEvent("report", { detail: failure }));
+
+/**
+ * A table that scrolls by itself where it is too wide.
+ * @param {string} label @param {string[]} heads `#` begins those of numbers @param {unknown} rows @param {string} [kind]
+ */
+export const table = (label, heads, rows, kind) => html`<div class="scroll" tabindex="0" role="group" aria-label="List: ${label}"><table class=${kind ?? nothing} aria-label=${label}>
+  <thead><tr>${heads.map((head) => html`<th class=${head[0] === "#" ? "number" : nothing}>${head.replace("#", "")}</th>`)}</tr></thead>
+  <tbody>${rows}</tbody></table></div>`;
 
 /** @param {string | (() => string)} text @param {string} [label] */
 export function copyButton(text, label = "Copy") {

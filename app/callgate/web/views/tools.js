@@ -5,7 +5,7 @@ import { html, nothing, render } from "../lit.js";
 import { get } from "../api.js";
 import * as format from "../format.js";
 import * as callForm from "./call_form.js";
-import { fail } from "./shared.js";
+import { fail, table } from "./shared.js";
 
 export const title = "Tools";
 
@@ -27,7 +27,7 @@ export function show(main, path) {
   sent = null;
   load();
   get("v1/models").then((list) => {
-    models = list.data.map((/** @type {any} */ model) => model.id);
+    models = list.data.map((model) => model.id);
     if (!models.includes(sentTo)) sentTo = models[0] ?? "";
     showSent();
   }, fail);
@@ -70,30 +70,29 @@ function draw() {
   render(
     html`<div class=${tool ? "split" : ""}>
       <section aria-label="List of tools">
-        <div class="scroll" tabindex="0" role="group" aria-label="Tools">
-        <table aria-label="Tools">
-          <thead><tr><th>Tool</th><th>Source</th><th>Safety</th><th>Approval</th><th class="number">≈ Tokens</th><th>State</th></tr></thead>
-          <tbody>
-            ${tools.map(
-              (each) => html`<tr class=${each.name === chosen ? "chosen" : ""}>
-                <td><a href="#/tools/${encodeURIComponent(each.name)}">${each.name}</a><br /><small>${(each.description ?? "").slice(0, 160)}</small></td>
-                <td>${each.source}</td><td>${each.safety ?? ""}</td><td>${each.require_approval ? "asks a person" : ""}</td>
-                <td class="number">${each.parameters ? format.count(tokens(each)) : ""}</td>
-                <td>${each.state === "ready" ? "ready" : html`<span class="odd">${each.state ?? "name clash"}: ${each.reason ?? Object.entries(each.tools ?? {}).map((pair) => pair.join(" is ")).join(", ")}</span>`}</td>
-              </tr>`,
-            )}
-          </tbody>
-        </table>
-        </div>
+        ${table(
+          "Tools",
+          ["Tool", "Source", "Safety", "Approval", "#≈ Tokens", "State"],
+          tools.map(
+            (each) => html`<tr class=${each.name === chosen ? "chosen" : ""}>
+              <td><a href="#/tools/${encodeURIComponent(each.name)}">${each.name}</a><br /><small>${(each.description ?? "").slice(0, 160)}</small></td>
+              <td>${each.source}</td><td>${each.safety ?? ""}</td><td>${each.require_approval ? "asks a person" : ""}</td>
+              <td class="number">${each.parameters ? format.count(tokens(each)) : ""}</td>
+              <td>${each.state === "ready" ? "ready" : html`<span class="odd">${each.state ?? "name clash"}: ${each.reason ?? Object.entries(each.tools ?? {}).map((pair) => pair.join(" is ")).join(", ")}</span>`}</td>
+            </tr>`,
+          ),
+        )}
         ${tools.length ? html`<p><small>A model that is offered all of them reads about ${format.count(ready().reduce((sum, each) => sum + tokens(each), 0))} tokens of schemas with every request.</small></p>` : html`<p class="empty" role="status">${state}</p>`}
         ${servers.length
-          ? html`<h2>Servers</h2><div class="scroll" tabindex="0" role="group" aria-label="Servers"><table aria-label="Servers">
-              <thead><tr><th>Server</th><th>Kind</th><th>State</th><th class="number">Failures</th><th class="number">Opened in</th></tr></thead>
-              <tbody>${servers.map(
+          ? html`<h2>Servers</h2>${table(
+              "Servers",
+              ["Server", "Kind", "State", "#Failures", "#Opened in"],
+              servers.map(
                 (each) => html`<tr><td>${each.name}</td><td>${each.kind}</td>
                   <td class=${each.state === "ready" ? "" : "odd"}>${each.state}${each.since ? ` since ${format.moment(each.since)}` : ""}${each.error ? `: ${each.error}` : ""}</td>
                   <td class="number">${each.failures}</td><td class="number">${each.open_ms === null ? "–" : format.seconds(each.open_ms / 1000)}</td></tr>`,
-              )}</tbody></table></div>`
+              ),
+            )}`
           : nothing}
       </section>
       ${tool ? detail(tool) : nothing}
@@ -110,7 +109,7 @@ const tokens = (tool) => Math.ceil(JSON.stringify([tool.name, tool.description, 
 /** @type {AbortController | null} */ let calling = null;
 let asJson = false;
 
-function detail(/** @type {any} */ tool) {
+function detail(tool) {
   const fields = tool.parameters && !asJson ? callForm.form(tool.parameters) : null;
   return html`<section aria-label="Tool ${tool.name}" class="detail">
     <h3>${tool.name}</h3>
@@ -136,7 +135,7 @@ function detail(/** @type {any} */ tool) {
 
 const schemaAsSent = () => html`<details open>
   <summary>As sent to a model${sent ? ` (${sent.dialect === "full" ? "all of it" : `${sent.dialect} dialect`})` : ""}</summary>
-  <label>Model <select @change=${(/** @type {any} */ event) => ((sentTo = event.target.value), showSent())}>
+  <label>Model <select @change=${(event) => ((sentTo = event.target.value), showSent())}>
     ${models.map((each) => html`<option ?selected=${each === sentTo}>${each}</option>`)}
   </select></label>
   ${sent
@@ -150,7 +149,7 @@ function toggle() {
   draw();
 }
 
-function outcome(/** @type {any} */ told) {
+function outcome(told) {
   const good = told.outcome === "returned";
   const facts = [told.flaw, ...(told.repairs ?? []), told.cut_bytes ? `${format.bytes(told.cut_bytes)} cut` : ""].filter(Boolean);
   return html`<div role="status" aria-label="Result">

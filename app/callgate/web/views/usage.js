@@ -4,7 +4,7 @@
 import { html, nothing, render } from "../lit.js";
 import { get } from "../api.js";
 import * as format from "../format.js";
-import { fail } from "./shared.js";
+import { fail, table } from "./shared.js";
 
 export const title = "Keys & usage";
 
@@ -39,7 +39,7 @@ export function show(main, _, asked) {
   get("admin/keys").then(
     (answer) => {
       keys = answer.data;
-      noKeys = "There are no keys: whoever reaches this server may use it (auth: off).";
+      noKeys = "There are no keys: whoever reaches this server may use it.";
       draw();
     },
     (failure) => {
@@ -51,42 +51,36 @@ export function show(main, _, asked) {
 }
 
 function draw() {
-  const change = (/** @type {any} */ event) => {
+  const change = (event) => {
     query.set(event.target.name, event.target.value);
     location.hash = `#/usage?${query}`;
   };
   const choose = (/** @type {string} */ name, /** @type {string[]} */ values, /** @type {string} */ usual) =>
     html`<select name=${name} @change=${change}>${values.map((each) => html`<option ?selected=${each === (query.get(name) ?? usual)}>${each}</option>`)}</select>`;
-  const most = Math.max(1, ...(usage?.data ?? []).map((/** @type {any} */ row) => row.tokens_in + row.tokens_out));
+  const most = Math.max(1, ...(usage?.data ?? []).map((row) => row.tokens_in + row.tokens_out));
   render(
     html`<form class="filters" aria-label="Period"><label>Days ${choose("days", ["1", "7", "30"], "7")}</label><label>By ${choose("by", ["key", "model", "day"], "key")}</label></form>
-      <div class="scroll" tabindex="0" role="group" aria-label="What was used"><table aria-label="Usage">
-        <thead><tr><th>${query.get("by") ?? "key"}</th><th class="number">Requests</th><th class="number">Failed</th><th class="number">Tool calls</th>
-          <th class="number">Tokens in</th><th class="number">Tokens out</th><th class="number">Cost</th><th>Share of tokens</th></tr></thead>
-        <tbody>
-          ${(usage?.data ?? []).map(
-            (/** @type {any} */ row) => html`<tr>
-              <td>${row.name}</td><td class="number">${format.count(row.requests)}</td><td class="number">${format.count(row.failed)}</td>
-              <td class="number">${format.count(row.calls)}</td><td class="number">${format.count(row.tokens_in)}</td>
-              <td class="number">${format.count(row.tokens_out)}</td><td class="number">${format.money(row.cost)}</td>
-              <td><meter min="0" max=${most} value=${row.tokens_in + row.tokens_out} aria-label="share of tokens of ${row.name}"></meter></td>
-            </tr>`,
-          )}
-        </tbody>
-      </table></div>
+      ${table(
+        "Usage",
+        [query.get("by") ?? "key", "#Requests", "#Failed", "#Tool calls", "#Tokens in", "#Tokens out", "#Cost", "Share of tokens"],
+        (usage?.data ?? []).map(
+          (row) => html`<tr><td>${row.name}</td>
+            ${["requests", "failed", "calls", "tokens_in", "tokens_out"].map((name) => html`<td class="number">${format.count(row[name])}</td>`)}
+            <td class="number">${format.money(row.cost)}</td>
+            <td><meter min="0" max=${most} value=${row.tokens_in + row.tokens_out} aria-label="share of tokens of ${row.name}"></meter></td></tr>`,
+        ),
+      )}
       ${usage?.data.length ? nothing : html`<p class="empty" role="status">${refused || (usage ? "Nothing was used in this time." : "Loading …")}</p>`}
       <h2>Keys</h2>
       ${keys === null || !keys.length
         ? html`<p class="empty" role="status">${noKeys}</p>`
-        : html`<div class="scroll" tabindex="0" role="group" aria-label="List of keys"><table aria-label="Keys">
-            <thead><tr><th>Key</th><th>Models</th><th>Tools</th><th>Rights</th><th>Limits</th><th>Ends</th><th class="number">Today</th><th class="number">This month</th></tr></thead>
-            <tbody>${keys.map(keyLine)}</tbody></table></div>`}
+        : table("Keys", ["Key", "Models", "Tools", "Rights", "Limits", "Ends", "#Today", "#This month"], keys.map(keyLine))}
       <p><small>Keys are made and taken back on the command line (<code>callgate keys</code>): the page has no secrets to show.</small></p>`,
     root,
   );
 }
 
-function keyLine(/** @type {any} */ key) {
+function keyLine(key) {
   const rights = [key.approve ? "approve" : "", key.admin ? "admin" : "", key.see === "none" ? "" : `see ${key.see}`].filter(Boolean);
   const limits = Object.entries(key.limits ?? {}).filter(([name]) => !name.startsWith("budget"));
   return html`<tr class=${key.revoked_at ? "over" : ""}><td>${key.name}<small>${key.kept_in}</small></td>

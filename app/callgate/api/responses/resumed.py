@@ -1,0 +1,154 @@
+"""The stream of a response that another process had begun, gone on with behind the last of its events.
+
+The chat is played from its beginning, and its first turns are those that were kept: they open the same items again. What
+was sent of these is not sent again, nor is any text; what was not is. A turn that had not ended is asked again and may say
+something else, so that what was sent of it is closed as `incomplete` and is no part of the response.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from callgate.api.responses.output import OpenOutput, ResponseHead, ResponseWriter
+from callgate.conversation.diagnosis import Diagnosis
+from callgate.conversation.events import ChatEnded, ChatEvent, TurnStarted
+
+ENDS: Final = tuple(f"event: response.{end}\n".encode() for end in ("completed", "incomplete", "failed"))
+_NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
+_PLACE: Final = ("output_index", "content_index", "summary_index", "annotation_index")
+_decode = msgspec.json.decode
+
+
+def events_in(data: bytes) -> list[bytes]:
+    """The events of a stream, without what is none of a response's."""
+    return [event + b"\n\n" for event in data.split(b"\n\n") if event.startswith(b"event: ")]
+
+
+def number_of(event: bytes) -> int:
+    found = _NUMBER.search(event)
+    return int(found[1]) if found else -1
+
+
+def fields_of(event: bytes) -> dict[str, Any]:
+    """What an event says."""
+    fields: dict[str, Any] = _decode(event.partition(b"\ndata: ")[2])
+    return fields
+
+
+class ResumedWriter(ResponseWriter):
+    """Writes what follows on events that were sent."""
+
+    def __init__(
+        self, head: ResponseHead, diagnosis: Diagnosis | None, events: Sequence[bytes], kept_turns: int
+    ) -> None:
+        """`kept_turns`: how many turns are played again, and not asked again."""
+        super().__init__(head, diagnosis)
+        self._number = number_of(events[-1]) + 1
+        self._kept_turns = kept_turns
+        self._sent: set[tuple[Any, ...]] = set()
+        self._sent_text: dict[tuple[Any, ...], str] = {}
+        self._said: dict[tuple[Any, ...], int] = {}
+        """How much text there was by now, sent before or not."""
+        self._done_items: dict[int, dict[str, Any]] = {}
+        self._unclaimed: dict[int, dict[str, Any]] = {}
+        """Items that were sent, and that no turn has opened again."""
+        for event in events:
+            self._note(fields_of(event))
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        if "output_index" not in event:
+            return  # of the response as a whole
+        key, index = _key(event["type"], event), event["output_index"]
+        if event["type"].endswith(".delta"):
+            self._sent_text[key] = self._sent_text.get(key, "") + event["delta"]
+            return
+        self._sent.add(key)
+        if event["type"] == "response.output_item.added":
+            # As one that is not done it is no part of the response.
+            self._items.append({"status": "in_progress"})
+            self._turns.append(0)
+            self._unclaimed[index] = event["item"]
+        elif event["type"] == "response.output_item.done":
+            self._done_items[index] = event["item"]
+
+    def take(self, event: ChatEvent) -> None:
+        if type(event) is TurnStarted and event.index >= self._kept_turns:
+            self._close_unclaimed()
+        super().take(event)
+
+    def end(self, ended: ChatEnded) -> dict[str, Any]:
+        self._close_unclaimed()
+        return super().end(ended)
+
+    def emit(self, type: str, fields: Mapping[str, Any]) -> None:
+        if "output_index" in fields:
+            key = _key(type, fields)
+            if type.endswith(".delta"):
+                if not (rest := self._unsent(key, fields["delta"])):
+                    return
+                fields = {**fields, "delta": rest}
+            elif key in self._sent:
+                return
+        super().emit(type, fields)
+
+    def emit_text(self, message: OpenOutput, text: str) -> None:
+        key = ("response.output_text.delta", message.index, message.text_at, None, None)
+        if rest := self._unsent(key, text):
+            super().emit_text(message, rest)
+
+    def _unsent(self, key: tuple[Any, ...], text: str) -> str:
+        before = self._said.get(key, 0)
+        self._said[key] = before + len(text)
+        return text[max(0, len(self._sent_text.get(key, "")) - before) :]
+
+    def _open(self, kind: str, item: dict[str, Any]) -> OpenOutput:
+        for index, sent in self._unclaimed.items():
+            if (sent["type"], sent.get("name")) == (item["type"], item.get("name")):
+                del self._unclaimed[index]
+                self._items[index] = {"id": sent["id"], **item}
+                return OpenOutput(self._items[index], index)
+        return super()._open(kind, item)
+
+    def _done(self, index: int) -> None:
+        if index in self._done_items:
+            self._items[index] = self._done_items[index]
+        else:
+            super()._done(index)
+
+    def _close_unclaimed(self) -> None:
+        unclaimed, self._unclaimed = self._unclaimed, {}
+        for index, item in unclaimed.items():
+            if index in self._done_items:
+                continue
+            if item["type"] == "message":
+                self._message = self._open_again(item, index)
+                self._close_message("incomplete")
+            elif item["type"] == "reasoning":
+                self._thought = self._open_again({**item, "status": "incomplete"}, index)
+                self._close_thought()
+            else:
+                self._items[index] = {**item, "status": "incomplete"}
+                self._done(index)
+            self._items[index] = {"status": "in_progress"}
+
+    def _open_again(self, item: dict[str, Any], index: int) -> OpenOutput:
+        """An item of a turn that did not end, with what was sent of it."""
+        opened = OpenOutput(item, index)
+        self._items[index] = item
+        for key, text in self._sent_text.items():
+            if key[1] != index:
+                continue
+            if key[0] == "response.refusal.delta":
+                opened.refusal, opened.refusal_at = text, key[2]
+            else:
+                opened.pieces, opened.text_at = [text], key[2]
+        for key in self._sent:
+            if key[:2] == ("response.content_part.added", index) and opened.refusal_at != key[2]:
+                opened.text_at = key[2]
+        return opened
+
+
+def _key(type: str, fields: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (type, *map(fields.get, _PLACE))

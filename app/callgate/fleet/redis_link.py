@@ -1,0 +1,184 @@
+"""Redis as a fleet uses it: one connection for commands, one for calls, and one for what is published.
+
+redis-py makes the connections, which knows addresses, passwords and TLS; commands and replies go past it. Its client takes
+a connection out of a pool for each command, watches it and gives it back, and its parser awaits each line of a reply,
+which costs several times what Redis does.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+PATIENCE: Final = 2.0
+"""Seconds for one command, and for a connection."""
+
+
+class RedisLink:
+    """Connections that are made when they are wanted, and again where they were lost."""
+
+    def __init__(self, url: str) -> None:
+        import redis.asyncio
+
+        pool: Any = redis.asyncio.ConnectionPool
+        # Version 2 of the protocol is what is read below.
+        self._connections = pool.from_url(
+            url, protocol=2, socket_timeout=None, socket_connect_timeout=PATIENCE, socket_keepalive=True
+        )
+        self._making = asyncio.Lock()
+        self._wire: _Wire | None = None
+        self._unanswered: _Wire | None = None
+
+    async def send(self, *words: str | bytes) -> "asyncio.Future[None]":
+        """Send a command to which Redis gives no answer: each would wake the loop. Raises `RedisError` and `OSError` where
+        there is no connection; where the future has ended, the one it was sent over was lost, be it before it arrived."""
+        wire = self._unanswered
+        if wire is None or wire.lost.done():
+            async with asyncio.timeout(PATIENCE), self._making:
+                wire = self._unanswered
+                if wire is None or wire.lost.done():
+                    await self.renew()
+                    wire = self._unanswered = await self._connected()
+                    wire.on_reply = lambda _: None  # of a server that forbids it: who has to know sends a command
+                    wire.send(("CLIENT", "REPLY", "OFF"))
+        wire.send(words)
+        return wire.lost
+
+    async def renew(self) -> None:
+        """Have what is sent go over another connection from now on."""
+        wire, self._unanswered = self._unanswered, None
+        if wire is not None:
+            await wire.close()
+
+    async def command(self, *words: str | bytes) -> Any:
+        """What Redis says to a command, which may be done twice. Raises `RedisError` and `OSError`."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                if self._wire is not None and not self._wire.lost.done():
+                    with contextlib.suppress(ConnectionError):  # once more, over a new one
+                        return await self._wire.command(words)
+                async with self._making:
+                    if self._wire is None or self._wire.lost.done():
+                        if self._wire is not None:
+                            await self._wire.close()
+                        self._wire = await self._connected()
+                    answer = self._wire.command(words)
+                return await answer
+        except TimeoutError:
+            await self.close()  # what is behind it would come as late
+            raise
+
+    async def listen(self, channel: str, hear: Callable[[bytes], None]) -> None:
+        """Hand on what is published on a channel, until it raises `RedisError` or `OSError`."""
+        async with asyncio.timeout(PATIENCE):
+            wire = await self._connected()
+
+        def take(reply: Any) -> None:
+            if isinstance(reply, Exception):
+                wire.connection_lost(reply)
+            elif reply[0] == b"message":
+                hear(reply[2])
+
+        wire.on_reply = take
+        wire.send(("SUBSCRIBE", channel))
+        try:
+            await wire.lost
+        finally:
+            await wire.close()
+
+    async def close(self) -> None:
+        await self.renew()
+        if self._wire is not None:
+            await self._wire.close()
+            self._wire = None
+
+    async def _connected(self) -> "_Wire":
+        connection = self._connections.make_connection()
+        await connection.connect()
+        return _Wire(connection)
+
+
+class _Wire(asyncio.Protocol):
+    """One connection: commands go out as they come, and replies come in their order."""
+
+    def __init__(self, connection: Any) -> None:
+        """Takes a connection of redis-py's over, which has nothing under way."""
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.lost.add_done_callback(lambda lost: lost.cancelled() or lost.exception())  # seen, whoever waits for it
+        self.on_reply: Callable[[Any], None] = self._answer
+        self._connection = connection
+        self._asked: deque[asyncio.Future[Any]] = deque()
+        self._data = b""
+        self._transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - it gives it to nobody
+        self._transport.set_protocol(self)
+
+    def command(self, words: tuple[str | bytes, ...]) -> "asyncio.Future[Any]":
+        answer: asyncio.Future[Any] = self.lost.get_loop().create_future()
+        self._asked.append(answer)
+        self.send(words)
+        return answer
+
+    def send(self, words: tuple[str | bytes, ...]) -> None:
+        parts = [b"*%d\r\n" % len(words)]
+        for word in words:
+            data = word.encode() if isinstance(word, str) else word
+            parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+        self._transport.write(b"".join(parts))
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        at = 0
+        while (found := read_reply(self._data, at)) is not None:
+            reply, at = found
+            self.on_reply(reply)
+        self._data = self._data[at:]
+
+    def _answer(self, reply: Any) -> None:
+        answer = self._asked.popleft()
+        if answer.done():
+            return  # nobody waits for it any more
+        if isinstance(reply, Exception):
+            answer.set_exception(reply)
+        else:
+            answer.set_result(reply)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        lost = ConnectionError("the connection to Redis was lost") if error is None else error
+        for waiting in (*self._asked, self.lost):
+            if not waiting.done():
+                waiting.set_exception(lost)
+
+    async def close(self) -> None:
+        await self._connection.disconnect(nowait=True)
+        self._transport.abort()
+
+
+def read_reply(data: bytes, at: int) -> tuple[Any, int] | None:
+    """The reply that begins at a place, and where it ends; None where it has not come whole. Raises `ValueError`."""
+    end = data.find(b"\r\n", at)
+    if end < 0:
+        return None
+    kind, line, at = data[at : at + 1], data[at + 1 : end], end + 2
+    if kind == b"$":
+        size = int(line)
+        if size < 0:
+            return None, at
+        return (data[at : at + size], at + size + 2) if len(data) >= at + size + 2 else None
+    if kind == b"*":
+        items: list[Any] = []
+        for _ in range(int(line)):
+            if (found := read_reply(data, at)) is None:
+                return None
+            item, at = found
+            items.append(item)
+        return items, at
+    if kind == b":":
+        return int(line), at
+    if kind == b"+":
+        return line, at
+    if kind == b"-":
+        import redis
+
+        return redis.ResponseError(line.decode(errors="replace")), at
+    raise ValueError(f"Redis sent a reply that begins with {kind!r}")

@@ -1,0 +1,138 @@
+"""Runs of the processes that share a Redis: which of them has one, and, while somebody watches, what happens at the others.
+
+Nothing is sent for a run that nobody asks for or watches. What is said while Redis is away is lost.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from callgate.recorder.recorder import Feed, Recorder
+from callgate.recorder.row import RunRow
+from callgate.recorder.store import StoreUnusable
+from callgate.stores.redis_news import LISTENING
+from callgate.stores.store import KeyValueStore, StoreError
+
+ASKED, WATCHED, WHO_WATCHES, HAPPENED = "run", "watched", "who_watches", "happened"
+SAID_AGAIN: Final = 10.0
+"""How often others are told that somebody watches here."""
+WATCHED_SECONDS: Final = 25.0
+"""How long what happens is told to others after one of them said that somebody watches there."""
+ANSWER_SECONDS: Final = 1.0
+"""For the others to say that they have a run."""
+LOOK_SECONDS: Final = 0.05
+KEPT_SECONDS: Final = 10.0
+FORWARDED: Final = frozenset({"run", "approval"})
+RUN_ID: Final = re.compile(r"run_[0-9a-f]{24}")
+
+log = structlog.get_logger("callgate.runs")
+
+
+class RunPlace(msgspec.Struct, frozen=True):
+    """Which process has a run."""
+
+    process: str
+    key: str
+    """Whose it is."""
+    state: str
+
+
+class RunNews:
+    """What this process says of its runs to the others, and asks of theirs."""
+
+    def __init__(self, recorder: Recorder, store: KeyValueStore, say: Callable[[str], Awaitable[bool]]) -> None:
+        """`store` is one that the others share, and `say` reaches all of them."""
+        self._recorder, self._store, self._say = recorder, store, say
+        self._said_at = self._watched_at = -float("inf")
+        self._forwarded: Feed | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def place_of(self, id: str) -> RunPlace | None:
+        """Which other process has a run; None where none says so."""
+        if RUN_ID.fullmatch(id) is None or not await self._say(f"{ASKED} {id}"):
+            return None
+        ends = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < ends:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                if (found := await self._store.get(_key(id))) is not None:
+                    return msgspec.json.decode(found, type=RunPlace)
+            except StoreError as error:
+                log.warning("run_not_asked_for", run=id, error=str(error))
+                return None
+        return None
+
+    def watch(self) -> None:
+        """Somebody watches here."""
+        if time.monotonic() - self._said_at > SAID_AGAIN:
+            self._said_at = time.monotonic()
+            self._begin(self._say(WATCHED))
+
+    def hear(self, what: str) -> None:
+        """What another process said, or that this one has begun to listen."""
+        kind, _, rest = what.partition(" ")
+        if kind == LISTENING:
+            self._begin(self._say(WHO_WATCHES))
+        elif kind == WHO_WATCHES:
+            if time.monotonic() - self._said_at < WATCHED_SECONDS:
+                self._begin(self._say(WATCHED))
+        elif kind == ASKED:
+            self._begin(self._answer(rest))
+        elif kind == WATCHED:
+            self._watched_at = time.monotonic()
+            if self._forwarded is None:
+                self._forwarded = self._recorder.watch()
+                self._begin(self._forward(self._forwarded))
+        elif kind == HAPPENED:
+            try:
+                name, facts = msgspec.json.decode(rest)
+                known = msgspec.convert(facts, RunRow) if name == "run" else facts
+            except (msgspec.MsgspecError, ValueError) as error:  # another version of us
+                log.warning("news_not_understood", error=str(error))
+                return
+            self._recorder.publish(name, known, besides=self._forwarded)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _answer(self, id: str) -> None:
+        try:
+            found = await asyncio.to_thread(self._recorder.get, id)
+            if found is not None:
+                place = RunPlace(self._recorder.process, found.row.key, found.row.state)
+                await self._store.put(_key(id), msgspec.json.encode(place), KEPT_SECONDS)
+        except (StoreError, StoreUnusable) as error:
+            log.warning("run_not_asked_for", run=id, error=str(error))
+
+    async def _forward(self, feed: Feed) -> None:
+        try:
+            while (left := self._watched_at + WATCHED_SECONDS - time.monotonic()) > 0:
+                try:
+                    async with asyncio.timeout(left):
+                        kind, facts = await feed.get()
+                except TimeoutError:
+                    continue
+                if kind == "end":
+                    return
+                if kind in FORWARDED:
+                    await self._say(f"{HAPPENED} {msgspec.json.encode((kind, facts)).decode()}")
+        finally:
+            self._recorder.unwatch(feed)
+            self._forwarded = None
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _key(id: str) -> str:
+    return f"run_place:{id}"

@@ -1,0 +1,155 @@
+"""Runs of several processes that share a Redis: one that another has, and what happens there while somebody watches here."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from callgate.application import create_app
+from callgate.auth.keys import mint_key
+from callgate.recorder.recorder import Recorder
+from callgate.recorder.row import RunRow
+from callgate.runtime import run_news
+from callgate.runtime.run_news import RunNews
+from tests.harness import toolshed
+from tests.harness.clients import http_client
+from tests.harness.configs import make_config
+from tests.harness.needs import needs
+from tests.harness.redis import redis_server
+from tests.harness.server import serve
+from tests.scripted_upstream import Call, Reply, Upstream
+
+pytestmark = [pytest.mark.anyio, needs("redis-server", "module:redis")]
+
+QUESTION = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@contextlib.asynccontextmanager
+async def two(
+    upstream: Upstream, redis: str, **options: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
+    async with contextlib.AsyncExitStack() as life:
+        clients = []
+        for _ in range(2):
+            config = make_config(
+                upstream.url,
+                tools=["add", "wait_for_gate"],
+                store={"redis_url": redis},
+                require_approval={"always": ["add"]},
+                **options,
+            )
+            url = await life.enter_async_context(serve(create_app(config)))
+            clients.append(await life.enter_async_context(http_client(url)))
+        yield clients[0], clients[1]
+
+
+async def events(answer: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
+    kind = ""
+    async for line in answer.aiter_lines():
+        if line.startswith("event: "):
+            kind = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield kind, json.loads(line.removeprefix("data: "))
+
+
+async def test_a_run_of_another_process_is_not_here_and_it_is_said_where_it_is(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    (alice, alices), (bob, bobs) = mint_key(), mint_key()
+    keys = [{"name": "alice", "hash": alices, "see": "own"}, {"name": "bob", "hash": bobs, "see": "own"}]
+    upstream.script("m", [Reply(calls=[Call("wait_for_gate", {})]), Reply(text="done")])
+    async with redis_server(tmp_path) as redis, two(upstream, redis, keys=keys, auth="keys") as (here, there):
+        by = {name: {"authorization": f"Bearer {key}"} for name, key in (("alice", alice), ("bob", bob))}
+        async with toolshed.held() as running:
+            question = {**QUESTION, "stream": True}
+            async with there.stream("POST", "/v1/chat/completions", json=question, headers=by["alice"]) as answer:
+                run = answer.headers["x-callgate-run"]
+                await running.started.wait()
+                under_way = await here.get(f"/v1/runs/{run}", headers=by["alice"])
+                running.gate.set()
+                await answer.aread()
+        ended = await here.get(f"/v1/runs/{run}", headers=by["alice"])
+        foreign = await here.get(f"/v1/runs/{run}", headers=by["bob"])
+        made_up = await here.get(f"/v1/runs/run_{24 * '0'}", headers=by["alice"])
+        replay = await here.post(f"/v1/runs/{run}/replay", json={}, headers=by["alice"])
+
+    for answer, words in ((under_way, "where it is under way"), (ended, "has it. This is")):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "run_not_here")
+        assert words in answer.json()["error"]["message"]
+    assert [each.json()["error"]["code"] for each in (foreign, made_up, replay)] == [
+        "run_not_found",
+        "run_not_found",
+        "run_not_here",
+    ]
+
+
+async def test_a_feed_has_the_runs_and_approvals_of_the_other_process_each_once(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2}, id="c")]), Reply(text="3")])
+    listening, watched, hear = asyncio.Semaphore(0), asyncio.Semaphore(0), RunNews.hear
+
+    def hear_and_say(self: RunNews, what: str) -> None:
+        hear(self, what)
+        if what == "listening":
+            listening.release()
+        elif what == "watched":
+            watched.release()
+
+    monkeypatch.setattr(RunNews, "hear", hear_and_say)
+    async with redis_server(tmp_path) as redis, two(upstream, redis) as (here, there), asyncio.timeout(20):
+        await listening.acquire()
+        await listening.acquire()
+        async with here.stream("GET", "/v1/feed") as mine, there.stream("GET", "/v1/feed") as theirs:
+            await watched.acquire()
+            await watched.acquire()
+            following = events(mine), events(theirs)
+            asking = asyncio.create_task(there.post("/v1/chat/completions", json=QUESTION))
+            seen = [[await anext(each), await anext(each)] for each in following]
+            await there.post(f"/v1/approvals/{seen[0][1][1]['id']}", json={"decision": "approve"})
+            assert (await asking).status_code == 200
+            for each, new in zip(seen, following, strict=True):
+                each += [await anext(new), await anext(new)]
+
+    for each in seen:
+        assert [(kind, facts["state"]) for kind, facts in each] == [
+            ("run", "under_way"),
+            ("approval", "waiting"),
+            ("approval", "approved"),
+            ("run", "answered"),
+        ]
+
+
+async def test_nothing_is_told_to_others_once_nobody_watches_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: asyncio.Queue[str] = asyncio.Queue()
+
+    async def say(what: str) -> bool:
+        said.put_nowait(what)
+        return True
+
+    monkeypatch.setattr(run_news, "WATCHED_SECONDS", 0.05)
+    recorder = Recorder(lambda text: text)
+    news = RunNews(recorder, None, say)  # type: ignore[arg-type]  # nobody asks for a run
+    news.hear("watched")
+    recorder.publish("run", RunRow("run_1", 1.0))
+    assert "run_1" in await said.get()
+    await asyncio.wait(news._tasks)
+    recorder.publish("run", RunRow("run_2", 1.0))
+    news.hear("watched")
+    recorder.publish("run", RunRow("run_3", 1.0))
+    assert "run_3" in await said.get()
+    await news.close()
+
+
+async def test_what_another_version_says_is_logged_and_no_harm() -> None:
+    news = RunNews(Recorder(lambda text: text), None, None)  # type: ignore[arg-type]  # neither is asked
+    with capture_logs() as logs:
+        for what in ("happened {", 'happened ["run"]', 'happened ["run", {"id": 7}]', "made_up", ""):
+            news.hear(what)
+    assert [each["event"] for each in logs] == ["news_not_understood"] * 3

@@ -1,0 +1,48 @@
+"""The types that the page's comments give its functions."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import callgate
+from tests.harness.environment import Environment
+from tests.harness.needs import needs
+
+WEB = Path(callgate.__file__).parent / "web"
+OPTIONS = {
+    "allowJs": True,
+    "checkJs": True,
+    "noEmit": True,
+    "strict": True,
+    "noImplicitAny": False,  # what the server answers has no type here
+    "skipLibCheck": True,
+    "target": "es2024",
+    "lib": ["esnext", "dom", "dom.iterable"],
+    "module": "es2022",
+    "moduleResolution": "bundler",
+    "types": [],
+}
+
+
+def complaints(folder: Path, *files: Path) -> list[str]:
+    """What the compiler says of these files and all that they import, but for the vendored one."""
+    (folder / "tsconfig.json").write_text(
+        json.dumps({"compilerOptions": OPTIONS, "files": [str(file) for file in files]})
+    )
+    tsc = Environment("types").interpreter
+    said = subprocess.run(
+        [tsc, "--pretty", "false", "-p", folder], capture_output=True, text=True, check=False, timeout=120
+    )
+    return [line for line in said.stdout.splitlines() if not line.startswith(" ") and "/lit.js(" not in line]
+
+
+@needs("environment:types")
+def test_every_type_fits(tmp_path: Path) -> None:
+    assert complaints(tmp_path, WEB / "app.js") == []
+
+
+@needs("environment:types")
+def test_a_type_that_does_not_fit_is_seen(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.js"
+    wrong.write_text(f'import {{ seconds }} from "{WEB}/format.js";\nseconds("soon");\nseconds(1).nope;\n')
+    assert [line.partition(": ")[2][:12] for line in complaints(tmp_path, wrong)] == ["error TS2345", "error TS2339"]
