@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import secrets
 import signal
@@ -14,6 +15,7 @@ import pytest
 import structlog
 from _pytest.runner import runtestprotocol
 
+from callgate.telemetry import logs
 from callgate.tools.concurrency import times_cancelled
 from tests.harness import environment, leftovers
 from tests.harness.command import start_forking
@@ -153,11 +155,11 @@ def forking() -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves threads or child processes behind."""
+    """Fails a test that leaves threads, child processes or configured logging behind."""
     if any("postgres" in mark.args for mark in request.node.iter_markers("needs")):
         request.getfixturevalue("postgres")  # stays for the whole run
     allowed = [name for mark in request.node.iter_markers("leaves") for name in mark.args]
-    threads, children = leftovers.threads(), leftovers.children()
+    threads, children, configured = leftovers.threads(), leftovers.children(), leftovers.logging_setup()
     if "anyio_backend" in request.fixturenames:
         request.getfixturevalue("_no_task_left")
     yield
@@ -165,6 +167,7 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     running = leftovers.new_children(children)
     assert not stayed, f"threads left behind: {', '.join(stayed)}"
     assert not running, f"processes left behind: {', '.join(running)}"
+    assert leftovers.logging_setup() == configured, "logging left configured: see `logging_as_it_was`"
 
 
 @pytest.fixture
@@ -187,6 +190,20 @@ async def _no_task_left() -> AsyncIterator[None]:
 def _is_the_runners(task: "asyncio.Task[object]") -> bool:
     """The anyio plugin runs each fixture and test in a task that waits for it; one of them waits for this check."""
     return "TestRunner." in getattr(task.get_coro(), "__qualname__", "")
+
+
+@pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    """For a test that configures logging: what came after it would find lines of other loggers that it does not expect."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()
+    logs._quick = None
+    structlog.contextvars.clear_contextvars()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-import structlog
 
 from callgate.application import create_app
 from callgate.telemetry import logs
@@ -70,6 +69,7 @@ async def test_a_request_that_is_cut_off_by_the_end_of_the_server_is_not_repeate
     assert running.cancelled.is_set()
 
 
+@pytest.mark.usefixtures("logging_as_it_was")
 async def test_an_id_that_a_client_made_up_is_given_back_and_masked_in_the_log(upstream: Upstream) -> None:
     written = io.StringIO()
     logs.configure(Redactor(), format="json", stream=written)
@@ -77,13 +77,9 @@ async def test_an_id_that_a_client_made_up_is_given_back_and_masked_in_the_log(u
     made = create_app(make_config(upstream.url))
     exchange = Exchange({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     exchange.scope["headers"] += [(b"x-request-id", b"sk-0123456789abcdef")]
-    try:
-        async with made.router.lifespan_context(made):
-            await made(exchange.scope, exchange.receive, exchange.send)
-        logs.write_all()
-    finally:
-        structlog.reset_defaults()
-        logs._quick = None
+    async with made.router.lifespan_context(made):
+        await made(exchange.scope, exchange.receive, exchange.send)
+    logs.write_all()
 
     [line] = [line for line in map(json.loads, written.getvalue().splitlines()) if line["event"] == "request"]
     assert exchange.headers[b"x-request-id"] == b"sk-0123456789abcdef"

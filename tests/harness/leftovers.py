@@ -1,6 +1,7 @@
-"""What a test leaves behind: threads and child processes that were not there before. Tasks are `conftest`'s, which
-has the event loop."""
+"""What a test leaves behind: threads, child processes and a set-up of logging that were not there before. Tasks are `conftest`'s,
+which has the event loop."""
 
+import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -42,6 +43,12 @@ def new_children(before: set[int]) -> list[str]:
         # nothing can be waited on here: whose children they are is what we are about to find out
         time.sleep(0.02)
     return sorted(_command(pid) for pid in stayed)
+
+
+def logging_setup() -> tuple[int, bool]:
+    """The level of the standard library's root logger, and whether records of it go to our log."""
+    root = logging.getLogger()
+    return root.level, any(type(handler).__module__ == "callgate.telemetry.logs" for handler in root.handlers)
 
 
 def _runs(pid: int) -> bool:

@@ -18,17 +18,7 @@ from callgate.telemetry.redaction import MASK, Redactor
 SECRET = 'planted "secret"\\with odd\tletters €'
 
 
-@pytest.fixture(autouse=True)
-def _logging_as_it_was():
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(capture=False)
-    structlog.reset_defaults()
-    logs._quick = None
-    structlog.contextvars.clear_contextvars()
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
 
 
 @pytest.fixture
