@@ -197,13 +197,14 @@ def logging_as_it_was() -> Iterator[None]:
     """For a test that configures logging: what came after it would find lines of other loggers that it does not expect."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    config, quick, redactor = structlog.get_config(), logs._quick, logs._redactor
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.captureWarnings(capture=False)
-    structlog.reset_defaults()
-    logs._quick = None
+    structlog.configure(**config)
     structlog.contextvars.clear_contextvars()
+    logs._quick, logs._redactor = quick, redactor
 
 
 @pytest.fixture

@@ -1,11 +1,6 @@
-"""Commands that are run in the process of the tests set up its logging for themselves; the next test wants its own."""
-
-from collections.abc import Iterator
+"""Commands that are run in the process of the tests set up its logging for themselves."""
 
 import pytest
-import structlog
-
-from callgate.telemetry import logs
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,8 +9,4 @@ def _forking(forking: None) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    config, quick, redactor = structlog.get_config(), logs._quick, logs._redactor
-    yield
-    structlog.configure(**config)
-    logs._quick, logs._redactor = quick, redactor
+def _restored(logging_as_it_was: None) -> None: ...
