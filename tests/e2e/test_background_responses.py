@@ -48,7 +48,9 @@ async def test_a_response_is_queued_then_made_and_can_be_gone_on_from(upstream: 
     assert [each["content"] for each in upstream.requests[-1].body["messages"]] == ["one", "answer 0", "two"]
 
 
-async def test_a_client_that_leaves_changes_nothing_and_comes_back_where_it_was(upstream: Upstream) -> None:
+async def test_a_client_that_leaves_changes_nothing_and_comes_back_where_it_was(
+    upstream: Upstream, capsys: pytest.CaptureFixture[str]
+) -> None:
     gate = asyncio.Event()
     upstream.script("m", [Reply(text="one two three four five six", pace=Pace(hold=Hold(gate, after=2)))])
     async with serve(create_app(make_config(upstream.url))) as url:
@@ -72,6 +74,7 @@ async def test_a_client_that_leaves_changes_nothing_and_comes_back_where_it_was(
             async with await client.responses.retrieve(id, stream=True, starting_after=last) as events:
                 again = [event.to_dict(warnings=False) async for event in events]
     check_events(seen)
+    assert "request_failed" not in capsys.readouterr().out
     assert caught.value.param == "previous_response_id"
     assert again == seen[last + 1 :]
     assert seen[-1]["response"]["output"][0]["content"][0]["text"] == "one two three four five six"

@@ -20,7 +20,7 @@ from callgate.config.load import load
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.runs import RunLedger, StoredRun
 from callgate.ledger.sqlite import FILE
-from callgate.stores.responses import ResponseStore
+from callgate.stores.responses import ResponseStore, StoredResponse
 from callgate.stores.store import StoreError
 from tests.chaos import tools
 from tests.harness.clients import openai_client
@@ -67,9 +67,9 @@ class Pair:
         )
 
     @contextlib.asynccontextmanager
-    async def app(self) -> AsyncIterator[str]:
+    async def app(self, **options: Any) -> AsyncIterator[str]:
         """One that is not to be killed: in the process of the tests."""
-        async with serve(create_app(load(self.file).config)) as url:
+        async with serve(create_app(load(self.file).config), **options) as url:
             yield url
 
     def process(self) -> "contextlib.AbstractAsyncContextManager[Child]":
@@ -595,6 +595,66 @@ async def test_a_response_in_the_background_that_is_moved_in_the_middle_of_a_cal
     assert pair.ran().count("a") == 1
     [result] = [m["content"] for m in pair.upstream.requests[-1].messages if m["role"] == "tool"]
     assert "may or may not have happened" in result
+
+
+@pytest.mark.parametrize(("path", "end"), [("/v1/chat/completions", b"[DONE]"), ("/v1/messages", b"message_stop")])
+@IN_SQLITE
+async def test_whoever_has_a_whole_stream_is_given_the_same_again_where_its_process_died_before_its_end_was_kept(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, path: str, end: bytes
+) -> None:
+    finish, ending = RunLedger.finish, asyncio.Event()
+
+    async def finish_or_stop_there(self: RunLedger, *given: Any) -> None:
+        if not ending.is_set():
+            ending.set()
+            await asyncio.Event().wait()
+        await finish(self, *given)
+
+    monkeypatch.setattr(RunLedger, "finish", finish_or_stop_there)
+    pair.upstream.script("m", [Reply(text="First"), Reply(text="Other")])
+    body = {"model": "m", "messages": ASKING, "stream": True, "max_tokens": 50}
+    async with pair.app() as there:
+        async with pair.app(timeout_graceful_shutdown=0.1) as here, raw_connection(here) as connection:
+            await connection.post(path, body, KEY)
+            got = await connection.until(end)
+            await ending.wait()
+        again = await raw_post(there, body, path=path, headers=KEY)
+    assert b"First" in got
+    assert b"First" in again.body
+    assert len(pair.upstream.requests) == 1
+
+
+@BOTH
+@IN_SQLITE
+async def test_a_response_that_is_kept_says_the_same_where_its_process_died_before_the_last_event(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    put, kept = ResponseStore.put, asyncio.Event()
+
+    async def put_and_stop_there(self: ResponseStore, owner: str, id: str, response: StoredResponse) -> None:
+        await put(self, owner, id, response)
+        if json.loads(bytes(response.response))["status"] == "completed" and not kept.is_set():
+            kept.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(ResponseStore, "put", put_and_stop_there)
+    pair.upstream.script("m", [Reply(text="First words."), Reply(text="Other words.")])
+    client: Any
+    async with pair.app() as there, openai_client(there) as client:
+        async with pair.app() as here, openai_client(here) as one:
+            asked = {"model": "m", "input": "go", "background": True, "stream": stream}
+            begun = await cast("Any", one).responses.create(**asked)
+            id = (await anext(aiter(begun))).response.id if stream else begun.id
+            await kept.wait()
+            before = await client.responses.retrieve(id)
+            if stream:
+                await begun.close()
+        async with await client.responses.retrieve(id, stream=True) as events:
+            seen = [event.to_dict(warnings=False) async for event in events]
+        after = await client.responses.retrieve(id)
+    check_events(seen)
+    assert before.output_text == "First words."
+    assert after.to_dict()["output"] == seen[-1]["response"]["output"] == before.to_dict()["output"]
 
 
 @IN_SQLITE

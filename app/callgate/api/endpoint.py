@@ -19,10 +19,12 @@ from callgate.api.faces import AnsweredElsewhere, Face, FaceExchange
 from callgate.api.followed_run import WELL, Ended
 from callgate.api.idempotency import Idempotency, not_durable
 from callgate.api.middleware import RequestContext, context_of
+from callgate.api.openai_writers import ForChoice
 from callgate.api.operator_ids import check_ids
 from callgate.api.requests import check_body, read_body
 from callgate.api.rights import seen_by
 from callgate.auth.keys import Caller, owner_name
+from callgate.conversation.events import ChatEnded
 from callgate.runtime.durable_run import DurableRun
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.route import check_selectors
@@ -51,7 +53,10 @@ class FaceEndpoint:
         try:
             exchange = await self._face.read(body, context, config)
         except AnsweredElsewhere as elsewhere:
-            await elsewhere.app(scope, receive, send)
+            try:
+                await elsewhere.app(scope, receive, send)
+            except ClientLeft:
+                context.notes["ending"] = "client_left"
             return
 
         key = context.headers.get("idempotency-key")
@@ -198,12 +203,31 @@ def _answer_to(
     if not exchange.request.stream:
         body = exchange.whole(conversation, began, diagnoses)
         return WholeAnswer(work, body, headers, seconds, context.error_body)
+    if run is not None and context.route != "responses":
+        work = _kept_before_its_end(work, run)
     if run is not None and context.route == "chat":
         work = _also_whole(work, exchange.whole(conversation, began, diagnoses), run)
     stream = exchange.streamed(conversation, began, diagnoses)
     server = runtime.config.server
     pulse = Pulse(first=server.first_chunk_seconds, heartbeat=server.heartbeat_seconds)
     return EventStream(work, stream, headers, pulse, seconds, context.error_body)
+
+
+def _kept_before_its_end(work: Work, run: DurableRun) -> Work:
+    """Work whose last turn is kept before anybody hears that it was the last: who has the whole answer is given the same again."""
+
+    async def keep_and_emit(event: Any, choice: int, emit: Callable[[Any], Awaitable[None]]) -> None:
+        await run.keep_turns(choice)
+        await emit(event)
+
+    async def kept(emit: Callable[[Any], Awaitable[None]]) -> None:
+        def emit_kept(event: Any) -> Awaitable[None]:
+            choice, said = (event.choice, event.event) if type(event) is ForChoice else (0, event)
+            return keep_and_emit(event, choice, emit) if type(said) is ChatEnded else emit(event)
+
+        await work(emit_kept)
+
+    return kept
 
 
 def _also_whole(work: Work, body: BodyWriter, run: DurableRun) -> Work:

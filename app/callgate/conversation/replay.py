@@ -118,13 +118,15 @@ class KeptModel:
         """True if the turn after this one is kept: all that this one wanted has been answered."""
         return self._next < len(self._turns)
 
-    async def keep(self) -> None:
-        """Returns when all turns so far are kept."""
+    async def keep(self) -> bool:
+        """Returns when all turns so far are kept; whether one was not before."""
         async with self._keeping:
-            if self._ended is not None:
-                await self._write(self._next, self._ended)
-                self._ended = None
-                self._next += 1
+            if self._ended is None:
+                return False
+            await self._write(self._next, self._ended)
+            self._ended = None
+            self._next += 1
+            return True
 
     def _note(self, turn: KeptTurn) -> None:
         self._ended = turn

@@ -75,6 +75,8 @@ class DurableRun:
         """The answer in one piece, where it is streamed."""
         self.before_end: Callable[[], Awaitable[None]] | None = None
         """Keeps what is to be kept before its end."""
+        self._models: dict[int, KeptModel] = {}
+        """Of its chats, by their choices."""
         self._ledger, self._calls = ledger, calls
         self._turns, self._known = turns or {}, known or {}
         self._leave = leave
@@ -129,13 +131,19 @@ class DurableRun:
         body = kept.encode()
         await self.insist(lambda: self._ledger.append(self.stored, choice, turn, body))
 
+    def follow_turns(self, choice: int, model: KeptModel) -> None:
+        self._models[choice] = model
+
     async def keep_answer(self, part: int, body: bytes) -> None:
         """Keep what is answered in the background before anybody is given it. Raises `TakenOver`."""
         await self.insist(lambda: self._ledger.append_part(self.stored, part, body))
 
-    async def check(self) -> None:
-        """Raises `TakenOver` where another process has it."""
-        await self.insist(lambda: self._ledger.check(self.stored))
+    async def keep_turns(self, choice: int = 0) -> None:
+        """Keep all turns of a chat, so that whoever takes the run over makes the same answer. Raises `TakenOver` where another
+        process has it."""
+        model = self._models.get(choice)
+        if model is None or not await model.keep():
+            await self.insist(lambda: self._ledger.check(self.stored))
 
     async def claim(self, entry: LedgerEntry) -> None:
         """Raises `NotRecorded` where the call must not begin."""
@@ -222,6 +230,7 @@ class DurableChoice:
             await self._run.keep_turn(self._number, turn, kept)
 
         remembering = KeptModel(model, self.kept, keep)
+        self._run.follow_turns(self._number, remembering)
         return remembering, DurableToolbox(toolbox, self._run, self.ledger, remembering)
 
 

@@ -161,7 +161,8 @@ class ResponsesExchange:
             )
         if isinstance(self._input, list) and any(isinstance(item, dict) and item.get("phase") for item in self._input):
             conversation.warn("left out of `input`: `phase`, which no chat has a place for")
-        if self.asked.store is False and CONNECTION.get() is None:
+        is_kept = self.asked.store is not False or CONNECTION.get() is not None
+        if not is_kept and (self._durable is None or not self.request.stream):
             return conversation.work
         return partial(self._kept_work, conversation.work)
 
@@ -187,7 +188,7 @@ class ResponsesExchange:
             skipped = 1 if self.asked.instructions else 0
             kept = kept_of(response, given, ended, self._handed, items.approvals, skipped)
             if self._durable is not None:
-                await self._durable.check()
+                await self._durable.keep_turns()
             await self._keep(items.head.id, kept, response)
         await emit(ended)
 
