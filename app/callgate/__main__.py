@@ -47,7 +47,7 @@ def callgate(
 
 
 class _Command(TyperCommand):
-    """A command that knows what somebody means who gives it a file alone."""
+    """A command that suggests `--config` where a file was given as an argument."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         files = [each for each in args if each.endswith((".yaml", ".yml", ".json"))]

@@ -17,7 +17,7 @@ from callgate.runtime.siblings import Siblings
 
 
 def create_app(config: Config, source: ConfigSource | None = None, siblings: Siblings | None = None) -> "_Callgate":
-    """The application for one config; `source` says how it can be read again while the application runs, `siblings` are the
+    """Create the application for one config. `source` reads the config again while the application runs; `siblings` are the
     other workers of the same server."""
     manager = RuntimeManager(config, source, siblings)
     runs = DurableRuns(manager)

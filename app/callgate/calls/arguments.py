@@ -1,8 +1,8 @@
 """Reads the arguments of a call. This is the only reader of JSON that a model wrote.
 
-It gives one object, or says no. What a model may write instead of a plain object, and which of its slips have only one
-possible meaning and are repaired, is the closed list of rules A1 to A8 in `tests/corpus/README.md`. Nothing is guessed,
-and no text ever becomes `{}` because it could not be read.
+It returns one object or raises `ArgumentsError`. Which other forms are accepted, and which mistakes have only one possible
+meaning and are repaired, is the closed list of rules A1 to A8 in `tests/corpus/README.md`. Nothing is guessed, and no text
+becomes `{}` because it could not be read.
 """
 
 import json
@@ -30,25 +30,25 @@ from callgate.calls.json_text import (
 from callgate.calls.states import Flaw, FlawDetail
 
 BLOCK = 4096
-"""Fragments that are joined into one when they have piled up: a small string costs ten times its letters."""
+"""The number of fragments that are joined into one: a small string takes ten times the memory of its characters."""
 MAX_LOOKS = 16
-"""How often fragments that look closed are read in vain before the call ends; each look reads all of them."""
+"""How often fragments with balanced brackets may fail to parse before the call ends; each attempt reads all of them."""
 MAX_REPEATS = 64
-"""How often one object may have been sent for another; what repeats it further is not a resend any more."""
+"""How often one object may be repeated in a call's arguments and still count as sent again."""
 MAX_STRING_LAYERS = 2
-"""How often arguments may be encoded as a string inside JSON; seen are one and, through two proxies, two."""
+"""How often arguments may be encoded as a string inside JSON. Providers do it once; behind two proxies, twice."""
 MIN_SNAPSHOTS = 2
-"""Fragments that it takes to see that each begins with the one before."""
+"""Fragments that must begin with the one before until they count as snapshots."""
 MAX_KEPT = 1000
 """Characters that are kept of arguments that had become too large."""
 MAX_QUOTE = 60
 """Characters of the model's text shown on either side of where it broke."""
 _BLANKS = " \t\r\n"
-"""What may follow an object in JSON. Other blanks make it a text that is none."""
+"""The whitespace of JSON; any other is an error behind an object."""
 
 
 class Arguments(msgspec.Struct, frozen=True, gc=False):
-    """One whole object, and whether a slip was repaired to get it."""
+    """One whole object, and whether a mistake was repaired to read it."""
 
     value: dict[str, Any]
     repaired: bool = False
@@ -66,7 +66,7 @@ class ArgumentsError(ValueError):
 
 
 def read_arguments(fragments: Sequence[Any]) -> Arguments:
-    """The object that these fragments make together. Raises `ArgumentsError` when they do not make one.
+    """Return the object that these fragments make together. Raises `ArgumentsError` when they do not make one.
 
     A fragment is a piece of text, or whatever else a provider sent in its place.
     """
@@ -77,12 +77,12 @@ def read_arguments(fragments: Sequence[Any]) -> Arguments:
 
 
 def take_object(value: Any) -> Arguments:
-    """An object that a reader of ours made out of text, where no slip was needed to get it."""
+    """Wrap an object that one of our readers of text formats made, where nothing was repaired."""
     return Arguments(_sound_object(value))
 
 
 def encode_arguments(value: Mapping[str, Any]) -> str:
-    """An object as the text that providers take."""
+    """Encode an object as the JSON text that providers take."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -91,7 +91,7 @@ class Fragments(msgspec.Struct, eq=False):
     joined and read once, when the call is settled."""
 
     _limit: int | None = None
-    """In bytes. What goes beyond it is not kept, and most of what came before is let go of as well."""
+    """In bytes. Beyond it only the beginning of the arguments is kept."""
     too_large: bool = False
     size: int = 0
     _parts: list[Any] = []
@@ -101,7 +101,7 @@ class Fragments(msgspec.Struct, eq=False):
     _others: bool = False
     _last: str | None = None
     _snapshots: int = 0
-    """How many fragments that are not blank began with the one before; -1 once one did not."""
+    """How many nonblank fragments began with the one before; -1 once one did not."""
     _snapshots_proven: bool = False
     _watch: "_BracketTracker | None" = None
     _seen: Arguments | None = None
@@ -132,7 +132,7 @@ class Fragments(msgspec.Struct, eq=False):
             self._watched(fragment)
 
     def text(self) -> str:
-        """All of it as the model wrote it; an object that came in the place of text, as JSON."""
+        """Return all of it as the model wrote it; an object that came instead of text, as JSON."""
         return join_halves("".join(part if isinstance(part, str) else _encoded(part) for part in self._all()))
 
     def read(self) -> Arguments:
@@ -158,14 +158,14 @@ class Fragments(msgspec.Struct, eq=False):
         return _read_text(text, last)
 
     def object_so_far(self) -> Arguments | None:
-        """The object that the fragments make already, or None. Cheap to ask after each fragment: the text is
-        only read when its brackets have closed."""
+        """Return the object that the fragments already make, or None. Cheap after each fragment: the text is only parsed
+        when its brackets are balanced."""
         if self._seen is None and self.size <= LARGE:
             self._seen = self._snapshot() or self._closed()
         return self._seen
 
     def _snapshot(self) -> Arguments | None:
-        """The last fragment alone, where each repeats what came before. Reading it costs no more than sending it did."""
+        """Read the last fragment alone, where each repeats the one before."""
         if self._others or self._last is None or self._snapshots < MIN_SNAPSHOTS:
             return None
         if not self._last.rstrip().endswith("}"):
@@ -181,7 +181,7 @@ class Fragments(msgspec.Struct, eq=False):
         return None if value is None else Arguments(value, repaired=True)
 
     def _closed(self) -> Arguments | None:
-        """All fragments together, once their brackets have closed."""
+        """Read all fragments together, once their brackets are balanced."""
         if self._watch is None:
             self._watch = _BracketTracker()
             for part in self._all():
@@ -209,7 +209,7 @@ class Fragments(msgspec.Struct, eq=False):
         self._seen = None
 
     def _let_go(self, fragment: str) -> None:
-        """Keep enough to recognise the call by. The mark at its end sees to it that nobody reads the rest as whole."""
+        """Keep only the beginning, to recognise the call by. The mark at its end makes it invalid JSON."""
         if self.too_large:
             return
         # Each part is cut before it is joined: one alone may be as large as all that was allowed, or larger.
@@ -221,8 +221,8 @@ class Fragments(msgspec.Struct, eq=False):
         self.too_large = True
 
     def _follow(self, fragment: str) -> None:
-        """Find out whether fragments are snapshots, each with all of the text so far. Real pieces show at the second
-        that they are not."""
+        """Find out whether fragments are snapshots, each with all of the text so far. For real pieces the second fragment
+        already rules it out."""
         if fragment.isspace() or not fragment:
             return
         if self._last is None or fragment.startswith(self._last):
@@ -278,7 +278,7 @@ def _read_text(text: str, last_snapshot: str | None = None) -> Arguments:
 
 
 def _inside_strings(text: str) -> dict[str, Any]:
-    """The object that a JSON string holds, or a string inside that string."""
+    """Return the object in a JSON string, or in a string inside that string."""
     value: Any = text
     for _ in range(MAX_STRING_LAYERS):
         try:
@@ -296,7 +296,7 @@ def _inside_strings(text: str) -> dict[str, Any]:
 
 
 def _repaired(text: str, fault: JsonFault, last_snapshot: str | None) -> dict[str, Any] | None:
-    """The object that was meant, if exactly one slip explains the text. One repair is made, never two."""
+    """Return the object that was meant, if exactly one mistake explains the text. One repair is made, never two."""
     # Where all fragments together are the beginning of a JSON text, each object that begins like the text stands inside it.
     if last_snapshot is not None and not fault.cut:
         snapshot = _object_in(join_halves(last_snapshot))
@@ -344,7 +344,7 @@ def _fenced(text: str) -> str | None:
 
 
 def _escape_controls(string: re.Match[str]) -> str:
-    """Control characters inside a string as escapes. One behind a backslash stays as it is: that is a bad escape."""
+    """Escape control characters inside a string. One behind a backslash stays as it is: that is an invalid escape."""
     if "\\" not in string[0]:
         escaped = string[0]
         for code in range(32):
@@ -360,7 +360,7 @@ def _escaped(found: str) -> str:
 
 
 def _objects_in_a_row(text: str) -> Iterator[dict[str, Any] | None]:
-    """Object after object; None, and the end, at whatever is no whole object."""
+    """Yield object after object; at anything else yield None and end."""
     at, text = 0, text.strip(" \t\n\r")
     while at < len(text):
         try:
@@ -385,7 +385,7 @@ def _objects_of(group: Iterable[Any], *, is_text: bool) -> Iterator[dict[str, An
 
 
 def _sound_object(value: Any) -> dict[str, Any]:
-    """The object, if it could have been JSON text: a parser more lenient than ours may have made it."""
+    """Return the object if strict JSON text could have made it: its provider may have parsed leniently."""
     if not isinstance(value, dict):
         raise _no_object(value)
     try:
@@ -405,7 +405,7 @@ def _sound_object(value: Any) -> dict[str, Any]:
 
 
 def _encoded(value: Any) -> str:
-    """Something that came in the place of text, for the history and for people."""
+    """Encode a value that came instead of text, for the history and for errors."""
     if is_too_deep(value):
         return f"({type(value).__name__}, nested too deep)"
     return json.dumps(value, ensure_ascii=False, default=str)
@@ -438,7 +438,7 @@ def _where(text: str, fault: JsonFault) -> str:
 
 
 def _hint(text: str, at: int, expected: str) -> str:
-    """The slip, by name, where it is one of those that models make."""
+    """Name the mistake where it is one of those that models often make."""
     rest = text[at : at + 9]
     if expected == NOTHING_MORE:
         return "a second object needs a call of its own" if rest.startswith("{") else "something follows the object"
@@ -463,13 +463,13 @@ def _quoted(text: str) -> str:
 
 
 class _BracketTracker:
-    """Follows brackets and quotes through text that is still coming, each character once."""
+    """Tracks brackets and quotes in text that comes in pieces, each character once."""
 
     __slots__ = ("_depth", "_escaped", "_in_string", "closed")
 
     def __init__(self) -> None:
         self.closed = False
-        """The brackets, or the string, that the text began with have closed; it may be one whole object."""
+        """The bracket or quote that the text began with is closed; it may be one whole object."""
         self._depth = 0
         self._in_string = False
         self._escaped = False

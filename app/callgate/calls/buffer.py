@@ -1,7 +1,7 @@
-"""`ToolCallBuffer`: the gate's judgement of arguments for programs that gather tool calls themselves.
+"""`ToolCallBuffer`: checks arguments as the gate does, for programs that collect tool calls themselves.
 
-Arguments are read by `callgate.calls.arguments` and by nothing else, with the same repairs and the same refusals as in a
-turn. What a buffer cannot know is said by the gate alone: whether the tool was offered, and its schema.
+Arguments are read by `callgate.calls.arguments` alone, with the same repairs and errors as in a chat. A buffer does not
+check what only the gate knows: whether the tool was offered, and its schema.
 """
 
 from dataclasses import dataclass
@@ -46,8 +46,8 @@ class ToolCallBuffer:
         self._entries.clear()
 
     def validate_completion_state(self) -> bool:
-        """True if the finish reason and the calls fit together: no call was cut by `length`, and `tool_calls` is not
-        said of none."""
+        """True if the finish reason and the calls fit together: no call was cut by `length`, and with `tool_calls` there is
+        at least one call."""
         if self.finish_reason == "length":
             return all(entry.complete for entry in self._entries.values())
         return bool(self._entries) or self.finish_reason != "tool_calls"
@@ -59,7 +59,7 @@ class _Entry:
     name: str | None
     arguments: Any
     _read: dict[str, Any] | ArgumentsError | None = None
-    """What reading came to, once it was asked for."""
+    """The result of reading the arguments, which are read once and when needed."""
 
     @property
     def complete(self) -> bool:

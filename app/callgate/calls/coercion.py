@@ -1,8 +1,8 @@
 """Converts strings where the schema wants another type: `"5"` for an integer, `"[1]"` for an array.
 
-Weak models and tag formats send them. Only top-level properties are converted (save in a format that writes lists and
-objects with nothing but text in them), only where the declared type does not allow a string, and only text that is
-canonical for the type, so that there is one thing it can mean.
+Weak models and tag formats send them. Only top-level properties are converted (except in a format whose lists and objects
+hold nothing but text), only where the declared type does not allow a string, and only text that is canonical for the
+type, so that it can mean one value only.
 """
 
 import re
@@ -20,10 +20,10 @@ MAX_NESTING = 8
 def coerce(
     arguments: dict[str, Any], parameters: Mapping[str, Any], *, only_text: bool = False, undeclared_json: bool = False
 ) -> dict[str, Any]:
-    """The arguments with such strings converted; the very same object if there is nothing to convert.
+    """Return the arguments with such strings converted; the same object if there is nothing to convert.
 
-    Where a format carries `only_text`, what lies inside lists and objects is converted as well, and `null` for a string
-    that may be null is null. With `undeclared_json`, JSON is JSON where the schema does not say what is wanted.
+    With `only_text`, strings inside lists and objects are converted as well, and `null` for a string that may be null is
+    null. With `undeclared_json`, a string that is JSON is parsed where the schema declares no type.
     """
     properties = parameters.get("properties")
     if not isinstance(properties, Mapping):
@@ -41,7 +41,7 @@ def coerce(
 
 
 def _as_declared(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -> Any:
-    """The value with its strings converted, `depth` levels down; the very same one if there is nothing to convert."""
+    """Return the value with its strings converted, `depth` levels down; the same one if there is nothing to convert."""
     if isinstance(value, str):
         if isinstance(schema, Mapping) and schema.get("type") == "string":
             return value
@@ -70,7 +70,7 @@ def _as_declared(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -
 
 
 def _branch_of(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -> Any:
-    """The schema that says what is in a list or an object: of a union, its only branch for one."""
+    """Return the schema of the contents of a list or an object; of a union, its only branch of that type."""
     if not isinstance(schema, Mapping) or not depth:
         return None
     if isinstance(reference := schema.get("$ref"), str):
@@ -87,7 +87,7 @@ def _branch_of(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -> 
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int) -> list[str] | None:
-    """The declared types, in order; None where nothing is declared and so a string may be meant."""
+    """Return the declared types, in order; None where no type is declared, so that a string is allowed."""
     if not isinstance(schema, Mapping) or not depth:
         return None
     declared = schema.get("type")
@@ -109,7 +109,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> list[str] | None
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """Resolve a reference into the schema itself; generated schemas keep their types there."""
+    """Resolve a `$ref` into the schema itself, where generated schemas have their types."""
     head, *steps = reference.split("/")
     place: Any = root if head == "#" else None
     for step in steps:

@@ -1,8 +1,8 @@
-"""The gate: a call that was found in a turn is settled, once, into a `ReadyCall` or a `BrokenCall`.
+"""The gate: turns each call that was found in a turn into a `ReadyCall` or a `BrokenCall`, once.
 
-What is looked at, and in which order, is fixed, so that a call has one flaw and always the same one: did the provider
-finish the turn, has the call a name, is that a tool on offer, do its arguments make one object, was it being written
-when the answer ran out of length, does the object satisfy the schema.
+The checks and their order are fixed, so that a call has one flaw and always the same one: did the provider finish the
+turn, has the call a name, is that an offered tool, do its arguments make one object, was it being written when the
+answer reached its length limit, does the object satisfy the schema.
 """
 
 import contextlib
@@ -20,18 +20,18 @@ from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import BrokenCall, Call, Finding, Flaw, FlawDetail, ReadyCall
 
 WRAPPER_PARAMETERS = frozenset({"arguments", "parameters", "input"})
-"""How models that write tags call a parameter into which they put all arguments as JSON."""
+"""Names of a parameter into which models that write tags put all arguments as JSON."""
 
 
 class FoundCall(msgspec.Struct, frozen=True, gc=False):
-    """A call as it stands in a turn, not yet judged."""
+    """A call of a turn, not yet checked."""
 
     id: str
     name: str | None
     arguments: Fragments | dict[str, Any]
-    """What came for arguments; an object only where a reader of ours made it."""
+    """The arguments that came; an object only where one of our readers of text formats made it."""
     findings: tuple[Finding, ...] = ()
-    """What was noticed while it was put together."""
+    """What was noticed while its fragments were assembled."""
     flaw: Flaw | None = None
     """What the reader of a text format found wrong with it."""
     repaired: bool = False
@@ -61,8 +61,8 @@ class FoundCall(msgspec.Struct, frozen=True, gc=False):
 def settle(
     found: Iterable[FoundCall], offer: Offer, *, failure: Flaw | None, at_length: bool, new_id: Callable[[], str]
 ) -> tuple[Call, ...]:
-    """All calls of a turn, in their order. `failure` is why nothing of the turn may run, if so; `at_length` says that
-    the answer stopped where it had become too long."""
+    """Check all calls of a turn, in their order. `failure` is the reason why none of them may run, if there is one;
+    `at_length`: the answer was cut at its length limit."""
     calls = [one for call in found for one in _unwrapped(call, offer, new_id)]
     last = len(calls) - 1
     return tuple(
@@ -116,7 +116,7 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
 
 
 def _settled_custom(call: FoundCall, name: str, *, being_written: bool) -> Call:
-    """Free text is whole unless the answer was cut off in it; what it means is for the client whose tool it is."""
+    """Check a call of a custom tool: free text is whole unless the answer was cut off in it."""
     if being_written or not call.in_order or (not call.ended and not call.text().strip()):
         return _broken(call, name, Flaw.TRUNCATED)
     return ReadyCall(call.id, name, {}, sound_text(call.text()), call.findings, call.extras, custom=True)
@@ -127,7 +127,7 @@ def _broken(call: FoundCall, name: str | None, flaw: Flaw, problem: FlawDetail |
 
 
 def _nameless(call: FoundCall) -> BrokenCall:
-    """Text that ended or broke before a name says more by that than by the name it lacks."""
+    """Break a call without a name. A flaw that the reader of the text found comes before the missing name."""
     if call.flaw is not None:
         return _broken(call, None, call.flaw, _detail_of_arguments(call))
     return _broken(call, None, Flaw.MISSING_NAME, FlawDetail(expected="the name of a tool that is on offer"))
@@ -143,11 +143,11 @@ def _detail_of_arguments(call: FoundCall) -> FlawDetail | None:
 
 
 def _was_cut(call: FoundCall, arguments: Arguments, tool: OfferedTool, *, being_written: bool) -> FlawDetail | None:
-    """Return the evidence that a call was cut off although what came of its arguments is an object.
+    """Return the evidence that a call was cut off although its arguments make an object.
 
-    Nothing written is `{}` only where the provider ended the turn in order. Where it gives a reason with every chunk and
-    the body broke off, more may have been to follow. Under the length limit some servers close what it cut, so that a
-    healed object shows only by what it lacks.
+    No arguments mean `{}` only where the provider ended the turn in order. Where it sends a finish reason with every chunk
+    and the body broke off, more may have followed. At the length limit some servers close the brackets of a cut object;
+    then only missing properties show that it was cut.
     """
     value, declared = arguments.value, tool.parameters.get("properties")
     if not call.ended:
@@ -167,15 +167,15 @@ def _was_cut(call: FoundCall, arguments: Arguments, tool: OfferedTool, *, being_
 
 
 def _as_declared(value: dict[str, Any], tool: OfferedTool, call: FoundCall) -> dict[str, Any]:
-    """A format that carries nothing but text is read by the schema, whoever owns the tool; otherwise strings are
-    converted only where the schema is ours to enforce."""
+    """Convert strings by the schema: always where the format carries nothing but text, otherwise only for our tools, whose
+    schemas we enforce."""
     if tool.check is None and not call.only_text:
         return value
     return coerce(value, tool.parameters, only_text=call.only_text, undeclared_json=call.undeclared_json)
 
 
 def _without_wrapper(value: dict[str, Any], tool: OfferedTool) -> dict[str, Any] | None:
-    """The arguments that stand, all of them, in one parameter that the tool does not have; None if they do not."""
+    """Return the arguments out of one wrapping parameter that the tool does not have; None if there is no such wrapper."""
     if len(value) != 1:
         return None
     ((name, inside),) = value.items()
@@ -189,7 +189,7 @@ def _without_wrapper(value: dict[str, Any], tool: OfferedTool) -> dict[str, Any]
 
 
 def _unwrapped(call: FoundCall, offer: Offer, new_id: Callable[[], str]) -> Sequence[FoundCall]:
-    """The calls inside a wrapper, or the call itself if it is none or not exactly of that shape."""
+    """Return the calls inside a wrapper, or the call itself if it is not exactly of that shape."""
     inner = _inner(call, offer)
     if inner is None:
         return (call,)

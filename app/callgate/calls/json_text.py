@@ -1,9 +1,9 @@
-"""Parses strict JSON, and reports the exact place where a text stops being it.
+"""Parses strict JSON, and reports the exact place of the first error.
 
-Stricter than most readers, because two readers that differ over one text are how a tool is made to run something other
-than what was checked: one key twice in an object, a number that no double holds, half a surrogate pair are refused.
-When a text is refused, the account says whether it was cut (something more could make it whole) or is wrong.
-What arguments may look like beyond JSON, and which slips are repaired, is said in `arguments`.
+Stricter than most parsers, because where two parsers differ over one text a tool can be made to run something other than
+what was checked: a duplicate key, a number that no double holds, and half a surrogate pair are errors. The error says
+whether the text was cut (more text could complete it) or is wrong.
+`arguments` repairs some mistakes and accepts some other forms.
 """
 
 import json
@@ -20,7 +20,7 @@ check ends the process when it is taken far too deep."""
 MAX_VALUES = 200_000
 """Values in one text, of which no model writes a tenth. A decoder holds the interpreter until it has read all of them."""
 LARGE = 64 * 1024
-"""Characters from which a text is looked at before it is decoded, and is worked on in pieces or in a thread."""
+"""Characters from which a text is checked before it is decoded, and is processed in pieces or in a thread."""
 
 _decode = msgspec.json.Decoder().decode
 
@@ -35,15 +35,15 @@ class JsonFault(Exception):
         self.position = position
         self.expected = expected
         self.cut = cut
-        """The text is a proper prefix of a JSON text: nothing in it is wrong, the rest is missing."""
+        """The text is a prefix of a JSON text: nothing in it is wrong, the rest is missing."""
         self.grammatical = grammatical
-        """It is JSON by the grammar, and refused for what it says."""
+        """It is JSON by the grammar, and refused for its content."""
         self.inside = inside
         """The innermost property that was being written, as it stands in the text."""
 
 
 def read_json(text: str) -> Any:
-    """The value of a strict JSON text. Raises `JsonFault`."""
+    """Return the value of a strict JSON text. Raises `JsonFault`."""
     if len(text) > LARGE and text.count(",") + text.count("{") + text.count("[") > MAX_VALUES:
         _Walk(text, 0).end()
     try:
@@ -57,8 +57,8 @@ def read_json(text: str) -> Any:
         raise _fault(text) from None
     if text.count("{") + text.count("[") > MAX_DEPTH and is_too_deep(value):
         raise _fault(text)
-    # The decoder keeps the last of two equal keys. Each key has its colon, so a flat object with as many keys as
-    # there are colons has no key twice; only the others are read again.
+    # The decoder keeps the last of two equal keys. Each key has a colon, so a flat object with as many keys as
+    # colons has no duplicate; only the others are parsed again.
     if text.count(":") > (len(value) if type(value) is dict else 0):
         try:
             _pairs.decode(text)
@@ -100,7 +100,7 @@ def is_too_deep(value: Any) -> bool:
 
 
 def join_surrogates(text: str) -> str:
-    """The text with halves of a surrogate pair that stand side by side made one character."""
+    """Join the halves of surrogate pairs that stand side by side into one character."""
     if len(text) > LARGE:
         ends = range(LARGE, len(text), LARGE)
         places = [0, *(end + ("\ud800" <= text[end - 1] <= "\udbff") for end in ends), len(text)]
@@ -113,7 +113,7 @@ def _joined(text: str) -> str:
 
 
 def join_halves(text: str) -> str:
-    """The same, at next to no cost for text that has no halves in it."""
+    """The same as `join_surrogates`, at little cost for text without surrogates."""
     if text.isascii():
         return text
     try:
@@ -124,7 +124,7 @@ def join_halves(text: str) -> str:
 
 
 def sound_text(text: str) -> str:
-    """Text that can be sent: halves joined, and one without its other half replaced."""
+    """Return text that can be encoded: surrogate pairs joined, lone surrogates replaced."""
     if text.isascii():
         return text
     joined = join_halves(text)
@@ -144,7 +144,7 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-# What the decoder does not say -----------------------------------------------------------------------------------
+# What the decoder does not report --------------------------------------------------------------------------------
 
 
 class _KeyTwice(Exception):
@@ -154,7 +154,7 @@ class _KeyTwice(Exception):
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> None:
-    """Nothing is kept of the objects: the second reading is for the keys alone."""
+    """Raise if a key stands in an object twice. Nothing is kept of the objects."""
     keys = set()
     for key, _ in pairs:
         if key in keys:
@@ -166,7 +166,7 @@ _pairs = json.JSONDecoder(object_pairs_hook=_object_of)
 
 
 def _fault(text: str) -> JsonFault:
-    """Why the decoder refused this text."""
+    """Find out why the decoder refused this text."""
     walk = _Walk(text, 0)
     try:
         walk.whole()
@@ -206,7 +206,7 @@ def _lone_surrogate(text: str) -> int | None:
 _PLAIN = r'[^"\\\x00-\x1f]*+'
 _ESCAPED = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
 _CHARS = rf"{_PLAIN}(?:{_ESCAPED}{_PLAIN}){{0,200}}+"
-"""Not of any length: a match holds the interpreter until it ends. Longer strings are no simple values."""
+"""Bounded, because a match holds the interpreter until it ends. Longer strings are not matched as simple values."""
 _INTEGER = r"-?(?:0|[1-9][0-9]*+)"
 _NUMBER = rf"{_INTEGER}(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?"
 _WS = r"[ \t\n\r]*+"
@@ -235,8 +235,8 @@ NOTHING_MORE = "nothing after the value"
 
 
 class _Walk:
-    """One walk along a text, token by token, with no recursion and no look back. Runs of simple items and members
-    are stepped over at once, so that megabytes of rows take a moment and not a minute."""
+    """Reads a text token by token, without recursion or backtracking. Runs of simple items and members are skipped at
+    once, so that megabytes of rows do not take a minute."""
 
     def __init__(self, text: str, start: int) -> None:
         self.text = text
@@ -247,10 +247,10 @@ class _Walk:
         self._keys: list[str] = []
         """The latest key of each."""
         self._fresh = False
-        """The innermost of them was opened just now: it may close at once, and no comma is due."""
+        """The innermost of them was just opened: it may close at once, and no comma may come yet."""
 
     def whole(self) -> None:
-        """Walk over one value, and see that nothing follows it."""
+        """Read one value, and raise if anything follows it."""
         self.end()
         self._skip_space()
         if self.at < len(self.text):
@@ -291,7 +291,7 @@ class _Walk:
         return self.at
 
     def _value(self) -> None:
-        """A simple value, or the opening of one that `_step` walks through."""
+        """Read a simple value, or the opening bracket of one that `_step` reads."""
         self._count(1)
         char = self._next("a value")
         if char in "{[":
@@ -354,7 +354,7 @@ class _Walk:
         self.at = found.end()
 
     def _next(self, expected: str) -> str:
-        """The next character that is no space; the text must not end before it."""
+        """Return the next character that is no space; the text must not end before it."""
         self._skip_space()
         if self.at == len(self.text):
             self._cut(expected)

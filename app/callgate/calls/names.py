@@ -1,5 +1,5 @@
 """Resolves the name in a call to an offered tool. A few prefixes and tokens that provider templates leave on names are
-taken off; nothing is ever matched because it looks alike, since a similar name may be another tool.
+removed. Similar names are never matched, since each may be another tool.
 """
 
 import difflib
@@ -10,22 +10,22 @@ from typing import Any
 import msgspec
 
 PREFIXES = ("functions.", "function.", "tools.", "tool.", "default_api.", "default_api:", "functions:")
-"""Namespaces that prompt templates put before a name, and that models copy from there."""
+"""Namespaces that prompt templates put before a name, and that models copy."""
 PARALLEL = "multi_tool_use.parallel"
-"""A wrapper that some models were trained on: one call that holds several."""
+"""The name of a call that holds several calls, on which some models were trained."""
 MAX_COMPARED = 128
-"""Characters of an unknown name that suggestions are sought for."""
+"""Characters of an unknown name that are compared with the offered ones."""
 
 
 class ToolName(msgspec.Struct, frozen=True, gc=False):
-    """The name of an offered tool, and whether it took a repair to see it."""
+    """The name of an offered tool, and whether the name in the call had to be repaired."""
 
     name: str
     repaired: bool = False
 
 
 def resolve_name(raw: str, offered: Collection[str]) -> ToolName | None:
-    """The offered tool that is meant, or None."""
+    """Return the offered tool that is meant, or None."""
     if raw in offered:
         return ToolName(raw)
     return next((ToolName(name, repaired=True) for name in _readings(raw) if name in offered), None)
@@ -38,7 +38,7 @@ def is_parallel(raw: str, offered: Collection[str]) -> bool:
 
 
 def inner_calls(arguments: dict[str, Any]) -> list[tuple[str, dict[str, Any]]] | None:
-    """The calls in such a wrapper, or None if it is not exactly of its shape."""
+    """Return the calls in such a wrapper, or None if it is not exactly of its shape."""
     uses = arguments.get("tool_uses")
     if len(arguments) != 1 or not isinstance(uses, list) or not uses:
         return None
@@ -53,7 +53,7 @@ def inner_calls(arguments: dict[str, Any]) -> list[tuple[str, dict[str, Any]]] |
 
 
 def close_names(raw: str, offered: Iterable[str]) -> list[str]:
-    """Offered names that look like this one: for the model to read, never to run."""
+    """Return offered names that look like this one, as suggestions in an error; they are never run."""
     by_folded = {_folded(name): name for name in offered}
     near = difflib.get_close_matches(_folded(raw.strip()[:MAX_COMPARED]), by_folded, n=3)
     return [by_folded[name] for name in near]
@@ -72,7 +72,7 @@ def _readings(raw: str) -> Iterator[str]:
 
 
 def _without_tokens(raw: str) -> str:
-    """The name up to the first control token that leaked into it."""
+    """Cut the name at the first control token that leaked into it."""
     return raw.strip().partition("<|")[0].rstrip()
 
 

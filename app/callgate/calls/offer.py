@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 from callgate.calls.states import FlawDetail
 
 Check: TypeAlias = Callable[[dict[str, Any]], FlawDetail | None]
-"""Says what is wrong with arguments under a compiled schema, or None when they satisfy it."""
+"""Returns what is wrong with arguments under a compiled schema, or None when they satisfy it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool as the gate sees it, whoever owns it."""
+    """A tool as the gate needs it, the client's or ours."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -22,4 +22,4 @@ class OfferedTool:
 
 
 Offer: TypeAlias = Mapping[str, OfferedTool]
-"""All tools offered in one request, by the name the model knows them under."""
+"""All tools offered in one request, by the names that the model calls them by."""

@@ -1,4 +1,4 @@
-"""The outcome of a call: a result or a failure. A failure is an answer too: the model reads it and goes on."""
+"""The outcome of a call: a result or a failure. The model is sent either."""
 
 import base64
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Returned(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):
-    """The tool did not answer. `text` says to the model what happened and what it can do."""
+    """The tool did not answer. `text` tells the model what happened and what it can do."""
 
     text: str
     kind: FailureKind = FailureKind.RAISED
@@ -55,7 +55,7 @@ Outcome: TypeAlias = Returned | Failed
 
 
 def encode_outcome(outcome: Outcome) -> bytes:
-    """For a place where another process reads it."""
+    """Encode an outcome for another process."""
     kept: dict[str, Any] = {"text": outcome.text.encode(errors="replace").decode()}
     if isinstance(outcome, Failed):
         kept["kind"] = str(outcome.kind)

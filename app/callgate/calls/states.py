@@ -1,8 +1,7 @@
 """The states of a tool call: what a model wrote becomes a `ReadyCall` or a `BrokenCall`, and nothing else.
 
-Only a `ReadyCall` has arguments to run with, so running half a call is a type error and not a matter
-of remembering to look. The words for what can be wrong (`Flaw`) and for what was noticed (`Finding`)
-are closed lists; `tests/corpus/README.md` says when each applies, save for the one that is a limit of our own.
+Only a `ReadyCall` has arguments to run with, so running half a call is a type error. What can be wrong (`Flaw`) and what
+can be noticed (`Finding`) are closed lists; `tests/corpus/README.md` defines when each applies.
 """
 
 from collections.abc import Mapping
@@ -57,7 +56,7 @@ class FlawDetail(msgspec.Struct, frozen=True, gc=False):
     got: str = ""
     note: str = ""
     rule: str = ""
-    """Where the schema says so, as a JSON pointer: what may be kept where nothing is that the model wrote."""
+    """The violated rule in the schema, as a JSON pointer. It may be stored where nothing that the model wrote may be."""
 
 
 class ReadyCall(msgspec.Struct, frozen=True, gc=False):
@@ -70,7 +69,7 @@ class ReadyCall(msgspec.Struct, frozen=True, gc=False):
     """The arguments as the model wrote them; this is what goes back to it in the history."""
     findings: tuple[Finding, ...] = ()
     extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """Fields of the provider's (signatures and the like) that must go back on this call unchanged."""
+    """Provider fields (such as signatures) that must go back with this call unchanged."""
     custom: bool = False
     """A call of a custom tool: `text` is its input, free text and no JSON. Only clients have such tools."""
 

@@ -1,4 +1,4 @@
-"""Runs calls of an earlier turn that were approved since, before the model is asked again."""
+"""Runs calls of an earlier turn that have been approved since, before the model is asked again."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from callgate.conversation.progress import CallReports
 
 
 class ApprovedCall(msgspec.Struct, frozen=True, gc=False):
-    """A call as it was shown to whoever approved it."""
+    """A call as it was shown for approval."""
 
     id: str
     name: str
@@ -29,14 +29,14 @@ class ClientApprovals(msgspec.Struct, gc=False):
     """The calls that a client approves by itself, and its decisions."""
 
     asks: Callable[[str | None, str], bool]
-    """Whether calls of a source's tool wait for the client. The source is None where it is not known."""
+    """Whether calls of a source's tool need the client's approval. The source is None where it is not known."""
     approved: Mapping[str, ApprovedCall]
     claim: Callable[[], Awaitable[None]]
-    """Takes the decisions. Raises where one was taken before."""
+    """Marks the decisions as used. Raises where one was used before."""
 
 
 class AskingToolbox:
-    """Hands calls out that the client wants to decide about, as if they were its own."""
+    """Hands calls that the client approves itself back to it, as if the tools were its own."""
 
     def __init__(self, inner: Toolbox, asks: Callable[[str], bool]) -> None:
         self._inner, self._asks = inner, asks
@@ -78,8 +78,9 @@ async def run_approved(
     emit: Emit,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Message, ...]:
-    """The history with what came of the approved calls. They pass the gate again: the tools on offer may be others by now."""
-    # An id that was counted may stand in earlier turns too: the last one is meant.
+    """Return the history with the results of the approved calls. They pass the gate again, because the offered tools may
+    have changed."""
+    # Providers that number their ids repeat them in later turns: the last one is meant.
     places = {
         message["tool_call_id"]: place
         for place, message in enumerate(history)

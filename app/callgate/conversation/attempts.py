@@ -1,5 +1,4 @@
-"""The attempts at one turn: the deployments that were asked, the failures, and the next one where an answer breaks
-off."""
+"""The attempts at one turn: the deployments that were asked, their failures, and the choice of the next one."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -10,7 +9,7 @@ from callgate.conversation.errors import ChatError
 from callgate.conversation.events import NOBODY, Attempt, Responder
 
 UNGUIDED = 3
-"""How often a model is asked for one turn that cannot say itself who else there is."""
+"""How often a model without retries of its own is asked for one turn."""
 
 
 class Repeater(Protocol):
@@ -27,20 +26,20 @@ class Repeater(Protocol):
         ...
 
     def succeeded(self) -> None:
-        """The last answer came to its end."""
+        """Note that the last answer is complete."""
         ...
 
     async def failed(self, failure: ChatError) -> None:
-        """The last answer broke off."""
+        """Note that the last answer broke off."""
         ...
 
     async def go_on(self, failure: ChatError) -> None:
-        """Find who is asked next, and wait as long as is due; raises the failure where nobody is left."""
+        """Choose the deployment that is asked next, and wait before it if necessary; raises the failure where none is left."""
         ...
 
 
 class Attempts(msgspec.Struct, eq=False):
-    """The attempts at one turn. A model that has several ways to be asked takes charge of them."""
+    """The attempts at one turn. A model with several deployments sets `in_charge` to choose among them."""
 
     turn: int
     emit: Callable[[Attempt], Awaitable[None]]
@@ -56,12 +55,12 @@ class Attempts(msgspec.Struct, eq=False):
         return NOBODY if self.in_charge is None else self.in_charge.by
 
     def succeeded(self) -> None:
-        """The turn came to its end."""
+        """Note that the turn is complete."""
         if self.in_charge is not None:
             self.in_charge.succeeded()
 
     async def broke_off(self, failure: ChatError, seconds: float) -> None:
-        """The turn broke off in the middle."""
+        """Note that the turn broke off in the middle."""
         if self.in_charge is not None:
             await self.in_charge.failed(failure)
         else:
@@ -69,7 +68,7 @@ class Attempts(msgspec.Struct, eq=False):
             await self.emit(Attempt(self.turn, self._asked, NOBODY, seconds, status=200, reason=reason))
 
     async def go_on(self, failure: ChatError) -> bool:
-        """Prepare another attempt after a failure of which nothing was passed on; return whether there may be one."""
+        """Prepare another attempt after a failure before any output; return whether there may be one."""
         if self.in_charge is None:
             self._asked += 1
             return self._asked <= UNGUIDED

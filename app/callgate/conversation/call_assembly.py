@@ -1,7 +1,7 @@
 """Assembles the tool calls of one answer from their fragments.
 
-Providers leave out, repeat, renumber and rename what distinguishes calls; rules I1 to I12 of `tests/corpus/README.md` say
-what is made of it. Whether an assembled call is whole is `callgate.calls.gate`'s business.
+Providers omit, repeat and change the index, id and name that distinguish calls; rules I1 to I12 of `tests/corpus/README.md`
+define how fragments are assigned. `callgate.calls.gate` checks whether an assembled call is whole.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,22 +21,22 @@ from callgate.conversation.errors import AnswerTooLarge
 from callgate.conversation.events import CallDelta, CallWritten
 
 MAX_NUMERIC_ID = 10**30
-"""A number beyond this is no id anybody counts with, and turning it into text may take for ever."""
+"""Larger numbers are not taken for ids: turning one into text may take very long."""
 
 
 MAX_CALLS = 2000
-"""Calls of one answer. Each is explained, answered and kept, however few of them may run."""
+"""Calls of one answer. Each gets an answer in the history, however few of them may run."""
 
 
 class CallAssembler(msgspec.Struct, eq=False):
-    """Collects the calls of one answer. Feeding costs the same however much has come; arguments are read at the end."""
+    """Collects the calls of one answer. Each fragment costs the same however many came before; arguments are read at the end."""
 
     _offer: Offer
     _ids: Callable[[], str]
     _noticed: dict[Finding, None]
     """Where findings go."""
     _argument_bytes: int | None = None
-    """The size beyond which a call's arguments are let go of and the call is broken."""
+    """The size beyond which a call's arguments are dropped and the call is broken."""
     read_from_text: bool = False
     """A call was written in the model's text."""
     text_is_damaged: bool = False
@@ -108,7 +108,7 @@ class CallAssembler(msgspec.Struct, eq=False):
             call.extras = _merged(call.extras, delta.extras)
 
     def _candidate(self, id_: str | None, index: int | None) -> "_OpenCall | None":
-        """The latest call that this fragment could continue."""
+        """Return the latest call that this fragment could continue."""
         if id_ is not None:
             if index is not None and (call := self._by_both.get((id_, index))) is not None:
                 return call
@@ -128,8 +128,8 @@ class CallAssembler(msgspec.Struct, eq=False):
         return call
 
     def _relate(self, call: "_OpenCall", before: "_OpenCall", *, both_indexes: bool) -> None:
-        """Note how a call may be related to its candidate: the same call sent once more, or the next piece of one whose id
-        or name changes with every piece."""
+        """Note how a call may be related to its candidate: the same call sent again, or the next piece of a call with an id
+        or name that changes with every piece."""
         call.may_be_resent |= call.id is not None and call.id == before.id
         name, known = call.name or "", before.name or ""
         self._are_related |= call.may_be_resent
@@ -137,11 +137,11 @@ class CallAssembler(msgspec.Struct, eq=False):
             return
         if name.startswith(known) or any(tool.startswith(known + name) for tool in self._offer):
             call.may_continue, before.is_followed, self._are_related = before, True, True
-            # Whatever follows a piece that may lie within another call may lie within it as well.
+            # A piece after one that may lie within another call may lie within that call as well.
             call.opened_inside = before.opened_inside or _state_of(before) is _Written.PART
 
     def _identify(self, call: "_OpenCall", given: "_GivenId") -> None:
-        """A call takes the first id that comes for it; any other after that makes its id doubtful."""
+        """Give the call the first id that comes for it; a different one later makes its id doubtful."""
         if given.id is None:
             return
         if call.id is None:
@@ -153,8 +153,7 @@ class CallAssembler(msgspec.Struct, eq=False):
             call.id_usable = False
 
     def _fate(self, candidate: "_OpenCall", delta: CallDelta, given: "_GivenId", arguments: Any) -> "_Fate":
-        """Classify a fragment in relation to its candidate. Only one that has a name can be something else than a
-        continuation."""
+        """Classify a fragment in relation to its candidate. Only a fragment with a name can be anything but a continuation."""
         name = delta.name
         if not name:
             return _Fate.CONTINUES
@@ -215,7 +214,7 @@ class CallAssembler(msgspec.Struct, eq=False):
         self._calls.append(opened)
 
     def _was_written(self, id_: str, name: str | None, arguments: Fragments) -> bool:
-        """Arguments are only compared where an id comes a second time."""
+        """True if the same call was added before. Arguments are only compared where an id comes a second time."""
         before = self._written.get(id_)
         if before is None:
             self._written[id_] = (name, arguments)
@@ -248,7 +247,7 @@ class CallAssembler(msgspec.Struct, eq=False):
         return size
 
     def found(self, *, in_order: bool) -> list[FoundCall]:
-        """The calls that came. `in_order` says that the body of the answer ended with its end mark."""
+        """Return the calls that came. `in_order`: the body of the answer ended with its end mark."""
         if not self._calls and self._legacy is not None:
             name = "".join(self._legacy_names) or None
             legacy = _OpenCall(name, arguments=self._legacy, reasons_before=self._legacy_reasons_before)
@@ -262,13 +261,13 @@ class CallAssembler(msgspec.Struct, eq=False):
         if self.read_from_text and (
             native := [call for call in calls if not (call.written and call.written.from_text)]
         ):
-            # A server that reads its model's text itself sends both, and no call may run twice.
+            # A server that parses its model's text itself sends both, and no call may run twice.
             self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
             calls = native
         return [self._found_call(call, in_order) for call in calls]
 
     def _without_resent(self) -> list["_OpenCall"]:
-        """The calls without those that came before with the same id, name and arguments."""
+        """Return the calls without repetitions of the same id, name and arguments."""
         kept: list[_OpenCall] = []
         spellings: dict[tuple[str | None, str | None], set[str]] = {}
         for call in self._calls:
@@ -286,8 +285,8 @@ class CallAssembler(msgspec.Struct, eq=False):
         return known.name if known else name
 
     def _doubt_beside_stray(self) -> None:
-        """Where arguments came before the name of a call, or without any, those of a call that has none may be among them. Where
-        they are from the middle of some, every call may be the one that lacks them."""
+        """Mark calls as doubtful where arguments came before a call's name or without any: they may belong to a call that
+        has none. Arguments that begin in the middle of an object may be missing from any call."""
         blank = [call for call in self._calls if call.name and _state_of(call) is _Written.NOTHING]
         stray = [call for call in self._calls if call.named_late or not call.name]
         if not any(_state_of(call) is not _Written.NOTHING for call in stray):
@@ -300,7 +299,7 @@ class CallAssembler(msgspec.Struct, eq=False):
             call.doubtful |= (is_from_middle or bool(blank)) and call.name is not None
 
     def _doubt_pieces(self) -> None:
-        """Where one call may be a piece of another, what makes an object may be only a part of one, or what is left of it."""
+        """Mark calls as doubtful where one may be a piece of another: what parses as an object may be only a part of one."""
         states = {id(call): _state_of(call) for call in self._calls}
         chains: dict[int, list[_OpenCall]] = {}
         for call in self._calls:
@@ -345,7 +344,7 @@ class CallAssembler(msgspec.Struct, eq=False):
         )
 
     def _flaw_of(self, call: "_OpenCall") -> Flaw | None:
-        """Return the flaw of a call that its arguments cannot show: of too large ones only the beginning is left."""
+        """Return a flaw that the kept arguments cannot show: of too large ones only the beginning is left."""
         if call.arguments.too_large:
             return Flaw.ARGUMENTS_TOO_LARGE
         written = call.written
@@ -386,7 +385,7 @@ def _state_of(call: "_OpenCall") -> _Written:
 
 
 def _begins_inside(call: "_OpenCall") -> bool:
-    """True if what a call has is neither an object nor the beginning of one."""
+    """True if a call's arguments are neither an object nor the beginning of one."""
     try:
         call.arguments.read()
     except ArgumentsError as error:
@@ -395,7 +394,7 @@ def _begins_inside(call: "_OpenCall") -> bool:
 
 
 class _GivenId(msgspec.Struct, frozen=True, gc=False):
-    """An id as a provider gave it; a number is kept as text, which distinguishes calls, but is no id to answer with."""
+    """An id as a provider sent it. A number is kept as text, to distinguish calls, but is not used as an id in answers."""
 
     id: str | None = None
     usable: bool = False
@@ -420,28 +419,28 @@ class _OpenCall(msgspec.Struct, eq=False):
     arguments: Fragments = msgspec.field(default_factory=Fragments)
     extras: Mapping[str, Any] = {}
     written: CallWritten | None = None
-    """Where it came in one piece."""
+    """Set where it came in one piece."""
     custom: bool = False
     reasons_before: int = 0
     """How many finish reasons had come before its last fragment."""
     may_be_resent: bool = False
     """Its id came before."""
     may_continue: "_OpenCall | None" = None
-    """A call of which it may be the next piece, though its name or id says that it is another."""
+    """A call of which it may be the next piece, although its name or id differs."""
     is_followed: bool = False
     """Another call may continue this one."""
     opened_inside: bool = False
     """It was opened while the arguments of the call that it may continue were not whole."""
     resumed: bool = False
-    """It got arguments behind a call that may continue it."""
+    """It got more arguments after a call that may continue it."""
     named_late: bool = False
-    """Its name came behind some of its arguments."""
+    """Its name came after some of its arguments."""
     doubtful: bool = False
-    """What it has may be a part of other arguments, or what is left of them."""
+    """Its arguments may be a part of other arguments."""
 
 
 def _spelling_of(arguments: Fragments) -> str:
-    """The object in one spelling, or the text if it makes none."""
+    """Return the object in canonical JSON, or the text if it is not an object."""
     try:
         return canonical(arguments.read().value)
     except ArgumentsError:
@@ -456,7 +455,7 @@ def _same_object(value: dict[str, Any], arguments: Any) -> bool:
 
 
 def _merged(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Extras of one call that came in several fragments; a later value wins, inside objects as well."""
+    """Merge the extras of several fragments of a call; a later value wins, inside objects as well."""
     merged = dict(before)
     for key, value in more.items():
         old = merged.get(key)

@@ -1,6 +1,6 @@
 """Builds the `x_callgate` object: what happened in a chat, turn by turn.
 
-A listener like any other. It keeps previews only of what broken calls said, because those are seen nowhere else.
+A listener. It keeps previews of the arguments of broken calls only, because those are shown nowhere else.
 """
 
 import time
@@ -28,24 +28,24 @@ from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.prices import NANO, Price
 
 PREVIEW_CHARS = 200
-"""Enough to see what was cut; an argument text may be megabytes."""
+"""Characters of a preview; the arguments may be megabytes."""
 
 
 class Diagnosis(Listener, msgspec.Struct, eq=False):
-    """Follows a chat, and reports at any time what is known of it."""
+    """Collects the events of a chat, and reports at any time what is known of it."""
 
     run_id: str
     _warnings: Sequence[str] = ()
     sees: Callable[[], bool] = lambda: False
-    """Whether the report is for somebody who may see runs; asked when it is made."""
+    """Whether the client may see runs; called when the report is made."""
     price: Callable[[Responder], Price | None] = lambda by: None
-    """What who answers costs, if that is known."""
+    """Returns the price of a deployment, if it is known."""
     _clock: Callable[[], float] = time.monotonic
     _began: float = msgspec.field(default_factory=time.monotonic)
     _sees: bool = False
     _events: list[TurnEnded | ChatEnded] = []
     failed_attempts: list[tuple[float, Attempt]] = []
-    """And when each ended. There are none where the first was answered by whose turn it was."""
+    """With the time when each ended. Empty where the first deployment answered at once."""
     _recovered: list[dict[str, Any]] = []
     _outcomes: dict[tuple[int, str], dict[str, Any]] = {}
 
@@ -64,7 +64,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
         return self._began
 
     def happened(self) -> list[tuple[float, ChatEvent]]:
-        """The first turn of a chat that nobody recorded while it was under way, with seconds since its beginning."""
+        """Return the events of the first turn, with seconds since the chat began, for a recording that starts late."""
         if not (self.failed_attempts or self._events):
             return []
         now = self._clock() - self._began

@@ -31,14 +31,14 @@ class ChatError(Exception):
         self.retry_after = retry_after
         self.detail = detail
         self.retryable = retryable
-        """Asking the same or another model again may help, as long as nothing was passed on yet."""
+        """The same or another model may be asked again, as long as nothing was sent to the client yet."""
 
     def envelope(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class AnswerTooLarge(ChatError):
-    """A model's answer has more of something than any answer needs. It would have it again."""
+    """A model's answer exceeds a limit. Not retryable: another answer would exceed it as well."""
 
     def __init__(self, limit: str) -> None:
         super().__init__(
@@ -55,9 +55,9 @@ class BrokenOff(Exception):
 
 
 class SeparateChoices(Exception):
-    """A model was asked for several choices at once and has them only one by one. Nothing was emitted.
+    """A model was asked for several choices at once and can only answer them one by one. Nothing was emitted.
 
-    `answers` holds the events of each choice where one body brought them all; else every choice has to be asked for.
+    `answers` holds the events of each choice where one body had them all; otherwise each choice takes a request.
     """
 
     def __init__(self, answers: Sequence[Sequence["ModelEvent"]] = ()) -> None:

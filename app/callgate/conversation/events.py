@@ -1,8 +1,7 @@
 """The events of a chat, as values.
 
-`ModelEvent`s are what a model just did; `upstream` and `dialects` make them out of whatever a provider
-sent, and beyond those packages nobody looks at a provider's shapes again. The loop folds them into a `Turn`
-and emits `ChatEvent`s to its listeners.
+`ModelEvent`s are the parts of a model's answer. `upstream` and `text_calls` make them out of what a provider sent; other
+packages never see a provider's formats. The loop folds them into a `Turn` and emits `ChatEvent`s to its listeners.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
 
 
 class ProviderHead(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The provider's fields of the answer as a whole; the first one of a turn counts. Recorded as it is."""
+    """The provider's fields of the answer as a whole; the first one of a turn counts. The recorder stores it unchanged."""
 
     id: str | None = None
     model: str | None = None
@@ -27,8 +26,8 @@ class ProviderHead(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PromptedCalling(msgspec.Struct, frozen=True, gc=False):
-    """The model was asked for its calls in a prompt, and they are read out of its text: what its finish reason says of
-    calls means nothing. No part of the answer itself."""
+    """The tools were described in the prompt, and calls are read out of the model's text, so that the finish reason says
+    nothing about calls. Not part of the answer itself."""
 
     format: str
     extra_tokens: int = 0
@@ -36,8 +35,8 @@ class PromptedCalling(msgspec.Struct, frozen=True, gc=False):
 
 
 class Passed(msgspec.Struct, frozen=True, gc=False):
-    """A piece of the answer in its provider's own bytes, which go to the client as they are: the one body, or whole events
-    of a stream. An answer that begins with one has one in every batch, and beside it at most the error that ends it."""
+    """A piece of the answer as its provider's bytes, which go to the client unchanged: the whole body, or whole events of a
+    stream. An answer that begins with one has one in every batch, and besides it at most the error that ends it."""
 
     data: bytes
     reasons: tuple[str, ...] = ()
@@ -50,17 +49,17 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class CharactersLost(msgspec.Struct, frozen=True, gc=False):
-    """Some of the text that came before this could not be read, and stands in it as U+FFFD. No part of the answer itself."""
+    """Some of the text before this could not be decoded and was replaced by U+FFFD. Not part of the answer itself."""
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
     text: str
     source: Literal["reasoning_content", "reasoning", "thinking", "text"] = "reasoning_content"
-    """Where it was found. A turn that has reasoning_content keeps only that (some send both)."""
+    """The field it came in. A turn with reasoning_content keeps only that (some providers send both)."""
 
 
 class CallDelta(msgspec.Struct, frozen=True, gc=False):
-    """One fragment of a native tool call, as the provider sent it. Which call it belongs to is the turn's business."""
+    """One fragment of a native tool call, as the provider sent it. `call_assembly` decides which call it belongs to."""
 
     index: int | None = None
     id: str | int | float | None = None
@@ -71,7 +70,7 @@ class CallDelta(msgspec.Struct, frozen=True, gc=False):
     legacy: bool = False
     """It came as `function_call`."""
     custom: bool = False
-    """A call of a custom tool: what it has for arguments is free text."""
+    """A call of a custom tool: its arguments are free text."""
 
 
 class CallWritten(msgspec.Struct, frozen=True, gc=False):
@@ -81,29 +80,29 @@ class CallWritten(msgspec.Struct, frozen=True, gc=False):
     arguments: Any = None
     id: str | int | float | None = None
     flaw: Flaw | None = None
-    """What the reader of the text already knows to be wrong; the gate may find a more precise one."""
+    """The flaw that the reader of the text found; the gate may find a more precise one."""
     repaired: bool = False
-    """The reader took something harmless away (a code fence)."""
+    """The reader removed something harmless (a code fence)."""
     only_text: bool = False
-    """The format can carry nothing but text, so turning "5" into 5 is reading and not repair."""
+    """The format has no types but text, so that converting "5" to 5 is no repair."""
     undeclared_json: bool = False
-    """Text that is JSON is meant as JSON in parameters of which the schema says nothing."""
+    """JSON text is parsed in parameters without a schema."""
     from_text: bool = False
-    """Read out of the model's text: its id is made up unless the format has one."""
+    """Read out of the model's text: its id is generated unless the format has ids."""
     extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
     legacy: bool = False
     custom: bool = False
 
 
 class CallNotRun(msgspec.Struct, frozen=True, gc=False):
-    """A call that stands in the model's text and is none, because it is quoted, repeated or only considered."""
+    """Text of the model that looks like a call and is none: it is quoted, repeated or part of its reasoning."""
 
     name: str
     reason: str
 
 
 NOT_RUN_SHOWN = 20
-"""How many of these a log line or an account names; a text may hold thousands."""
+"""How many of these a log line or a report names; a text may hold thousands."""
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, gc=False):
@@ -113,8 +112,8 @@ class ThinkingBlock(msgspec.Struct, frozen=True, gc=False):
 
 
 class ExtraField(msgspec.Struct, frozen=True, gc=False):
-    """A field of the assistant message that we do not read but that belongs to it (refusal, annotations,
-    reasoning_details, audio, provider_specific_fields, …). Strings and lists of one field are joined."""
+    """A field of the assistant message that is only passed along (refusal, annotations, reasoning_details, audio,
+    provider_specific_fields, …). Strings and lists of one field are joined."""
 
     field: str
     value: Any
@@ -144,7 +143,7 @@ class ProviderError(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChoiceIgnored(msgspec.Struct, frozen=True, gc=False):
-    """Something came for a choice that nobody asked for."""
+    """The provider sent a choice that was not requested."""
 
     index: int
 
@@ -170,7 +169,7 @@ ModelEvent: TypeAlias = (
 
 
 class StreamEnd(StrEnum):
-    """The end of an answer's body, whatever its finish reasons."""
+    """How an answer's body ended, independent of its finish reasons."""
 
     DONE = "done"
     EOF = "eof"
@@ -212,8 +211,8 @@ class ModelOutput(msgspec.Struct, frozen=True, gc=False):
 
 
 def is_for_listeners(events: Sequence[ModelEvent]) -> bool:
-    """True if listeners may need these events, beside the turn. Fragments of calls are shown to nobody, and there may
-    be thousands of them."""
+    """True if listeners may need these events before the turn ends. Fragments of calls are not shown, and there may be
+    thousands of them."""
     for event in events:  # noqa: SIM110 - a generator would cost more than all the rest that is done with a chunk
         if type(event) is not CallDelta:
             return True
@@ -224,25 +223,25 @@ class Responder(msgspec.Struct, frozen=True, gc=False):
     """The deployment that answers a model request."""
 
     model: str = ""
-    """The name in the config: the model that was asked for, or a fallback of its."""
+    """The name in the config: the requested model, or one of its fallbacks."""
     deployment: str = ""
-    """What litellm calls it: `provider/model`."""
+    """Its name for litellm: `provider/model`."""
     host: str = ""
-    """Where it is; empty where only a library between us and the provider knows."""
+    """Its host; empty where only litellm knows it."""
     counted_model: str = ""
     counted_as: str = ""
-    """What model and deployment may be counted under: of the many that a wildcard stands for, one."""
+    """The labels of model and deployment in metrics: one for all models that a wildcard matches."""
 
 
 NOBODY = Responder()
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):
-    """A deployment was asked for a turn, and failed; or answered after others had failed, or in the place of one that is
-    left alone, or although it was to be left alone itself. Of any other answer at the first attempt there is none: its turn
-    says who gave it.
+    """A deployment was asked for a turn, and failed; or it answered after others had failed, or instead of one that is
+    cooling down, or while cooling down itself. Any other answer at the first attempt has none: the turn names its
+    deployment.
 
-    With a failure, nothing of the turn has been passed on, or nothing more of it will be.
+    With a failure, nothing of the turn was sent to the client, or nothing more of it will be.
     """
 
     turn: int
@@ -250,25 +249,25 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     """1 for the first of its turn."""
     by: Responder
     seconds: float
-    """Until it failed, or until its first words; without the wait."""
+    """Until it failed, or until its first content; without the wait."""
     wait: float = 0.0
-    """Seconds that were waited before it."""
+    """The wait before it, in seconds."""
     status: int = 0
     """The HTTP status of its answer; 0 where there was none."""
     reason: str = ""
     """The code of the error; empty where it answered."""
     detail: str = ""
-    """What the operator should know of the failure."""
+    """Details of the failure for the operator."""
     is_refusal: bool = False
-    """The deployment did its part: the request was at fault."""
+    """The request was at fault, not the deployment."""
     anyway: bool = False
-    """It was to be left alone for having failed, and was asked because there was nobody else."""
+    """It was cooling down after failures, and was asked because there was no other."""
     instead_of: str = ""
-    """The deployment whose turn it was, and which is left alone."""
+    """The deployment that would have been asked, but is cooling down."""
 
 
 class TurnEnded(msgspec.Struct, frozen=True, gc=False):
-    """A model's answer is whole and its calls are settled; each call lies in exactly one pile."""
+    """A model's answer is whole and its calls are settled; each call is in exactly one of the lists."""
 
     turn: int
     answer: "TurnAccount"
@@ -286,32 +285,32 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     usage: Mapping[str, Any] | None
     seconds: float
     reason_is_raw: bool = True
-    """False where a library between us and the provider may have rewritten the finish reason."""
+    """False where litellm may have rewritten the finish reason."""
     prompted: PromptedCalling | None = None
-    """How the model was asked for calls, where it was asked in its prompt."""
+    """Set where the tools were described in the prompt."""
     not_run: tuple[CallNotRun, ...] = ()
-    """Calls in the model's text that were quoted, repeated or only considered."""
+    """Calls in the model's text that were quoted, repeated or part of its reasoning."""
     lane: str = ""
-    """Which way the model was reached; nothing where none was."""
+    """The lane on which the model was reached; empty where none was."""
     by: Responder = NOBODY
-    """Who answered."""
+    """The deployment that answered."""
     attempts: int = 1
-    """How often somebody was asked for it."""
+    """How many requests it took."""
     first_seconds: float = 0.0
-    """Until the first words, failed attempts and waits included."""
+    """Until the first content, failed attempts and waits included."""
     head: ProviderHead | None = None
-    """What the provider says of its answer as a whole."""
+    """The provider's fields of the answer as a whole."""
 
 
 BEFORE_ALL_TURNS = -1
-"""The turn of calls that are run again because their results are gone."""
+"""The turn of calls that are run again because their results are no longer stored."""
 
 
 class CallStarted(msgspec.Struct, frozen=True, gc=False):
     turn: int
     call: ReadyCall
     writes: bool = True
-    """The tool may change the world."""
+    """The tool may have side effects."""
 
 
 class CallProgress(msgspec.Struct, frozen=True, gc=False):
@@ -320,9 +319,9 @@ class CallProgress(msgspec.Struct, frozen=True, gc=False):
     message: str
     fraction: float | None = None
     waits_for: str = ""
-    """The id of the approval that it waits for now."""
+    """The id of the approval that it is waiting for."""
     approved: bool = False
-    """A person let it run. Who that was stays with the operator."""
+    """A person approved it. The operator's log names the person."""
 
 
 class CallEnded(msgspec.Struct, frozen=True, gc=False):
@@ -344,9 +343,9 @@ class HiddenTurns(msgspec.Struct, frozen=True, gc=False):
     after: tuple[dict[str, Any], ...] = ()
     """What follows the answers: images, which no tool message can hold."""
     ran: tuple[str, ...] = ()
-    """Those of the answered calls that came whole; the others were broken, and their answers say so."""
+    """The ids of the answered calls that came whole; the others were broken."""
     names: dict[str, str] = msgspec.field(default_factory=dict)
-    """Ids under which the client knows calls, where they are not the model's own."""
+    """The client's ids of calls, where they differ from the model's."""
 
 
 class CallsHandedBack(msgspec.Struct, frozen=True, gc=False):
@@ -354,7 +353,7 @@ class CallsHandedBack(msgspec.Struct, frozen=True, gc=False):
 
     calls: tuple[Call, ...]
     hidden: HiddenTurns | None = None
-    """What has to be put back when the client returns with its answers; None when it has seen all there is."""
+    """What is restored when the client returns with its answers; None when it was shown everything."""
 
 
 class LastTurn(Protocol):
@@ -367,19 +366,19 @@ class ChatEnded(msgspec.Struct, frozen=True, gc=False):
     ending: Ending
     usage: Mapping[str, Any] | None
     history: Sequence[Any] = ()
-    """Every message that led to the last turn: the client's, and those that we made."""
+    """All messages before the last turn: the client's, and ours."""
     last: LastTurn | None = None
-    """Its message stands in no history yet."""
+    """Its message is not in the history yet."""
 
 
 CANCELLED = "cancelled"
 
 
 class ChatFailed(msgspec.Struct, frozen=True, gc=False):
-    """A chat came to no ending: an error, or nobody waits for it any more. Emitted to listeners alone."""
+    """A chat ended with an error, or was cancelled. Emitted to listeners only."""
 
     reason: str
-    """The code of the error, or `cancelled`: its client left, its time was over, or the server stops."""
+    """The code of the error, or `cancelled`: the client disconnected, the deadline passed, or the server stops."""
 
 
 ChatEvent: TypeAlias = (

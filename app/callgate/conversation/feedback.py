@@ -1,8 +1,7 @@
-"""Writes the result that a model gets for a call that did not run: what was wrong, and what to do next.
+"""Writes the result of a call that did not run, for the model: what was wrong, and what to do next.
 
-The texts go back on the tool-result channel. They are short JSON with fixed keys, because models read those reliably
-and so do people looking at a trace. They are bounded: a schema is cut down to the part that matters, and nothing a
-model wrote is quoted at length.
+The results are short JSON with fixed keys, which models read reliably. They are bounded: a schema is reduced to the part
+that matters, and quotes of the model's text are short.
 """
 
 import json
@@ -14,7 +13,7 @@ from callgate.calls.offer import Offer
 from callgate.calls.states import BrokenCall, Flaw, FlawDetail
 
 MAX_QUOTE = 120
-"""Characters of anything the model wrote that are repeated to it; enough to recognise it by."""
+"""Characters of the model's own text that are quoted to it."""
 MAX_SCHEMA = 900
 """Characters of schema in an explanation; a larger one is reduced to its outline first."""
 MAX_NAMES = 20
@@ -22,7 +21,7 @@ MAX_NAMES = 20
 
 
 def explain(call: BrokenCall, offer: Offer) -> str:
-    """The result of a call that was broken: its flaw, what was expected, and what to send instead."""
+    """Write the result of a broken call: its flaw, what was expected, and what to send instead."""
     error: dict[str, Any] = {"code": call.flaw.value, "message": _message(call.flaw)}
     if call.problem is not None:
         error |= {
@@ -39,7 +38,7 @@ def explain(call: BrokenCall, offer: Offer) -> str:
         problem = call.problem or FlawDetail()
         schema = _part_at(tool.parameters, problem.pointer)
         if call.flaw is Flaw.SCHEMA_MISMATCH:
-            # What was got, if it was a string: checks write all values as JSON.
+            # Checks write all values as JSON: only a string has suggestions.
             error |= _suggested(problem.got.strip('"') if problem.got.startswith('"') else "", _candidates(schema))
         error["schema"] = _excerpt(schema)
     return _text(error)
@@ -128,7 +127,7 @@ def _few(names: Iterable[str]) -> list[str]:
 
 
 def _candidates(schema: Any) -> Iterator[str]:
-    """Words that could have been meant at this place: the values of an enum, or the names of an object."""
+    """Yield the values that are valid at this place: those of an enum, or the property names of an object."""
     if isinstance(schema, Mapping):
         for place in (schema, *_branches(schema)):
             yield from (value for value in _list(place.get("enum")) if isinstance(value, str))
@@ -139,13 +138,13 @@ def _candidates(schema: Any) -> Iterator[str]:
 
 
 def _part_at(schema: Mapping[str, Any], pointer: str) -> Any:
-    """The schema of the place that a JSON pointer into the arguments names, or the nearest one above it."""
+    """Return the schema for a JSON pointer into the arguments, or the nearest one above it."""
     part: Any = schema
     for token in pointer.split("/")[1:]:
         below = _below(part, token.replace("~1", "/").replace("~0", "~"))
         if below is None:
             return part
-        # What a `$ref` into the schema's own definitions stands for. One step: that is what generated schemas have.
+        # Follow a `$ref` into the schema's own definitions. One step is what generated schemas need.
         if isinstance(below, Mapping) and isinstance(below.get("$ref"), str):
             _, word, name = (*below["$ref"].split("/"), "", "")[:3]
             part = _mapping(schema.get(word)).get(name, below)
@@ -172,7 +171,7 @@ def _branches(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _excerpt(schema: Any) -> Any:
-    """The schema as it is, or its outline, or only the names in it: the first of these that is short enough."""
+    """Return the schema, or its outline, or only the names in it: the first that is short enough."""
     names_only: dict[str, Any] = {}
     if isinstance(schema, Mapping):
         kept = {
@@ -211,12 +210,12 @@ def _list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-# Calls that were whole and did not run --------------------------------------------------------------------------------
+# Whole calls that did not run -----------------------------------------------------------------------------------------
 
 
 def _text(error: Mapping[str, Any]) -> str:
     text = _json({"error": {key: value for key, value in error.items() if value not in ("", [], {}, None)}})
-    # A model can write half a surrogate pair, and what is quoted of it here has to be encodable on its way back.
+    # A model can write half a surrogate pair, and a quote of it has to be encodable.
     return text.encode("utf-8", "replace").decode()
 
 

@@ -1,7 +1,7 @@
 """Compares the finish reason of a turn with the calls that came.
 
-A finish reason is a witness, not a gate. It is put into one of five classes, compared with the calls that were found,
-and every disagreement is a finding. Only a turn that the provider did not finish is a failure, and runs nothing.
+A finish reason does not decide about calls. It is put into one of five classes and compared with the calls that were
+found; every disagreement is a finding. Only a turn that the provider did not finish is a failure, and runs nothing.
 """
 
 import re
@@ -50,12 +50,12 @@ _SUBJECTS = [
     ),
     (FinishClass.LENGTH, re.compile("max|length|limit|truncat|context")),
 ]
-"""What the words that are in no list speak of, the gravest first."""
+"""Parts of unlisted finish reasons that give their class, the most serious first."""
 _STANDARD = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 
 
 def classify(reason: str) -> FinishClass:
-    """The class of a finish reason as a provider wrote it. An unknown word counts by what it speaks of, else as stop."""
+    """Return the class of a finish reason as a provider wrote it. An unknown one is classified by its parts, or as stop."""
     known = _CLASSES.get(reason)
     if known is None:
         word = reason.lower().replace("-", "_")
@@ -67,12 +67,12 @@ def classify(reason: str) -> FinishClass:
 
 
 class Finish(msgspec.Struct, frozen=True, gc=False):
-    """The end of a turn, before its calls are looked at."""
+    """How a turn ended, before its calls are checked."""
 
     reasons: tuple[str, ...]
     winner: FinishClass | None
     failure: Flaw | None
-    """Why nothing of this turn may run, if so."""
+    """The reason why no call of this turn may run, if there is one."""
 
 
 def judge_finish(reasons: Sequence[str], end: StreamEnd, *, error: bool) -> Finish:

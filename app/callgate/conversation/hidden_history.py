@@ -1,9 +1,9 @@
 """Restores the turns of a chat that its client was not shown (server-side calls and results).
 
-A client that gets calls of its own back sees nothing of what was done here on the way to them: earlier turns that ran
-our tools, our calls beside its own, the model's signatures. All of that is one `HiddenTurns`. It is kept under the ids of
-the calls that were handed out, and when the client returns with these ids the history is made whole again: the model
-reads what it would have read if all tools had one owner.
+A client that is sent calls of its own tools is not sent what happened here before: earlier turns that ran our tools, our
+calls in the same turn, the model's signatures. All of that is one `HiddenTurns`. It is stored under the ids of the
+client's calls. When the client returns with these ids the history is restored: the model reads what it would have read
+if all tools were of one side.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class ShownAgain(dict[str, Any]):
-    """A message about calls of ours that the client was shown and gave back. It is left out where the same calls were kept."""
+    """A message about calls of ours that the client was shown and sent back. It is dropped where the same calls are stored."""
 
 
 def encode_hidden(hidden: HiddenTurns) -> bytes:
@@ -70,22 +70,22 @@ class CallingTurn:
     place: int
     calls: Sequence[HandedCall]
     handles: tuple[str, ...]
-    """What its calls are known by."""
+    """The keys under which its calls are stored."""
 
 
 def handle_of(id: str, messages: Sequence[Message], place: int) -> str:
-    """Return the handle of a call at a place of a history. An id alone, if it is random; one that was
-    counted (`call_0`) comes in every conversation, and means something only after all that the user said in this one."""
+    """Return the key of a call at a place of a history: the id alone if it is random. A numbered one (`call_0`) comes in
+    every conversation, so that its key includes a digest of the user's messages before it."""
     return _UserTexts(messages).handle(id, place)
 
 
 def handles_in(messages: Sequence[Message]) -> list[str]:
-    """Those of all calls in a history that came from a client. Costs a look for a word where there are none."""
+    """Return the handles of all calls in a history from a client. Cheap where there are none."""
     return [handle for turn in calling_turns(messages) for handle in turn.handles]
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
-    """True if a history may have calls in it that a client gave back."""
+    """True if a history may hold calls that a client sent back."""
     for message in messages:  # noqa: SIM110 - of each request, and a generator costs as much again
         if isinstance(message, msgspec.Raw) and _CALLS in bytes(message):
             return True
@@ -102,7 +102,7 @@ def calling_turns(messages: Sequence[Message]) -> Iterator[CallingTurn]:
 
 
 def put_back(messages: Sequence[Message], kept: Mapping[str, HiddenTurns]) -> tuple[Message, ...]:
-    """The history with what its client did not see in its place. `kept` is by the handles of its calls."""
+    """Return the history with its hidden turns in their places. `kept` is by the handles of the calls."""
     turns = {turn.place: turn for turn in calling_turns(messages)}
     whole: list[Message] = []
     used: set[int] = set()
@@ -111,7 +111,7 @@ def put_back(messages: Sequence[Message], kept: Mapping[str, HiddenTurns]) -> tu
     while place < len(messages):
         turn = turns.get(place)
         hidden = next((kept[handle] for handle in turn.handles if handle in kept), None) if turn else None
-        # A client may write parallel calls one message each; what was kept belongs to the first of them.
+        # A client may write parallel calls as one message each; the hidden turns belong to the first of them.
         if turn is None or hidden is None or id(hidden) in used or not _is_of(hidden, turn.calls):
             whole.append(messages[place])
             place += 1
@@ -124,7 +124,7 @@ def put_back(messages: Sequence[Message], kept: Mapping[str, HiddenTurns]) -> tu
 
 
 def _said_once(messages: Sequence[Message], restored: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
-    """The history without what was shown and given back of calls that stand in it as they were made."""
+    """Yield the history without messages about calls that were shown and have been restored as well."""
     kept = Counter(_accounts(restored))
     dropped: set[str] = set()
     for place, message in enumerate(messages):
@@ -145,7 +145,7 @@ def _said_once(messages: Sequence[Message], restored: Sequence[Mapping[str, Any]
 
 
 def _accounts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Name, arguments and answer of each call."""
+    """Yield name, arguments and answer of each call."""
     for place, message in enumerate(messages):
         following = takewhile(lambda each: each["role"] == "tool", messages[place + 1 :])
         answers = {each["tool_call_id"]: each["content"] for each in following}
@@ -156,8 +156,8 @@ def _accounts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str,
 
 
 def without_repeats(messages: Sequence[Message], shown: frozenset[str]) -> tuple[Message, ...]:
-    """The history without the rounds that a client gave back and that were put back as well. `shown` are the calls of the
-    rounds that clients were shown, by id."""
+    """Return the history without rounds of calls that the client sent back and that were restored as well. `shown`: the ids
+    of the calls that clients were shown."""
     ours = {call["id"] for message in messages if isinstance(message, dict) for call in message.get("tool_calls") or ()}
     repeated = ours & shown
     if not repeated:
@@ -173,9 +173,9 @@ def without_repeats(messages: Sequence[Message], shown: frozenset[str]) -> tuple
 
 
 def _whole_turn(hidden: HiddenTurns, calls: Sequence[HandedCall], answers: dict[str, Message]) -> Iterator[Message]:
-    """The turns before it, its message with all its calls, and the answers in the order of the calls."""
+    """Yield the turns before it, its message with all its calls, and the answers in the order of the calls."""
     shown = {hidden.names.get(call.id, call.id): call.id for call in calls if call.id}
-    # A call that the client left out has no answer, and would make the history one that no provider takes.
+    # Providers refuse a history with an unanswered call: a call that the client left out is dropped.
     known_calls = [
         call for call in hidden.assistant["tool_calls"] if call["id"] in hidden.results or call["id"] in shown
     ]
@@ -187,12 +187,12 @@ def _whole_turn(hidden: HiddenTurns, calls: Sequence[HandedCall], answers: dict[
             yield hidden.results[model_id]
         elif (answer := answers.pop(shown[model_id], None)) is not None:
             yield answer if shown[model_id] == model_id else _under(model_id, answer)
-    yield from answers.values()  # of calls that nobody made: the provider will say so, as it would to anyone
+    yield from answers.values()  # answers to calls that do not exist: the provider reports them
     yield from hidden.after
 
 
 def _is_of(hidden: HiddenTurns, calls: Sequence[HandedCall]) -> bool:
-    """Some providers count their ids from nought in every chat, so what was kept has to be of these very calls."""
+    """True if the hidden turns are about these calls: some providers number their ids from 0 in every chat."""
     known = {call["id"]: call for call in hidden.assistant["tool_calls"]}
     named = [(call, known.get(hidden.names.get(call.id or "", call.id or ""))) for call in calls]
     return all(kept is None or _is_same(call, kept) for call, kept in named)
@@ -206,7 +206,7 @@ def _is_same(call: HandedCall, kept: Mapping[str, Any]) -> bool:
 
 
 def _meaning(arguments: Any) -> Any:
-    """Some clients write arguments anew, so they are compared as values where they are JSON."""
+    """Parse arguments where they are JSON, because some clients reformat them."""
     if not isinstance(arguments, str):
         return arguments or {}
     try:
@@ -216,7 +216,7 @@ def _meaning(arguments: Any) -> Any:
 
 
 def _answers(messages: Sequence[Message], place: int) -> tuple[dict[str, Message], int]:
-    """The tool messages from a place on, by the calls they answer, and where the history goes on."""
+    """Return the tool messages from a place on, by the ids of their calls, and the place behind them."""
     answers: dict[str, Message] = {}
     while place < len(messages):
         head = _head_of(messages[place], _ANSWERS)
@@ -228,15 +228,14 @@ def _answers(messages: Sequence[Message], place: int) -> tuple[dict[str, Message
 
 
 def _is_random(id: str) -> bool:
-    """Digits alone are a counter or a clock, however many of them."""
+    """True if an id is random. Digits alone are a counter or a time."""
     last = _LAST_WORD.search(id)
     digits = sum(map(str.isdigit, last.group())) if last else 0
     return last is not None and len(last.group()) >= 8 and 2 <= digits < len(last.group())
 
 
 class _UserTexts:
-    """A digest of all that the user said before each place of a history. Asked for one place after the other it is read
-    once."""
+    """Digests of the user's messages before each place of a history. In ascending order of places the history is read once."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
@@ -263,10 +262,10 @@ def _head_of(message: Message, mark: bytes) -> _MessageHead | None:
     try:
         return _head.decode(message)
     except msgspec.DecodeError:
-        return None  # goes on as it came; what is wrong with it is the provider's to say
+        return None  # sent on unchanged; the provider reports what is wrong with it
 
 
 def _under(model_id: str, answer: Message) -> Message:
     fields = _fields.decode(answer) if isinstance(answer, msgspec.Raw) else answer
-    # Encoded as a whole: nobody further on looks for undecoded pieces inside a message.
+    # Encoded as a whole: later code expects no undecoded parts inside a message.
     return msgspec.Raw(msgspec.json.encode({**fields, "tool_call_id": model_id}))

@@ -15,7 +15,7 @@ def new_id(kind: Kind) -> str:
 
 
 def new_request_id() -> str:
-    """The same without digits: it stands in errors, and some clients take any `500` in one for a reason to ask again."""
+    """Return an id without digits: it is part of error messages, and some clients retry on any `500` in one."""
     return "req_" + f"{_bits(96):024x}".translate(_LETTERS)
 
 

@@ -1,4 +1,4 @@
-"""Listeners to a chat. Each names the events it handles, so that an event nobody handles costs one table look-up."""
+"""Listeners to a chat. Each names the events it handles, so that an unhandled event costs one table lookup."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -13,7 +13,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def handles(table: dict[Any, Callable[..., Any]], *kinds: type) -> Callable[[_Method], _Method]:
-    """Enter the method below into a table, under the types of the events that it handles."""
+    """Decorate a method that handles events of these types: it is entered into the table."""
 
     def enter(method: _Method) -> _Method:
         table.update(dict.fromkeys(kinds, method))
@@ -38,9 +38,9 @@ class Listener:
 def handlers_of(
     listeners: Sequence[Listener], also: tuple[tuple[type[ChatEvent], bool], ...] = ()
 ) -> Mapping[type[ChatEvent], tuple[Sequence[tuple[int, Callable[..., None]]], bool]]:
-    """For each event type that is handled, the unbound handlers and the positions of their listeners, and whether the writer
-    of the answer gets it too. `also`: events that have an entry in any case, and whether the writer gets them. Bound methods
-    would hold the listeners in reference cycles."""
+    """Return, for each handled event type, the unbound handlers with the positions of their listeners, and whether the writer
+    of the answer gets it too. `also`: events that always have an entry, and whether the writer gets them. Bound methods
+    would keep the listeners in reference cycles."""
     return _table(tuple(map(type, listeners)), also)
 
 

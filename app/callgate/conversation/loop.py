@@ -1,8 +1,8 @@
-"""The conversation loop. A model is asked, its calls are settled, ours are run, and it is asked again, until it has answered.
+"""The conversation loop: asks the model, settles its calls, runs ours, and asks again, until it answers.
 
-`converse` is a plain coroutine that emits what happens and takes every decision between turns;
-listeners turn the events into a stream, a whole answer or a log line. When its caller
-is cancelled, the model's answer is closed and the tools are stopped, because everything hangs under this coroutine.
+`converse` is a plain coroutine that emits events and takes every decision between turns; listeners turn the events into a
+stream, a whole answer or a log line. When its caller is cancelled, the model's answer is closed and the tools are stopped,
+because all of it runs inside this coroutine.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from callgate.conversation.usage import add_usage
 
 JSON_FORMATS = ("json_object", "json_schema")
 FORMAT_IS_DUE = "format"
-"""Why the last turn has no tools where they cannot be offered beside the form of the answer."""
+"""The reason for a last turn without tools, where the model takes no `response_format` beside tools."""
 NO_PLAN = Plan(ours=(), theirs=(), broken=())
 BROKE_OFF = frozenset({Flaw.STREAM_ENDED, Flaw.UPSTREAM_ERROR})
 """The flaws of a turn that its provider did not finish."""
@@ -60,7 +60,7 @@ _PASSED_ENDINGS = {
     FinishClass.CONTENT_FILTER: Ending(EndingKind.GAVE_UP, "content_filter", "content_filter"),
     FinishClass.ERROR: Ending(EndingKind.GAVE_UP, "stop", "upstream_error"),
 }
-"""What an answer that was passed through came to; its client has seen the provider's own word."""
+"""The endings of a passed-through answer; its client was sent the provider's own finish reason."""
 
 
 class Rules(msgspec.Struct, frozen=True, gc=False):
@@ -69,20 +69,20 @@ class Rules(msgspec.Struct, frozen=True, gc=False):
     max_iterations: int = 10
     """Turns that run tools."""
     max_failed_turns: int = 3
-    """Turns running whose every call was broken or failed."""
+    """Consecutive turns in which every call was broken or failed."""
     max_repeats: int = 3
-    """Turns running with the same call and the same result."""
+    """Consecutive turns with the same call and the same result."""
     max_parallel_calls: int = 8
     """Calls of one turn that run at the same time; one when the client asked for no parallel calls."""
     max_calls_per_turn: int = 64
     max_calls: int | None = None
-    """Calls of all turns together, where the request says so."""
+    """Calls of all turns together, where the request sets it."""
     argument_bytes: int = 10_000_000
-    """How much one call's arguments may be. A larger call is broken, and not kept while it comes."""
+    """The limit of one call's arguments. A larger call is broken, and its arguments are dropped."""
     max_tokens: int | None = None
-    """Tokens of all turns together, as providers report them; who has spent them answers without tools."""
+    """Tokens of all turns together, as providers report them; after that the model answers without tools."""
     emit_fragments: bool = False
-    """Whether fragments of calls are emitted by themselves, for whoever shows a call while it is written."""
+    """Whether fragments of calls are emitted too, for writers that stream calls."""
 
 
 USUAL_RULES = Rules()
@@ -100,10 +100,10 @@ def converse(
     format_with_tools: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> Coroutine[Any, Any, Ending]:
-    """Carry a chat from the client's question to its ending, emitting everything on the way.
+    """Run a chat from the client's request to its ending, and emit its events.
 
-    `format_with_tools`: whether the model takes a `response_format` beside tools. If not, what it says while it has
-    tools is only on the way to its answer, and its answer is asked for in a last turn of its own.
+    `format_with_tools`: whether the model takes a `response_format` beside tools. If not, its text in turns with tools is
+    not the answer, which is requested in one more turn without tools.
     """
     messages = () if isinstance(ask, Passthrough) else ask.messages
     conversation = _Conversation(ask, model, toolbox, emit, new_id, rules, clock, Transcript(messages, sees_images))
@@ -113,7 +113,7 @@ def converse(
 
 
 class _Conversation(msgspec.Struct):
-    """One chat under way: what is fixed, and the little that changes from turn to turn."""
+    """One running chat: its fixed parts, and what changes from turn to turn."""
 
     ask: ModelRequest | Passthrough
     model: TurnModel
@@ -132,12 +132,12 @@ class _Conversation(msgspec.Struct):
     limit: str = ""
     """Why tools are withheld from now on; empty while they are offered."""
     format_kept_back: bool = False
-    """The answer has a form that cannot be asked for while tools are offered."""
+    """The `response_format` is withheld because tools are offered."""
     repeats: dict[tuple[str, str, str], int] = msgspec.field(default_factory=dict)
     usage: Mapping[str, Any] | None = None
     """Of all turns so far."""
     held: list[ModelEvent] | None = None
-    """The text of this turn, where it is not emitted before the turn has ended."""
+    """The text of this turn, where it is emitted only after the turn has ended."""
 
     async def run(self) -> Ending:
         while True:
@@ -149,7 +149,7 @@ class _Conversation(msgspec.Struct):
                 await self.emit(ChatEnded(ending, self.usage, self.transcript.messages, turn))
                 return ending
             if not turn.calls:
-                continue  # the same question, with nothing of this turn in it
+                continue  # ask again, without this turn in the history
             answers = await self._answer(plan)
             self.transcript = self.transcript.after(turn, answers)
             self._take_stock(turn.calls, answers)
@@ -158,8 +158,8 @@ class _Conversation(msgspec.Struct):
     # -- one turn
 
     async def _listen(self) -> tuple[Turn, Plan]:
-        """One answer of the model, whole, and where its calls go. Asked again while it breaks off with nothing of it
-        passed on."""
+        """Read one whole answer of the model, and plan its calls. The model is asked again while its answers break off before
+        any of them was sent to the client."""
         question, emit, index = self._question(), self.emit, self.index
         to_read = question if isinstance(question, ModelRequest) else None
         is_emitted = to_read is None or not (self.format_kept_back and to_read.tools)
@@ -194,7 +194,7 @@ class _Conversation(msgspec.Struct):
             except BrokenOff as broke:
                 end = StreamEnd.ERROR if broke.transport_error else StreamEnd.EOF
             builder = passed or building or self._builder()
-            # In a thread where reading the arguments would hold up others.
+            # In a thread where parsing the arguments would block the event loop.
             turn = await asyncio.to_thread(builder.finish, end) if builder.is_large else builder.finish(end)
             if turn.usage:
                 self.usage = turn.usage if turn.passed else add_usage((self.usage, turn.usage))
@@ -231,12 +231,11 @@ class _Conversation(msgspec.Struct):
             )
         )
         if failure is not None:
-            raise _broke_off(turn)  # made anew: one that is raised out of its own frame keeps that frame alive
+            raise _broke_off(turn)  # a new one: an exception keeps the frame alive that it was raised in
         return turn, plan
 
     def _was_shown(self, turn: Turn) -> bool:
-        """True if a client has seen anything of a turn: it cannot be taken back, and what is asked again would follow
-        it."""
+        """True if the client was sent anything of a turn, so that the model cannot be asked again for it."""
         text = self.held is None and (turn.text or turn.logprobs)
         fields = turn.extra_fields
         if ITEMS in fields and not thoughts_in(fields[ITEMS]):
@@ -244,8 +243,7 @@ class _Conversation(msgspec.Struct):
         return bool(text or turn.reasoning or fields or turn.passed)
 
     def _holds_text(self, question: ModelRequest) -> bool:
-        """True if text waits for the end of its turn: it is no part of an answer in JSON if the turn calls a tool of
-        ours."""
+        """True if text is held until its turn ends: it is not part of an answer in JSON if the turn calls a tool of ours."""
         if not question.tools or not (given := question.params.get("response_format")):
             return False
         form = raw_json.read(given)
@@ -272,7 +270,7 @@ class _Conversation(msgspec.Struct):
     def _question(self) -> ModelRequest | Passthrough:
         ask = self.ask
         if isinstance(ask, Passthrough):
-            return ask  # no tool of ours is on offer, so that there is only this turn
+            return ask  # no tools of ours are offered, so that there is only this turn
         question = ModelRequest(
             self.transcript.messages, self.toolbox.schemas, ask.tool_choice, ask.params, ask.stream, ask.original
         )
@@ -283,14 +281,15 @@ class _Conversation(msgspec.Struct):
             params = {key: value for key, value in question.params.items() if key != "response_format"}
             question = replace(question, params=params)
         if self.index and question.tool_choice not in (None, "none"):
-            # A forced choice is honoured once. Forcing it again would never let the model answer.
+            # A forced choice applies to the first turn: forced again, the model could never answer.
             return replace(question, tool_choice="auto")
         return question
 
     # -- where a turn leads
 
     async def _ending(self, turn: Turn, plan: Plan) -> Ending | None:
-        """The ending this turn brings, or None when its calls are to be answered and the model asked again."""
+        """Return the ending of the chat if this turn is the last, or None when its calls are answered and the model is asked
+        again."""
         cut = turn.winner is FinishClass.LENGTH
         if turn.failure is Flaw.CONTENT_FILTER:
             return Ending(EndingKind.GAVE_UP, "content_filter", "content_filter")
@@ -303,7 +302,7 @@ class _Conversation(msgspec.Struct):
             self.index += 1
             return None
         if plan.theirs:
-            # Ours run first: the client cannot come back before everything but its own answers is there.
+            # Ours run first: when the client returns with its answers, all others have to be there.
             answers = await self._answer(plan)
             await self._emit_held(plan)
             await self.emit(CallsHandedBack(plan.theirs, self.transcript.hidden(turn, answers)))
@@ -320,7 +319,7 @@ class _Conversation(msgspec.Struct):
         return None
 
     async def _answer(self, plan: Plan) -> dict[str, Outcome]:
-        """An answer for every call of the turn: results for ours, explanations for broken ones."""
+        """Return an answer for every call of the turn: results for ours, explanations for broken ones."""
         answers: dict[str, Outcome] = {}
         for call in plan.broken:
             answers[call.id] = Failed(feedback.explain(call, self.toolbox.offer), FailureKind.NOT_RUN)
@@ -365,7 +364,7 @@ class _Conversation(msgspec.Struct):
     # -- when to stop offering tools
 
     def _take_stock(self, calls: Iterable[Call], answers: Mapping[str, Outcome]) -> None:
-        """Count what goes round in circles: turns in which nothing worked, and calls that change nothing."""
+        """Count turns in which every call failed, and repeated calls with the same result."""
         some_worked = any(not isinstance(outcome, Failed) for outcome in answers.values())
         self.failed_turns = 0 if some_worked else self.failed_turns + 1
         seen = {(call.name, call.text, answers[call.id].text) for call in calls if isinstance(call, ReadyCall)}
@@ -380,7 +379,7 @@ class _Conversation(msgspec.Struct):
             self.limit = "tokens"
 
     def _spent(self) -> int:
-        """Tokens so far; a provider that gives no total gives at least its parts."""
+        """Return the tokens used so far, by the total or the sum of its parts."""
         usage = self.usage or {}
         return int(usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0))
 

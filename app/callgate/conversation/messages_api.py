@@ -1,4 +1,4 @@
-"""Constants and fields of Anthropic's Messages API, shared by its face and its lane."""
+"""Constants and fields of Anthropic's Messages API, shared by `api/messages` and `upstream/messages_lane`."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,7 +15,7 @@ ERROR_STATUSES: Final[Mapping[str, int]] = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""Kinds of errors, and the status of each."""
+"""The types of errors, and the status of each."""
 
 STOP_REASONS: Final[Mapping[str, str]] = {
     "stop": "end_turn",
@@ -24,19 +24,19 @@ STOP_REASONS: Final[Mapping[str, str]] = {
     "function_call": "tool_use",
     "content_filter": "refusal",
 }
-"""Why an answer ended, by the finish reason of a chat."""
+"""The stop reasons of Messages, by the finish reasons of Chat Completions."""
 STOP_SEQUENCE: Final = "stop_sequence"
-"""The reason where a text that the client named ended it; a chat has no word for that."""
+"""The stop reason for a stop sequence; Chat Completions has none."""
 
 BLOCKS: Final = "content_blocks"
-"""The field of a chat's assistant message that holds its blocks as Anthropic wrote them. It goes to nobody else."""
+"""The field of an assistant message with its blocks as Anthropic sent them. It is sent to Anthropic only."""
 
 SIGNED: Final = "thinking_blocks"
-"""The field that holds thinking with its signatures."""
+"""The field of an assistant message with thinking blocks and their signatures."""
 
 
 def usage_counts(usage: Mapping[str, Any] | None) -> dict[str, int]:
-    """The counts of a chat as Messages has them: what was read from a cache or written into one is no part of the input."""
+    """Convert token counts to those of Messages, where input tokens do not include tokens read from or written to a cache."""
     counts = usage or {}
     details = counts.get("prompt_tokens_details") or {}
     read = counts.get("cache_read_input_tokens") or details.get("cached_tokens") or 0

@@ -1,5 +1,4 @@
-"""The protocols that the loop depends on: models, toolboxes, listeners. Other packages implement them; the core imports
-none of them."""
+"""The protocols that the loop depends on: models, toolboxes, listeners. Other packages implement them."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -20,37 +19,37 @@ Message: TypeAlias = msgspec.Raw | dict[str, Any]
 """One message of the history: JSON text as the client sent it, or a dict that we made."""
 
 Emit: TypeAlias = Callable[[ChatEvent], Awaitable[None]]
-"""Someone listening to a chat."""
+"""A coroutine function that gets the events of a chat."""
 
 
 class Original(Protocol):
-    """A question in the words of the API that it came by, for a model whose provider has that API."""
+    """A request in the format of the API it came by, for a model whose provider has that API."""
 
     @property
     def api(self) -> Literal["messages"]: ...
 
     @property
     def fields(self) -> Mapping[str, msgspec.Raw]:
-        """The body as it came, field by field."""
+        """The fields of the body, undecoded."""
         ...
 
     @property
     def betas(self) -> Sequence[str]:
-        """The features that the client switches on for its provider."""
+        """The beta features that the client requests."""
         ...
 
     @property
     def foreign(self) -> Sequence[tuple[str, str]]:
-        """Places and types of what a chat has no words for."""
+        """Places and types of what Chat Completions cannot express."""
         ...
 
     def blocks_of(self, message: "Message") -> tuple[str, Sequence[Any]] | None:
-        """The role and the blocks that a message of the chat was made from; None for one that was not the client's."""
+        """Return the role and the blocks from which a message of the chat was made; None for one that is not the client's."""
         ...
 
 
 class ModelRequest(msgspec.Struct, frozen=True, gc=False):
-    """One question to a model: the history so far, the tools on offer, and the request's other fields."""
+    """One request to a model: the history so far, the offered tools, and the other fields."""
 
     messages: Sequence[Message]
     tools: Sequence[msgspec.Raw] = ()
@@ -61,36 +60,35 @@ class ModelRequest(msgspec.Struct, frozen=True, gc=False):
     tools, tool_choice or stream."""
     stream: bool = True
     original: Original | None = None
-    """The same as it came, where it came by another API than chat completions."""
+    """The client's own request, where it came by another API than Chat Completions."""
 
 
 class Passthrough(msgspec.Struct, frozen=True, gc=False):
-    """A question in the client's own bytes, asked where none of our tools is on offer. A model whose API has the same shape
-    sends it on unread, and answers with `Passed` where what comes back has the shape that was asked for. Any other model
-    reads it: `as_read`."""
+    """A request as the client's own bytes, where none of our tools is offered. A model with the same API sends it on unread,
+    and answers with `Passed` where the response has the requested format. Any other model reads it with `as_read`."""
 
     fields: Mapping[str, msgspec.Raw]
-    """The body, field by field."""
+    """The fields of the body, undecoded."""
     stream: bool
     include_usage: bool
     """Whether the client asked for the usage of a stream."""
     n: int
-    """How many choices it asked for."""
+    """The number of requested choices."""
     has_tools: bool
     read: Callable[[], ModelRequest]
     original: Original | None = None
-    """Where the body is of another API than chat completions."""
+    """Set where the body is of another API than Chat Completions."""
 
 
 class ModelAnswer(Protocol):
-    """A model's answer as it comes: batches of events, one batch for what one read brought.
+    """A model's answer: batches of events, one batch for each read from the connection.
 
     It ends normally when the body ended with its end mark, and raises `BrokenOff` when the body broke off.
     """
 
     @property
     def reason_is_raw(self) -> bool:
-        """True if finish reasons are the provider's own. To be asked at the end, which may be when it is known."""
+        """True if finish reasons are the provider's own. It may be known only at the end of the answer."""
         ...
 
     @property
@@ -102,7 +100,7 @@ class ModelAnswer(Protocol):
 
 
 class Model(Protocol):
-    """Something that can be asked once. Errors before the first batch are `ChatError`s."""
+    """A model that is asked once, without retries. Errors before the first batch are `ChatError`s."""
 
     @property
     def name(self) -> str: ...
@@ -111,7 +109,7 @@ class Model(Protocol):
 
 
 class TurnModel(Protocol):
-    """A model as a conversation asks it: once for a turn, and again where an answer broke off."""
+    """A model as the loop uses it: asked once for a turn, and again where an answer broke off."""
 
     @property
     def name(self) -> str: ...
@@ -119,15 +117,16 @@ class TurnModel(Protocol):
     def ask(
         self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AbstractAsyncContextManager[ModelAnswer]:
-        """`attempts` are those at this turn; asked with the same ones again, it goes on from where they are."""
+        """Ask the model. `attempts` are those at this turn; with the same object it continues after the failed ones."""
         ...
 
 
 def as_read(question: ModelRequest | Passthrough, api: str = "chat", *, signed: bool = True) -> ModelRequest:
-    """The question for a model that reads it and answers with one choice. Raises `SeparateChoices` where more are wanted.
+    """Return the request for a model that reads it and answers with one choice. Raises `SeparateChoices` where more are
+    requested.
 
-    What came by another API than the model's comes as a chat, if a chat can say it. `signed`: whether the model's provider
-    knows thinking with signatures.
+    A request of another API than the model's is converted to Chat Completions, or refused where that cannot express it.
+    `signed`: whether the model's provider takes thinking with signatures.
     """
     if not isinstance(question, ModelRequest):
         if question.n > 1:
@@ -143,7 +142,7 @@ def as_read(question: ModelRequest | Passthrough, api: str = "chat", *, signed: 
 
 
 def _fit_for_chats(message: Message, *, signed: bool) -> Message:
-    """Without what only Anthropic's API knows. Signatures hold for the model alone that made them."""
+    """Remove what only Anthropic's API has. Signatures are valid only for the model that made them."""
     if isinstance(message, dict):
         dropped = {BLOCKS, SIGNED} if BLOCKS in message or not signed else {BLOCKS}
         return {name: value for name, value in message.items() if name not in dropped}
@@ -154,7 +153,7 @@ def _fit_for_chats(message: Message, *, signed: bool) -> Message:
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
-    """The destination of each settled call of a turn. Each lands in exactly one pile."""
+    """The destination of each settled call of a turn. Each call is in exactly one of the lists."""
 
     ours: tuple[ReadyCall, ...]
     theirs: tuple[Call, ...]
@@ -182,7 +181,7 @@ class Toolbox(Protocol):
         ...
 
     def writes(self, call: ReadyCall) -> bool:
-        """True if the tool may change the world, so that nobody must repeat it lightly."""
+        """True if the tool may have side effects, so that the call must not be repeated without need."""
         ...
 
     async def run(self, call: ReadyCall, report: "Report") -> Outcome:
@@ -191,13 +190,14 @@ class Toolbox(Protocol):
 
 
 class ApprovalNotice(str):
-    """What is reported of a call while a person is asked, and once it may run. The words of a tool are never one."""
+    """The progress message of a call that waits for approval, and once it is approved. A tool's own message never has this
+    type."""
 
     __slots__ = ()
 
     @property
     def wanted(self) -> str:
-        """The id of the question; nothing once the call may run."""
+        """The id of the approval; empty once the call is approved."""
         return self.removeprefix(APPROVAL_WANTED) if self.startswith(APPROVAL_WANTED) else ""
 
 
@@ -212,8 +212,8 @@ class Report(Protocol):
 
 
 async def emit_nothing(event: object) -> None:
-    """Take an event that no client is sent."""
+    """Discard an event."""
 
 
 async def ignore_progress(message: str, fraction: float | None = None) -> None:
-    """Take progress that nobody is sent."""
+    """Discard a progress report."""

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 
 NANO: Final = 1_000_000_000
-"""Money is counted in whole billionths of a dollar: the cheapest token costs some fifty of them, and sums stay exact."""
+"""Costs are whole billionths of a dollar, so that sums are exact: the cheapest token costs about fifty of them."""
 MOST_TOKENS: Final = 1_000_000_000
-"""No count of a provider's means more than this: such a number is a mistake, and would not fit where it is kept."""
+"""Larger token counts are taken for mistakes; they would not fit into the databases."""
 
 
 class Price(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -17,10 +17,10 @@ class Price(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompt: float = 0.0
     completion: float = 0.0
     cached: float | None = None
-    """For a token of the prompt that the provider had kept; the usual price where None."""
+    """For a prompt token that the provider read from its cache; the usual price where None."""
 
     def of(self, prompt: int, completion: int, cached: int = 0) -> int:
-        """Return the cost of so many tokens in nanodollars."""
+        """Return the cost of token counts in nanodollars."""
         cost = prompt * self.prompt + completion * self.completion
         if cached and self.cached is not None:
             cost += min(cached, prompt) * (self.cached - self.prompt)
@@ -46,7 +46,7 @@ class _OfPrompt(msgspec.Struct):
 
 
 class _Tokens(msgspec.Struct):
-    """Counts as nearly every provider has them: to look at each here takes three times as long."""
+    """Token counts in the usual format; checking each field in Python takes three times as long."""
 
     prompt_tokens: _Count = 0
     completion_tokens: _Count = 0
@@ -57,8 +57,8 @@ FREE: Final = Price()
 
 
 def counted(usage: Any, name: str) -> int:
-    """A count of a provider's, as far as it can be one."""
-    if type(usage) is not dict and not isinstance(usage, Mapping):  # asking for an abstract class takes long
+    """Return one token count; 0 where the field is missing or no count."""
+    if type(usage) is not dict and not isinstance(usage, Mapping):  # the check against an abstract class is slow
         return 0
     value = usage.get(name)
     return min(value, MOST_TOKENS) if type(value) is int and value > 0 else 0

@@ -1,5 +1,4 @@
-"""Progress of a call on its way to the listeners. A tool may report as fast as it likes; what is passed on is what somebody can
-follow, because listeners keep it."""
+"""Limits the progress reports of a call, because listeners store them."""
 
 from collections.abc import Callable
 from typing import Final
@@ -9,9 +8,9 @@ from callgate.conversation.events import CallProgress
 from callgate.conversation.ports import ApprovalNotice, Emit
 
 BURST: Final = 100
-"""Messages that one call may report at once."""
+"""Reports of one call that are passed on at once."""
 PER_SECOND: Final = 20
-"""And on average; what comes faster is left out."""
+"""The average rate; reports beyond it are dropped."""
 LONGEST: Final = 2000
 """Characters of one message."""
 

@@ -1,4 +1,4 @@
-"""JSON that is kept as the client's bytes, and parsed only when something has to look inside."""
+"""JSON that is kept as the client's bytes, and parsed only where its content is needed."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from callgate.conversation.errors import ChatError
 
 
 def read(value: Any) -> Any:
-    """A value as an object, whether it came as bytes or was made here. What turns out to be unreadable, such as a number
-    that no double holds, is the client's mistake, whenever it is seen."""
+    """Return a value, decoded if it is raw bytes. What cannot be decoded, such as a number that no double holds, is a client
+    error, whenever it is found."""
     if not isinstance(value, msgspec.Raw):
         return value
     try:

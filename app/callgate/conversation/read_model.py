@@ -1,4 +1,4 @@
-"""A model with an answer that was read before."""
+"""Models whose answers were read before they are asked."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -11,7 +11,7 @@ from callgate.conversation.ports import ModelRequest, Passthrough
 
 
 class ReadModel:
-    """Gives out the answer it was made with."""
+    """Answers with the events that it was made with."""
 
     def __init__(self, name: str, events: Sequence[ModelEvent], lane: str = "direct") -> None:
         self.name = name
@@ -25,7 +25,7 @@ class ReadModel:
 
 
 class ReadTurns:
-    """Gives out answers that are known before, one a turn, and then says nothing more."""
+    """Answers with given events, one list for each turn, and then with nothing."""
 
     def __init__(self, name: str, turns: Iterable[Sequence[ModelEvent]], lane: str = "") -> None:
         self.name = name

@@ -1,7 +1,7 @@
 """Replays stored turns to a chat that another process resumes.
 
-A model's events are all that a chat needs to do again what it did: the same events make the same turn, the same calls and
-the same decisions. So a chat is carried on by being played from its beginning, its first turns from what was kept.
+The same model events make the same turns, calls and decisions. So a chat is resumed by running it from its beginning, with
+its first turns from the stored events.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class KeptTurn(msgspec.Struct, frozen=True):
 
 
 def joined(events: Sequence[ModelEvent]) -> list[ModelEvent]:
-    """The same events with text that follows text in one piece: an answer has thousands of them."""
+    """Return the events with consecutive text joined: an answer has thousands of them."""
     whole: list[ModelEvent] = []
     pieces: list[str] = []
     for event in events:
@@ -83,8 +83,8 @@ def _plain(value: Any) -> Any:
 
 
 class KeptModel:
-    """Around another model: gives the turns that are kept, then asks. A further turn is kept before anything follows from it:
-    by whoever runs its calls (`keep`), or when the next is asked for. One that broke off and is asked again is none."""
+    """Wraps a model: answers with the stored turns, then asks it. Each further turn is stored before it has consequences: by
+    `keep` before its calls run, or when the next is asked for. A turn that broke off and is asked again is not stored."""
 
     def __init__(
         self, model: TurnModel, turns: Sequence[KeptTurn], keep: Callable[[int, KeptTurn], Awaitable[None]]
@@ -93,7 +93,7 @@ class KeptModel:
         self._model, self._turns, self._write = model, turns, keep
         self._next = 0
         self._ended: KeptTurn | None = None
-        """The turn that is not kept yet."""
+        """The turn that is not stored yet."""
         self._attempts: Attempts | None = None
         self._keeping = asyncio.Lock()
 
@@ -115,11 +115,11 @@ class KeptModel:
 
     @property
     def has_more(self) -> bool:
-        """True if the turn after this one is kept: all that this one wanted has been answered."""
+        """True if the turn after this one is stored, so that all calls of this one have been answered."""
         return self._next < len(self._turns)
 
     async def keep(self) -> bool:
-        """Returns when all turns so far are kept; whether one was not before."""
+        """Store the turns so far; return whether one was not stored before."""
         async with self._keeping:
             if self._ended is None:
                 return False

@@ -1,6 +1,5 @@
-"""Checks a request as a provider would, where no provider does it for us: where calls are written as text, and where a
-request is translated. A mistake would reach the model as a prompt that says something else, or come back as an error
-about a request that nobody sent."""
+"""Checks a request as OpenAI would, where its provider does not get it as it is: where calls are written as text, and where
+a request is translated. A mistake would become a wrong prompt, or an error about a request that the client did not send."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,15 +24,15 @@ _PART_FIELDS: Final[Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
     "image": ("source", dict),
     "tool_result": ("content", (str, list)),
 }
-"""The types of content parts, and the field that each must have: OpenAI's, and those that providers have added to them."""
+"""The types of content parts, and the field that each must have: OpenAI's, and those that other providers added."""
 _INSIDE: Final = {"image_url": "url", "audio_url": "url", "video_url": "url", "input_audio": "data"}
-"""What the object in a part's field must have."""
+"""The field that the object in a part must have."""
 
 
 def check_request(ask: ModelRequest, *, plain_names: bool = True) -> None:
-    """Raise a `ChatError` that names the field, as OpenAI would, where tools or messages are not what they should be.
+    """Raise a `ChatError` that names the field, as OpenAI would, where tools or messages are invalid.
 
-    `plain_names`: names of tools are held to OpenAI's rule; not where litellm renames what a provider would refuse.
+    `plain_names`: whether tool names must follow OpenAI's rule; not where litellm renames them.
     """
     _check_tools(ask.tools, plain_names=plain_names)
     _check_history([raw_json.read(message) for message in ask.messages])
@@ -45,7 +44,7 @@ def _check_tools(tools: Sequence[Any], *, plain_names: bool) -> None:
         tool = raw_json.read(raw)
         kind = tool.get("type")
         if kind not in ("function", "custom"):
-            continue  # a tool of the provider's own, which its translation knows or refuses
+            continue  # a tool of the provider's own, which its translation takes or refuses
         body, where = tool[kind], f"tools[{index}].{kind}"
         name = body["name"]
         if plain_names and _NAME.fullmatch(name) is None:

@@ -1,5 +1,5 @@
-"""The history of a chat. `Transcript.after` is the only maker of history, so it is always well formed:
-each call of an assistant message gets exactly one answer, right behind it, in the order of the calls.
+"""The history of a chat. Only `Transcript.after` adds to it, so that it is always well formed: each call of an assistant
+message gets exactly one answer, directly behind it, in the order of the calls.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from callgate.conversation.ports import Message
 from callgate.conversation.turn import Turn
 
 GIVEN_BACK = frozenset({"role", "content", "tool_calls"})
-"""What every client is sure to give back of an assistant message."""
+"""The fields of an assistant message that every client sends back."""
 
 
 class Transcript(msgspec.Struct, frozen=True, gc=False):
@@ -23,21 +23,21 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
 
     messages: Sequence[Message]
     sees_images: bool = False
-    """Whether the model takes images; if not, an image in a result is described in text."""
+    """Whether the model takes images; if not, an image in a result is mentioned in text."""
     made: tuple[dict[str, Any], ...] = ()
-    """The last of these messages: those that we made."""
+    """The messages at the end that we made."""
 
     def after(self, turn: Turn, answers: Mapping[str, Outcome]) -> "Transcript":
-        """The history with this turn and an answer to each of its calls.
+        """Return the history with this turn and an answer to each of its calls.
 
-        A call that nobody answered is a mistake of ours and fails here, not at the provider.
+        A call without an answer is a bug and fails here, not at the provider.
         """
         results = [self._result(call.id, answers[call.id]) for call in turn.calls]
         made = (turn.assistant_message(), *results, *self._images(answers[call.id] for call in turn.calls))
         return replace(self, messages=(*self.messages, *made), made=(*self.made, *made))
 
     def hidden(self, turn: Turn, answers: Mapping[str, Outcome]) -> HiddenTurns | None:
-        """The part of the turn that its client is not shown when it gets unanswered calls back; None if nothing."""
+        """Return what the client is not shown when it gets unanswered calls of this turn; None if there is nothing."""
         assistant = turn.assistant_message()
         ours = [call.id for call in turn.calls if call.id in answers]
         if not (self.made or ours or assistant.keys() - GIVEN_BACK):

@@ -1,6 +1,6 @@
 """One model answer. A `TurnBuilder` folds its events while they come; `finish` settles its calls and gives the `Turn`.
 
-Which fragment belongs to which call is decided in `call_assembly`; whether a call is whole is `callgate.calls.gate`'s business.
+`call_assembly` decides which fragment belongs to which call; `callgate.calls.gate` whether a call is whole.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from callgate.conversation.finish import FinishClass, classify, finish_findings,
 from callgate.conversation.listeners import handles
 
 MAX_NAME = 64
-"""What providers allow for a function name in the history."""
+"""Characters that providers allow for a function name in the history."""
 
 
 class Turn(msgspec.Struct, frozen=True, gc=False):
@@ -53,28 +53,28 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     reasons: tuple[str, ...] = ()
     """The finish reasons as the provider wrote them."""
     winner: FinishClass | None = None
-    """What they mean together; None if there were none."""
+    """The class that counts; None if there were no finish reasons."""
     failure: Flaw | None = None
-    """Why nothing of this turn may run, if so."""
+    """The reason why no call of this turn may run, if there is one."""
     usage: Mapping[str, Any] | None = None
     head: ProviderHead | None = None
     logprobs: tuple[Mapping[str, Any], ...] = ()
     extra_fields: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """Fields of the message that nobody here reads, joined over the stream; `thinking_blocks` among them."""
+    """Other fields of the message, joined over the stream; `thinking_blocks` among them."""
     error: ProviderError | None = None
     passed: bool = False
-    """The answer went to the client in its provider's own bytes; nothing of it is known but its end and what it used."""
+    """The answer went to the client as its provider's bytes; only its finish reasons and usage are known."""
     not_run: tuple[CallNotRun, ...] = ()
-    """Calls in its text that were quoted, repeated or only considered."""
+    """Calls in its text that were quoted, repeated or part of its reasoning."""
     prompted: PromptedCalling | None = None
     """Set where the tools were described in the prompt and calls were looked for in the text."""
 
     def assistant_message(self) -> dict[str, Any]:
-        """The message as it goes back to the model: well formed whatever came, with all that was part of it."""
+        """Return the message for the history. It is always well formed, and has all fields of the answer."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text or (None if self.calls else "")}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
-        # Audio goes back by its id; the provider keeps the sound.
+        # Audio goes back by its id; the provider keeps the data.
         message |= {
             name: ({"id": value["id"]} if name == "audio" and isinstance(value, dict) and "id" in value else value)
             for name, value in self.extra_fields.items()
@@ -86,7 +86,7 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
 
 
 class PassedTurn(msgspec.Struct, eq=False):
-    """Folds what was noticed in an answer that goes to the client in its provider's own bytes."""
+    """Folds the finish reasons, usage and error of an answer that goes to the client as its provider's bytes."""
 
     is_large: ClassVar = False
     """It holds no arguments."""
@@ -102,7 +102,7 @@ class PassedTurn(msgspec.Struct, eq=False):
             self._error = next((event for event in events if isinstance(event, ProviderError)), None)
 
     def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
-        """The turn. One that ended in order has no failure, whatever its reasons say: the client has all of it."""
+        """Return the turn. One that ended in order has no failure, whatever its reasons: the client has all of it."""
         reasons, error = self._reasons, self._error
         winner = classify(reasons[0]) if reasons else None
         if len(reasons) > 1:
@@ -122,11 +122,11 @@ class PassedTurn(msgspec.Struct, eq=False):
 
 
 _TAKEN: dict[type, Callable[..., None]] = {}
-"""What becomes of an event that is neither text nor a fragment of a call: those two come by the thousand."""
+"""The handlers of events that are neither text nor fragments of calls; those two come by the thousand."""
 
 
 class TurnBuilder:
-    """Folds the events of one answer. Feeding costs the same however much has come; nothing is joined or parsed
+    """Folds the events of one answer. Each event costs the same however many came before; nothing is joined or parsed
     before the end."""
 
     _prompted: PromptedCalling | None = None
@@ -136,7 +136,7 @@ class TurnBuilder:
     _thinking: "ThinkingBlocks | None" = None
 
     def __init__(self, offer: Offer, ids: Callable[[], str], *, argument_bytes: int | None = None) -> None:
-        """`argument_bytes`: how much one call's arguments may be; None for as much as comes."""
+        """`argument_bytes`: the limit of one call's arguments; None for no limit."""
         self._offer = offer
         self._noticed: dict[Finding, None] = {}
         """Each once, in their order."""
@@ -159,11 +159,11 @@ class TurnBuilder:
 
     @property
     def is_large(self) -> bool:
-        """True if reading the arguments may take long enough for others to notice."""
+        """True if parsing the arguments may block the event loop noticeably."""
         return self._calls.size > LARGE or bool(self._extra_fields)
 
     def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
-        """The turn, its calls settled. `end` is how the body of the answer ended."""
+        """Return the turn with its calls settled. `end` is how the body of the answer ended."""
         finish = judge_finish(self._reasons, end, error=self._error is not None)
         calls: tuple[Call, ...] = ()
         if found := self._calls.found(in_order=end is StreamEnd.DONE):
@@ -180,13 +180,12 @@ class TurnBuilder:
             extra_fields = {name: _folded(values) for name, values in self._extra_fields.items()}
         if self._thinking is not None:
             extra_fields["thinking_blocks"] = self._thinking.blocks()
-        # The same without halves of surrogate pairs, which nobody can be sent. Read again only where there are some.
+        # Lone surrogates cannot be encoded. Parsed again only where there are some.
         sound = extra_fields
         if extra_fields:
-            with contextlib.suppress(RecursionError):  # too deep: what goes out in the end is not for a turn to say
+            with contextlib.suppress(RecursionError):  # too deep: it stays as it is
                 sound = {sound_text(name): _sound_value(value) for name, value in extra_fields.items()}
-        # One copy: some providers send the same reasoning under two names. What the model wrote among its text is not
-        # such a copy.
+        # Some providers send the same reasoning under two names: one is kept. Reasoning out of the text is not such a copy.
         if not self._reasoning:
             reasoning = ""
         else:
@@ -316,7 +315,7 @@ def _sound_value(value: Any) -> Any:
 
 
 def _folded(values: list[Any]) -> Any:
-    """One field of a message out of its deltas: text and lists go on, objects fill up, anything else is replaced."""
+    """Join the deltas of one field: text and lists are concatenated, objects merged, anything else is replaced."""
     if all(isinstance(value, str) for value in values):
         return sound_text("".join(values))
     if all(isinstance(value, list) for value in values):
@@ -337,7 +336,7 @@ def _call_in_history(call: Call) -> dict[str, Any]:
 
 
 def _name_in_history(call: Call) -> str:
-    """A broken call may have any name, or none; providers refuse a history with such a name in it."""
+    """Return a name that providers accept: a broken call may have any name, or none."""
     if isinstance(call, ReadyCall):
         return call.name
     return _ILLEGAL.sub("_", call.name or "")[:MAX_NAME] or "unnamed"
@@ -347,7 +346,7 @@ _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def _arguments_in_history(call: Call) -> str:
-    """The model's own text where that is one JSON object; providers parse it, and refuse what is not."""
+    """Return the model's own text if it is one JSON object, as providers require; else `{}`."""
     if isinstance(call, BrokenCall):
         return "{}"
     as_written = Finding.ARGUMENTS_REPAIRED not in call.findings and call.text.lstrip().startswith("{")

@@ -1,10 +1,10 @@
-"""Recovers turns with calls of both sides that are no longer stored: from the client's hint, and by running calls
-again.
+"""Recovers turns with calls of both sides that are no longer stored: from a hint that the client sends back, and by running
+calls again.
 
-The calls of ours are written, as a hint, on the first call that the client is given. When the client returns and what
-was kept is gone, a few of those that only read are run again, seen by every listener, and any other is answered with the word
-that its result is lost: what it did to the world must not be done twice. A hint comes from a client, so it is trusted with nothing that
-the model could not ask for: the calls pass the same gate, and run only tools that are on offer.
+The hint lists our calls, and is a field of the first call that the client is sent. When the client returns and the stored
+turn is gone, a few read-only calls are run again, and listeners get their events. Any other call gets an answer that its
+result is lost, because its side effects must not happen twice. Hints come from clients and are not trusted: the calls pass
+the same gate, and run only offered tools.
 """
 
 import json
@@ -26,18 +26,18 @@ from callgate.conversation.ports import Emit, Message, Toolbox, ignore_progress
 
 FIELD = "x_callgate"
 MAX_HINT = 4096
-"""Bytes. Larger arguments are left out, and the call cannot be made again: clients store these objects."""
+"""Bytes, because clients store these objects. Larger arguments are left out, and the call cannot be run again."""
 MAX_CALLS = 64
-"""Calls put back for one turn, as many as a turn may hold; a client could write any number."""
+"""Calls restored for one turn, as many as a turn may hold; a client could send any number."""
 MAX_RERUN = 8
-"""Calls run again for one request. They run without a model having asked, so there are few; the rest are said to be lost."""
+"""Calls run again for one request, few because no model asked for them now; the results of the rest are reported lost."""
 
 
 class ForgottenCall(msgspec.Struct, array_like=True):
     """One call of ours, in a hint."""
 
     place: int
-    """Where it stood among the calls of its turn."""
+    """Its position among the calls of its turn."""
     id: str
     name: str
     arguments: str | None = None
@@ -50,17 +50,17 @@ class Hint(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ForgottenTurn:
-    """A turn of which its client knows a part, and a hint the rest."""
+    """A turn of which the client's message has one part, and a hint the rest."""
 
     handles: tuple[str, ...]
-    """What the calls that the client has are known by."""
+    """The keys of the client's calls."""
     assistant: dict[str, Any]
-    """Its message, as the client gave it back."""
+    """Its message, as the client sent it back."""
     calls: tuple[ForgottenCall, ...]
 
 
 def hint_of(hidden: HiddenTurns) -> dict[str, Any] | None:
-    """Return the hint for the first call that is handed out; None when no call of ours ran beside it."""
+    """Return the hint for the first call of the client; None when no call of ours ran in its turn."""
     ran = [
         ForgottenCall(place, call["id"], call["function"]["name"], call["function"]["arguments"])
         for place, call in enumerate(hidden.assistant["tool_calls"])
@@ -82,7 +82,7 @@ def decode_hint(data: bytes) -> Hint:
 
 
 def take_hints(messages: Sequence[msgspec.Raw]) -> tuple[list[msgspec.Raw], dict[int, Hint]]:
-    """The messages without the hints in them, which are nothing to a provider, and the hints by their messages."""
+    """Take the hints out of the messages; return the messages, and the hints by the positions of their messages."""
     rest: list[msgspec.Raw] = []
     hints: dict[int, Hint] = {}
     for place, message in enumerate(messages):
@@ -100,7 +100,7 @@ def _without_hints(message: msgspec.Raw, place: int, hints: dict[int, Hint]) -> 
         try:
             hints[place] = msgspec.convert(given, Hint)
         except msgspec.ValidationError:
-            continue  # not one of ours, or no longer
+            continue  # no valid hint
     return msgspec.Raw(msgspec.json.encode(said))
 
 
@@ -110,7 +110,7 @@ def forgotten_turns(
     kept: Mapping[str, HiddenTurns],
     remembered: Mapping[str, Hint] | None = None,
 ) -> Iterator[ForgottenTurn]:
-    """The turns of which a hint is all there is: one that came with its message, or one that was remembered."""
+    """Yield the turns for which there is only a hint: one that came with its message, or one in `remembered`."""
     for turn in calling_turns(messages):
         ours = (remembered[handle] for handle in turn.handles if remembered and handle in remembered)
         hint = next(ours, None) or hints.get(turn.place)
@@ -120,14 +120,14 @@ def forgotten_turns(
 
 
 class Recovery:
-    """Makes the forgotten turns of one request again. All of them together run no more than `most` calls."""
+    """Recovers the forgotten turns of one request. Together they run no more than `most` calls."""
 
     def __init__(self, toolbox: Toolbox, emit: Emit, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._toolbox, self._emit, self._clock = toolbox, emit, clock
         self._left = min(most, MAX_RERUN)
 
     async def make_again(self, turn: ForgottenTurn) -> HiddenTurns:
-        """The turn with all its calls, and answers to ours."""
+        """Return the turn with all its calls, and answers to ours."""
         calls = list(turn.assistant["tool_calls"])
         for call in sorted(turn.calls, key=lambda call: call.place):
             function = {"name": call.name, "arguments": call.arguments or "{}"}

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _NOTHING = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-"""What every sum says something of."""
+"""The counts that every sum has."""
 
 
 def add_usage(reports: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """The sum of all reports, details included; None when no turn reported anything."""
+    """Return the sum of all reports, details included; None when no turn reported anything."""
     total: dict[str, Any] | None = None
     for report in reports:
         if report:
@@ -17,7 +17,7 @@ def add_usage(reports: Iterable[Mapping[str, Any] | None]) -> dict[str, Any] | N
 
 
 def _add(total: dict[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers add up, inner objects are added field by field, anything else is the newest word on it."""
+    """Add a report: numbers are summed, inner objects added field by field, anything else is replaced."""
     for key, value in report.items():
         known = total.get(key)
         if type(value) is int and (known is None or type(known) is int):

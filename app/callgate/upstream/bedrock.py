@@ -1,4 +1,4 @@
-"""Bedrock's Converse API. litellm's provider class words the request, botocore finds the credentials and signs it; the answer,
+"""Bedrock's Converse API. litellm's provider class makes the request, botocore finds the credentials and signs it; the answer,
 one JSON text or a stream of AWS's binary frames, is read here.
 """
 
@@ -50,7 +50,7 @@ STATUSES = {
     "throttlingException": 429,
     "validationException": 400,
 }
-"""What an exception inside a stream would have had for a status."""
+"""The HTTP status for each exception inside a stream."""
 _EXCEPTION = re.compile("exception$|^error", re.IGNORECASE)
 """Names of events, and of fields in them, that report an error."""
 EXTRAS = COMMON_EXTRAS - {"cache_control"}
@@ -83,7 +83,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     if ask.tools and field_of(body, "toolConfig", "toolChoice", "tool", "name") == RESPONSE_FORMAT_TOOL_NAME:
         body["toolConfig"]["toolChoice"] = {
             "any": {}
-        }  # the format is asked for as a call: others may be made before it
+        }  # the format is requested as a call: calls of other tools may come before it
     body |= own.get("extra_body") or {}
     data = encode(body)
     url, sent = await asyncio.to_thread(_signed, BaseAWSLLM(), own, name, data, headers, as_stream=as_stream)
@@ -180,7 +180,7 @@ class _Frames:
         return events
 
     def finish(self) -> Sequence[ModelEvent]:
-        # The count of tokens comes behind the stop reason; that it is missing takes nothing from the answer.
+        # The token counts come after the stop reason; without them the answer is still whole.
         self.done = self._stopped
         return ()
 
@@ -224,7 +224,7 @@ class _Frames:
         piece = field_of(delta, "toolUse", "input")
         use = field_of(delta, "toolUse")
         if _index(payload) in self._call_blocks and not (isinstance(use, dict) and "input" in use):
-            piece = [delta]  # in no form that is known, and not to be left out
+            piece = [delta]  # of an unknown format: kept, so that it breaks its call
         if piece is not None:
             yield CallDelta(_index(payload), arguments=piece)
             if piece and _index(payload) in self._stopped_blocks:
@@ -256,7 +256,7 @@ class _BedrockMessage(MessageBody):
                 events += _thought(thought)
         if reason := reason_in(body.get("stopReason")):
             if classify(reason) is FinishClass.LENGTH and events and isinstance(last := events[-1], CallWritten):
-                # What the limit cut comes as an object here, so that nothing of it shows the cut.
+                # Arguments that the length limit cut come as an object here, so that the cut does not show.
                 events[-1] = replace(last, flaw=Flaw.TRUNCATED)
             events.append(Finished(reason))
         return [*events, *_usage(body.get("usage"))]
@@ -267,12 +267,12 @@ def _index(payload: Any) -> int | None:
 
 
 def _arguments(given: Any) -> Any:
-    """An empty object is how none are written here; whether that means none is for the end of the turn to say."""
+    """Return None for an empty object, which stands for no arguments here; the gate decides whether the call is whole."""
     return None if given == {} else given
 
 
 def _name(name: Any, names: Mapping[str, str]) -> str | None:
-    """The tool's own name, for the one that litellm made of it where Bedrock would not have taken it."""
+    """Return the tool's own name for the one that litellm replaced it by, where Bedrock would have refused it."""
     return names.get(name, name) if isinstance(name, str) and name else None
 
 

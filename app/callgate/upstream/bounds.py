@@ -12,11 +12,11 @@ from callgate.schemas.expansion import MAX_EXPANDED, SchemaTooLarge, check_expan
 
 REFERENCE = b"$ref"
 LARGE = 256 * 1024
-"""A request of more bytes than this is worded in a thread: the libraries go through it many times."""
+"""A request of more bytes than this is translated in a thread, because the libraries traverse it many times."""
 
 
 def check_schemas(request: ModelRequest) -> None:
-    """Refuse schemas that become too large when their references are written out, whoever they are of."""
+    """Refuse schemas, the client's or ours, that become too large when their references are expanded."""
     for param, value in _fields_with_references(request):
         try:
             check_expansion(raw_json.read(value))
@@ -40,7 +40,7 @@ def _fields_with_references(request: ModelRequest) -> Iterator[tuple[str, Any]]:
 
 
 def is_large(request: ModelRequest) -> bool:
-    """True if a request is worded off the event loop."""
+    """True if a request is translated in a thread."""
     size = 0
     for part in (*request.messages, *request.tools, *request.params.values()):
         size += len(bytes(part)) if isinstance(part, msgspec.Raw) else len(repr(part))

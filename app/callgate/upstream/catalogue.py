@@ -1,6 +1,6 @@
 """The catalogue of models: names, deployments, wildcards, fallbacks.
 
-Which lane a deployment takes is settled when it is first asked, because only then litellm may have to be loaded.
+The lane of a deployment is chosen when it is first asked, because choosing may load litellm.
 """
 
 import difflib
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger("callgate.models")
 
 Wrap: TypeAlias = Callable[[Model, ModelConfig], Model]
-"""What is put around each deployment: the prompt wrapper, for models that cannot call functions."""
+"""Wraps each deployment: in the prompt wrapper, for models that cannot call functions."""
 OnCooldown: TypeAlias = Callable[[Responder, float], None]
-"""Called when a deployment is left alone, with for how long; with 0 when it answers again."""
+"""Called when a cooldown of a deployment begins, with its length; with 0 when the deployment answers again."""
 
 FILLED_IN = 256
-"""How many names that matched a wildcard are kept ready. Clients choose these names, so there must be a bound."""
+"""How many names that matched a wildcard are cached. Clients choose these names, so that there has to be a bound."""
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=\-]{0,199}")
 
 
@@ -56,8 +56,8 @@ class Catalogue:
         on_cooldown: OnCooldown = lambda responder, seconds: None,
         known: Sequence[tuple[ModelConfig, Cooldown]] = (),
     ) -> None:
-        """`cooldown_seconds`: how long a deployment is left alone at first when it keeps failing; 0 is never. `known`: how
-        deployments fared before."""
+        """`cooldown_seconds`: the length of the first cooldown of a deployment that keeps failing; 0 is none. `known`: the
+        cooldowns of the previous catalogue."""
         for entry in entries:
             resolve.check(entry)
         self._client = client
@@ -70,28 +70,28 @@ class Catalogue:
             by_name.setdefault(entry.model_name, []).append(entry)
         self._exact = {name: tuple(found) for name, found in by_name.items() if "*" not in name}
         self._patterns = [_Pattern(name, found) for name, found in by_name.items() if "*" in name]
-        # The more of a name a pattern spells out, the earlier it is tried; litellm orders them so, too.
+        # Patterns with more literal characters are tried first, as litellm does.
         self._patterns.sort(key=lambda pattern: -len(pattern.text.replace("*", "")))
         self._cooldown_seconds = cooldown_seconds
         self._on_cooldown = on_cooldown
         self._known = [(entry, cooldown) for entry, cooldown in known if cooldown.seconds == cooldown_seconds]
         self._ready: OrderedDict[str, _Ready] = OrderedDict()
         self._pools: OrderedDict[str, DeploymentPool] = OrderedDict()
-        """One for each name, whether it is asked for or fallen back to: how a deployment fares is known once."""
+        """One for each name, whether it is requested or a fallback, so that each deployment has one cooldown."""
         for entry in entries:
             for fallback in entry.fallbacks:
                 if not self._match(fallback):
                     raise resolve.LaneError(f"{entry.model_name}: there is no model named {fallback!r} to fall back to")
 
     def names(self) -> list[str]:
-        """The names a client can ask for; a wildcard has none of its own."""
+        """Return the names that a client can request, without wildcards."""
         return list(self._exact)
 
     def patterns(self) -> list[str]:
         return [pattern.text for pattern in self._patterns]
 
     def entry(self, name: str) -> ModelConfig:
-        """The entry that speaks for a name (tools); of several deployments the first."""
+        """Return the entry whose tools and settings count for a name: the first of its deployments."""
         return self._get(name).entries[0]
 
     def entries(self, name: str) -> Sequence[ModelConfig]:
@@ -103,11 +103,11 @@ class Catalogue:
         return self._get(name).model
 
     def deployments(self, name: str) -> Sequence[Deployment]:
-        """All deployments of a name, as they fare, in the order of their entries."""
+        """Return all deployments of a name with their cooldowns, in the order of their entries."""
         return self.model(name).pools[0].deployments
 
     def known_deployments(self) -> Sequence[Deployment]:
-        """Those of all names that were asked for so far."""
+        """Return the deployments of all names that were requested so far."""
         return [each for pool in self._pools.values() for each in pool.deployments]
 
     def handed_on(self) -> list[tuple[ModelConfig, Cooldown]]:
@@ -132,7 +132,7 @@ class Catalogue:
             close = difflib.get_close_matches(name[:200], self.names(), n=1, cutoff=0.5)
             message += f"; did you mean `{close[0]}`?" if close else "."
             raise ChatError(404, message, param="model", code="model_not_found")
-        # A fallback's own fallbacks are not followed: what a request may turn into stays readable in one entry.
+        # A fallback's own fallbacks are not followed, so that one entry shows all models that a request may use.
         others = dict.fromkeys(fallback for entry in entries for fallback in entry.fallbacks if fallback != name)
         pools = [self._pool(name, entries), *(self._pool(other, self._match(other)) for other in others)]
         ready = self._ready[name] = _Ready(entries, RetryingModel(name, pools, self._circumstances, self._policy))
@@ -175,7 +175,7 @@ class Catalogue:
             inner = _Undecided(entry, self._client, self._fetch)
         name = str(entry.litellm_params["model"])
         responder = Responder(entry.model_name, name, inner.host, entry.configured_name, entry.pattern or name)
-        # Whether two entries, of this config and of the one before, are the same deployment.
+        # Find out whether an entry of the previous config is the same deployment.
         cooldown = next(
             (
                 cooldown
@@ -190,7 +190,7 @@ class Catalogue:
 
 
 def is_demo(entry: ModelConfig) -> bool:
-    """True if the embedded model is meant: `demo` or `demo/…`, a provider of ours and not of litellm's."""
+    """True if an entry is of the built-in demo model: `demo` or `demo/…`."""
     return str(entry.litellm_params["model"]).partition("/")[0] == "demo"
 
 
@@ -201,7 +201,7 @@ class _Ready:
 
 
 class _Undecided:
-    """A deployment that needs litellm to be reached. The first request loads it."""
+    """A deployment for which litellm has to be loaded; the first request does."""
 
     def __init__(self, entry: ModelConfig, client: HttpClient, fetch: Fetch | None) -> None:
         self.name = entry.model_name
@@ -246,7 +246,7 @@ def _direct(entry: ModelConfig, endpoint: Endpoint, client: HttpClient) -> Passt
 
 
 class _Pattern:
-    """A wildcard name: what its stars stand for in a request goes where the stars are in the entry's model."""
+    """A wildcard name: what its stars match in a request replaces the stars in the entry's model."""
 
     def __init__(self, text: str, entries: Sequence[ModelConfig]) -> None:
         self.text = text
@@ -270,7 +270,7 @@ class _Pattern:
 
 
 def _without_unseen_tools(entry: ModelConfig) -> ModelConfig:
-    """An entry whose provider only the request named; where nobody would see how it ended, it has no tools."""
+    """Return the entry without tools where the request chose a provider of which the end of an answer is not seen."""
     if entry.tools and (why := resolve.why_unseen(entry)) is not None:
         log.warning("tools_withheld", model=entry.model_name, why=why)
         return replace(entry, tools=())

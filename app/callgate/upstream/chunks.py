@@ -1,7 +1,7 @@
 """Reads the chunks of OpenAI-shaped providers into `ModelEvent`s. No other module knows their shapes.
 
-Whatever comes is read as far as it makes sense: keys may be missing or null, lists may hold nothing, a message may stand
-where a delta should. Nothing raises here but for its size, and nothing is made up; what is wrong with a call is the gate's business.
+Chunks are read as far as they make sense: keys may be missing or null, lists empty, a message may stand in the place of a
+delta. Errors are raised for sizes only. The gate finds what is wrong with a call.
 """
 
 import json
@@ -46,18 +46,18 @@ USUAL: Final = frozenset(
 )
 """Fields of a chunk that report no error."""
 EXTRAS = frozenset({"extra_content", "provider_specific_fields"})
-"""Fields of a call that hold signatures and must go back on it."""
+"""Fields of a call that hold signatures and must go back with it."""
 
 
 MAX_FIELDS = 1000
-"""Fields of one delta or message, of which providers have a dozen. Each is given out and kept by itself."""
+"""Fields of one delta or message. Providers have a dozen, and each is an event."""
 MAX_CHOICES = 1000
 """Choices of one body, of which OpenAI allows 128."""
 
 
 class ChunkReader:
-    """Reads the chunks of one stream. It keeps what a chunk cannot say alone: whether the head was sent, and half a
-    character that a proxy cut off at the end of a chunk."""
+    """Reads the chunks of one stream. Its state between chunks: whether the head was sent, and half a character that a
+    proxy cut off at the end of a chunk."""
 
     def __init__(self, choice: int = 0) -> None:
         self._choice = choice
@@ -86,9 +86,9 @@ class ChunkReader:
                 if isinstance(choice, dict):
                     self._read_choice(choice, place, events)
                 elif choice and self._has_calls:
-                    events.append(CallDelta(arguments=[choice]))  # in no form that is known, and not to be left out
+                    events.append(CallDelta(arguments=[choice]))  # of an unknown format: kept, so that it breaks its call
             if len(choices) > 1:
-                # A reason ends what stands in its chunk, in whichever of its entries.
+                # A finish reason counts after all else in its chunk, whichever entry it is in.
                 events.sort(key=lambda event: type(event) is Finished)
         if not (choices and USUAL.issuperset(chunk) and chunk.get("object") == "chat.completion.chunk"):
             events += _errors_in(chunk)
@@ -97,7 +97,7 @@ class ChunkReader:
         return events
 
     def finish(self) -> list[ModelEvent]:
-        """Return what was held back when the stream ended: half a character that never got its other half."""
+        """Return what is held back when the stream ends: half a character whose other half did not come."""
         held, self._half = self._half, ""
         return [TextDelta("\ufffd"), CharactersLost()] if held else []
 
@@ -139,13 +139,13 @@ class ChunkReader:
                 events += _legacy_piece(value, inside=self._has_calls)
                 self._has_calls = True
             elif key == "reasoning" and delta.get("reasoning_content"):
-                continue  # the same words under two names
+                continue  # the same text under two names
             elif key != "role":
                 _read_field(key, value, events)
 
     def _sound(self, text: str) -> str:
-        """Text that can be encoded. A proxy that counts in UTF-16 may cut a character in two; its first half waits
-        for the second."""
+        """Return text that can be encoded. A proxy that counts in UTF-16 may cut a character in two; the first half is
+        held until the second comes."""
         text = self._half + text
         self._half = ""
         try:
@@ -211,7 +211,7 @@ def _read_message(message: dict[str, Any], events: list[ModelEvent]) -> None:
 
 
 def _read_field(key: str, value: Any, events: list[ModelEvent]) -> None:
-    """A field that is not null or empty."""
+    """Read a field that is not null or empty."""
     read = _FIELDS.get(key)
     if read is None:
         events.append(ExtraField(key, value))
@@ -234,7 +234,7 @@ def _content(value: Any) -> Iterator[ModelEvent]:
 
 
 def _flat(value: Any) -> str:
-    """Thinking is text, or again a list of parts with text."""
+    """Return the text of thinking, which is text or a list of parts with text."""
     if isinstance(value, list):
         return "".join(_text(part.get("text")) or "" for part in entries(value))
     return _text(value) or ""
@@ -254,8 +254,8 @@ def _reasoning(field: Literal["reasoning_content", "reasoning"], value: Any) -> 
 
 
 def _pieces(value: Any, *, inside: bool) -> Iterator[CallDelta]:
-    """Return the call fragments of a delta. What cannot be read of it, `inside` of calls, may have been a piece: it
-    breaks the call that it is taken for."""
+    """Return the call fragments of a delta. An unreadable entry, `inside` the list of calls, may be a piece of a call and
+    breaks the call that it is assigned to."""
     if isinstance(value, list):
         if len(value) > MAX_CALLS:
             raise AnswerTooLarge(f"{MAX_CALLS} calls")
@@ -304,7 +304,7 @@ def _written(entry: dict[str, Any]) -> CallWritten:
 
 
 def whole_number(value: Any) -> int | None:
-    """The number that an index is; some write it as a string, or with a fraction of nought."""
+    """Return an index as a number; some servers write it as a string, or with a fraction of 0."""
     if type(value) is int:
         return value
     if isinstance(value, str) and len(value) <= MAX_INDEX and _WHOLE.fullmatch(value):
@@ -314,7 +314,7 @@ def whole_number(value: Any) -> int | None:
 
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+(?:\.0*)?\s*", re.ASCII)
 MAX_INDEX = 20
-"""Characters of an index; one that is longer counts nothing."""
+"""Characters of an index; a longer one is no number of a call."""
 
 
 def _id(value: Any) -> str | int | float | None:
@@ -338,7 +338,7 @@ def _counted(calls: Any) -> list[dict[str, Any]]:
 
 
 def entries(value: Any) -> list[dict[str, Any]]:
-    """The objects in a list; a lone object where a list was due is one of one."""
+    """Return the objects in a list; a single object counts as a list of one."""
     if isinstance(value, list):
         return [entry for entry in value if isinstance(entry, dict)]
     return [value] if isinstance(value, dict) else []
@@ -348,7 +348,7 @@ def entries(value: Any) -> list[dict[str, Any]]:
 
 
 def _read_rest(choice: dict[str, Any], events: list[ModelEvent]) -> None:
-    """Read what stands beside the message, in an order that lets calls come before the reason they finished for."""
+    """Read the fields beside the message, calls before the finish reason."""
     if isinstance(logprobs := choice.get("logprobs"), dict) and logprobs:
         events.append(Logprobs(logprobs))
     if not OTHER_REASONS.isdisjoint(choice):
@@ -362,12 +362,12 @@ def _read_rest(choice: dict[str, Any], events: list[ModelEvent]) -> None:
 
 
 OTHER_REASONS: Final = frozenset({"native_finish_reason", "provider_specific_fields"})
-"""Where a finish reason may stand beside the one that is every provider's."""
+"""Further fields that may hold a finish reason."""
 
 
 def _reasons(choice: dict[str, Any]) -> list[str]:
-    """The finish reason as the provider wrote it; litellm keeps that aside where it put another in its place. A router may
-    give the reason of the provider behind it beside its own: it counts where it is the graver one."""
+    """Return the finish reason as the provider wrote it; litellm keeps it in another field where it replaced it. A router may
+    add the reason of the provider behind it: the more serious of the two counts."""
     aside = choice.get("provider_specific_fields")
     reason = (_text(aside.get("native_finish_reason")) if isinstance(aside, dict) else None) or reason_in(
         choice.get("finish_reason")
@@ -379,7 +379,7 @@ def _reasons(choice: dict[str, Any]) -> list[str]:
 
 
 def reason_in(value: Any) -> str | None:
-    """A reason is a word; an object or a list in its place is read for what it speaks of."""
+    """Return a finish reason as text, also where it is an object or a list."""
     if isinstance(value, str):
         return value or None
     return json.dumps(value) if value and isinstance(value, dict | list) else None
@@ -399,7 +399,7 @@ def _errors_in(body: dict[str, Any]) -> list[ModelEvent]:
 
 
 def error_in(body: dict[str, Any]) -> ProviderError | None:
-    """The error that a chunk or a body reports, in whichever of the shapes that servers have for it."""
+    """Return the error that a chunk or a body reports, in any of the formats that servers use."""
     if error := body.get("error"):
         return _error(error)
     status = body.get("base_resp")  # MiniMax
@@ -422,19 +422,19 @@ def error_in(body: dict[str, Any]) -> ProviderError | None:
 
 
 ANSWERS: Final = ("message", "delta", "content_block", "output")
-"""Fields that hold a part of an answer, with one or another provider."""
+"""Fields that hold a part of an answer, with some provider."""
 ERRORS: Final = (
     "detail", "details", "errors", "fault", "exception", "error_message", "error_code", "error_msg", "Error", "err",
 )  # fmt: skip
-"""Fields that are there only in bodies that report an error. Apart from `error` they count where no answer is beside them."""
+"""Fields of bodies that report an error. All but `error` count only where the body has no answer."""
 
 FIRST_ERROR: Final = 400
-"""Statuses from here on are errors, in a body as well (problem details)."""
+"""The lowest status of an error, also for one in a body (problem details)."""
 
 
 def _no_object(value: object) -> list[ModelEvent]:
-    """Something else than an object where an answer, or a chunk of one, was due."""
-    if isinstance(value, list):  # Google writes errors so
+    """Read an answer, or a chunk of one, that is not an object."""
+    if isinstance(value, list):  # Google's format of errors
         return [error for one in value if isinstance(one, dict) for error in _errors_in(one)]
     if isinstance(value, str) and classify(value) is FinishClass.ERROR:
         return [_error(value)]

@@ -1,5 +1,5 @@
-"""Claude behind Anthropic's API. litellm's provider class words the request and reads the answer; the stop reason is
-Anthropic's own, and calls are as it wrote them.
+"""Claude behind Anthropic's API. litellm's provider class makes the request and reads the answer; the stop reason and the
+calls are read here, as Anthropic sent them.
 """
 
 import os
@@ -38,11 +38,12 @@ PROVIDER = "anthropic"
 PATH = "/v1/messages"
 BLOCKS = frozenset({"content_block_start", "content_block_delta", "content_block_stop"})
 SAID = frozenset({"text", "thinking", "redacted_thinking"})
-"""Blocks in which no JSON is written."""
+"""Blocks that stream no JSON."""
 PAUSED = "pause_turn"
-"""A stop reason that is none: Anthropic's own tools take long, and it goes on when it is given what it has said so far."""
+"""A stop reason that does not end the answer: during long runs of Anthropic's own tools it has to be asked again with the
+answer so far."""
 REVERSE_NAMES = "_anthropic_tool_name_map"
-"""Where litellm leaves, for its own reading of the answer, which tool names it had to change."""
+"""The parameter in which litellm keeps the tool names that it changed, for reading the answer."""
 
 
 async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
@@ -71,7 +72,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
         model=model, messages=messages, optional_params=fields, litellm_params=given, headers=headers
     )
     if ask.tools and field_of(body.get("tool_choice"), "name") == RESPONSE_FORMAT_TOOL_NAME:
-        body["tool_choice"] = {"type": "any"}  # the format is asked for as a call: others may be made before it
+        body["tool_choice"] = {"type": "any"}  # the format is requested as a call: calls of other tools may come before it
     headers, body = _with_known_betas(headers, body)
     body |= own.get("extra_body") or {}
     body["stream"] = ask.stream
@@ -84,7 +85,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     )
     sent = {str(name): str(value) for name, value in headers.items()}
     whole = _Whole(config, litellm.ModelResponse(), prefix, parser)
-    # Whether Anthropic runs tools of its own for this request, during which it may pause.
+    # Anthropic may pause the answer only where it runs tools of its own.
     tools = body.get("tools")
     kinds = [field_of(tool, "type") for tool in tools] if isinstance(tools, list) else []
     may_pause = bool(body.get("mcp_servers")) or any(kind not in {None, "custom"} for kind in kinds)
@@ -100,8 +101,8 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
 
 
 def address(litellm: Any, settings: LiteLLMSettings) -> tuple[str, str, dict[str, str], tuple[str, ...]]:
-    """Where an entry's model is, what it is called there, the headers of a question without any features, and what of
-    them is secret."""
+    """Return the URL of an entry's model, its name there, the headers of a request without beta features, and the secrets
+    among them."""
     from litellm.llms.anthropic.common_utils import AnthropicModelInfo
 
     _, model, base, key, headers = _settled(litellm, settings)
@@ -121,14 +122,14 @@ def address(litellm: Any, settings: LiteLLMSettings) -> tuple[str, str, dict[str
 def _settled(
     litellm: Any, settings: LiteLLMSettings
 ) -> tuple[dict[str, Any], str, str | None, str | None, dict[str, Any]]:
-    """An entry's other settings, its model, address, key and headers."""
+    """Return an entry's other settings, its model, address, key and headers."""
     from litellm.llms.anthropic.common_utils import AnthropicModelInfo
 
     own = dict(settings.arguments)
     base = own.pop("api_base", None) or own.pop("base_url", None)
     key = own.pop("api_key", None)
     if not (AnthropicModelInfo.get_api_key(key) or AnthropicModelInfo.get_auth_token()):
-        # litellm would go and fetch one.
+        # litellm would fetch one from the network.
         raise errors.auth_failed("no key: set litellm_params.api_key or ANTHROPIC_API_KEY")
     model, _, _, _ = litellm.get_llm_provider(
         model=own.pop("model"), custom_llm_provider=own.pop("custom_llm_provider", None), api_base=base
@@ -146,7 +147,7 @@ def continued(body: dict[str, Any], content: list[Any]) -> bytes:
 
 
 def _with_known_betas(headers: dict[str, Any], body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    # The list of beta features is otherwise fetched from the network, while the event loop waits.
+    # litellm would fetch the list of beta features from the network, on the event loop.
     os.environ.setdefault("LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", "True")
     from litellm.anthropic_beta_headers_manager import update_request_with_filtered_beta
 
@@ -163,13 +164,13 @@ def _address(base: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """The part of the question that reading a whole answer needs."""
+    """The parts of the request that are needed to read a whole answer."""
 
     config: Any
     completion: Any
-    """What it is written into."""
+    """The litellm response object that the answer is written into."""
     prefix: str | None
-    """What the answer is to begin with, put into the model's mouth by the client."""
+    """The beginning of the answer that the client prefilled."""
     parser: Any
 
 
@@ -178,18 +179,18 @@ class EventsReader(EventsBody):
         super().__init__(report)
         self._parser = parser
         self._content: list[dict[str, Any]] | None = [] if may_pause else None
-        """The blocks as they came, where the answer may have to be continued."""
+        """The blocks so far, where the answer may have to be continued after a pause."""
         self._json = ""
         self._calls: dict[int | None, int] = {}
-        """The calls that are being written, by the index of their blocks, and the numbers they go by."""
+        """The indexes of the calls that are being written, by the indexes of their blocks."""
         self._stopped: set[int | None] = set()
         self._others: set[int | None] = set()
-        """Blocks in which JSON is written and that are no calls: the provider's own tools, and the format of the answer."""
+        """Blocks that stream JSON and are no calls: the provider's own tools, and the format of the answer."""
         self._latest: int | None = None
-        """The index of the block that began last: a piece that names none is that one's."""
+        """The index of the block that began last, to which a piece without an index belongs."""
         self._begun = 0
         self._inputs: dict[int, object] = {}
-        """What blocks of calls began with; nothing, unless a server sends all of it at once."""
+        """The inputs with which blocks of calls began; empty, unless a server sends all of it at once."""
 
     def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
         kind = event.get("type")
@@ -198,7 +199,7 @@ class EventsReader(EventsBody):
         if kind in BLOCKS and (of_call := self._call_events(event)) is not None:
             return of_call
         if kind == "content_block_delta" and isinstance(text := field_of(event, "delta", "text"), str):
-            # Nearly all of a stream, and nothing to translate: litellm makes three objects of it for us to take apart.
+            # Most events of a stream. They need no translation, for which litellm makes three objects each.
             return self._chunks.read({"choices": [{"delta": {"content": text}}]})
         if kind == "message_stop":
             self.done = True
@@ -213,7 +214,7 @@ class EventsReader(EventsBody):
             return self._untranslated(error)
         for choice in chunk.get("choices") or ():
             tidy(choice, choice.get("delta"))
-        # What Anthropic calls itself, and has run by the time it is written, is no call for anybody here.
+        # Calls of Anthropic's own tools, which it runs itself, are no calls here.
         found: list[ModelEvent] = [each for each in self._chunks.read(chunk) if not isinstance(each, CallDelta)]
         if (reason := reason_in(field_of(event, "delta", "stop_reason"))) is not None:
             if reason == PAUSED and self._content:
@@ -224,7 +225,7 @@ class EventsReader(EventsBody):
         return found
 
     def _keep(self, event: dict[str, Any], content: list[dict[str, Any]]) -> None:
-        """Put the blocks together again."""
+        """Join the pieces of blocks, for a continuation."""
         kind, delta = event.get("type"), event.get("delta")
         if kind == "content_block_start" and isinstance(block := event.get("content_block"), dict):
             content.append(dict(block))
@@ -242,7 +243,7 @@ class EventsReader(EventsBody):
             self._close_json(content[-1], self._json)
 
     def _close_json(self, block: dict[str, Any], text: str) -> None:
-        """Read what came for the input of a block."""
+        """Parse the joined input of a block."""
         try:
             block["input"] = read_json(text.encode(errors="surrogatepass"))
         except ValueError:
@@ -252,8 +253,8 @@ class EventsReader(EventsBody):
         return with_status(error)
 
     def _call_events(self, event: dict[str, Any]) -> list[ModelEvent] | None:
-        """Read an event about a call, as the provider wrote it; None where it is about something else. Each piece goes
-        to the call whose block it names: litellm gives it to the latest, and writes `{}` for none."""
+        """Read an event about a call, as the provider wrote it; None where it is about something else. Each piece goes to the
+        call of its block index; litellm gives it to the latest, and writes `{}` for no arguments."""
         index, kind = whole_number(event.get("index")), event["type"]
         if kind != "content_block_start" and index is None:
             index = self._latest
@@ -282,7 +283,7 @@ class EventsReader(EventsBody):
         if kind == "content_block_stop":
             self._stopped.add(index)
             return []
-        # A piece in no form that is known is nothing that could be left out.
+        # A piece of an unknown format is kept, so that it breaks its call.
         piece = delta.get("partial_json", [delta]) if isinstance(delta, dict) else [delta]
         said: list[ModelEvent] = [CallDelta(self._calls[index], arguments=piece)]
         return said if index not in self._stopped or not piece else [*said, CallDelta(NOBODYS, arguments=piece)]
@@ -293,8 +294,8 @@ class EventsReader(EventsBody):
         return bool(self._parser.json_mode) and field_of(block, "name") == RESPONSE_FORMAT_TOOL_NAME
 
     def _given_at_once(self, *, cut: bool) -> list[ModelEvent]:
-        """The arguments that came with the beginning of their calls. Nothing in an object shows that the length limit cut it,
-        so that the last call's is left out then."""
+        """Return the arguments that came with the beginning of their calls. An object does not show whether the length limit
+        cut it, so that the last call's is left out then."""
         given = {number: value for number, value in self._inputs.items() if not (cut and number == self._begun - 1)}
         self._inputs = {}
         return [CallDelta(number, arguments=value) for number, value in given.items()]
@@ -313,9 +314,9 @@ class MessageReader(MessageBody):
             return None
         whole, parser, reason = self._whole, self._whole.parser, reason_in(body.get("stop_reason"))
         try:
-            # The blocks without the calls that Anthropic ran itself: they are for nobody here to answer.
+            # Without the calls that Anthropic ran itself, which need no answer.
             completion = whole.config.transform_parsed_response(
-                # It needs a reason, and writes its own into the body it is given.
+                # litellm needs a stop reason, and writes its own into the body that it gets.
                 completion_response={
                     **body,
                     "content": [
@@ -350,14 +351,14 @@ class MessageReader(MessageBody):
 
 
 def _without_nothing(event: ModelEvent) -> ModelEvent:
-    """An empty object is how no arguments are written here; whether that means none is for the end of the turn to say."""
+    """Replace an empty object, which stands for no arguments here; the gate decides whether the call is whole."""
     if isinstance(event, CallWritten) and event.arguments in ("{}", {}):
         return replace(event, arguments=None)
     return event
 
 
 def ends_in_call(content: Sequence[Any]) -> bool:
-    """True if nothing was said behind the last call."""
+    """True if nothing follows the last call."""
     for block in reversed(content):
         if field_of(block, "type") == "tool_use":
             return True
@@ -367,7 +368,7 @@ def ends_in_call(content: Sequence[Any]) -> bool:
 
 
 def _reason(reason: str, *, converted: bool) -> str:
-    """The provider's own word, but where litellm had a format asked for as a call and made text of it again."""
+    """Return the provider's own reason, except where litellm requested a format as a call and converted it back to text."""
     return "end_turn" if converted and reason == "tool_use" else reason
 
 

@@ -1,4 +1,4 @@
-"""Cohere's v2 chat API. litellm's provider class words most of the request; the answer is read here."""
+"""Cohere's v2 chat API. litellm's provider class makes most of the request; the answer is read here."""
 
 import os
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ from callgate.upstream.translation import (
 
 URL = "https://api.cohere.com/v2/chat"
 NOT_LITELLMS = frozenset({"response_format", "parallel_tool_calls"})
-"""What Cohere has its own words for, and litellm none."""
+"""Fields that Cohere has equivalents for, which litellm does not translate."""
 
 
 async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
@@ -52,13 +52,13 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     config = litellm.CohereV2ChatConfig()
     messages = config.translate_developer_role_to_system_role(messages=messages_of(litellm, settings, model, ask))
     for message in messages:
-        message.pop("reasoning_content", None)  # refused there, as is every field they do not know
+        message.pop("reasoning_content", None)  # Cohere refuses unknown fields
     params = {name: value for name, value in ask.params.items() if name not in NOT_LITELLMS}
     fields = in_its_words.of(litellm, model, replace(ask, params=params, tool_choice=None))
     body = config.transform_request(
         model=model, messages=messages, optional_params=fields, litellm_params={}, headers={}
     )
-    # `auto` is Cohere's default and has no word there; a named function is the nearest thing to it, any.
+    # `auto` is Cohere's default and has no value there; for a named function "any" is the nearest.
     choice = decoded(ask.tool_choice) if ask.tools else None
     if choice in ("none", "required") or isinstance(choice, dict):
         body["tool_choice"] = "NONE" if choice == "none" else "REQUIRED"
@@ -126,7 +126,7 @@ class _CohereEvents(EventsBody):
     def _pieces(self, event: dict[str, Any], index: int | None, *, opens: bool) -> Iterator[ModelEvent]:
         calls = entries(field_of(event, "delta", "message", "tool_calls"))
         if not calls and not opens:
-            yield CallDelta(index, arguments=[event.get("delta")])  # in no form that is known, and not to be left out
+            yield CallDelta(index, arguments=[event.get("delta")])  # of an unknown format: kept, so that it breaks its call
         for call in calls:
             function, id_ = call.get("function"), call.get("id")
             name = field_of(function, "name")

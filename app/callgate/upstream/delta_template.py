@@ -1,8 +1,8 @@
 """Reads chunks that differ from an earlier one in a single string, without parsing their JSON again.
 
-Most chunks of a stream are the same bytes around another string: a piece of text, of thinking, or of a call's arguments. Where
-the bytes around it are those of the template, and what is between them is the inside of one JSON string, that string is all
-that can differ. Every other chunk is parsed.
+Most chunks of a stream have the same bytes around one string: a piece of text, of thinking, or of a call's arguments. Where
+the bytes around it are those of the template, and between them is the inside of one JSON string, only that string can
+differ. Every other chunk is parsed.
 """
 
 import re
@@ -14,11 +14,11 @@ import msgspec
 from callgate.conversation.events import CallDelta, ModelEvent, ReasoningDelta, TextDelta
 
 EARLIEST = 4
-"""The chunk that a template is made of at the earliest. Many an answer is over before one could pay."""
+"""The first chunk that a template may be made of. Many answers are shorter than what pays for one."""
 MOST_TEMPLATES = 3
-"""Templates of one stream. Some providers write something else into every chunk, and making one costs more than parsing."""
+"""Templates of one stream. Some providers vary other fields in every chunk, and making a template costs more than parsing."""
 PAYS_AFTER = 16
-"""How many strings a template has to give to pay for what making it cost; then the count begins anew."""
+"""How many strings a template has to read to pay for its cost; then the count of templates is reset."""
 MARK = "\u00a7 the place of a string \u00a7"
 
 Make: TypeAlias = Callable[[str], ModelEvent]
@@ -31,19 +31,19 @@ class DeltaTemplate:
         self._make: Make | None = None
         self._before = self._after = b""
         self._opening = self._between = self._closing = b""
-        """The same for events as they come over the wire."""
+        """The same for whole events as received."""
         self._read = 0
         self._made = 0
         self._given = 0
 
     def read_in(self, data: bytes) -> Sequence[ModelEvent] | None:
-        """The events of a read, if all of it fits the template; `data` begins where an event does."""
+        """Return the events of a read, if all of it fits the template; `data` begins at the start of an event."""
         if self._make is None or not data.startswith(self._opening) or not data.endswith(self._closing):
             return None
         return self._events_of(data[len(self._opening) : -len(self._closing)].split(self._between))
 
     def payload_in(self, payload: bytes) -> Sequence[ModelEvent] | None:
-        """The events of one payload, if it fits the template."""
+        """Return the events of one payload, if it fits the template."""
         if self._make is None or not payload.startswith(self._before) or not payload.endswith(self._after):
             return None
         return self._events_of((payload[len(self._before) : -len(self._after)],))
@@ -51,7 +51,7 @@ class DeltaTemplate:
     def _events_of(self, middles: Sequence[bytes]) -> Sequence[ModelEvent] | None:
         make = self._make
         if make is None or b"" in middles:
-            return None  # whether an empty string is worth an event is for the reader to say
+            return None  # the reader decides whether an empty string is an event
         try:
             events = [make(_string(b'"' + middle + b'"')) for middle in middles]
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -62,7 +62,7 @@ class DeltaTemplate:
     def make_from(
         self, payload: bytes, events: Sequence[ModelEvent], read: Callable[[bytes], Sequence[ModelEvent]]
     ) -> None:
-        """Make the template of a chunk that was parsed and brought one string and nothing else. `read` parses another."""
+        """Make the template of a parsed chunk that has one string and nothing else. `read` parses a chunk."""
         if len(events) != 1 or type(events[0]) not in _TEMPLATED or b"\n" in payload:
             return
         self._read += 1
@@ -78,7 +78,7 @@ class DeltaTemplate:
         if found is None:
             return
         before, after = payload[: found.start(1)], payload[found.end(1) :]
-        # That this is the string which was said is tried, not guessed.
+        # Parse the chunk with another string, to make sure that this is the one that became the event.
         if list(read(before + MARK.encode() + after)) == [make(MARK)]:
             self._make, self._before, self._after = make, before, after
             self._opening, self._closing = b"data: " + before, after + b"\n\n"
@@ -89,7 +89,7 @@ _TEMPLATED = frozenset({TextDelta, ReasoningDelta, CallDelta})
 
 
 def _kind(event: ModelEvent) -> tuple[bytes, Make] | None:
-    """The name of the string in which a chunk says this, and what makes the same event of another string."""
+    """Return the name of the field that became this event, and a function that makes the event from another string."""
     match event:
         case TextDelta():
             return b"content", TextDelta

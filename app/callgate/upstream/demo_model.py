@@ -1,7 +1,7 @@
-"""The embedded `demo` model: no key, no network, no randomness. It follows a few requests by rule and says what it is.
+"""The built-in `demo` model: no key, no network, no randomness. It answers a few requests by rule.
 
-Its purpose is to show the whole loop on the first run: it asks for the clock and the calculator, in one turn or in two,
-in fragments as real models do, and puts what they said into its answer. It never calls a tool that is not on offer.
+It shows the whole loop on the first run: it calls the clock and the calculator, in one turn or in two, in fragments as real
+models do, and puts their results into its answer. It only calls offered tools.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from callgate.conversation.events import CallDelta, CallWritten, Finished, Model
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
 
 WORD_SECONDS = 0.015
-"""Slow enough to be seen as a stream, fast enough not to be waited for."""
+"""The pause between words: visible as a stream, and short."""
 FRAGMENT_CHARS = 9
 SCHEMA_DEPTH = 6
 CHARS_PER_TOKEN = 4
@@ -30,7 +30,7 @@ _CLOCK = re.compile(
 )
 _PLACE = re.compile(r"\b(?:in|for|at) ((?:[A-Z][\w+-]*(?:/[A-Z][\w+-]*)*)(?: [A-Z][\w-]*)*)")
 _SUM = re.compile(r"[-+(]{0,9}+\d[\d.,]{0,40}+(?:\s{0,9}+[-+*/%^()]{1,9}+\s{0,9}+\({0,9}+-?\d[\d.,]{0,40}+\){0,9}+)+")
-"""Of bounded parts: a search among thousands of digits must not begin at each of them and read the rest."""
+"""With bounded parts, so that a search among thousands of digits stays linear."""
 _WORDS = (
     ("multiplied by", "*"),
     ("divided by", "/"),
@@ -60,7 +60,7 @@ _ZONES = {
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A call that the request leads to."""
+    """A call to make."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -161,7 +161,7 @@ def _answer(messages: Sequence[Any], offered: Mapping[str, Any], choice: Any, pa
 
 
 def _last_request(messages: Sequence[Any]) -> tuple[str, Sequence[Mapping[str, Any]]]:
-    """The text of the last user message, and what has come since."""
+    """Return the text of the last user message, and the messages after it."""
     plain = [message for message in messages if isinstance(message, dict)]
     for position in range(len(plain) - 1, -1, -1):
         if plain[position].get("role") == "user":
@@ -170,7 +170,7 @@ def _last_request(messages: Sequence[Any]) -> tuple[str, Sequence[Mapping[str, A
 
 
 def _steps(request: str, offered: Mapping[str, Any]) -> list[list[_Wanted]]:
-    """The calls a request leads to, one list per turn: `then` begins another turn."""
+    """Return the calls for a request, one list per turn: `then` begins another turn."""
     steps = [_wanted(part, offered) for part in _THEN.split(request)]
     return [step for step in steps if step]
 
@@ -196,7 +196,7 @@ def _wanted(text: str, offered: Mapping[str, Any]) -> list[_Wanted]:
 
 
 def _find(offered: Mapping[str, Any], name: str) -> str | None:
-    # A server-side tool whose name a client's tool has taken is offered with a prefix.
+    # A server-side tool with the same name as a client's tool is offered with a prefix.
     return next((tool for tool in offered if tool == name), None) or next(
         (tool for tool in offered if tool.endswith(f"__{name}")), None
     )
@@ -219,7 +219,7 @@ def _property(schema: Any, *parts: str) -> str | None:
 
 
 def _forced(choice: Any, offered: Mapping[str, Any]) -> list[str]:
-    """The tools one of which must be called."""
+    """Return the tools one of which must be called."""
     if choice == "required":
         return list(offered)
     if not isinstance(choice, dict):
@@ -287,13 +287,13 @@ def _properties(schema: Any) -> Mapping[str, Any]:
 
 
 def _made_up_object(schema: Any) -> dict[str, Any]:
-    """Arguments are an object, whatever an odd schema says."""
+    """Make arguments, which are an object even where a schema declares another type."""
     found = _made_up(schema)
     return found if isinstance(found, dict) else {}
 
 
 def _made_up(schema: Any, root: Any = None, depth: int = 0) -> Any:
-    """Something that satisfies a schema, for schemas as tools have them; the same each time."""
+    """Make a value that satisfies a typical tool schema; the same each time."""
     if not isinstance(schema, dict) or depth > SCHEMA_DEPTH:
         return "demo" if depth else {}
     root = schema if root is None else root

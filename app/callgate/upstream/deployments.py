@@ -1,4 +1,4 @@
-"""The deployments of a model: several ways to one name, each left alone for a while when it keeps failing."""
+"""The deployments of a model name, and the cooldown of each that keeps failing."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,16 +12,16 @@ from callgate.conversation.events import Responder
 from callgate.conversation.ports import Model
 
 FAILURES = 3
-"""Running, until a deployment is left alone."""
+"""Consecutive failures before a deployment cools down."""
 LONGEST_SECONDS = 300.0
-"""How long a deployment is left alone at most, unless it is set to longer: nobody waits longer for one that is back."""
+"""The longest cooldown, unless the first is set to longer."""
 
 
 class Cooldown:
-    """The cooldown of a deployment that failed several times running.
+    """The cooldown of a deployment that failed several times in a row.
 
-    When its time is over one request may try. While that one is on its way the others go elsewhere; if it fails, too, the
-    time is twice as long.
+    When it is over, one trial request may be sent while others still avoid the deployment; if the trial fails, the next
+    cooldown is twice as long.
     """
 
     __slots__ = ("_clock", "_first", "_on_change", "_seconds", "failures", "until")
@@ -32,10 +32,10 @@ class Cooldown:
         on_change: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Off with no `seconds`. `on_change` is called with how long it is left alone from now on; with 0 when it answers
-        again."""
+        """Off with 0 `seconds`. `on_change` is called with the length of a cooldown that begins, and with 0 when the deployment
+        answers again."""
         self.failures = 0
-        """Running."""
+        """Consecutive failures."""
         self.until = -float("inf")
         self._first = self._seconds = seconds
         self._on_change = on_change
@@ -48,7 +48,7 @@ class Cooldown:
 
     @property
     def is_resting(self) -> bool:
-        """True while it is not to be asked: it is cooling down or on trial."""
+        """True while it is not to be asked: it is cooling down, or a trial request is running."""
         return self.failures >= FAILURES and self._first > 0
 
     @property
@@ -56,8 +56,8 @@ class Cooldown:
         return max(self.until - self._clock(), 0.0) if self.is_resting else 0.0
 
     def take_trial(self) -> bool:
-        """Take the trial request after a cooldown; return whether it was free. A trial that gets no answer delays
-        the next by as long again."""
+        """Claim the trial request after a cooldown; return whether it was free. A trial without an answer delays the next by
+        another cooldown."""
         now = self._clock()
         if now < self.until:
             return False
@@ -82,23 +82,23 @@ class Cooldown:
 
 
 class Placed(Protocol):
-    """A model that knows its provider's address."""
+    """A model that knows its provider's host."""
 
     @property
     def host(self) -> str:
-        """Empty where nobody but a library knows."""
+        """Empty where only litellm knows it."""
         ...
 
 
 class Deployment:
-    """One way to a model."""
+    """One deployment of a model, and its cooldown."""
 
     __slots__ = ("_place", "_responder", "cooldown", "model")
 
     def __init__(
         self, model: Model, responder: Responder, place: Placed | None = None, cooldown: Cooldown | None = None
     ) -> None:
-        """`place` is asked again and again for the host: some know it only when they have been used."""
+        """`place` is read each time the host is needed: some models know it only after the first request."""
         self.model = model
         self.cooldown = cooldown or Cooldown()
         self._responder = responder

@@ -1,6 +1,6 @@
-"""The direct lane: a model behind an OpenAI-shaped HTTP API, without a library in between.
+"""The direct lane: a model behind an OpenAI-compatible HTTP API, without a library in between.
 
-The request's messages and tools go on as the bytes they came as; of the answer every chunk is read once, by `chunks`.
+Messages and tools are sent on as the bytes they came in; each chunk of the answer is parsed once, by `chunks`.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from callgate.upstream.first_content import first_said
 from callgate.upstream.params import for_body, with_completion_limit
 
 ANSWER_BYTES = 64 * 1024 * 1024
-"""More than any model writes in one turn, images included. What is allowed where nobody says otherwise."""
+"""The default limit of an answer: more than any model writes in one turn, images included."""
 ERROR_BYTES = 64 * 1024
 JSON_BYTES = 8 * 1024 * 1024
-"""A text that the fast decoder refuses is read a second time by the tolerant one only up to here."""
+"""The limit for a text that the fast decoder refuses and the tolerant one reads again."""
 MAX_UNREADABLE = 10_000
-"""Characters that the tolerant reader replaces, each in a call of its own."""
+"""Invalid bytes that the tolerant decoder replaces, each by a call of its error handler."""
 DONE = b"[DONE]"
 
 _ITEMS = f'"{ITEMS}"'.encode()
@@ -54,18 +54,18 @@ class Endpoint:
     url: str
     """The whole address, `/chat/completions` included."""
     model: str
-    """The name the provider knows it by."""
+    """The provider's name for it."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
-    """Values that must not appear in any message, whatever a provider writes."""
+    """Values that are removed from all messages of a provider."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields the operator sets for requests that do not set them."""
     include_usage: bool = True
     """Whether streams are asked for their token counts. Off for servers that refuse `stream_options`."""
     knows_developers: bool = True
-    """Whether the role `developer` is known there. Where it is not, what a developer says is the system's word."""
+    """Whether the provider knows the role `developer`. If not, such messages are sent as `system`."""
     counts_completions: bool = False
-    """Whether the limit on tokens has to be called `max_completion_tokens`."""
+    """Whether the token limit has to be named `max_completion_tokens`."""
 
 
 class HttpModel:
@@ -80,7 +80,7 @@ class HttpModel:
         *,
         answer_bytes: int = ANSWER_BYTES,
     ) -> None:
-        """`answer_bytes`: how long one answer may be, as it comes over the wire."""
+        """`answer_bytes`: the limit of one answer, in bytes as received."""
         self.name = name
         self._answer_bytes = answer_bytes
         self._endpoint = endpoint
@@ -122,7 +122,7 @@ class DirectModel(HttpModel):
 
 
 class HttpRequest(msgspec.Struct, eq=False):
-    """The context of one request to a model. A class and not a generator: it is entered for every turn of every chat."""
+    """The context manager of one request to a model. A class, because a generator is slower and this is used in every turn."""
 
     _exchange: AbstractAsyncContextManager[Response]
     _endpoint: Endpoint
@@ -132,7 +132,7 @@ class HttpRequest(msgspec.Struct, eq=False):
         response = await opened(self._exchange, self._endpoint.secrets)
         try:
             return self._answer(response)
-        except TransportError as error:  # it can be seen at its head that the body cannot be read
+        except TransportError as error:  # the response head already shows that the body cannot be read
             await self._exchange.__aexit__(type(error), error, error.__traceback__)
             raise errors.from_transport(error) from error
 
@@ -148,12 +148,12 @@ class HttpRequest(msgspec.Struct, eq=False):
 
 
 def host_in(url: str) -> str:
-    """The host of an address, without the name and password that may stand before it."""
+    """Return the host of a URL, without user name and password."""
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
 async def opened(exchange: AbstractAsyncContextManager[Response], secrets: Sequence[str]) -> Response:
-    """The response, its status 200; anything else is the error it means, and the exchange is over."""
+    """Return a response of status 200; for any other status raise its error and close the exchange."""
     try:
         response = await exchange.__aenter__()
     except TransportError as error:
@@ -170,11 +170,11 @@ async def opened(exchange: AbstractAsyncContextManager[Response], secrets: Seque
 
 
 async def refusal(response: Response, secrets: Sequence[str]) -> ChatError:
-    """Return the error that an answer of another status than 200 means."""
+    """Return the error for a response of another status than 200."""
     try:
         body = await response.read(ERROR_BYTES)
     except TransportError:
-        body = b""  # the status alone says enough
+        body = b""  # the status alone is enough
     response.settle()
     record_on_wire(body)
     return errors.from_status(response.status, response.headers, body, secrets=secrets)
@@ -202,7 +202,7 @@ EMPTY_ANSWER = "The model's provider sent an empty answer."
 
 
 class HttpAnswer:
-    """An answer read off a response of ours, whatever its body is written in: when it begins, breaks off and ends."""
+    """An answer in the body of a response: finds where it begins, breaks off and ends, for all body formats."""
 
     reason_is_raw = True
     lane = "direct"
@@ -221,7 +221,7 @@ class HttpAnswer:
         return self
 
     async def __anext__(self) -> Sequence[ModelEvent]:  # noqa: PLR0912
-        # All in one function: every chunk of every stream comes through here, and each coroutine on its way costs.
+        # One function, because it runs for every chunk of every stream and each further coroutine costs.
         body = self._body
         while True:
             if body is not None and (body.done or body.fault is not None):
@@ -237,7 +237,7 @@ class HttpAnswer:
                 self._at_end = True
                 batch = body.finish() if body is not None else ()
                 if self._size > LARGE:
-                    await asyncio.sleep(0)  # what comes of it is written in a turn of the loop of its own
+                    await asyncio.sleep(0)  # lets the event loop write what was emitted so far
             except TransportError as error:
                 raise self._broken(error) from error
             else:
@@ -253,7 +253,7 @@ class HttpAnswer:
                     body = self._body
             if batch:
                 if not self._begun:
-                    # An error that comes before anything else is a failure of the request; a later one is part of the turn.
+                    # An error before any content is a failure of the request; a later one is part of the turn.
                     first = first_said(batch)
                     if isinstance(first, ProviderError):
                         raise errors.reported(first.message, first.body, self._response.headers, secrets=self._secrets)
@@ -261,7 +261,7 @@ class HttpAnswer:
                 return batch
 
     def _is_over(self) -> bool:
-        """True if there may be nothing more, once the body is read."""
+        """True if the answer is complete once the body is read."""
         return self._begun
 
     def _read_on(self, response: Response) -> None:
@@ -303,11 +303,11 @@ class EventStreamBody:
 
     def finish(self) -> Sequence[ModelEvent]:
         events = [*self._read(self._sse.finish()), *self._chunks.finish()]
-        self.fault = None  # a last event that was cut off says no more than the end of the body does
+        self.fault = None  # a last event that is cut off means no more than the end of the body
         return events
 
     def _read(self, payloads: Sequence[bytes]) -> Sequence[ModelEvent]:
-        """Read whole events; sets `done` behind the last one, `fault` where one cannot be trusted."""
+        """Read whole events; sets `done` after the last one, `fault` at one that cannot be trusted."""
         raise NotImplementedError
 
 
@@ -344,7 +344,7 @@ class StreamedBody(EventStreamBody):
             except ValueError:
                 if looks_like_keep_alive(payload):
                     continue
-                # What came before it in the same read is still given out; then the answer breaks off.
+                # Events before it in the same read are still returned; then the answer breaks off.
                 self.fault = "an event of the stream is not JSON"
                 break
             if _may_name_twice(payload) and holds_name_twice(payload):
@@ -358,7 +358,7 @@ class StreamedBody(EventStreamBody):
 
 
 def reported(payload: bytes) -> Sequence[ModelEvent]:
-    """Return the error in an event that is marked as one, whatever its shape."""
+    """Return the error in an event that is marked as one, in any format."""
     try:
         body = read_json(payload)
     except ValueError:
@@ -373,7 +373,7 @@ def _read_alone(payload: bytes) -> Sequence[ModelEvent]:
 
 
 class JsonEvents(EventStreamBody):
-    """Reads a stream whose events are JSON in a shape of the provider's own."""
+    """Reads a stream of JSON events in a provider's own format."""
 
     def _read(self, payloads: Sequence[bytes]) -> list[ModelEvent]:
         events: list[ModelEvent] = []
@@ -394,7 +394,7 @@ class JsonEvents(EventStreamBody):
         return events
 
     def _read_payload(self, payload: bytes, event: Any) -> Sequence[ModelEvent]:
-        """Read one event; sets `done` behind the last one, `fault` where it cannot be trusted."""
+        """Read one event; sets `done` after the last one, `fault` where it cannot be trusted."""
         raise NotImplementedError
 
 
@@ -429,7 +429,7 @@ class WholeBody:
 
 
 def read_json(text: bytes) -> Any:
-    """Decode what a provider wrote; ValueError if nobody could. Providers send halves of surrogate pairs and worse."""
+    """Decode a provider's JSON tolerantly, because providers send lone surrogates and invalid bytes. Raises ValueError."""
     if len(text) > LARGE and text.count(b",") + text.count(b"{") + text.count(b"[") > MAX_VALUES:
         raise AnswerTooLarge(f"{MAX_VALUES} values in one JSON text")
     try:
@@ -449,20 +449,20 @@ def read_json(text: bytes) -> Any:
 
 TWICE = "a call names a field twice"
 _ONCE = tuple(b'"%b"' % name for name in b"arguments name function tool_calls function_call delta choices".split())
-"""Names that stand once in a chunk with one call, whatever its arguments hold: inside of them quotes are escaped."""
+"""Names that occur once in a chunk with one call, whatever its arguments hold: quotes inside them are escaped."""
 
 
 def _may_name_twice(text: bytes) -> bool:
-    """True if a closer look is worth its cost: several calls or choices name these fields several times as well."""
+    """True if a text has to be parsed to find out: with several calls or choices these names are repeated as well."""
     if text.count(b'"finish_reason"') > 1:
         return True
     return (b'"tool_calls"' in text or b'"function_call"' in text) and any(text.count(name) > 1 for name in _ONCE)
 
 
 def holds_name_twice(text: bytes) -> bool:
-    """True if an object in it has a name twice. It cannot be known which of the two its provider meant."""
+    """True if an object in it has a duplicate key. Which value its provider meant cannot be known."""
     try:
-        # As patient as `read_json`, and numbers need not be any here: what was read there is looked through here.
+        # As tolerant as `read_json`, because it checks what that read. Numbers are not converted.
         json.loads(text.decode("utf-8", UNREADABLE), object_pairs_hook=_once, parse_int=str, parse_float=str)
     except (_Twice, ValueError, RecursionError):
         return True
@@ -479,12 +479,12 @@ def _once(pairs: list[tuple[str, Any]]) -> None:
 
 
 PIECES = frozenset({"content", "text", "arguments", "args", "input", "partial_json"})
-"""Fields that keep halves of surrogate pairs: text, whose next piece may begin with the other half, and what calls are read
-from, which are broken by one."""
+"""Fields that keep lone surrogates: text, whose next piece may begin with the other half, and arguments, which are broken by
+one."""
 
 
 def _sound(value: Any) -> Any:
-    """The same without halves of surrogate pairs, which nobody can be sent."""
+    """Return the value without lone surrogates, which cannot be encoded."""
     if isinstance(value, str):
         return sound_text(value)
     if isinstance(value, list):
@@ -498,8 +498,8 @@ def _sound(value: Any) -> Any:
 
 
 def _half_pair(error: UnicodeError) -> tuple[str, int]:
-    """Half a surrogate pair for bytes that are no UTF-8: nothing takes it for a character, and a call with it is broken.
-    Two halves where the first could find its other half in what stands before it."""
+    """Replace invalid UTF-8 by a lone surrogate, which is no character and breaks a call; by two of them where the first
+    would pair with the text before it."""
     assert isinstance(error, UnicodeDecodeError)
     before = error.object[max(error.start - 6, 0) : error.start]
     alone = not (before.endswith(b'"') or before[:2] in (b"\\u", b"\\U"))
@@ -511,7 +511,7 @@ codecs.register_error(UNREADABLE, _half_pair)
 
 
 def recognised(start: bytes, response: Response) -> StreamedBody | WholeBody | None:
-    """The reader for a body, by how the body begins: servers label errors as streams, and streams as plain text."""
+    """Return the reader for a body by its first bytes: servers label errors as streams, and streams as plain text."""
     mark = start.removeprefix(BOM).lstrip()[:1]
     if not mark:
         return None
@@ -526,7 +526,7 @@ def recognised(start: bytes, response: Response) -> StreamedBody | WholeBody | N
 
 
 def without_developers(messages: Sequence[Message]) -> list[Message]:
-    """The same messages, with `system` for `developer`. Others stay the bytes they are."""
+    """Return the messages with `system` for `developer`; all others unchanged."""
     return [_as_system(message) if isinstance(message, msgspec.Raw) else message for message in messages]
 
 

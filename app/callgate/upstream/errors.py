@@ -1,11 +1,11 @@
 """Turns failures of providers into errors for the client.
 
-A provider's body may repeat the key it was sent, the address it was sent to, or a stack trace. Only for mistakes that
-the client can mend is its short message kept, with everything that looks like a secret taken out.
+A provider's body may hold the API key, an internal address, or a stack trace. Its message is passed on only for errors that
+the client can fix, shortened, and without everything that looks like a secret.
 
-Which status becomes which: a refused key (401, 403) becomes a 502, because an OpenAI client would take a 401 for its own key being
-wrong and the key in question is the operator's. An unknown model stays a 404, rate limits stay 429 with their
-Retry-After, a spent quota is a 429 that is not worth repeating, timeouts are 504, everything else that broke is 502 or 503.
+Statuses: a refused key (401, 403) becomes a 502, because the key is the operator's and an OpenAI client would take a 401 for
+its own. An unknown model stays a 404, rate limits stay 429 with their Retry-After, a spent quota is a 429 that is not
+retried, timeouts are 504, all other failures 502 or 503.
 """
 
 import email.utils
@@ -50,9 +50,9 @@ LONGEST_RETRY_AFTER = 24 * 3600.0
 
 
 class UpstreamError(ChatError):
-    """A `ChatError` that also knows whether the very same deployment is worth asking again.
+    """A `ChatError` that also knows whether to ask the same deployment again.
 
-    `retryable` means that somebody may answer: this deployment, another one, or a fallback.
+    `retryable`: this deployment, another one, or a fallback may answer.
     """
 
     def __init__(self, status: int, message: str, *, again: bool = False, elsewhere: bool = True, **rest: Any) -> None:
@@ -64,7 +64,7 @@ class UpstreamError(ChatError):
 
 @dataclass(frozen=True, slots=True)
 class ErrorBody:
-    """A provider's error, whichever of the known shapes it came in; every field still as it was sent."""
+    """A provider's error, read from any of the known formats; the fields are not redacted yet."""
 
     message: str = ""
     type: str = ""
@@ -75,7 +75,7 @@ class ErrorBody:
 def from_status(
     status: int, headers: Mapping[str, str], body: bytes | ErrorBody, *, secrets: Iterable[str] = ()
 ) -> UpstreamError:
-    """The error for an answer whose status is not 200. `headers` have lower-case names."""
+    """Return the error for an answer whose status is not 200. `headers` have lower-case names."""
     error = _of_status(status, headers, body, secrets)
     error.upstream_status = status
     return error
@@ -138,7 +138,7 @@ def _of_status(
 
 
 def from_transport(error: TransportError) -> UpstreamError:
-    """The error for an exchange that failed before an answer was there."""
+    """Return the error for an exchange that failed before there was an answer."""
     detail = redact(f"{type(error).__name__}: {error}")
     match error:
         case TimedOut(which="total"):
@@ -171,12 +171,12 @@ def auth_failed(detail: str) -> UpstreamError:
 
 
 def bad_answer(message: str, detail: str = "", *, again: bool = True) -> UpstreamError:
-    """The provider answered, and what it answered is of no use."""
+    """Return the error for an answer that cannot be used."""
     return UpstreamError(502, message, type="server_error", code="upstream_error", detail=detail, again=again)
 
 
 def answer_too_large(limit: int) -> UpstreamError:
-    """The answer broke a limit of ours, and would break it again."""
+    """Return the error for an answer over our limit. Not retryable."""
     return UpstreamError(
         502,
         f"The model's answer is longer than {limit} bytes.",
@@ -210,7 +210,7 @@ def client_mistake(status: int, said: ErrorBody, detail: str, secrets: Iterable[
 
 
 def reported(message: str, body: object, headers: Mapping[str, str], *, secrets: Iterable[str] = ()) -> UpstreamError:
-    """The error for an answer with status 200 that says of itself that it is an error."""
+    """Return the error for an answer with status 200 that reports an error."""
     said = read_error(body)
     if (status := _status_in(body)) is not None:
         return from_status(status, headers, said, secrets=secrets)
@@ -224,7 +224,7 @@ def replaced(said: ErrorBody, *, code: str) -> ErrorBody:
 
 
 def read_error_body(body: bytes) -> ErrorBody:
-    """Read any of the shapes in use; what is not JSON says nothing that may be passed on."""
+    """Read an error body of any known format; empty fields where it is not JSON."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -252,13 +252,13 @@ def read_error(found: object) -> ErrorBody:
 
 
 def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """Seconds to wait, from whichever header says so: retry-after-ms, retry-after, x-ratelimit-reset*."""
+    """Return the seconds to wait, from retry-after-ms, retry-after or x-ratelimit-reset*."""
     seconds = _read_wait(headers, time.time() if now is None else now)
     return None if seconds is None else min(max(seconds, 0.0), LONGEST_RETRY_AFTER)
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a provider's message without what looks like a secret, and as text that can be sent."""
+    """Return a provider's message without what looks like a secret, and as text that can be encoded."""
     text = sound_text(text)
     for secret in secrets:
         if len(secret) >= 4:
@@ -271,7 +271,7 @@ def _word(text: str, shape: re.Pattern[str], secrets: Iterable[str]) -> str | No
 
 
 def _status_in(body: object) -> int | None:
-    """OpenRouter and llama.cpp write the HTTP status as the error's code."""
+    """Return the HTTP status in an error's code, where OpenRouter and llama.cpp write it."""
     if isinstance(body, dict) and isinstance(body.get("error"), dict):
         body = body["error"]
     if not isinstance(body, dict):
@@ -312,7 +312,8 @@ def _read_wait(headers: Mapping[str, str], now: float) -> float | None:
 
 
 def _reset(given: str, now: float) -> float | None:
-    """OpenAI writes durations (`6m0s`, `20ms`), others seconds, others a point in time in seconds or milliseconds."""
+    """Return the seconds until a reset: OpenAI writes durations (`6m0s`, `20ms`), others seconds, others a point in time in
+    seconds or milliseconds."""
     if (number := _number(given)) is not None:
         if number > 1e12:
             return number / 1000 - now

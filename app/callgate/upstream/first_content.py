@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from callgate.conversation.events import CharactersLost, ChoiceIgnored, ModelEvent, PromptedCalling, ProviderHead, Usage
 
 _NO_PART = frozenset({ProviderHead, PromptedCalling, Usage, ChoiceIgnored, CharactersLost})
-"""No part of an answer: an id, a role or a count may come before a failure and mean nothing."""
+"""Events that are no content: an id, a role or a token count may come before a failure."""
 
 
 def is_said(event: ModelEvent) -> bool:
@@ -14,7 +14,7 @@ def is_said(event: ModelEvent) -> bool:
 
 
 def first_said(batch: Sequence[ModelEvent]) -> ModelEvent | None:
-    """The first of these that is part of an answer."""
+    """Return the first of these that is content."""
     for event in batch:
         if type(event) not in _NO_PART:
             return event

@@ -1,5 +1,5 @@
-"""Gemini behind Google AI Studio's API, and on Vertex AI. litellm's provider class words the request and reads the answer; the finish reason
-is Google's own.
+"""Gemini behind Google AI Studio's API, and on Vertex AI. litellm's provider class makes the request and reads the answer;
+the finish reason is read here, as Google sent it.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ from callgate.upstream.translation import (
 
 PROVIDER = "gemini"
 BLOCKED = "content_filter"
-"""For a prompt that Google would not have answered: there is no candidate then, and so no reason of its own."""
+"""The finish reason for a blocked prompt: there is no candidate with a reason then."""
 
 
 async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
-    """The question for Google AI Studio, or for Gemini on Vertex AI."""
+    """Make the request for Google AI Studio, or for Gemini on Vertex AI."""
     from litellm.llms.gemini.common_utils import get_api_key_from_env
     from litellm.llms.vertex_ai.context_caching.transformation import separate_cached_messages
     from litellm.llms.vertex_ai.gemini import transformation
@@ -64,7 +64,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
         base = base or get_secret_str("GEMINI_API_BASE")
         token, project, config = None, None, litellm.GoogleAIStudioGeminiConfig()
     messages = messages_of(litellm, settings, model, ask)
-    # What is marked for a cache goes with the rest: litellm would make a cache of Google's with requests of its own.
+    # Cache marks are removed: litellm would create a cache at Google with requests of its own.
     marked, rest = separate_cached_messages(messages)
     messages = _unmarked(messages) if marked else rest
     if transformation._openai_messages_may_need_sync_gcs_metadata_fetch(messages):  # noqa: SLF001 -- nothing else tells
@@ -89,7 +89,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
         optional_params=fields,
         litellm_params={},
     )
-    # What litellm asks of the request again when it reads the answer.
+    # The parts of the request that litellm needs to read the answer.
     asked = SimpleNamespace(optional_params=dict(fields))
     body = transformation.transform_request_body(
         messages=messages,
@@ -112,8 +112,8 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
 
 
 async def _vertex_access(own: Mapping[str, Any], headers: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """A token for Vertex AI, and the project. Google's library looks for both in files and on the network, so in a thread;
-    an `Authorization` header of the entry's own does without it."""
+    """Return a token for Vertex AI, and the project. Google's library looks for both in files and on the network, so it runs
+    in a thread; with an `Authorization` header in the entry it is not needed."""
     from litellm.llms.vertex_ai.vertex_llm_base import VertexBase
 
     project = own.get("vertex_project") or own.get("vertex_ai_project") or os.environ.get("VERTEXAI_PROJECT")
@@ -125,7 +125,7 @@ async def _vertex_access(own: Mapping[str, Any], headers: Mapping[str, Any]) -> 
     try:
         return await asyncio.to_thread(
             base.get_access_token, credentials, project
-        )  # it keeps the token until it expires
+        )  # the library caches the token until it expires
     except ImportError:
         raise errors.auth_failed("Vertex AI needs a package: pip install 'callgate[vertex]'") from None
 
@@ -140,7 +140,7 @@ def _unmarked(value: Any) -> Any:
 
 
 class _GeminiEvents(EventsBody):
-    """There is no end mark: an answer is over when its body is, if it named a reason."""
+    """Reads a stream. It has no end mark: an answer is whole if its body ended and it had a finish reason."""
 
     def __init__(self, parser: Any, report: Report) -> None:
         super().__init__(report)
@@ -148,7 +148,7 @@ class _GeminiEvents(EventsBody):
         self._is_finished = False
         self._calls_seen: set[str] = set()
         self._held: CallDelta | None = None
-        """The arguments of the latest call, while nothing has come behind it."""
+        """The arguments of the latest call, until something follows it."""
 
     def finish(self) -> list[ModelEvent]:
         events = [*super().finish(), *self._held_back()]
@@ -180,7 +180,7 @@ class _GeminiEvents(EventsBody):
         if (reason := _reason(event)) is not None:
             self._is_finished = True
             if classify(reason) is FinishClass.LENGTH:
-                self._held = None  # nothing in an object shows that the limit cut it
+                self._held = None  # an object does not show whether the limit cut it
             found += [*self._held_back(), Finished(reason)]
         return found
 
@@ -209,7 +209,7 @@ class _GeminiMessage(MessageBody):
         try:
             completion = (
                 self._litellm.GoogleAIStudioGeminiConfig()._transform_google_generate_content_to_openai_model_response(  # noqa: SLF001 -- its name
-                    # A flagged answer litellm replaces by an empty one; what was said before the flag is lost with it.
+                    # litellm replaces a flagged answer by an empty one, without the text before the flag.
                     completion_response={
                         "usageMetadata": {},
                         **_with_arguments(body),
@@ -231,7 +231,7 @@ class _GeminiMessage(MessageBody):
         if "usageMetadata" not in body:
             completion.pop("usage", None)
         for choice in completion.get("choices") or ():
-            choice.pop("provider_specific_fields", None)  # the reason once more
+            choice.pop("provider_specific_fields", None)  # repeats the reason
             tidy(choice, choice.get("message"))
         events = _as_written(body, read_completion(completion), set())
         if reason is not None:
@@ -242,7 +242,7 @@ class _GeminiMessage(MessageBody):
 
 
 def _answer(said: dict[str, Any]) -> dict[str, Any]:
-    """The candidate that is the answer: of several the one that counts as the first, wherever it stands."""
+    """Return the candidate that is the answer: of several the one with index 0."""
     for place, candidate in enumerate(entries(said.get("candidates"))):
         index = whole_number(candidate.get("index"))
         if (place if index is None else index) == 0:
@@ -266,7 +266,7 @@ def _calls(said: dict[str, Any], candidate: dict[str, Any] | None = None) -> Ite
 
 
 def _with_arguments(said: dict[str, Any]) -> dict[str, Any]:
-    """The same with `args` in every call: Google leaves them out where there are none, and litellm stumbles over that."""
+    """Add `args` to every call: Google leaves them out where there are none, and litellm fails then."""
     candidates = entries(said.get("candidates"))
     if all("args" in call for candidate in candidates for call in _calls(said, candidate)):
         return said
@@ -278,8 +278,9 @@ def _with_arguments(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_written(said: dict[str, Any], events: list[ModelEvent], known: set[str]) -> list[ModelEvent]:
-    """Calls without arguments as calls without arguments: whether that means none is for the end of the turn to say. A call
-    that is sent again under its id is one; litellm gives it another. `known` are the ids of the calls so far."""
+    """Return the events with calls as Google sent them: without arguments where there are none, for the gate to decide, and
+    only once where a call is sent again under its id, for which litellm makes a new one. `known`: the ids of the calls so
+    far."""
     calls = iter(list(_calls(said)))
     found: list[ModelEvent] = []
     for event in events:
@@ -297,7 +298,7 @@ def _as_written(said: dict[str, Any], events: list[ModelEvent], known: set[str])
 
 def _arguments(read: Any, call: dict[str, Any]) -> Any:
     if call.get("willContinue") or call.get("partialArgs"):
-        return "{"  # they come in parts, with paths, which nobody here asks for: this is no more than a beginning
+        return "{"  # streamed in parts with paths, a mode that is never requested here: marked as incomplete
     args = call.get("args")
     if args is None or args in ({}, ""):
         return None
@@ -305,14 +306,14 @@ def _arguments(read: Any, call: dict[str, Any]) -> Any:
 
 
 def _reason(said: dict[str, Any]) -> str | None:
-    """Why an answer ended, in the provider's own word; of several candidates the first is the answer."""
+    """Return the finish reason as Google wrote it, of the candidate that is the answer."""
     if field_of(said, "promptFeedback", "blockReason"):
         return BLOCKED
     return reason_in(_answer(said).get("finishReason"))
 
 
 def _with_status(error: Any) -> object:
-    """Google has a number in `code`, and in `status` a word of its own."""
+    """Add a status to an error: Google has a number in `code`, and a name of its own in `status`."""
     if not isinstance(error, dict):
         return error
     code = error.get("code")

@@ -1,6 +1,6 @@
 """Inspects one deployment for `doctor` and the API: its lane, its host, and whether it would answer.
 
-For the operator's commands. A question costs a list of models, or one token where there is no list.
+For the operator's commands. An inspection requests the list of models, or one token where there is no list.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from callgate.upstream.retry import RetryPolicy
 
 Verdict: TypeAlias = Literal["ok", "warn", "fail"]
 SECONDS = 15.0
-"""For one look. A provider that needs longer for its list of models is not well."""
+"""The deadline of an inspection."""
 NO_LIST = frozenset({404, 405, 501})
-"""What servers without a list of models answer. They are asked for one token instead."""
+"""Statuses of servers without a list of models. They are asked for one token instead."""
 LIST_BYTES = 8_000_000
 _KEY = "put a key that this provider takes where `litellm_params.api_key` has it from"
 _REACH = (
@@ -54,10 +54,10 @@ class Whereabouts:
 
     lane: str
     host: str | None
-    """None where only the library between us and the provider knows it."""
+    """None where only litellm knows it."""
     endpoint: Endpoint | None = None
     why: str | None = None
-    """Why it takes litellm's lane, where the entry left that open."""
+    """The reason for litellm's lane, where the entry does not set a lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,11 @@ class Found:
     detail: str
     seconds: float = 0.0
     todo: str | None = None
-    """What would mend it."""
+    """What the operator can do."""
 
 
 async def whereabouts(entry: ModelConfig) -> Whereabouts:
-    """May load litellm, which takes two seconds the first time."""
+    """Return the lane and the address of an entry. May load litellm, which takes two seconds the first time."""
     if is_demo(entry):
         return Whereabouts("demo", None)
     if resolve.lane_of(entry) == "responses" and (endpoint := resolve.responses_endpoint(entry)) is not None:
@@ -104,7 +104,7 @@ async def look(entry: ModelConfig, client: HttpClient) -> Found:
 
 
 async def proxy_to(entry: ModelConfig, client: HttpClient) -> str | None:
-    """The proxy of the environment through which a deployment is asked, if any."""
+    """Return the proxy from the environment through which a deployment is asked, if any."""
     place = await whereabouts(entry)
     if place.endpoint is None or client.proxies is None:
         return None
@@ -112,7 +112,7 @@ async def proxy_to(entry: ModelConfig, client: HttpClient) -> str | None:
     secure = parts.scheme == "https"
     try:
         proxy = client.proxies.proxy_for(parts.hostname or "", parts.port or USUAL_PORTS[parts.scheme], secure=secure)
-    except TransportError as error:  # a variable that names none; asking says so, too
+    except TransportError as error:  # a variable with an invalid proxy; a request fails with the same error
         return str(error)
     return None if proxy is None else str(proxy)
 
@@ -154,7 +154,7 @@ def _names_in(body: bytes) -> set[str]:
 
 
 async def _asked(entry: ModelConfig, client: HttpClient) -> Found:
-    """One token of an answer."""
+    """Request one token of an answer."""
     if "*" in entry.model_name or "*" in str(entry.litellm_params["model"]):
         return Found("warn", "not asked: a wildcard stands for no one model")
     alone = replace(entry, fallbacks=(), deadlines=_PATIENCE)

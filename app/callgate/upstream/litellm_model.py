@@ -1,9 +1,9 @@
-"""Everything that touches litellm: its import, its completion call, and what it knows of providers and models.
+"""The litellm lane, the import of litellm, and look-ups of what it knows about providers and models.
 
-litellm reaches providers that nothing else here can reach. It also invents finish reasons, retries behind one's back,
-lets a request's fields choose addresses and keys, and puts the provider's body into its errors. What it does to an
-answer is undone here as far as it can be seen; `tests/upstream/test_litellm_model.py` holds one test for each
-such fact, so that a new litellm that does otherwise is noticed.
+litellm supports providers that have no other lane. It also invents finish reasons, retries by itself, lets a request's
+fields choose addresses and keys, and puts the provider's body into its errors. These changes are undone here as far as
+possible; `tests/upstream/test_litellm_model.py` has a test for each of these behaviours, to notice when a new litellm
+differs.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from callgate.upstream.resolve import LiteLLMSettings, ModelConfig
 COMMON_EXTRAS = frozenset(
     {"top_k", "min_p", "top_a", "repetition_penalty", "cache_control", "safety_settings", "extra_content"}
 )
-"""Fields outside OpenAI's that providers with an API of their own share. They have no `extra_body` to put others into."""
+"""Fields outside OpenAI's that providers with their own APIs share. Those APIs have no `extra_body` for others."""
 SHAPING = (
     "transform_request",
     "async_transform_request",
@@ -47,11 +47,11 @@ SHAPING = (
     "get_model_response_iterator",
     "_transform_messages",
 )
-"""Where a provider class of litellm departs from OpenAI's shapes, if it does."""
+"""The methods by which a provider class of litellm changes OpenAI's formats, if it does."""
 
 
 def refuse_hosted_tools(ask: ModelRequest) -> None:
-    """litellm runs tools of this type itself, on servers that a request names."""
+    """Refuse tools of the type `mcp`: litellm would run them itself, on servers that the request names."""
     for place, tool in enumerate(map(raw_json.read, ask.tools)):
         if isinstance(tool, dict) and str(tool.get("type")).strip().lower() == "mcp":
             message = "Tools of type 'mcp' are not taken for this model. Add the server to Callgate's config instead."
@@ -83,7 +83,7 @@ class LiteLLMModel:
                 answer = await litellm.acompletion(**arguments)
         except TimeoutError:
             raise clock.passed("first_byte") from None
-        except Exception as error:  # it raises its own errors, openai's, and bare IndexErrors over an odd answer
+        except Exception as error:  # litellm's errors, openai's, and IndexErrors for an odd answer
             raise from_exception(error, self._settings.secrets) from error
         if not hasattr(answer, "aclose"):
             yield _WholeAnswer(answer, self._settings.secrets)
@@ -106,7 +106,7 @@ class LiteLLMModel:
             **{name: decoded(value) for name, value in named.items()},
             "messages": messages,
             "stream": ask.stream,
-            # One try and a bounded wait: retrying is ours, and litellm's own default is 6000 seconds.
+            # No retries, and a timeout: we retry ourselves, and litellm's default timeout is 6000 seconds.
             "max_retries": 0,
             "num_retries": 0,
             "timeout": self._deadlines.total,
@@ -126,7 +126,7 @@ class LiteLLMModel:
 
 
 class _WholeAnswer:
-    """One completion. litellm turns a missing finish reason into `stop` and keeps the rewritten ones aside."""
+    """One completion. litellm replaces a missing finish reason by `stop`, and keeps those that it rewrote in another field."""
 
     reason_is_raw = False
     lane = "litellm"
@@ -180,7 +180,7 @@ class _StreamedAnswer:
 
     async def _next_batch(self) -> Sequence[ModelEvent]:
         if self._stream.sent_stream_usage:
-            # Its last chunk. Asked for one more, litellm would put the whole answer together a second time.
+            # Its last chunk. To read on would make litellm build the whole answer a second time.
             return self._ended()
         try:
             self._clock.wait(begun=self._begun)
@@ -193,7 +193,7 @@ class _StreamedAnswer:
             return self._failed(self._clock.passed("idle" if self._begun else "first_byte"))
         except Exception as error:
             if (report := _report_in(error)) is not None:
-                # The provider said in its stream that it failed; what it said of a finished answer still counts.
+                # The provider reported an error in its stream; finish reasons before it still count.
                 self._over = True
                 said = errors.read_error(report)
                 if not self._begun:
@@ -208,8 +208,8 @@ class _StreamedAnswer:
         return [*self._chunks.read(read), *self._received()]
 
     def _received(self) -> Sequence[ModelEvent]:
-        """The finish reasons as they were received. What stands in a chunk was mapped to OpenAI's five, a failed turn to
-        `stop` among them, or made up."""
+        """Return the finish reasons as they were received. Those in the chunks were mapped to OpenAI's five, a failed turn to
+        `stop`, or invented."""
         received = self._stream.received_finish_reason or self._stream.intermittent_finish_reason
         if not isinstance(received, str) or received == self._reason:
             return ()
@@ -223,21 +223,21 @@ class _StreamedAnswer:
             return [*reasons, *self._chunks.finish()]
         if not self._begun:
             raise errors.bad_answer("The model's provider sent an empty answer.")
-        # A body without an end mark and one that is whole but names no reason look the same from here.
+        # A body without an end mark and a whole one without a finish reason cannot be distinguished here.
         raise BrokenOff("the stream ended without a finish reason", transport_error=False)
 
     def _failed(self, error: ChatError) -> Sequence[ModelEvent]:
         self._over = True
         reasons = self._received()
         if self._reason:
-            return reasons  # litellm raises over what follows a finished answer, too
+            return reasons  # litellm also raises for what follows a finished answer
         if not self._begun:
             raise error
         raise BrokenOff(error.detail or error.message, transport_error=True) from error
 
 
 class _Clock:
-    """The deadlines of one ask; litellm's own `timeout` bounds single reads and never the whole."""
+    """The deadlines of one request; litellm's own `timeout` bounds single reads only."""
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
@@ -254,10 +254,10 @@ class _Clock:
     def until_first(self) -> float:
         return max(0.0, min(self._first, self._end) - self._now())
 
-    # One timer a stream, moved only when it fires: a chunk costs it two assignments.
+    # One timer per stream, rescheduled only when it fires: each chunk costs two assignments.
 
     def wait(self, *, begun: bool) -> None:
-        """From here on a chunk is due; if none comes in time, the task is cancelled, and `gave_up` says by whom."""
+        """Begin to wait for a chunk; if none comes in time, the task is cancelled, and `gave_up` is true."""
         self._task = asyncio.current_task()
         self._due = min(self._end, self._now() + self._deadlines.idle) if begun else min(self._first, self._end)
         self._waits = True
@@ -285,7 +285,7 @@ class _Clock:
             self._timer = asyncio.get_running_loop().call_at(self._due, self._look)
         else:
             self._gave_up = True
-            self._cancelled_before = self._task.cancelling()  # libraries do not always take back what they asked for
+            self._cancelled_before = self._task.cancelling()  # libraries do not always call `uncancel`
             self._task.cancel()
 
     def passed(self, which: str) -> errors.UpstreamError:
@@ -300,37 +300,37 @@ _library: Any = None
 
 
 async def loaded() -> Any:
-    """litellm, imported on first use and in a thread: it takes seconds, and requests to other models go on meanwhile."""
+    """Return litellm, imported on first use in a thread, because it takes seconds."""
     return _library if _library is not None else await asyncio.to_thread(_load)
 
 
 def loaded_at_once() -> Any:
-    """The same where nobody else waits: when a config is read."""
+    """Return litellm, imported on first use on this thread: for reading a config."""
     return _library if _library is not None else _load()
 
 
 def _load() -> Any:
     global _library  # noqa: PLW0603 -- a module is one per process, like the library it stands for
-    # At import litellm fetches its price list from the network, three times over where there is none.
+    # At import litellm fetches its price list from the network, with three attempts where there is none.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     import litellm
 
     litellm.telemetry = False
     litellm.suppress_debug_info = True
     litellm.set_verbose = False
-    # It raises over a hundred equal chunks, which a long ruler or an empty table is made of.
+    # It raises for a hundred equal chunks in a row, which a long line or an empty table may have.
     litellm.REPEATED_STREAMING_CHUNK_LIMIT = sys.maxsize
-    # Bedrock refuses a history with tool calls when no tools are offered, as on the last turn of a loop; this mends it.
+    # Bedrock refuses a history with tool calls where no tools are offered, as in the last turn of a loop.
     litellm.modify_params = True
     _forbid_fetching(litellm)
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # its log lines hold requests and keys
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # its log lines contain requests and keys
     _library = litellm
     return litellm
 
 
 def _forbid_fetching(litellm: Any) -> None:
-    """Keep litellm from fetching what messages have the addresses of: it does so on the event loop, and without bounds."""
+    """Keep litellm from fetching the URLs in messages: it does so on the event loop, and without bounds."""
     from litellm.litellm_core_utils import url_utils
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -347,21 +347,21 @@ def _forbid_fetching(litellm: Any) -> None:
 
 
 async def close() -> None:
-    """At the end of the process: stop litellm's background task and close the connections it keeps for itself."""
+    """Stop litellm's background task and close its connections, at the end of the process."""
     if _library is None:
         return
     from litellm.litellm_core_utils.logging_worker import GLOBAL_LOGGING_WORKER
 
     await GLOBAL_LOGGING_WORKER.stop()
     await _library.close_litellm_async_clients()
-    _library.in_memory_llm_clients_cache.flush_cache()  # closed clients would be handed out again
-    # The one in none of its caches makes its connections anew where it is used again.
+    _library.in_memory_llm_clients_cache.flush_cache()  # or closed clients would be used again
+    # The client outside its caches reconnects where it is used again.
     if (shared := vars(_library).get("module_level_aclient")) is not None:
         await shared.client._transport.aclose()  # noqa: SLF001 - closing the client itself would be for ever
 
 
 async def vouched_endpoint(entry: ModelConfig) -> Endpoint | None:
-    """The endpoint of an entry whose provider litellm knows and leaves in OpenAI's shapes; None for all others."""
+    """Return the endpoint of an entry whose provider litellm knows and does not translate; None for all others."""
     litellm = await loaded()
     params = resolve.opened(entry.litellm_params)
     if entry.lane != "direct" and not resolve.is_plain(params):
@@ -375,7 +375,7 @@ async def vouched_endpoint(entry: ModelConfig) -> Endpoint | None:
             api_key=params.get("api_key"),
         )
     except litellm.exceptions.BadRequestError:
-        if entry.lane == "direct" and base:  # the operator vouches for it, and the name may hold slashes of its own
+        if entry.lane == "direct" and base:  # the operator's choice; the name may hold slashes
             return resolve.endpoint_at(entry, params, params["model"], base, params.get("api_key"), None)
         return None
     if base is None or (entry.lane != "direct" and not _is_untouched(litellm, provider, model)):
@@ -384,10 +384,9 @@ async def vouched_endpoint(entry: ModelConfig) -> Endpoint | None:
 
 
 async def can_call_functions(entry: ModelConfig) -> bool | None:
-    """Look up native tool calling in litellm's model list; None where it has no entry.
+    """Look up native tool calling in litellm's model list; None where the list does not say.
 
-    An entry without a word on it says nothing: litellm takes that for a no, but it is so for 766 of its 3014 chat
-    models, `azure/o3-mini` among them.
+    litellm takes a missing field for a no, but 766 of its 3014 chat models lack it, `azure/o3-mini` among them.
     """
     litellm = await loaded()
     model = str(entry.litellm_params["model"])
@@ -410,7 +409,7 @@ def is_loaded() -> bool:
 
 
 def from_exception(error: Exception, secrets: Sequence[str] = ()) -> errors.UpstreamError:
-    """One of ours for whatever litellm raised. Its text holds the provider's body, so nothing of it goes on unread."""
+    """Return our error for what litellm raised. Its text holds the provider's body, so that it is not passed on as it is."""
     while isinstance(inner := getattr(error, "original_exception", None), Exception):
         error = inner
     kind = type(error).__name__
@@ -418,7 +417,7 @@ def from_exception(error: Exception, secrets: Sequence[str] = ()) -> errors.Upst
     detail = errors.redact(f"{kind}: {text}", secrets)[: errors.DETAIL_CHARS]
     status = getattr(error, "status_code", None)
     said = _said(error, text)
-    # The provider's headers are beside the response; the response in litellm's errors is one it made itself.
+    # The provider's headers are a separate field; the response in litellm's errors is one that litellm made.
     found = getattr(error, "litellm_response_headers", None) or getattr(
         getattr(error, "response", None), "headers", None
     )
@@ -434,13 +433,13 @@ def from_exception(error: Exception, secrets: Sequence[str] = ()) -> errors.Upst
     if kind == "ContentPolicyViolationError":
         return errors.client_mistake(400, errors.replaced(said, code="content_filter"), detail, secrets)
     if not isinstance(status, int) or status < 400 or (status == 422 and not headers):
-        # 422 without headers is litellm's own number for a 200 that it could not read.
+        # litellm makes a 422 without headers for a 200 that it could not read.
         return errors.bad_answer("The model's provider sent something that is not an answer.", detail)
     return errors.from_status(status, headers, said, secrets=secrets)
 
 
 def from_request(error: Exception, secrets: Sequence[str] = ()) -> ChatError:
-    """One of ours for what litellm raised while it worded a request: the request's own mistake, unless it says otherwise."""
+    """Return our error for what litellm raised while it translated a request: a client error unless it has another status."""
     if isinstance(getattr(error, "status_code", None), int):
         return from_exception(error, secrets)
     detail = errors.redact(f"{type(error).__name__}: {error}", secrets)[: errors.DETAIL_CHARS]
@@ -448,7 +447,7 @@ def from_request(error: Exception, secrets: Sequence[str] = ()) -> ChatError:
 
 
 def _report_in(error: BaseException | None) -> object | None:
-    """The error object of a stream; the SDK keeps it on an `APIError` deep under what litellm raises."""
+    """Return the error object of a stream, which the SDK has on an `APIError` among the causes of what litellm raises."""
     while error is not None:
         body = getattr(error, "body", None)
         if type(error).__name__ == "APIError" and isinstance(body, (dict, str)) and body:
@@ -458,7 +457,7 @@ def _report_in(error: BaseException | None) -> object | None:
 
 
 def plain(value: Any) -> Any:
-    """litellm's response objects as the dicts a provider would have sent; what is None was not sent."""
+    """Convert litellm's response objects to dicts as the provider sent them; None stands for a missing field."""
     if type(value) in _LEAVES:
         return value
     if hasattr(value, "__pydantic_extra__"):
@@ -478,7 +477,7 @@ _LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
 def decoded(value: Any) -> Any:
-    """litellm reads messages, so what came as bytes is read for it, and only for it."""
+    """Decode raw bytes in a value, for litellm, which reads messages."""
     return raw_json.read(value)
 
 
