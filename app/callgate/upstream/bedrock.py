@@ -83,7 +83,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     if ask.tools and field_of(body, "toolConfig", "toolChoice", "tool", "name") == RESPONSE_FORMAT_TOOL_NAME:
         body["toolConfig"]["toolChoice"] = {
             "any": {}
-        }  # the format is requested as a call: calls of other tools may come before it
+        }  # the format is requested as a call; others may precede it
     body |= own.get("extra_body") or {}
     data = encode(body)
     url, sent = await asyncio.to_thread(_signed, BaseAWSLLM(), own, name, data, headers, as_stream=as_stream)
@@ -224,7 +224,7 @@ class _Frames:
         piece = field_of(delta, "toolUse", "input")
         use = field_of(delta, "toolUse")
         if _index(payload) in self._call_blocks and not (isinstance(use, dict) and "input" in use):
-            piece = [delta]  # of an unknown format: kept, so that it breaks its call
+            piece = [delta]  # unknown format: kept, to break its call
         if piece is not None:
             yield CallDelta(_index(payload), arguments=piece)
             if piece and _index(payload) in self._stopped_blocks:

@@ -86,7 +86,7 @@ class ChunkReader:
                 if isinstance(choice, dict):
                     self._read_choice(choice, place, events)
                 elif choice and self._has_calls:
-                    events.append(CallDelta(arguments=[choice]))  # of an unknown format: kept, so that it breaks its call
+                    events.append(CallDelta(arguments=[choice]))  # unknown format: kept, to break its call
             if len(choices) > 1:
                 # A finish reason counts after all else in its chunk, whichever entry it is in.
                 events.sort(key=lambda event: type(event) is Finished)

@@ -72,7 +72,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
         model=model, messages=messages, optional_params=fields, litellm_params=given, headers=headers
     )
     if ask.tools and field_of(body.get("tool_choice"), "name") == RESPONSE_FORMAT_TOOL_NAME:
-        body["tool_choice"] = {"type": "any"}  # the format is requested as a call: calls of other tools may come before it
+        body["tool_choice"] = {"type": "any"}  # the format is requested as a call; others may precede it
     headers, body = _with_known_betas(headers, body)
     body |= own.get("extra_body") or {}
     body["stream"] = ask.stream

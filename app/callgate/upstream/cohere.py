@@ -126,7 +126,7 @@ class _CohereEvents(EventsBody):
     def _pieces(self, event: dict[str, Any], index: int | None, *, opens: bool) -> Iterator[ModelEvent]:
         calls = entries(field_of(event, "delta", "message", "tool_calls"))
         if not calls and not opens:
-            yield CallDelta(index, arguments=[event.get("delta")])  # of an unknown format: kept, so that it breaks its call
+            yield CallDelta(index, arguments=[event.get("delta")])  # unknown format: kept, to break its call
         for call in calls:
             function, id_ = call.get("function"), call.get("id")
             name = field_of(function, "name")
