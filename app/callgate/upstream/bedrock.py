@@ -81,9 +81,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
         litellm_params=given, headers=headers,
     )  # fmt: skip
     if ask.tools and field_of(body, "toolConfig", "toolChoice", "tool", "name") == RESPONSE_FORMAT_TOOL_NAME:
-        body["toolConfig"]["toolChoice"] = {
-            "any": {}
-        }  # the format is requested as a call; others may precede it
+        body["toolConfig"]["toolChoice"] = {"any": {}}  # the format is requested as a call; others may precede it
     body |= own.get("extra_body") or {}
     data = encode(body)
     url, sent = await asyncio.to_thread(_signed, BaseAWSLLM(), own, name, data, headers, as_stream=as_stream)
