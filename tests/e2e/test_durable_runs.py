@@ -534,6 +534,44 @@ async def test_a_call_that_waited_for_approval_waits_again_where_its_run_is_carr
     assert len(pair.upstream.requests) == 2
 
 
+@pytest.mark.parametrize("label", ["a", "let go"], ids=["it_ended", "its_end_was_not_seen"])
+@IN_SQLITE
+async def test_a_call_that_the_client_approved_runs_once_where_its_run_is_carried_on(pair: Pair, label: str) -> None:
+    gate = asyncio.Event()
+    name = "count_write" if label == "a" else "hang_write"
+    held = Reply(text="never", pace=Pace(hold=Hold(gate, after=0)))
+    replies = [Reply(calls=[Call(name, {"label": "a"})]), *([held] if label == "a" else []), Reply(text="Done.")]
+    pair.upstream.script("m", replies)
+    given: dict[str, Any] = {
+        "model": "m",
+        "tools": [{"type": "mcp", "server_label": "callgate", "require_approval": "always"}],
+    }
+    one_client: Any
+    client: Any
+    async with pair.process() as one, pair.app() as other:
+        async with openai_client(one.url) as one_client:
+            first = await one_client.responses.create(input="go", **given)
+            [asked] = first.output
+            word = {"type": "mcp_approval_response", "approval_request_id": asked.id, "approve": True}
+            given |= {"input": [word], "previous_response_id": first.id, "background": True, "extra_headers": KEY}
+            begun = await one_client.responses.create(**given)
+            await pair.until_ran("a")
+            if label == "a":
+                await pair.upstream.requests.wait(2)
+            one.signal(signal.SIGKILL)
+            await one.ended()
+        async with openai_client(other) as client:
+            async with await client.responses.retrieve(begun.id, stream=True) as events:
+                _ = [event async for event in events]
+            response = await client.responses.retrieve(begun.id)
+            again = await client.responses.create(**given)
+    assert (response.status, response.output_text) == ("completed", "Done.")
+    assert again.to_dict(warnings=False) == response.to_dict(warnings=False)
+    assert pair.ran() == ["a"]
+    [result] = [m["content"] for m in pair.upstream.requests[-1].messages if m["role"] == "tool"]
+    assert "counted a" in result if label == "a" else "may or may not have happened" in result
+
+
 @IN_POSTGRES
 async def test_of_a_key_that_comes_at_both_at_once_while_one_dies_there_is_one_answer_and_nothing_runs_twice(
     pair: Pair,

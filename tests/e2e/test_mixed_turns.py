@@ -461,6 +461,21 @@ async def test_what_has_expired_is_made_again_too(upstream: Upstream, stream: bo
     assert upstream.requests[1].tool_results == {"h": "12:00", "c": "1"}
 
 
+async def test_what_has_expired_is_made_again_in_a_request_with_a_key_too(upstream: Upstream, tmp_path: Path) -> None:
+    upstream.script(
+        "m", [Reply(calls=[Call("get_time", id="h"), Call("echo", {"text": "1"}, id="c")]), Reply(text="x")]
+    )
+    async with serving(upstream, data_dir=str(tmp_path), store={"conversation_seconds": 1e-6}) as client:
+        choice = await ask(client, False, [QUESTION], extra_headers={"idempotency-key": "one"})
+        own = {"role": "tool", "tool_call_id": "c", "content": "1"}
+        back = [QUESTION, as_sdks_give_it_back(choice.message), own]
+        for _ in range(2):
+            again = await ask(client, False, back, extra_headers={"idempotency-key": "two"})
+            assert again.message.content == "x"
+    assert len(upstream.requests) == 2
+    assert upstream.requests[1].tool_results == {"h": "12:00", "c": "1"}
+
+
 @BOTH
 async def test_what_has_expired_is_made_again_for_clients_that_give_back_the_least(
     upstream: Upstream, stream: bool

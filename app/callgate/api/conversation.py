@@ -286,7 +286,7 @@ class Conversation(msgspec.Struct, eq=False):
             await setup.recall(messages)
         if (approvals := request.approvals) is not None:
             toolbox = AskingToolbox(toolbox, lambda name: approvals.asks(self.source_of(name), name))
-            await approvals.claim()
+            await approvals.claim(self.run_id)
             messages = await run_approved(messages, approvals.approved, toolbox, emit_to_listeners(listeners, emit))
         if has_tools and request.mode is not None:
             tool_choice = request.mode  # the tools are cut down to the allowed ones already

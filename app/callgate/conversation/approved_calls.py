@@ -31,8 +31,8 @@ class ClientApprovals(msgspec.Struct, gc=False):
     asks: Callable[[str | None, str], bool]
     """Whether calls of a source's tool need the client's approval. The source is None where it is not known."""
     approved: Mapping[str, ApprovedCall]
-    claim: Callable[[], Awaitable[None]]
-    """Marks the decisions as used. Raises where one was used before."""
+    claim: Callable[[str], Awaitable[None]]
+    """Marks the decisions as used by a run. Raises where another used one before."""
 
 
 class AskingToolbox:

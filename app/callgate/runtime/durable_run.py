@@ -5,6 +5,7 @@ nobody saw the end is told to the model to be unknown where it may write, and ru
 """
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -240,7 +241,7 @@ class DurableLedger:
     def __init__(self, run: DurableRun, choice: int) -> None:
         self.process = ""
         self._run, self._choice = run, choice
-        self._places: dict[str, int] = {}
+        self._places: Mapping[str, int | str] = {}
         self._begun: set[str] = set()
         self._ends: dict[str, tuple[LedgerEntry, CallEnd]] = {}
 
@@ -250,7 +251,9 @@ class DurableLedger:
         self._places = {call.id: place for place, call in enumerate(calls)}
 
     def key_at(self, turn: int, call_id: str) -> str:
-        return f"{self._run.id}/{self._choice}/{turn}/{self._places[call_id]}"
+        if (place := self._places.get(call_id)) is None:  # of before the first turn: its id stands in the request
+            turn, place = -1, hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:16]
+        return f"{self._run.id}/{self._choice}/{turn}/{place}"
 
     def key(self, entry: LedgerEntry) -> str:
         return self._keyed(entry).id
@@ -274,8 +277,6 @@ class DurableLedger:
         """It belongs to one chat."""
 
     def _keyed(self, entry: LedgerEntry) -> LedgerEntry:
-        if entry.call_id not in self._places:  # of before the first turn: made again, as it only reads
-            return entry
         return replace(entry, id=self.key_at(entry.turn, entry.call_id), epoch=self._run.stored.epoch)
 
 

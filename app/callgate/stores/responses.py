@@ -68,9 +68,10 @@ class ResponseStore:
         await self._store.delete(key, self._share(owner))
         return found
 
-    async def decide(self, owner: str, id: str) -> bool:
-        """Put down that a decision was taken. False where one was already."""
-        return await self._store.add(_key(owner, id, "decided:"), b"1", self._seconds)
+    async def decide(self, owner: str, id: str, run_id: str) -> bool:
+        """Put down that a run took a decision. False where another did already."""
+        key, run = _key(owner, id, "decided:"), run_id.encode()
+        return await self._store.add(key, run, self._seconds) or await self._store.get(key) == run
 
     async def ask_to_cancel(self, owner: str, id: str) -> None:
         """Leave word for the process that makes a response."""

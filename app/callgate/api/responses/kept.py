@@ -87,14 +87,15 @@ class KeptResponses:
             raise not_found(id)
         return found
 
-    async def decide(self, owner: str, ids: Collection[str]) -> None:
-        """Take decisions. Each counts once: what was approved must not run a second time."""
+    async def decide(self, owner: str, ids: Collection[str], run_id: str) -> None:
+        """Take decisions for a run. Each counts once: what was approved must not run a second time. Whoever carries the run on
+        takes them again."""
         for id in ids:
             try:
-                is_first = await self._responses.decide(owner, id)
+                is_ours = await self._responses.decide(owner, id, run_id)
             except StoreError as error:
                 raise _unreachable() from error
-            if not is_first:
+            if not is_ours:
                 raise ChatError(
                     409,
                     f"About '{id}' was decided already; a decision counts once.",
