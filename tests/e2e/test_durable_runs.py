@@ -502,36 +502,62 @@ async def test_a_refused_response_in_the_background_leaves_its_key_free(pair: Pa
             await client.responses.create(input="go", **asked)
 
 
-@IN_POSTGRES
-async def test_a_call_that_waited_for_approval_waits_again_where_its_run_is_carried_on_and_runs_once(
-    pair: Pair,
-) -> None:
+def with_approvals(pair: Pair) -> None:
+    """A tool of whose calls each waits for a person, beside the others."""
     config = yaml.safe_load(pair.file.read_text())
     asks = {"kind": "python", "function": f"{tools.__name__}:count", "name": "asks", "require_approval": "always"}
     pair.file.write_text(as_yaml({**config, "tools": [*config["tools"], {**asks, "safety": "write"}]}))
     pair.upstream.script("m", [Reply(calls=[Call("asks", {"label": "a"})]), Reply(text="Done.")])
 
-    async def waiting(url: str, count: int, *but: str) -> list[str]:
-        async with asyncio.timeout(15):
-            while True:
-                found = [each["id"] for each in json.loads((await get(url, "/v1/approvals")).body)["data"]]
-                if len(found) == count and not {*found} & {*but}:
-                    return found
-                await asyncio.sleep(0.05)
 
+async def waiting_for_approval(url: str) -> dict[str, Any]:
+    async with asyncio.timeout(15):
+        while not (found := json.loads((await get(url, "/v1/approvals")).body)["data"]):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    return dict(found[0])
+
+
+async def decide(url: str, id: str, decision: str = "approve") -> RawAnswer:
+    return await raw_post(url, {"decision": decision, "reason": "Not today."}, path=f"/v1/approvals/{id}")
+
+
+@IN_POSTGRES
+async def test_a_call_that_waited_for_approval_waits_again_where_its_run_is_carried_on_and_runs_once(
+    pair: Pair,
+) -> None:
+    with_approvals(pair)
     async with pair.processes() as (one, other):
         first = asyncio.create_task(ask(one.url))
-        [before] = await waiting(other.url, 1)
+        before = await waiting_for_approval(other.url)
         await killed(one, first)
         again = asyncio.create_task(ask(other.url))
-        [after] = await waiting(other.url, 1, before)
-        gone = await raw_post(other.url, {"decision": "approve"}, path=f"/v1/approvals/{before}")
-        assert gone.status in (404, 409), gone.body
+        await other.line("approval_waiting")
+        after = await waiting_for_approval(other.url)
+        assert after["id"] == before["id"], "whoever was told of it before can still decide"
         assert pair.ran() == []
-        assert (await raw_post(other.url, {"decision": "approve"}, path=f"/v1/approvals/{after}")).status == 200
+        assert (await decide(other.url, after["id"])).status == 200
+        assert (await decide(other.url, after["id"])).status == 409
         assert said(await again) == "Done."
     assert pair.ran() == ["a"]
     assert len(pair.upstream.requests) == 2
+
+
+async def test_what_was_decided_for_a_process_that_has_died_holds_where_its_run_is_carried_on(pair: Pair) -> None:
+    decision = "approve" if pair.is_sqlite else "deny"  # as both ways are the same to it
+    with_approvals(pair)
+    async with pair.processes() as (one, other):
+        first = asyncio.create_task(ask(one.url))
+        asked = await waiting_for_approval(other.url)
+        one.signal(signal.SIGSTOP)  # so that it does not hear of it
+        assert (await decide(other.url, asked["id"], decision)).status == 200
+        await killed(one, first)
+        assert said(await ask(other.url)) == "Done."
+        log = other.log
+    assert pair.ran() == (["a"] if decision == "approve" else [])
+    [result] = [m["content"] for m in pair.upstream.requests[1].messages if m["role"] == "tool"]
+    assert ("counted a" if decision == "approve" else "Not today.") in result
+    assert "approval_waiting" not in log, "nobody is asked again"
+    assert "approval_remembered" in log
 
 
 @pytest.mark.parametrize("label", ["a", "let go"], ids=["it_ended", "its_end_was_not_seen"])

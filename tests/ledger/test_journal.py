@@ -145,7 +145,7 @@ async def test_one_that_is_cancelled_before_it_stood_in_the_ledger_never_begins(
 async def test_a_call_that_waits_for_approval_waits_in_the_ledger_and_begins_when_it_begins() -> None:
     ledger, asked, answer = ListLedger(), asyncio.Event(), asyncio.Event()
 
-    async def approve(tool: Tool, call: ReadyCall, report: Report) -> Failed | None:
+    async def approve(tool: Tool, call: ReadyCall, report: Report, key: str) -> Failed | None:
         asked.set()
         await answer.wait()
         return None
@@ -162,7 +162,7 @@ async def test_a_call_that_waits_for_approval_waits_in_the_ledger_and_begins_whe
 async def test_a_call_that_ends_while_it_waits_for_approval_never_began() -> None:
     ledger, asked = ListLedger(), asyncio.Event()
 
-    async def approve(tool: Tool, call: ReadyCall, report: Report) -> Failed | None:
+    async def approve(tool: Tool, call: ReadyCall, report: Report, key: str) -> Failed | None:
         asked.set()
         await asyncio.Event().wait()
         return None

@@ -467,7 +467,7 @@ async def test_a_tool_that_needs_approval_does_not_run_without_an_approver():
 async def test_approval_is_asked_for_before_the_run_and_decides(answer: Failed | None):
     asked: list[tuple[str, str]] = []
 
-    async def approve(tool: Tool, call: ReadyCall, report: Report) -> Failed | None:
+    async def approve(tool: Tool, call: ReadyCall, report: Report, key: str) -> Failed | None:
         asked.append((tool.name, call.id))
         return answer
 

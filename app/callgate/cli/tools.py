@@ -125,7 +125,7 @@ def _approving(*, yes: bool) -> Any:
     """Whoever types the command is the one to ask."""
     from callgate.calls.outcome import Failed, FailureKind
 
-    async def approve(tool: "Tool", call: "ReadyCall", report: "Report") -> "Failed | None":
+    async def approve(tool: "Tool", call: "ReadyCall", report: "Report", key: str) -> "Failed | None":
         question = f"{tool.name} {json.dumps(call.arguments, ensure_ascii=False)} needs approval. Run it?"
         if yes or (sys.stdin.isatty() and await asyncio.to_thread(typer.confirm, question, err=True)):
             return None

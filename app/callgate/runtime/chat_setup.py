@@ -43,10 +43,9 @@ class Toolboxes:
         self._result_bytes = config.limits.tool_result_bytes
         self._log_content = config.logging.content
         self._ask = partial(
-            shared.approvals.ask,
+            shared.decisions.ask,
             seconds=config.approvals.timeout_seconds,
             max_waiting=config.approvals.max_waiting,
-            grace=shared.decisions.grace,
         )
         self._ledger = shared.ledger
         self._kept_results = shared.kept_results

@@ -1,17 +1,22 @@
 """Approvals across processes that share a ledger: a call that waits at one can be decided about at any.
 
 The row decides: one `UPDATE … WHERE state = 'waiting'` succeeds, whoever tries. The process where the call waits looks for
-that as long as something waits. Without a ledger there is one process, and its queue is all there is.
+that as long as something waits. A call of a durable run has one row, whichever process has the run: what was decided about it
+for a process that has died holds for the next. Without a ledger there is one process, and its queue is all there is.
 """
 
 import asyncio
 import contextlib
+import hashlib
 import json
 from typing import Any, Final
 
 import structlog
 
+from callgate.calls.outcome import Failed
+from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import ChatError
+from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED, ApprovalNotice, Report
 from callgate.ledger.database import Database, DatabaseAway
 from callgate.ledger.shared import SharedLedger
 from callgate.tools.approvals import (
@@ -21,9 +26,12 @@ from callgate.tools.approvals import (
     PendingApproval,
     SettledApproval,
     check_hash,
+    hash_of,
     not_found,
+    refusal_of,
     too_late,
 )
+from callgate.tools.executor import Tool
 
 LOOK_SECONDS: Final = 0.5
 GRACE_SECONDS: Final = 2.0
@@ -32,7 +40,9 @@ KEPT_SECONDS: Final = 86_400.0
 
 _INSERT: Final = (
     "INSERT INTO approvals (id, process, facts, hash, since, expires, state) VALUES (?1, ?2, ?3, ?4, {now},"
-    " {now} + CAST(?5 AS {real}), 'waiting') ON CONFLICT (id) DO NOTHING RETURNING id"
+    " {now} + CAST(?5 AS {real}), 'waiting') ON CONFLICT (id) DO UPDATE SET process = excluded.process, facts = excluded.facts,"
+    " since = excluded.since, expires = excluded.expires,"
+    " state = CASE WHEN approvals.state IN ('approved', 'denied') THEN approvals.state ELSE 'waiting' END RETURNING id"
 )
 _WAITING: Final = (
     "SELECT facts FROM approvals WHERE state = 'waiting' AND expires > {now}"
@@ -43,7 +53,10 @@ _DECIDE: Final = (
     " AND process IN (SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real})) RETURNING id"
 )
 """Not where its process is gone: nobody would run it, and whoever carries its run on asks anew."""
-_END: Final = "UPDATE approvals SET state = ?2 WHERE id = ?1 AND state = 'waiting' RETURNING id"
+_END: Final = "UPDATE approvals SET state = ?2 WHERE id = ?1 AND process = ?3 AND state = 'waiting' RETURNING id"
+_REMEMBERED: Final = (
+    "SELECT state, decided_by, reason FROM approvals WHERE id = ?1 AND hash = ?2 AND state IN ('approved', 'denied')"
+)
 _DECIDED: Final = (
     "SELECT id, state, decided_by, reason FROM approvals WHERE process = ?1 AND state IN ('approved', 'denied')"
     " AND expires > {now} - CAST(?2 AS {real})"
@@ -51,6 +64,7 @@ _DECIDED: Final = (
 _PRUNE: Final = "DELETE FROM approvals WHERE expires < {now} - CAST(?1 AS {real}) RETURNING id"
 
 log = structlog.get_logger("callgate.approvals")
+audit = structlog.get_logger("callgate.audit")
 
 
 class SharedApprovals:
@@ -70,9 +84,58 @@ class SharedApprovals:
             self._database, self._process = ledger.database, ledger.calls.process
             self._dead_after = ledger.presence.dead_after
 
-    @property
-    def grace(self) -> float:
-        return 0.0 if self._database is None else GRACE_SECONDS
+    async def ask(
+        self,
+        tool: Tool,
+        call: ReadyCall,
+        report: Report,
+        key: str,
+        *,
+        run_id: str,
+        caller: str,
+        seconds: float,
+        max_waiting: int,
+    ) -> Failed | None:
+        """Wait for a decision about this call. None when it may run; else why not, for the model."""
+        id, grace, hash = "", 0.0, hash_of(call)
+        if self._database is not None:
+            grace = GRACE_SECONDS
+            if key.startswith(f"{run_id}/"):  # of a durable run: whoever had that before may have asked
+                id = "apr_" + hashlib.sha256(f"{key} {hash}".encode()).hexdigest()[:16]
+                if (decided := await self._remembered(self._database, id, hash)) is not None:
+                    decision, by, reason = decided
+                    audit.info(
+                        "approval_remembered",
+                        decision=str(decision),
+                        by=by,
+                        approval=id,
+                        tool=tool.name,
+                        hash=hash,
+                        caller=caller,
+                        run_id=run_id,
+                        call_id=call.id,
+                    )
+                    await report(ApprovalNotice(APPROVAL_WANTED + id))
+                    if (refusal := refusal_of(decision, reason, seconds)) is None:
+                        await report(APPROVAL_GIVEN)
+                    return refusal
+        return await self._queue.ask(
+            tool,
+            call,
+            report,
+            run_id=run_id,
+            caller=caller,
+            seconds=seconds,
+            max_waiting=max_waiting,
+            grace=grace,
+            id=id,
+        )
+
+    async def _remembered(self, database: Database, id: str, hash: str) -> tuple[ApprovalOutcome, str, str] | None:
+        with contextlib.suppress(DatabaseAway):  # then it waits until that is back, and for its decision
+            for state, by, reason in await database.fetch(_REMEMBERED, id, hash):
+                return ApprovalOutcome(state), by, reason
+        return None
 
     async def waiting(self) -> list[dict[str, Any]]:
         """Return the waiting calls of all processes, as people are shown them; the oldest first."""
@@ -153,7 +216,7 @@ class SharedApprovals:
         await asyncio.wait({written})
         with contextlib.suppress(DatabaseAway):  # its time is over, so that nobody can decide about it
             if settled.decision in {ApprovalOutcome.EXPIRED, ApprovalOutcome.WITHDRAWN}:
-                await database.fetch(_END, settled.asked.id, settled.decision.value)
+                await database.fetch(_END, settled.asked.id, settled.decision.value, self._process)
             await database.fetch(_PRUNE, KEPT_SECONDS)
 
     async def _look(self, database: Database) -> None:

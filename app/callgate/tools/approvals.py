@@ -115,15 +115,16 @@ class ApprovalQueue:
         seconds: float,
         max_waiting: int,
         grace: float = 0.0,
+        id: str = "",
     ) -> Failed | None:
         """Wait for a decision about this call. None when it may run; else why not, for the model. `grace`: how long a
-        decision may be on its way here."""
+        decision may be on its way here. `id`: where it was asked before, at another process."""
         of_caller = sum(asked.caller == caller for asked, _ in self._waiting.values())
         if len(self._waiting) >= max_waiting or of_caller >= max(max_waiting // OF_ONE, 1):
             return Failed("Not run: too many calls wait for approval already. Try again later.", FailureKind.REFUSED)
         since = self._now()
         asked = PendingApproval(
-            id=f"apr_{secrets.token_hex(8)}",
+            id=id if id and id not in self._waiting else f"apr_{secrets.token_hex(8)}",
             tool=tool,
             call=copy.deepcopy(call),
             hash=hash_of(call),
@@ -150,7 +151,10 @@ class ApprovalQueue:
                 self._settled.popitem(last=False)
             self._notify()
             self._audit(settled)
-        refusal = self._refusal(settled, call, seconds)
+        refusal = refusal_of(settled.decision, settled.reason, seconds)
+        if refusal is None and hash_of(call) != asked.hash:
+            text = "Not run: its arguments are no longer those that were approved."
+            refusal = Failed(text, FailureKind.REFUSED)
         if refusal is None:
             await report(APPROVAL_GIVEN)
         return refusal
@@ -177,22 +181,21 @@ class ApprovalQueue:
         """Returns when a call began or ceased to wait."""
         await self._news.wait()
 
-    def _refusal(self, settled: SettledApproval, call: ReadyCall, seconds: float) -> Failed | None:
-        match settled.decision:
-            case ApprovalOutcome.APPROVED if hash_of(call) == settled.asked.hash:
-                return None
-            case ApprovalOutcome.APPROVED:
-                text = "Not run: its arguments are no longer those that were approved."
-            case ApprovalOutcome.DENIED:
-                why = f" Their reason: {settled.reason}" if settled.reason else ""
-                text = f"Not run: a person was asked and refused this call.{why} Do not send the same call again."
-            case _:
-                text = f"Not run: this call needs a person's approval, and nobody gave it within {seconds:g} s."
-        return Failed(text, FailureKind.REFUSED)
-
     def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
+
+
+def refusal_of(decision: ApprovalOutcome, reason: str, seconds: float) -> Failed | None:
+    """Why a call is not run, for the model; None where it was approved."""
+    if decision is ApprovalOutcome.APPROVED:
+        return None
+    if decision is ApprovalOutcome.DENIED:
+        why = f" Their reason: {reason}" if reason else ""
+        text = f"Not run: a person was asked and refused this call.{why} Do not send the same call again."
+    else:
+        text = f"Not run: this call needs a person's approval, and nobody gave it within {seconds:g} s."
+    return Failed(text, FailureKind.REFUSED)
 
 
 def hash_of(call: ReadyCall) -> str:

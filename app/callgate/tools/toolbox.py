@@ -41,8 +41,9 @@ _WORTH_TRYING_AGAIN = frozenset({FailureKind.UNAVAILABLE, FailureKind.UNKNOWN})
 QUEUE_SECONDS = 30.0
 """For a place. A call that waits has done nothing, and its own time begins when it does."""
 
-Approve: TypeAlias = Callable[[Tool, ReadyCall, Report], Awaitable[Failed | None]]
-"""Asks whoever decides about calls that need approval, and reports the wait; None lets the call run."""
+Approve: TypeAlias = Callable[[Tool, ReadyCall, Report, str], Awaitable[Failed | None]]
+"""Asks whoever decides about calls that need approval, and reports the wait; None lets the call run. The last argument is the
+call's key."""
 
 
 class RunRecord(Protocol):
@@ -236,7 +237,7 @@ class RequestToolbox(msgspec.Struct, eq=False):
             if self.approve is None:
                 return Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
             record.wait()
-            refusal = await self.approve(run.tool, run.call, run.report)
+            refusal = await self.approve(run.tool, run.call, run.report, run.key)
             if refusal is not None:
                 return refusal
         try:
@@ -272,6 +273,10 @@ class _CallRun(msgspec.Struct, eq=False):
     @property
     def report(self) -> Report:
         return self._context.report
+
+    @property
+    def key(self) -> str:
+        return self._context.key
 
     async def outcome(self, slots: Slots) -> Outcome:
         """The tool's answer within its time, tried again where that is safe and may help."""
