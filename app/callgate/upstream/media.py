@@ -1,8 +1,7 @@
-"""URLs of images and files in messages. Where a provider takes URLs they travel; where it does not, what is there is
-fetched here and put into the message: counted, bounded in size and time, on no more than a few addresses, and kept by
-nobody.
+"""URLs of images and files in messages. Providers that take URLs are sent them; for others the content is fetched here and
+put into the message, bounded in size, time and number. Nothing is cached.
 
-litellm would fetch it itself, on the event loop and without bounds; it is kept from it (`litellm_model`).
+litellm would fetch it on the event loop and without bounds, which `litellm_model` prevents.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ from typing import Any, TypeAlias
 from callgate.conversation.errors import ChatError
 
 Fetch: TypeAlias = Callable[[str, int], Awaitable[tuple[bytes, str]]]
-"""Gets what is at an address, of no more than so many bytes, and its content type. `CannotFetch` says why not."""
+"""Fetches a URL, up to a number of bytes; returns the content and its type. Raises `CannotFetch`."""
 
 MOST = 16
 """Addresses in one request; an image is about a thousand tokens, so that more are a mistake or an attack."""
@@ -25,26 +24,26 @@ _TRAVELLING = (
     "https://www.youtube.com/",
     "https://youtu.be/",
 )
-"""Addresses that Google's models take as they are, and nobody else has a use for."""
+"""URLs that only Google's models take."""
 _SCHEMES = ("http://", "https://")
 _TEXT = frozenset(
     {"text", "thinking", "reasoning_content", "refusal", "name", "arguments", "tool_call_id", "cache_control"}
 )
-"""Fields that hold words, in which an address is an address."""
+"""Fields of text, in which URLs are not fetched."""
 
 _NO_CONTENT = frozenset({"role", "tool_calls", "function_call"})
 
 
 class CannotFetch(Exception):
-    """Raised where what is at an address cannot be fetched; the text is for the client."""
+    """Raised where a URL cannot be fetched; the text is for the client."""
 
 
 Place: TypeAlias = tuple[Any, Any, str]
-"""The dict or list, the key in it, and the address that stands there."""
+"""A dict or list, a key of it, and the URL there."""
 
 
 async def put_in(messages: list[Any], fetch: Fetch | None, *, files_only: bool = False) -> list[Any]:
-    """The messages with what is at their addresses; `files_only` where images and sounds travel as addresses."""
+    """Put the content of URLs into the messages; with `files_only` images and sounds stay URLs."""
     places = [place for message in messages for place in _places(message) if not files_only or place[1] == "file_id"]
     if not places:
         return messages
@@ -79,7 +78,7 @@ def _replace(holder: Any, key: Any, data: str) -> None:
         del holder[key]
         holder["file_data"] = data
         holder.setdefault("filename", "file")
-    elif isinstance(holder, dict) and key == "url" and holder.get("type") == "url":  # a source in Claude's words
+    elif isinstance(holder, dict) and key == "url" and holder.get("type") == "url":  # a source in Claude's format
         kind, _, content = data.removeprefix("data:").partition(";base64,")
         holder.clear()
         holder.update({"type": "base64", "media_type": kind, "data": content})
@@ -88,7 +87,7 @@ def _replace(holder: Any, key: Any, data: str) -> None:
 
 
 def _places(message: Any) -> Iterator[Place]:
-    """Every place of a message, however deep, at which a provider class may read an address."""
+    """Yield every place of a message at which a provider class may read a URL."""
     waiting = [
         (value, message, key)
         for key, value in (message.items() if isinstance(message, dict) else ())

@@ -1,8 +1,7 @@
-"""The lane for Claude where the client speaks Anthropic's Messages API too: the request goes on nearly as it came.
+"""The lane for Claude where the client uses Anthropic's Messages API too: the request is sent on nearly unchanged.
 
-The client's blocks go on as they came, byte for byte: cache marks, documents, citations and signatures with them. Turns that
-were made here stand between them as their provider wrote them. Where none of our tools is on offer the answer's bytes are
-the provider's own.
+The client's blocks are sent on byte for byte, with cache marks, documents, citations and signatures. Turns that were made
+here are sent as the provider wrote them. Where none of our tools is offered, the answer's bytes are passed through.
 """
 
 import re
@@ -51,30 +50,30 @@ from callgate.upstream.translation import (
 
 LANE: Final = "messages"
 NOT_PASSED: Final = frozenset("model messages stream tools tool_choice mcp_servers thread".split())
-"""Fields that are written here."""
+"""Fields that this lane writes itself."""
 REFUSED: Final = SELECTORS | {"container", "fallbacks", "user_profile_id", "workspace_id"}
-"""Fields that choose other models, or name what is the operator's at the provider."""
+"""Fields that choose other models, or name resources of the operator's account at the provider."""
 OPERATORS: Final = frozenset({"file", "container_upload"})
-"""What a request names in the operator's account, and so is nobody else's."""
+"""Block types that name resources of the operator's account."""
 OF_MESSAGES: Final = frozenset(
     "max_tokens temperature top_p top_k stop_sequences thinking output_config metadata service_tier".split()
 )
-"""Settings of an entry that are called so in this API too."""
+"""Settings of an entry that have the same name in this API."""
 COUNTED: Final = frozenset({"system", "tool_choice", "thinking", "output_config"})
-"""Fields that say how many tokens there are, beside messages and tools."""
+"""Fields that count as input tokens, beside messages and tools."""
 NOT_FORWARDED: Final = ("mcp-client-", "message-threads-", "files-api-")
-"""How betas begin that are answered here, or not at all."""
+"""Prefixes of beta features that are not forwarded, because they are implemented here or not at all."""
 PLACEHOLDER: Final = {"name": "none", "description": "Not to be called.", "input_schema": {"type": "object"}}
-"""Stands for tools in a turn that has none, in a history that has calls: the provider wants to see some."""
+"""A tool for turns without tools and with calls in the history, where the provider requires tools."""
 _BETA = re.compile(r"[a-z0-9-]{1,64}")
 
 
 async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, original: Original) -> Question:
-    """A turn, as a question in the words of the API."""
+    """Make the request of a turn."""
     _check(original)
     body = _fields(settings, original)
     if "response_format" not in ask.params:
-        # The form of the answer is not asked for in this turn.
+        # The response format is withheld in this turn.
         body.pop("output_format", None)
         if "output_config" in body:
             config = raw_json.read(body["output_config"])
@@ -101,11 +100,11 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, o
 
 
 async def passed(litellm: Any, settings: LiteLLMSettings, ask: Passthrough, original: Original) -> Question:
-    """The client's own question, answered in the provider's own bytes."""
+    """Make the client's own request, with the answer passed through."""
     _check(original)
     body = _fields(settings, original)
     body |= {name: original.fields[name] for name in ("messages", "tools", "tool_choice") if name in original.fields}
-    # In another shape than was asked for it is read, and written in that one.
+    # An answer in another format than was requested is read, and converted.
     as_events, as_message = (PassedEvents, _ClaudeMessage) if ask.stream else (MessageEventsReader, _PassedBody)
     return _worded(litellm, settings, original, body, stream=ask.stream, as_events=as_events, as_message=as_message)
 
@@ -182,7 +181,7 @@ def _fields(settings: LiteLLMSettings, original: Original) -> dict[str, Any]:
 
 
 def _messages(messages: Sequence[Message], original: Original) -> list[dict[str, Any]]:
-    """Messages of one role in a row are one: a chat has one for each result of a tool."""
+    """Join consecutive messages of one role: a chat has one for each tool result."""
     turns: list[dict[str, Any]] = []
     for message in messages:
         role, blocks = original.blocks_of(message) or _of_chat(raw_json.read(message))
@@ -196,7 +195,7 @@ def _messages(messages: Sequence[Message], original: Original) -> list[dict[str,
 
 
 def _of_chat(message: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """A message that was made here."""
+    """Convert a message that was made here."""
     role, content = message.get("role"), message.get("content")
     if role == "tool":
         result = {"type": "tool_result", "tool_use_id": message["tool_call_id"]}
@@ -213,7 +212,7 @@ def _assistant(message: Mapping[str, Any]) -> Iterator[Any]:
     calls = {call["id"]: call for call in message.get("tool_calls") or ()}
     blocks = message.get(BLOCKS) or ()
     if calls.keys() <= {block.get("id") for block in blocks if block.get("type") == "tool_use"} and blocks:
-        # As the provider wrote it; a call that came broken has nothing in it, and one that came twice stands there once.
+        # As the provider wrote it; broken calls have an empty input, and repeated ones are left out.
         for block in blocks:
             if block.get("type") != "tool_use":
                 yield block
@@ -286,7 +285,7 @@ def _choice(ask: ModelRequest) -> dict[str, Any] | None:
 _AS_THEY_ARE = SimpleNamespace(
     tool_name_reverse_map=None, json_mode=False, converted_response_format_tool=False, response_id=None
 )
-"""What reading an answer needs to know of a question in which litellm has changed nothing."""
+"""The parts of the request that reading an answer needs, where litellm changed nothing."""
 
 
 class MessageEventsReader(claude.EventsReader):
@@ -343,7 +342,7 @@ class MessageEventsReader(claude.EventsReader):
         try:
             block["input"] = read_json(text.encode(errors="surrogatepass"))
         except ValueError:
-            block["input"] = {}  # whether the call is whole the end of the turn says, of the text as it came
+            block["input"] = {}  # the gate checks the text as it came
 
     def _count(self, counts: Any) -> Iterator[ModelEvent]:
         if isinstance(counts, dict):
@@ -398,7 +397,7 @@ def _of_block(block: Mapping[str, Any]) -> Iterator[ModelEvent]:
 
 
 def usage_of(counts: Mapping[str, Any]) -> Usage:
-    """Anthropic's counts as those of a chat."""
+    """Convert Anthropic's token counts to those of Chat Completions."""
     known = {name: value for name, value in counts.items() if type(value) is int}
     read, created = known.get("cache_read_input_tokens", 0), known.get("cache_creation_input_tokens", 0)
     prompt, completion = known.get("input_tokens", 0) + read + created, known.get("output_tokens", 0)
@@ -440,7 +439,7 @@ class _PassedBody(WholeBody):
 
 
 class PassedEvents:
-    """Passes the events of a stream on, whole ones only; the first of them when the answer has begun."""
+    """Passes whole events of a stream through, from the first content on."""
 
     def __init__(self, report: Report) -> None:
         self._stream = EventStreamReader()
@@ -488,7 +487,7 @@ class PassedEvents:
             self.done = self.done or kind == "message_stop"
         if error is not None:
             self.done = True
-            data = data[: max(0, data.rfind(b"event: error\n"))]  # no text holds a newline as it is
+            data = data[: max(0, data.rfind(b"event: error\n"))]  # newlines in text are escaped
             failed = ProviderError(errors.read_error(error).message, claude.with_status(error))
             return (failed,) if self._start is not None else (Passed(data, reasons, None), failed)
         if not has_begun:

@@ -1,7 +1,6 @@
-"""`multipart/form-data`, read strictly and written anew: what a provider reads must be what was checked here.
+"""Parses `multipart/form-data` strictly and writes it again, so that a provider reads what was checked here.
 
-Parsers differ over everything that a form may be but need not be (preambles, folded headers, several names, escapes), so
-whatever no client writes is refused, and what is passed on is written by us.
+Parsers differ over the rare features of forms (preambles, folded headers, several names, escapes), so those are refused.
 """
 
 import re
@@ -13,7 +12,7 @@ from callgate.conversation.errors import ChatError
 
 PART_HEADER_BYTES = 4096
 PARTS = 1000
-"""Of one form; nobody's upload has more."""
+"""Parts of one form."""
 _CONTENT_TYPE = re.compile(
     r"\s*multipart/form-data\s*;\s*boundary=(?:\"([A-Za-z0-9'()+_,./:=? -]{0,69}[A-Za-z0-9'()+_,./:=?-])\"|([A-Za-z0-9'+_.-]{1,70}))\s*",
     re.IGNORECASE,
@@ -33,7 +32,7 @@ class Part:
 
 
 def read_form(body: bytes, content_type: str) -> list[Part]:
-    """The parts of a form, or a `ChatError`."""
+    """Return the parts of a form. Raises `ChatError`."""
     given = _CONTENT_TYPE.fullmatch(content_type)
     if given is None:
         raise _refused("its content type is not multipart/form-data with one boundary")
@@ -58,7 +57,7 @@ def read_form(body: bytes, content_type: str) -> list[Part]:
 
 
 def write_form(parts: Sequence[Part]) -> tuple[str, bytes]:
-    """The content type and the body of a form."""
+    """Return the content type and the body of a form."""
     boundary = f"callgate-{secrets.token_hex(16)}"
     written: list[bytes] = []
     for part in parts:

@@ -1,6 +1,6 @@
-"""Providers whose wire is OpenAI's and who have parameters, an address or a way to sign in of their own: Groq, DeepSeek,
-OpenRouter, Mistral, Together, Fireworks, xAI, Azure and the like. litellm's provider class maps the parameters and tidies the
-messages; the answer is read as on every direct connection.
+"""Providers with OpenAI's wire format and parameters, addresses or authentication of their own: Groq, DeepSeek, OpenRouter,
+Mistral, Together, Fireworks, xAI, Azure and the like. litellm's provider class translates the parameters and messages; the
+answer is read as on the direct lane.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ ADDRESSES: Mapping[str, KnownApi] = {
     ),
     "xinference": KnownApi(None, ("XINFERENCE_API_BASE",), "XINFERENCE_API_KEY"),
 }
-"""Providers of whom litellm's `get_llm_provider` does not say where they are: it knows that deeper inside."""
+"""Providers whose addresses litellm's `get_llm_provider` does not return."""
 AZURE_VERSIONS_WITHOUT_DEPLOYMENTS = frozenset({"v1", "latest", "preview"})
 
 
@@ -87,7 +87,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     body |= own.get("extra_body") or {}
     body |= {name: decoded(value) for name, value in beside.items()}
     if provider in {"openai", "azure"} and COUNTS_COMPLETIONS.match(str(own.get("base_model") or model)):
-        body = with_completion_limit(body)  # litellm knows a deployment by its own name only
+        body = with_completion_limit(body)  # litellm does not see the model in a deployment's name
     body["stream"] = ask.stream
     takes = litellm.get_supported_openai_params(model=model, custom_llm_provider=provider) or ()
     if ask.stream and settings.include_usage and "stream_options" in takes:
@@ -105,7 +105,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
 
 
 async def _azure(litellm: Any, settings: LiteLLMSettings, model: str) -> tuple[str, dict[str, Any], tuple[str, ...]]:
-    """The address, headers and secrets of an Azure deployment."""
+    """Return the address, headers and secrets of an Azure deployment."""
     from litellm.llms.azure.common_utils import get_azure_ad_token
     from litellm.types.router import GenericLiteLLMParams
 
@@ -118,7 +118,7 @@ async def _azure(litellm: Any, settings: LiteLLMSettings, model: str) -> tuple[s
     headers: dict[str, Any] = {"Content-Type": "application/json"}
     if key:
         headers["api-key"] = key
-    else:  # may ask Entra ID, and then it waits
+    else:  # may request a token from Entra ID
         params = GenericLiteLLMParams(
             **{name: value for name, value in own.items() if name not in {"model", "timeout"}}
         )
@@ -148,7 +148,7 @@ def _reader(body: Callable[[], Body], *, as_call: bool) -> Callable[[Any], Body]
 
 
 class FormatBody:
-    """Around a reader: where litellm asks for a response format as the call of a tool, that call is text again."""
+    """Wraps a reader: converts the call by which litellm requested a response format to text."""
 
     def __init__(self, inner: Body) -> None:
         from litellm.constants import RESPONSE_FORMAT_TOOL_NAME
@@ -157,7 +157,7 @@ class FormatBody:
         self._name = RESPONSE_FORMAT_TOOL_NAME
         self._latest: int | None = None
         self._formats: dict[int | None, bool] = {}
-        """Whether a call is the format, by its index."""
+        """Whether a call is that of the format, by index."""
         self._has_calls = False
 
     @property

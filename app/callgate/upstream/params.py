@@ -1,9 +1,8 @@
 """Selects the fields of a request that are sent on to a provider.
 
-What a client sends must not choose an address, a key, a header, a callback or a mock. In the direct lane there is
-nothing to choose: the body is all that is made from the request, so every field that is not denied may travel in it.
-litellm takes its own settings as keyword arguments beside the model's, so there only listed names become arguments
-and the rest goes into `extra_body`.
+A client must not choose an address, a key, a header, a callback or a mock. In the direct lane the request only becomes a
+body, so every field that is not denied may be in it. litellm takes its own settings as keyword arguments beside the
+model's, so only listed names become arguments and the rest goes into `extra_body`.
 """
 
 import re
@@ -13,7 +12,7 @@ from typing import Any
 
 from callgate.conversation.ports import ModelRequest
 
-# Names that litellm 1.106 reads as settings of its own, or that would be read so by a server behind us.
+# Names that litellm 1.106, or a litellm server behind us, reads as its own settings.
 DENIED = frozenset(
     """
     acompletion allowed_model_region allowed_openai_params api_base api_key api_type api_version atext_completion
@@ -41,7 +40,7 @@ DENIED = frozenset(
     """.split()
 )
 DENIED |= {"reasoning_summary"}
-"""Asked by clients of the Responses API, in whose words there is a place for it; no other has one."""
+"""Fields that only the Responses API has."""
 DENIED_STARTS = (
     "mock_",
     "litellm",
@@ -58,7 +57,7 @@ DENIED_STARTS = (
 )
 DENIED_ENDS = ("_callback", "_callbacks", "_api_key", "_api_base", "_base_url", "_headers", "_client", "_credentials")
 IN_BODY = frozenset({"metadata"})
-"""litellm's own word, and a field of OpenAI's: harmless in a body that we write ourselves."""
+"""A setting of litellm's, and a field of OpenAI's: harmless in a body that we write ourselves."""
 
 NAMED = frozenset(
     """
@@ -68,27 +67,27 @@ NAMED = frozenset(
     web_search_options
     """.split()
 )
-"""What `acompletion` has named parameters for; it translates these for every provider."""
+"""Named parameters of `acompletion`, which it translates for every provider."""
 
 
 ALWAYS_PASSED = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options"}) | IN_BODY
-"""What a request is made of; denied only as settings beside it."""
+"""The main fields of a request; denied only as extra parameters."""
 
 
 LONGEST_REMEMBERED = 64
-"""Names that are longer are looked at each time: a client chooses them, and what is remembered must stay small."""
+"""Characters of a name whose result is cached; clients choose the names, and the cache must stay small."""
 
 
 SELECTORS = frozenset({"models", "fallback_models", "route", "provider", "preset", "user_config"})
-"""Fields with which a request chooses another model, or who runs it, behind the name that its key may ask."""
+"""Fields with which a request chooses another model or host than the name that its key may ask."""
 
 
 COUNTS_COMPLETIONS = re.compile(r"(?:o[1-9]|gpt-[5-9]|codex)(?![a-z\d])")
-"""How models of OpenAI's begin that refuse `max_tokens` and want `max_completion_tokens`, which counts the thinking as well."""
+"""Prefixes of OpenAI's models that refuse `max_tokens` and require `max_completion_tokens`, which includes reasoning."""
 
 
 def with_completion_limit(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields, the limit by the name that OpenAI's newer models take."""
+    """Rename the token limit as OpenAI's newer models require."""
     limit = fields.pop("max_tokens", None)
     if limit is not None:
         fields.setdefault("max_completion_tokens", limit)
@@ -106,7 +105,7 @@ def _is_denied(name: str) -> bool:
 
 
 def for_body(ask: ModelRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The request's fields, and the operator's where it has none, as they stand in a body of our own."""
+    """Return the fields of the body: the request's, and the operator's defaults."""
     asked = {name: value for name, value in ask.params.items() if name in IN_BODY or not is_denied(name)}
     fields = _fitting(ask, {**defaults, **asked})
     fields.pop("stream_options", None)
@@ -114,7 +113,7 @@ def for_body(ask: ModelRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_litellm(ask: ModelRequest) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The request's fields as arguments for litellm, and as what goes into the provider's body beside them."""
+    """Return the request's fields as arguments for litellm, and those for `extra_body`."""
     named: dict[str, Any] = {}
     beside: dict[str, Any] = {}
     for name, value in _fitting(ask, dict(ask.params)).items():
@@ -125,7 +124,7 @@ def for_litellm(ask: ModelRequest) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _fitting(ask: ModelRequest, fields: dict[str, Any]) -> dict[str, Any]:
-    # OpenAI refuses these two without tools, and the last turn of a loop is asked without.
+    # OpenAI refuses these two without tools, and the last turn of a loop has none.
     if ask.tools or "functions" in fields:
         return fields
     return {name: value for name, value in fields.items() if name not in {"parallel_tool_calls", "function_call"}}

@@ -1,8 +1,7 @@
-"""Passing requests and answers through: where none of our tools is on offer, both go on in their own bytes.
+"""Passes requests and answers through as bytes, where none of our tools is offered.
 
-Of a stream only what decides something is read: everything before its first words, its end mark, finish reasons, usage,
-an error in the middle. Whatever else a provider sends is neither known here nor changed. An answer in another shape than
-was asked for is read like any other.
+Of a stream only these parts are read: everything before its first content, its end mark, finish reasons, usage, and an
+error in the middle. An answer in another format than was requested is read like any other.
 """
 
 import re
@@ -57,7 +56,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Outline(msgspec.Struct):
-    """The fields that are read of a whole answer and of the events that are parsed."""
+    """The fields that are read of a whole answer and of parsed events."""
 
     choices: list[_Choice] | None = None
     usage: dict[str, Any] | None = None
@@ -66,11 +65,11 @@ class _Outline(msgspec.Struct):
 
 _outline = msgspec.json.Decoder(_Outline)
 LARGE_BODY = 1024 * 1024
-"""Bytes of a whole answer from which its choices are counted before they are read."""
+"""Bytes of a whole answer from which its choices are counted before it is decoded."""
 
 
 class PassthroughModel(DirectModel):
-    """A model of the direct lane, which sends a client's request on unread where it may."""
+    """A model of the direct lane that passes requests through where possible."""
 
     def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
         if isinstance(ask, ModelRequest) or ask.original is not None:
@@ -82,7 +81,7 @@ class PassthroughModel(DirectModel):
         return _WholeRequest(exchange, self._endpoint, self._answer_bytes, ask.n)
 
     def _passed_request(self, request: Passthrough) -> bytes:
-        """The body as it came, with the provider's name for the model and without fields that choose more than an answer."""
+        """Return the client's body with the provider's name for the model and without denied fields."""
         endpoint, fields = self._endpoint, request.fields
         body: dict[str, Any] = dict(fields)
         for name in fields.keys() - ALWAYS_PASSED:
@@ -90,7 +89,7 @@ class PassthroughModel(DirectModel):
                 del body[name]
         body["model"] = endpoint.model
         for choice in _CHOICES.keys() & body.keys():
-            # A client that wants none of our tools has none of its own to choose from, and providers refuse that.
+            # Providers refuse a tool choice without tools.
             if _CHOICES[choice] not in body and bytes(fields[choice]).strip() == b'"none"':
                 del body[choice]
         if not endpoint.knows_developers:
@@ -114,8 +113,8 @@ _CHOICES = {"tool_choice": "tools", "function_call": "functions"}
 
 
 class _WholeRequest(msgspec.Struct, eq=False):
-    """The context of a request for one body. The body is read to its end before a byte of it is emitted, because one that
-    is cut off must not look whole, and the connection is free from then on."""
+    """The context manager of a request for one body. The body is read to its end before any of it is emitted, because a cut
+    one must not look whole; then the connection is free."""
 
     _exchange: AbstractAsyncContextManager[Response]
     _endpoint: Endpoint
@@ -158,7 +157,7 @@ def _read_whole(body: bytes, response: Response, secrets: Sequence[str], choices
 
 
 def _outlined(body: bytes) -> _Outline:
-    """Parse the fields that are needed of a body, which may have choices by the million."""
+    """Parse the needed fields of a body, which may have millions of choices."""
     if len(body) < LARGE_BODY:
         return _outline.decode(body)
     outline: Any = _large.decode(body)
@@ -173,7 +172,7 @@ def _outlined(body: bytes) -> _Outline:
 _Choices: Any = msgspec.defstruct(
     "_Choices", [(f"at_{place}", _Choice | None, None) for place in range(MAX_CHOICES + 1)], array_like=True
 )
-"""As many choices as there may be and one more; what stands behind them is skipped."""
+"""The maximal number of choices and one more; the decoder skips the rest."""
 
 
 _LargeOutline: Any = msgspec.defstruct(
@@ -192,7 +191,7 @@ def _reasons(choices: Sequence[_Choice]) -> tuple[str, ...]:
 
 
 def _tolerantly(body: bytes) -> _Outline:
-    """Of a body in an odd shape, whatever of it makes sense; nothing makes sense of one that is cut off."""
+    """Parse a body with fields of unexpected types. Raises for one that is cut off."""
     try:
         found = read_json(body)
     except ValueError:
@@ -205,7 +204,7 @@ def _tolerantly(body: bytes) -> _Outline:
 
 
 def _read_stream(body: bytes, response: Response, choices: int) -> Sequence[ModelEvent]:
-    """The events of a stream that came where one body was asked for."""
+    """Read a stream that came where one body was requested."""
     reader = recognised(body, response)
     if reader is None:
         raise errors.bad_answer("The model's provider sent an empty answer.")
@@ -226,7 +225,7 @@ def _read_stream(body: bytes, response: Response, choices: int) -> Sequence[Mode
 
 
 class _StreamRequest(HttpRequest):
-    """The context of a request for a stream."""
+    """The context manager of a request for a stream."""
 
     _request: Passthrough
 
@@ -235,7 +234,7 @@ class _StreamRequest(HttpRequest):
 
 
 class _StreamAnswer(HttpAnswer):
-    """An answer to a request for a stream, whose first bytes tell whether it is one."""
+    """An answer to a request for a stream; its first bytes show whether it is one."""
 
     def __init__(self, response: Response, secrets: Sequence[str], answer_bytes: int, request: Passthrough) -> None:
         super().__init__(response, secrets, answer_bytes)
@@ -251,15 +250,15 @@ class _StreamAnswer(HttpAnswer):
 
 
 class _PassedEvents:
-    """Passes the events of a stream on, whole ones only, so that nothing half stands before an error of ours."""
+    """Passes whole events of a stream through, so that an error of ours never follows half an event."""
 
     def __init__(self, *, hide_usage: bool) -> None:
         self._hide_usage = hide_usage
         self._stream, self._chunks = EventStreamReader(), ChunkReader()
         self._start: list[bytes] | None = []
-        """What came before the first words; None once they are there."""
+        """The events before the first content; None once that has come."""
         self._is_between = False
-        """Nothing of what has come is still waiting, neither for the first words nor for its end."""
+        """True if nothing is held back, neither for the first content nor for the end of an event."""
         self.done = False
         self.fault: str | None = None
 
@@ -274,7 +273,7 @@ class _PassedEvents:
             if start is not None:
                 return self._begin(start, data) if data else ()
             self._is_between = self._stream.is_between_events
-        # An event with none of these says nothing but words. Looking for them costs less than one look at the JSON.
+        # An event without any of these has only content. The search costs less than parsing the JSON.
         if (
             b"[DONE]" in data
             or b'"usage":{' in data
@@ -288,7 +287,7 @@ class _PassedEvents:
         return (Passed(data),) if data else ()
 
     def finish(self) -> Sequence[ModelEvent]:
-        """A last event without its blank line counts if it is whole. One that was cut off says no more than the end does."""
+        """Take a last event without its blank line if it is whole; one that is cut off is dropped."""
         if self._start is not None:
             return ()
         rest = self._stream.rest()
@@ -303,7 +302,7 @@ class _PassedEvents:
         return self._looked_at(rest)
 
     def _begin(self, start: list[bytes], data: bytes) -> Sequence[ModelEvent]:
-        """Nothing is passed on before the first words, because until then the request may be sent once more."""
+        """Hold events until the first content, because until then the request may be retried."""
         start.append(data)
         for payload in payloads_in(data):
             if payload.strip() == DONE:
@@ -327,7 +326,7 @@ class _PassedEvents:
         return ()
 
     def _looked_at(self, data: bytes) -> Sequence[ModelEvent]:
-        """Events that may say more than words, one by one."""
+        """Check events that may have more than content, one by one."""
         passed: list[bytes] = []
         reasons: tuple[str, ...] = ()
         usage: Mapping[str, Any] | None = None
@@ -354,7 +353,7 @@ class _PassedEvents:
                 return (Passed(b"".join(passed), reasons, usage), error)
             usage = outline.usage or usage
             reasons += _reasons(outline.choices or ())
-            # One that holds nothing but usage is for those who asked.
+            # An event with only usage is passed on only if the client requested it.
             if outline.choices or not outline.usage or not self._hide_usage:
                 passed.append(event + b"\n\n")
         return (Passed(b"".join(passed), reasons, usage),)
@@ -364,7 +363,7 @@ _UNREAD = _Outline()
 _EVENT_END = re.compile(rb"\n\n+")
 
 
-# Several choices in a body of another shape than was asked for ---------------------------------------------------------
+# Several choices in a body of another format than was requested ---------------------------------------------------------
 
 
 class _SeparateBody(WholeBody):
@@ -397,7 +396,7 @@ def _choices_of_stream(body: bytes, choices: int) -> Sequence[Sequence[ModelEven
 
 
 def _separate(answers: Sequence[Sequence[ModelEvent]]) -> Sequence[Sequence[ModelEvent]]:
-    """The events of each choice. Fields for all of them together are emitted with the first alone."""
+    """Return the events of each choice. Fields of the whole answer are emitted with the first."""
     first = first_said(answers[0])
     if first is None:
         raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.")

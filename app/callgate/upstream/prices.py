@@ -15,13 +15,13 @@ PROMPT: Final = "input_cost_per_token"
 COMPLETION: Final = "output_cost_per_token"
 CACHED: Final = "cache_read_input_token_cost"
 LIST: Final = "model_prices_and_context_window_backup.json"
-"""The file of litellm's package that its own list is made of."""
+"""The file of litellm's package with its price list."""
 
 log = structlog.get_logger("callgate.models")
 
 
 def price_of(litellm_params: Mapping[str, Any], model_info: Mapping[str, Any]) -> Price | None:
-    """None where nobody knows. litellm itself, which takes seconds, is never loaded for it."""
+    """Return the price of a model's tokens; None where it is unknown. Does not load litellm, which takes seconds."""
     for said in (model_info, litellm_params):
         if PROMPT in said or COMPLETION in said:
             cached = said.get(CACHED)
@@ -48,7 +48,7 @@ class _Listed(msgspec.Struct, gc=False):
 
 @cache
 def _list() -> Mapping[str, Price]:
-    """litellm's list, read once: three megabytes, ten milliseconds."""
+    """Return litellm's price list, read once: three megabytes, ten milliseconds."""
     package = find_spec("litellm")
     file = Path(str(package and package.origin)).with_name(LIST)
     try:

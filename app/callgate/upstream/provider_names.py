@@ -18,7 +18,7 @@ LITELLMS_OWN = frozenset(
     topaz transcribe triton typesafe valkey vllm voyage watsonx watsonx_text
     """.split()
 )
-"""The providers that litellm alone reaches, so that it need not be loaded to know them."""
+"""The providers that only litellm supports, listed so that checking a name need not load it."""
 KNOWN = frozenset({*OPENAI_SHAPED, *TRANSLATED, *OLLAMAS, *LITELLMS_OWN})
 OTHER_WORDS: Mapping[str, str] = {
     "claude": "anthropic",
@@ -33,13 +33,13 @@ OTHER_WORDS: Mapping[str, str] = {
     "llamacpp": "openai",
     "llama.cpp": "openai",
 }
-"""What people call a provider, and what litellm does."""
+"""Common names of providers, and litellm's names for them."""
 NEAR = 0.6
 
 
 def why_unknown(entry: ModelConfig) -> str | None:
-    """Why nobody could be asked for an entry's model, or None. Loads litellm where a name is none of those known here: a newer
-    litellm may know it."""
+    """Return why no provider is found for an entry's model, or None. Loads litellm for a name that is not listed here, because
+    a newer litellm may know it."""
     params = opened(entry.litellm_params)
     model = str(params["model"])
     prefix, slash, rest = model.partition("/")

@@ -1,7 +1,7 @@
-"""Sends requests that are no chats (embeddings, speech, images, …) on to a model's provider.
+"""Proxies other requests than chats (embeddings, speech, images, …) to a model's provider.
 
-Only the model's name is replaced and the operator's key put in; what comes back is passed on as it comes. There is such
-a way only where the model's provider speaks OpenAI's API.
+Only the model's name and the key are replaced; the response is passed through. This works only for providers with OpenAI's
+API.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,14 +23,14 @@ from callgate.upstream.resolve import ModelConfig
 
 CHAT = "/chat/completions"
 OF_THE_API = frozenset({"model", "stream", "metadata", "messages", "tools", "tool_choice"})
-"""Fields of OpenAI's that are settings of litellm's as well."""
+"""Fields of OpenAI's API that are also names of litellm settings."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The provider's answer, as it comes."""
+    """The provider's response, not read yet."""
 
     content_type: str
     response: Response
@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """The way to one model's provider."""
+    """Proxies requests to one model's provider."""
 
     endpoint: Endpoint
     client: HttpClient
@@ -73,14 +73,14 @@ class Passage:
         try:
             async with self.client.post(url, headers, body, self.deadlines) as response:
                 if response.status in {404, 405}:
-                    # Not every provider has every route, which for a chat would be a mistake of the operator's.
+                    # Not every provider has every route; for chats a 404 would be the operator's mistake.
                     message = f"The model's provider has nothing at {path}, or does not know what was asked for."
                     raise ChatError(404, message, code="unsupported_route")
                 if response.status >= 300:
                     try:
                         body = await response.read(ERROR_BYTES)
                     except TransportError:
-                        body = b""  # the status alone says enough
+                        body = b""  # the status alone is enough
                     response.settle()
                     raise errors.from_status(response.status, response.headers, body, secrets=self.endpoint.secrets)
                 yield Answer(response.headers.get("content-type", "application/octet-stream"), response)
@@ -89,10 +89,10 @@ class Passage:
 
 
 async def passage_for(entry: ModelConfig, client: HttpClient) -> Passage | None:
-    """The way to an entry's model, or None when its provider has no API of this shape."""
+    """Return the passage to an entry's model, or None when its provider does not have OpenAI's API."""
     if is_demo(entry):
         return None
-    # Which lane chats take says nothing of these; and NOT_CHAT is about chats alone.
+    # The lane and NOT_CHAT are about chats only.
     asked = replace(entry, lane="auto") if entry.lane in {"translated", "litellm"} else entry
     endpoint = resolve.known_endpoint(asked) or await litellm_model.vouched_endpoint(asked)
     if endpoint is None or not endpoint.url.endswith(CHAT):
@@ -102,7 +102,7 @@ async def passage_for(entry: ModelConfig, client: HttpClient) -> Passage | None:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form that was read, and the model that it asks for."""
+    """A parsed form, and the requested model."""
 
     parts: Sequence[Part]
     model: str | None
@@ -125,7 +125,7 @@ class Form:
         return [part.name for part in self.parts]
 
     def written_for(self, model: str) -> tuple[str, bytes]:
-        """Its content type and body for a provider: with its own name for the model, and no field that chooses more than an
-        answer."""
+        """Return its content type and body for a provider: with the provider's name for the model, and without denied
+        fields."""
         passed = [part for part in self.parts if part.name in OF_THE_API or not is_denied(part.name)]
         return write_form([replace(part, value=model.encode()) if part.name == "model" else part for part in passed])

@@ -1,7 +1,7 @@
 """Translates Anthropic's `thinking` parameters into those of other providers.
 
-A field that a provider does not know costs a refused request, and one that is left out costs an answer with less thought;
-so what is not known is left out.
+A field that a provider does not know would fail the request, and one that is left out only costs some reasoning, so a field
+is left out unless the provider is known to take it.
 """
 
 import re
@@ -12,7 +12,7 @@ from callgate.upstream import litellm_model, resolve
 from callgate.upstream.resolve import ModelConfig
 
 Way: TypeAlias = Literal["thinking", "effort", "none"]
-"""By Anthropic's own field, which litellm translates; by OpenAI's `reasoning_effort`; or not at all."""
+"""Anthropic's own field, which litellm translates; OpenAI's `reasoning_effort`; or no field."""
 
 _FAMILIES = re.compile(
     r"""^(?:
@@ -33,7 +33,7 @@ def way_of(entry: ModelConfig) -> Way:
 
 
 LONGEST = 200
-"""Characters of a name that are looked at: a client may make one up, and it is remembered."""
+"""Characters of a name that are checked: clients may choose names, and results are cached."""
 
 
 @lru_cache(maxsize=1024)

@@ -1,9 +1,9 @@
 """Chooses the lane for an entry by its `litellm_params`.
 
-`direct` for providers whose wire is OpenAI's, `responses` for models that answer on OpenAI's Responses API alone, `translated` for
-those whose own wire has a reader here, `litellm` for the rest.
-The lane follows from the entry alone, without loading litellm, so that it is known when the config is read and never
-changes afterwards. On all but the last the provider's own end of an answer is seen.
+`direct` for providers with OpenAI's wire format, `responses` for models that have only OpenAI's Responses API, `translated`
+for providers whose own wire format has a reader here, `litellm` for the rest.
+The lane depends on the entry alone and not on litellm, so that it is known when the config is read and never changes. On
+all lanes but `litellm` the end of an answer is read as the provider sent it.
 """
 
 import os
@@ -22,28 +22,28 @@ Lane: TypeAlias = Literal["auto", "direct", "responses", "translated", "litellm"
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One entry of `model_list`, its variables already replaced. Several entries with one name are its deployments."""
+    """One entry of `model_list`, with its variables replaced. Several entries with one name are its deployments."""
 
     model_name: str
     litellm_params: Mapping[str, Any] = field(repr=False)
-    """As litellm takes them; secrets are plain strings or have `get_secret_value`."""
+    """In litellm's format; secrets are plain strings or have `get_secret_value`."""
     tools: tuple[str, ...] = ()
     """Names or globs of the server-side tools that the model is offered."""
     fallbacks: tuple[str, ...] = ()
     tool_calling: str = "auto"
     calls_natively: bool | None = None
-    """What the operator's `model_info` says of it; asked where `tool_calling` is `auto`."""
+    """The operator's `model_info`, which counts where `tool_calling` is `auto`."""
     thinking: Literal["auto", "prefilled", "none"] = "auto"
-    """Whether its template opens the thinking, where calls are read from its text."""
+    """Whether its chat template opens the thinking block, where calls are read from its text."""
     constrain_calls: bool = False
-    """Whether calls that are asked for in a prompt may be enforced with `response_format`."""
+    """Whether prompted calls may be enforced with `response_format`."""
     lane: Lane = "auto"
     schema_dialect: Literal["auto", "full", "openai", "gemini", "anthropic", "llama_cpp"] = "auto"
     sees_images: bool | None = None
-    """What the config says of it; None where it says nothing."""
+    """The config's setting; None where it has none."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     answer_bytes: int = ANSWER_BYTES
-    """How long one answer may be. Kept where we read the wire ourselves; litellm gives no bytes to count."""
+    """The limit of one answer. Not enforced on litellm's lane, where bytes cannot be counted."""
     include_usage: bool = True
     """Whether streams are asked for `stream_options.include_usage`."""
     format_with_tools: bool = True
@@ -51,25 +51,25 @@ class ModelConfig:
     provider_selectors: bool = False
     """Whether a request may choose among the provider's models and hosts."""
     trust_litellm: bool = False
-    """Whether calls may run on litellm's word for how the answer ended."""
+    """Whether calls may run although only litellm reports how the answer ended."""
     events: Literal["off", "x", "reasoning", "openwebui"] | None = None
-    """How clients are shown that its tools run, where nobody else says."""
+    """How responses show that its tools run, unless the request or the key sets it."""
     pattern: str | None = None
-    """The wildcard that a request filled in with this entry's name; limits and prices are those of the wildcard."""
+    """The wildcard that matched this entry's name; limits and prices are those of the wildcard."""
 
     @property
     def configured_name(self) -> str:
-        """The name in the config: of many that a wildcard stands for, one."""
+        """The name in the config: the wildcard where one matched."""
         return self.pattern or self.model_name
 
 
 class LaneError(ValueError):
-    """An entry that asks for something it cannot have; said at load."""
+    """Raised at load for an entry with impossible settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownApi:
-    """An OpenAI-shaped provider as litellm knows it: where it is by default, and the variables that say otherwise."""
+    """An OpenAI-compatible provider as litellm defines it: its default address, and the variables that override it."""
 
     base: str | None
     base_variables: tuple[str, ...]
@@ -85,7 +85,7 @@ PROVIDERS: Mapping[str, KnownApi] = {
     "llamafile": KnownApi("http://127.0.0.1:8080/v1", ("LLAMAFILE_API_BASE",), "LLAMAFILE_API_KEY"),
 }
 OLLAMA = KnownApi("http://localhost:11434", ("OLLAMA_API_BASE",), "OLLAMA_API_KEY")
-"""Ollama has OpenAI's API below `/v1`. It takes all but these, which only its own API knows:"""
+"""Ollama's OpenAI API is below `/v1`. It does not take these options of its own API:"""
 OLLAMA_OPTIONS = frozenset(
     """
     format keep_alive min_p mirostat mirostat_eta mirostat_tau num_ctx num_gpu num_predict num_thread options repeat_last_n
@@ -96,12 +96,12 @@ OLLAMAS = frozenset({"ollama", "ollama_chat"})
 OPENAI_NAMES = re.compile(r"(?:gpt-|chatgpt-|o[1-9](?:-|$)|ft:gpt-)[A-Za-z0-9.:_-]*")
 """Names that litellm takes for OpenAI's without a prefix."""
 NOT_CHAT = re.compile(r"responses/|.*(?:-pro(?:-\d|$)|codex|deep-research)")
-"""OpenAI models that answer on the Responses API alone, or are to be asked there."""
+"""OpenAI models that have only the Responses API, or a name with `responses/`."""
 RESPONSES_MARK = "responses/"
-"""What says so before a model's name, with litellm."""
+"""litellm's prefix for models on the Responses API."""
 
 KNOW_DEVELOPERS = frozenset({"openai", "azure", None})
-"""Providers to whom the role `developer` goes as it is, and those of whom only the operator knows."""
+"""Providers that know the role `developer`; None stands for an address without a named provider."""
 
 OPENAI_SHAPED = frozenset(
     """
@@ -114,10 +114,10 @@ OPENAI_SHAPED = frozenset(
     vercel_ai_gateway volcengine wandb xai xiaomi_mimo xinference zai
     """.split()
 ) | set(PROVIDERS)
-"""Providers of litellm's whose wire is OpenAI's: litellm says where they are and maps their parameters, if they have any of
-their own; the answer is read here. `tests/upstream/test_openai_shaped.py` holds each name against litellm's class for it."""
+"""litellm's providers with OpenAI's wire format: litellm knows their addresses and translates their parameters; the answer is
+read here. `tests/upstream/test_openai_shaped.py` compares each name with litellm's class for it."""
 TRANSLATED = ("anthropic", "bedrock", "cohere", "cohere_chat", "gemini", "vertex_ai", "vertex_ai_beta")
-"""Providers with a wire of their own that is read here."""
+"""Providers with wire formats of their own that are read here."""
 
 _CREDENTIALS = frozenset({"api_key", "api_base", "base_url", "organization", "extra_headers", "headers"})
 _ROUTING = frozenset(
@@ -127,9 +127,9 @@ _ROUTING = frozenset(
     max_budget budget_duration cooldown_time use_in_pass_through drop_params stream
     """.split()
 )
-"""Settings of litellm's router: they change when a deployment is asked and not what it is asked."""
+"""Settings of litellm's router, which do not change the request."""
 _PLAIN = frozenset({"model", "custom_llm_provider", "extra_body", *_CREDENTIALS, *NAMED, *_ROUTING})
-"""What the direct lane can honour without litellm."""
+"""Settings that the direct lane supports without litellm."""
 _MAPPED = _PLAIN | {"additional_drop_params", "allowed_openai_params", "cache_control_injection_points"}
 OF_PROVIDERS: Mapping[str, frozenset[str]] = {
     "azure": frozenset(
@@ -156,22 +156,22 @@ OF_PROVIDERS: Mapping[str, frozenset[str]] = {
         }
     ),
 }
-"""Settings with which one provider is addressed and signed for."""
+"""Settings for the address and authentication of one provider."""
 _NOT_CONVERSE = re.compile(
     r"(?:bedrock/)?(?:invoke|converse_like|agent|agentcore|async_invoke|openai|mantle|chat_completions|claude_platform)/"
 )
-"""Routes of litellm's to other APIs of Bedrock's."""
+"""litellm's routes to Bedrock's other APIs."""
 _UNPREFIXED: Sequence[tuple[str, str]] = (
     ("claude-", "anthropic"),
     ("command-", "cohere_chat"),
     ("gemini-", "vertex_ai"),
 )
-"""Providers that litellm finds by how a model's name begins."""
+"""Providers that litellm finds by the prefix of a model's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiteLLMSettings:
-    """Everything that goes to `acompletion` beside the request: the model, its address, its key and other settings."""
+    """The arguments of `acompletion` that are not from the request: the model, its address, its key and other settings."""
 
     arguments: Mapping[str, Any] = field(repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
@@ -179,7 +179,7 @@ class LiteLLMSettings:
 
 
 def known_endpoint(entry: ModelConfig) -> Endpoint | None:
-    """The endpoint of an entry of a provider in the table, or None. Loads nothing."""
+    """Return the endpoint of an entry whose provider is in the table, or None. Does not load litellm."""
     params = opened(entry.litellm_params)
     provider, model = split_provider(params)
     known = OLLAMA if provider in OLLAMAS else PROVIDERS.get(provider or "")
@@ -191,7 +191,7 @@ def known_endpoint(entry: ModelConfig) -> Endpoint | None:
 
 
 def responses_endpoint(entry: ModelConfig) -> Endpoint | None:
-    """The endpoint of an entry on the lane `responses`, as the one of a chat; None where nothing says where it is."""
+    """Return the Chat Completions endpoint of an entry on the lane `responses`; None where its address is not known."""
     params = opened(entry.litellm_params)
     provider, model = split_provider(params)
     known = PROVIDERS.get(provider or "", KnownApi(None, (), ""))
@@ -236,7 +236,7 @@ def endpoint_at(
 def litellm_settings(entry: ModelConfig) -> LiteLLMSettings:
     params = opened(entry.litellm_params)
     arguments = {name: value for name, value in params.items() if name not in _ROUTING or name == "drop_params"}
-    # Asked for tools once, litellm's `ollama` writes them into the prompts of every provider in the process from then on.
+    # After one request with tools, litellm's `ollama` writes tools into the prompts of every provider in the process.
     if str(arguments["model"]).startswith("ollama/"):
         arguments["model"] = "ollama_chat/" + str(arguments["model"]).removeprefix("ollama/")
     if arguments.get("custom_llm_provider") == "ollama":
@@ -245,7 +245,7 @@ def litellm_settings(entry: ModelConfig) -> LiteLLMSettings:
 
 
 def check(entry: ModelConfig) -> None:
-    """Refuse, at load, what could never work."""
+    """Raise `LaneError` for an entry that could never work."""
     if not isinstance(entry.litellm_params.get("model"), str) or not entry.litellm_params["model"]:
         raise LaneError("litellm_params.model is missing")
     params = opened(entry.litellm_params)
@@ -273,7 +273,7 @@ def check(entry: ModelConfig) -> None:
 
 
 def why_unseen(entry: ModelConfig) -> str | None:
-    """Why the provider's own end of an answer is not seen, unless litellm's word is trusted; None where it is seen."""
+    """Return why the provider's own end of an answer is not seen, unless litellm is trusted; None where it is seen."""
     start = str(entry.litellm_params["model"]).partition("/")[0]
     if entry.trust_litellm or lane_of(entry) != "litellm" or start == "demo" or "*" in start:
         return None
@@ -281,7 +281,7 @@ def why_unseen(entry: ModelConfig) -> str | None:
 
 
 def lane_of(entry: ModelConfig) -> Literal["direct", "responses", "translated", "litellm"]:
-    """The lane an entry takes."""
+    """Return the lane of an entry."""
     if entry.lane != "auto":
         return entry.lane
     params = opened(entry.litellm_params)
@@ -336,8 +336,7 @@ def _only_litellm(params: Mapping[str, Any], provider: str) -> str | None:
 
 
 def _is_no_chat(provider: str | None, model: str, params: Mapping[str, Any]) -> bool:
-    """True if a model answers on the Responses API alone. At an address of one's own a name says so that is
-    OpenAI's."""
+    """True if a model has only the Responses API. With an `api_base` this is decided by names of OpenAI's only."""
     if provider != "openai" or not NOT_CHAT.match(model):
         return False
     is_openais = OPENAI_NAMES.fullmatch(model) is not None or model.startswith(RESPONSES_MARK)
@@ -345,12 +344,12 @@ def _is_no_chat(provider: str | None, model: str, params: Mapping[str, Any]) -> 
 
 
 def _litellms(params: Mapping[str, Any]) -> Iterator[str]:
-    """The settings that litellm would read itself. Any other goes to the provider, in the body."""
+    """Yield the settings that litellm would read itself. All others go into the provider's body."""
     return (name for name in params if name in NAMED or is_denied(name))
 
 
 def is_plain(params: Mapping[str, Any]) -> bool:
-    """True if every setting can be honoured without litellm."""
+    """True if every setting is supported without litellm."""
     return _PLAIN.issuperset(_litellms(params))
 
 
@@ -362,12 +361,12 @@ def body_settings(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def provider_of(params: Mapping[str, Any]) -> str | None:
-    """The provider that an entry names, if it names one."""
+    """Return the provider that an entry names, if any."""
     return split_provider(params)[0]
 
 
 def split_provider(params: Mapping[str, Any]) -> tuple[str | None, str]:
-    """The provider litellm would find, as far as that can be said without it, and the name the provider knows."""
+    """Return the provider that litellm would find, as far as that is known without loading it, and the provider's model name."""
     model = str(params.get("model", ""))
     prefix, slash, rest = model.partition("/")
     if given := params.get("custom_llm_provider"):
@@ -382,7 +381,7 @@ def split_provider(params: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def opened(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters with wrapped secrets taken out of their wrapping; unset ones left out."""
+    """Return the parameters with secrets unwrapped, without unset ones."""
     return {name: _plain(value) for name, value in params.items() if value is not None}
 
 
@@ -400,7 +399,7 @@ def secrets_in(params: Mapping[str, Any], key: str | None) -> tuple[str, ...]:
 
 
 def host_of(params: Mapping[str, Any]) -> str:
-    """The host that an entry names; empty where it names none."""
+    """Return the host that an entry names; empty where it names none."""
     return host_in(_base(params) or "")
 
 

@@ -1,6 +1,7 @@
-"""Reads the answers of the Responses API into the events of a chat.
+"""Reads the answers of the Responses API into model events.
 
-The whole of a call comes more than once; where two of them differ it is no call. Only what ends the response ends the answer.
+The arguments of a call are sent several times; where these differ the call is broken. Only the event that ends the response
+ends the answer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,12 +37,12 @@ from callgate.upstream.translation import field_of
 
 CALLS: Final = frozenset({"function_call", "custom_tool_call"})
 KEPT: Final = CALLS | {"message", "reasoning"}
-"""Items that the model's next turn is asked with. All others are of tools that its provider runs."""
+"""Items that are sent back in the model's next turn. All others are of tools that its provider runs."""
 PIECES: Final[Mapping[str, str]] = {
     "response.function_call_arguments": "arguments",
     "response.custom_tool_call_input": "input",
 }
-"""Events about what a call is made with, and how it is called in their last one."""
+"""Events with pieces of a call's arguments, and the field with all of it in the last one."""
 SUMMARIES: Final = frozenset({"response.reasoning_summary_text.delta", "response.reasoning_summary.delta"})
 THINKING: Final = frozenset({"response.reasoning_text.delta", "response.reasoning.delta"})
 ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
@@ -52,7 +53,7 @@ STATUSES: Final = {
     "context_length_exceeded": 400,
 }
 OF_REQUESTS: Final = ("invalid_", "image_", "unsupported_", "empty_image", "failed_to_download")
-"""What the codes of failed responses would have been as a status, and how those begin that speak of the request."""
+"""HTTP statuses for the codes of failed responses, and prefixes of codes for client errors."""
 
 
 class _Open:
@@ -62,24 +63,24 @@ class _Open:
         self.id, self.name = _id(item), item.get("name")
         self.pieces: list[str] = []
         self.checked = ""
-        """The whole of it, as some event said it."""
+        """The whole arguments, as an event had them."""
         self.is_over = False
-        """Some event said that no more of it was to come."""
+        """An event said that it is complete."""
 
 
 class ResponseEvents(JsonEvents):
-    """Reads a stream of events. Only what ends the response ends the answer: the mark behind it says nothing by itself."""
+    """Reads a stream of events. Only the event that ends the response ends the answer, not the end mark after it."""
 
     def __init__(self, by: str) -> None:
         super().__init__()
         self._by = by
         self._calls: dict[int, _Open] = {}
         self._said: set[tuple[int | None, int | None]] = set()
-        """The parts of messages of which something came."""
+        """The parts of messages of which text has come."""
         self._message: int | None = None
-        """The message that speaks."""
+        """The index of the current message."""
         self._thought: tuple[str, object, object] | None = None
-        """What kind of thinking is shown, and the part of it that was shown last."""
+        """The kind of thinking that is emitted, and the part that was emitted last."""
         self._has_head = False
 
     def _read_payload(self, payload: bytes, event: Any) -> Sequence[ModelEvent]:
@@ -88,10 +89,10 @@ class ResponseEvents(JsonEvents):
             self.fault = TWICE
             return ()
         if not isinstance(event, dict):
-            # Nothing of an answer, but it may be an error.
+            # No part of an answer; it may be an error.
             return reported(payload) if type(payload) is ErrorEvent else self._chunks.read(event)
         found = self._read_event(event)
-        # A tool of the provider's that failed is no failure.
+        # The failure of one of the provider's tools is no failure of the answer.
         is_ours = str(event.get("type")).startswith("response.")
         return found if found or is_ours or type(payload) is not ErrorEvent else reported(payload)
 
@@ -157,7 +158,7 @@ class ResponseEvents(JsonEvents):
         place = (shown, at, event.get("summary_index", event.get("content_index")))
         before = self._thought
         if before is not None and before[0] != shown:
-            return []  # who shows both shows the same twice
+            return []  # providers that send both kinds send the same text twice
         self._thought = place
         between = "\n\n" if before is not None and before != place else ""
         return [ReasoningDelta(between + sound_text(delta))]
@@ -183,7 +184,7 @@ class ResponseEvents(JsonEvents):
         return [CallDelta(at, arguments=given if isinstance(given, str) else [given])]
 
     def _check(self, at: int | None, given: Any) -> list[ModelEvent]:
-        """Hold what came of a call against the whole of it. What differs is no call: which of the two was meant nobody knows."""
+        """Compare the pieces of a call with its whole arguments. Where they differ the call is broken."""
         call = None if at is None else self._calls.get(at)
         if call is None or at is None:
             return self._breaks("a text belongs to no call")
@@ -213,7 +214,7 @@ class ResponseEvents(JsonEvents):
         return events
 
     def _whole_call(self, at: int | None, item: Mapping[str, Any]) -> list[ModelEvent]:
-        """Read an item about a call of which something has come."""
+        """Read the whole item of a call whose pieces have come."""
         call = None if at is None else self._calls.get(at)
         events = self._check(at, item.get("input" if item.get("type") == "custom_tool_call" else "arguments"))
         if call is None:
@@ -245,13 +246,13 @@ class ResponseEvents(JsonEvents):
             events += self._compared(items)
         events += end_of(response, has_calls=bool(self._calls))
         if word != "completed" and response.get("status") in (None, "completed") and not response.get("error"):
-            # The event says what the response does not.
+            # The event's type stands for a missing status.
             events += end_of({"status": word}, has_calls=bool(self._calls))
         return events
 
     def _compared(self, items: Sequence[tuple[int, Mapping[str, Any]]]) -> list[ModelEvent]:
-        """Compare the whole response with the calls that came piece by piece. One of which nobody says that no more was
-        to come, nor anything of what it is made with, is cut off."""
+        """Compare the whole response with the calls that came in pieces. A call that no event completed and without arguments
+        is cut off."""
         events: list[ModelEvent] = []
         by_id = {call.id: at for at, call in self._calls.items()}
         for place, item in items:
@@ -368,14 +369,14 @@ def texts_of(parts: Any) -> Iterator[str]:
 
 
 def _annotations(found: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """As a chat has them."""
+    """Convert annotations to those of Chat Completions."""
     for each in found:
         if isinstance(each, dict) and each.get("type") == "url_citation":
             yield {"type": "url_citation", "url_citation": {name: it for name, it in each.items() if name != "type"}}
 
 
 def end_of(response: Mapping[str, Any], *, has_calls: bool) -> Iterator[ModelEvent]:
-    """Translate the status of a response. This API has no finish reasons; those of a chat stand for its statuses."""
+    """Translate the status of a response to a finish reason, which this API does not have."""
     if isinstance(counts := response.get("usage"), dict):
         yield usage_of(counts)
     status, error = response.get("status"), response.get("error")
@@ -397,7 +398,7 @@ def _failed(error: Any) -> ProviderError:
 
 
 def usage_of(counts: Mapping[str, Any]) -> Usage:
-    """The counts as those of a chat."""
+    """Convert token counts to those of Chat Completions."""
     known = {name: value for name, value in counts.items() if type(value) is int}
     asked, said = known.get("input_tokens", 0), known.get("output_tokens", 0)
     usage: dict[str, Any] = {

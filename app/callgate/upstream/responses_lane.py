@@ -1,8 +1,7 @@
-"""The lane for models behind OpenAI's Responses API: some of its models answer on no other, and the thinking of all of
-them goes on from turn to turn there.
+"""The lane for models behind OpenAI's Responses API: some models have no other, and it keeps reasoning from turn to turn.
 
-Nothing is kept at the provider: each turn is asked with its whole history, the items of earlier turns as the model made them,
-and what it thought sealed by its provider.
+Nothing is stored at the provider: each turn is sent the whole history, with the items of earlier turns as the model made
+them, and encrypted reasoning.
 """
 
 from collections.abc import Sequence
@@ -48,7 +47,7 @@ class ResponsesModel(HttpModel):
         *,
         answer_bytes: int = ANSWER_BYTES,
     ) -> None:
-        """`endpoint`: where the provider has its chats. `answer_bytes`: how long one answer may be."""
+        """`endpoint`: that of Chat Completions. `answer_bytes`: the limit of one answer."""
         super().__init__(name, endpoint, client, deadlines, answer_bytes=answer_bytes)
         base = endpoint.url.removesuffix(CHAT_PATH)
         self._url = base if base.endswith(PATH) else base + PATH

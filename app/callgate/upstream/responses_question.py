@@ -16,13 +16,13 @@ from callgate.upstream.translation import Unanswerable, field_of
 THOUGHTS: Final = "reasoning.encrypted_content"
 LOGPROBS: Final = "message.output_text.logprobs"
 DO_NOT_THINK: Final = ("gpt-3", "gpt-4", "chatgpt-", "ft:gpt-3", "ft:gpt-4")
-"""How models of OpenAI's begin that refuse to be asked for sealed thinking."""
+"""Prefixes of OpenAI's models that refuse a request for encrypted reasoning."""
 MESSAGE_ROLES: Final = frozenset({"system", "developer", "user"})
 NO_PLACE: Final = (
     "stop", "seed", "logit_bias", "presence_penalty", "frequency_penalty", "modalities", "audio", "prediction",
     "functions", "function_call", "web_search_options",
 )  # fmt: skip
-"""Fields of a chat that this API has no place for. One that asks for nothing is left out."""
+"""Fields of Chat Completions that this API does not have. One with a default value is left out."""
 ASKS_NOTHING: Final[Sequence[Any]] = (None, 0, 0.0, [], {}, ["text"], "none", "auto")
 STATE: Final = frozenset(
     """
@@ -31,15 +31,15 @@ STATE: Final = frozenset(
     response_format parallel_tool_calls thinking
     """.split()
 )
-"""Fields that a client's go into no body of ours by their own names: what they are in a chat has another name here, and what
-they are here would name something in the operator's account."""
+"""Fields of a client's request that are not sent under their own names: their meaning in Chat Completions has another name
+here, and under this name they would refer to the operator's account."""
 READ_HERE: Final = IN_BODY | {"reasoning_summary"}
 
 _encode = msgspec.json.Encoder().encode
 
 
 def body_of(ask: ModelRequest, model: str, by: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a turn. `by`: whose items are its own. `defaults`: what the operator sets where a request does not."""
+    """Make the body of a turn. `by`: the deployment, whose own items are sent back. `defaults`: the operator's fields."""
     asked = {name: value for name, value in ask.params.items() if name in READ_HERE or not is_denied(name)}
     fields = {name: raw_json.read(value) for name, value in {**defaults, **asked}.items()}
     for name in NO_PLACE:
@@ -69,7 +69,7 @@ def body_of(ask: ModelRequest, model: str, by: str, defaults: Mapping[str, Any])
 
 
 def _renamed(fields: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that a chat has under other names. `body`: what the operator sets beside them."""
+    """Translate fields with other names in Chat Completions. `body`: the operator's fields."""
     groups = {
         "reasoning": {"effort": fields.get("reasoning_effort"), "summary": fields.get("reasoning_summary")},
         "text": {"format": _format(fields.get("response_format")), "verbosity": fields.get("verbosity")},
@@ -96,7 +96,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     kind = tool.get("type")
     if kind == "function":
         function = tool["function"]
-        # Strict unless told otherwise, which would refuse or change most schemas.
+        # The default here is strict, which would refuse or change most schemas.
         return {
             "type": "function",
             "strict": False,
@@ -168,7 +168,7 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _said(message: Mapping[str, Any], by: str) -> Iterator[dict[str, Any]]:
-    """Return the items of a model's turn: as it made them, where it was this model and the message says the same."""
+    """Return the items of a model's turn: its own items, where this deployment made them and the message has the same text."""
     calls = {call["id"]: call for call in message.get("tool_calls") or ()}
     kept = message.get(ITEMS)
     own = [each["item"] for each in kept if _is_by(each, by)] if isinstance(kept, list) else []
@@ -193,13 +193,13 @@ def _said(message: Mapping[str, Any], by: str) -> Iterator[dict[str, Any]]:
 
 
 def _is_by(kept: Any, by: str) -> bool:
-    """True if it is an item of this model that can go back. A history comes from a client, and may hold anything."""
+    """True if it is an item of this deployment that can be sent back. A history comes from a client and may hold anything."""
     item = kept.get("item") if isinstance(kept, dict) and kept.get("by") == by else None
     return isinstance(item, dict) and isinstance(kind := item.get("type"), str) and kind in KEPT
 
 
 def _message(content: Any, phase: Any = None) -> Iterator[dict[str, Any]]:
-    """Made anew: a history came from a client, and an item could name what it likes."""
+    """Make a message item. Items in a history from a client are not sent on as they are, because they may refer to others."""
     parts: list[dict[str, Any]] = []
     for part in content if isinstance(content, list) else ():
         text, refusal = field_of(part, "text"), field_of(part, "refusal")
@@ -213,7 +213,7 @@ def _message(content: Any, phase: Any = None) -> Iterator[dict[str, Any]]:
 
 
 def _thought(item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a reasoning item without its id: by that the provider would look for what it has kept, and for whom."""
+    """Return a reasoning item without its id, by which the provider would look for a stored item."""
     if item["type"] != "reasoning":
         return None
     summary = [{"type": "summary_text", "text": text} for text in texts_of(item.get("summary"))]
@@ -221,7 +221,7 @@ def _thought(item: Mapping[str, Any]) -> dict[str, Any] | None:
         return {"type": "reasoning", "summary": summary, "encrypted_content": sealed}
     if not (content := [{"type": "reasoning_text", "text": text} for text in texts_of(item.get("content"))]):
         return None
-    # Servers that show what was thought ask for an id, and look for nothing by it.
+    # Servers that return plain reasoning require an id, and do not look it up.
     id = f"rs_{sha256(_encode(content)).hexdigest()[:24]}"
     return {"type": "reasoning", "id": id, "summary": summary, "content": content}
 

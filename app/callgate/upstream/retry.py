@@ -1,8 +1,7 @@
-"""Retries and fallbacks, for a turn that failed before anything of it was passed on.
+"""Retries and fallbacks, for a turn that failed before any of it was sent to the client.
 
-Tools are not seen from here, so none can run twice. Waits are full-jitter, a provider's Retry-After is honoured as long
-as it is short, and all retries of a runtime share one budget, so that a provider in trouble is not
-asked three times as often by the very clients that wait for it.
+No tools run here, so none can run twice. Waits have full jitter, a provider's short Retry-After is honoured, and all retries
+of a runtime share one budget, so that a provider in trouble does not get several times as many requests.
 """
 
 import asyncio
@@ -33,25 +32,25 @@ HALF_WINDOW_SECONDS = 30.0
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     tries: int = 3
-    """How often the deployments of one name are asked in all, before the fallbacks are."""
+    """How often the deployments of one name are asked together, before the fallbacks."""
     first_wait: float = 0.5
-    """The upper end of the first random wait; it doubles with each further one."""
+    """The maximum of the first random wait; it doubles with each further one."""
     longest_wait: float = 8.0
-    """The upper end of any wait of our own choosing."""
+    """The maximum of any wait, except for a Retry-After."""
     give_up_after: float = 60.0
-    """Seconds from the first ask after which nothing is asked again."""
+    """Seconds after the first request after which there are no retries."""
     wait_in_all: float = 5.0
-    """How long one question waits for its deployments in all. A Retry-After beyond it is for the client to wait for."""
+    """The sum of the waits of one request. A longer Retry-After is passed on to the client."""
 
 
 class RetryBudget:
-    """No more than a share of the recent requests are repetitions, with a few free for quiet times."""
+    """Limits retries to a share of the recent requests, and a few beyond it for quiet times."""
 
     def __init__(self, share: float = 0.2, free: int = 10, clock: Callable[[], float] = time.monotonic) -> None:
         self._share = share
         self._free = free
         self._clock = clock
-        # Two half windows instead of a list of times: counting costs nothing and forgets by itself.
+        # Two half windows instead of a list of times, which would have to be pruned.
         self._half = self._now()
         self._half_ends = (self._half + 1) * HALF_WINDOW_SECONDS
         self._requests = [0, 0]
@@ -63,7 +62,7 @@ class RetryBudget:
         self._requests[0] += 1
 
     def take(self) -> bool:
-        """Count one more repetition if it is allowed; return whether it was."""
+        """Count one more retry if it is allowed; return whether it was."""
         self._forget()
         if sum(self._retries) >= self._free + self._share * sum(self._requests):
             return False
@@ -94,7 +93,7 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True)
 class RetryingModel:
-    """A model made of the pool of its own deployments and the pools of its fallbacks."""
+    """A model with the pool of its own deployments and the pools of its fallbacks."""
 
     name: str
     pools: Sequence[DeploymentPool]
@@ -104,7 +103,7 @@ class RetryingModel:
     def ask(
         self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AbstractAsyncContextManager[ModelAnswer]:
-        """With `attempts` that it was asked with before, it goes on from where they are."""
+        """Ask the model. With `attempts` of an earlier call it continues after the failed ones."""
         if attempts is not None and attempts.in_charge is not None:
             assert isinstance(attempts.in_charge, _Asking)
             return attempts.in_charge
@@ -116,12 +115,12 @@ class RetryingModel:
 
 
 class _Asking(msgspec.Struct, eq=False):
-    """One question, asked until its answer has begun, because only until then may it be asked again. The same context is
-    entered once more where the answer breaks off and nothing of it was passed on."""
+    """The context manager of one request, which is retried until its answer has begun. It is entered again where the answer
+    breaks off before any of it was sent to the client."""
 
     _model: RetryingModel
     _ask: ModelRequest | Passthrough
-    # Not the attempts themselves: they hold this, and the two would be garbage that only a collector finds.
+    # Not the attempts themselves: they refer to this, and a reference cycle needs the garbage collector.
     _turn: int
     _announce: Callable[[Attempt], Awaitable[None]]
     _order: Sequence[Deployment]
@@ -157,7 +156,7 @@ class _Asking(msgspec.Struct, eq=False):
         while True:
             self._open = None
             try:
-                # Whatever happens before its first words closes what was opened.
+                # Any exception before the first content closes the request.
                 if (trace := TRACE.get()) is not None:
                     trace.attempt(self._turn, self.number)
                 opened = self._deployment.model.ask(self._ask)
@@ -194,11 +193,11 @@ class _Asking(msgspec.Struct, eq=False):
             cooldown.answered()
 
     async def failed(self, failure: ChatError) -> None:
-        """Count a failure, and emit it: of the attempt to begin an answer, or of the answer that had begun."""
+        """Count and emit a failure, before or after the answer has begun."""
         status = 200
         if self._open is None:
             if not isinstance(failure, errors.UpstreamError):
-                return  # we refused the request ourselves, and nobody was asked
+                return  # we refused the request ourselves, and no deployment was asked
             status = failure.upstream_status
         is_refusal = not failure.retryable
         if not is_refusal:
@@ -217,19 +216,19 @@ class _Asking(msgspec.Struct, eq=False):
         )
 
     async def go_on(self, failure: ChatError) -> None:
-        """Find who is asked after a failure, and wait until it is time; raises the failure when nobody is left."""
+        """Choose the deployment to ask after a failure, and wait before it if necessary; raises the failure when none is left."""
         model, world = self._model, self._model.circumstances
         if self._open is not None:
-            self._began = world.clock()  # the time for an answer that had begun was not spent on asking
+            self._began = world.clock()  # the time of an answer that had begun does not count
         give_up_at = self._began + model.policy.give_up_after
         queue = self._queue
-        if queue is None:  # only now is it worth knowing who else there is
+        if queue is None:  # built only after the first failure
             queue = self._queue = _Queue(model.pools, model.policy.tries, self._order)
             queue.first_was_asked()
         chosen, wait = queue.again(self._deployment, is_passing(failure)), 0.0
         if chosen is not None:
             asked = queue.asked[chosen.deployment] - 1
-            if asked:  # another deployment of the same name has nothing to recover from
+            if asked:  # a deployment that has not failed needs no wait
                 policy = model.policy
                 jitter = full_jitter(
                     asked - 1, first=policy.first_wait, longest=policy.longest_wait, chance=world.random
@@ -259,8 +258,8 @@ class _Chosen:
 
 
 class _Queue:
-    """The order of attempts: the deployments of one pool in turn, without those that failed for good or are left alone;
-    then the next pool; and at the end, once each, those that were left alone."""
+    """The order of attempts: the deployments of one pool in turn, without those that failed for good or are cooling down;
+    then the next pool; and at the end, once each, those that are cooling down."""
 
     def __init__(self, pools: Sequence[DeploymentPool], tries: int, order: Sequence[Deployment]) -> None:
         """`order` is that of the first pool."""
@@ -269,7 +268,7 @@ class _Queue:
         self._waiting = list(order)
         self._resting: list[Deployment] = []
         self.asked: dict[Deployment, int] = {}
-        """How often each was."""
+        """How often each deployment was asked."""
 
     def first(self) -> _Chosen | None:
         return self._next()
@@ -278,8 +277,8 @@ class _Queue:
         self._count(self._waiting.pop(0))
 
     def again(self, failed: Deployment, passing: bool) -> _Chosen | None:
-        """Return the deployment of the same pool to ask after a failure. One that is left alone from now on is asked
-        again only where nobody else is there."""
+        """Return the deployment of the same pool to ask after a failure. One that begins to cool down is asked again only
+        where there is no other."""
         is_alone = not (self._waiting or self._pools or self._resting)
         if passing and (is_alone or not failed.cooldown.is_resting):
             self._waiting.append(failed)
@@ -316,7 +315,7 @@ class _Queue:
 
 
 class _Begun(msgspec.Struct, eq=False):
-    """An answer whose first words are there; what came before them is given out first."""
+    """An answer whose first content has come; the events before it are emitted first."""
 
     _answer: ModelAnswer
     _batches: AsyncIterator[Sequence[ModelEvent]]
@@ -343,7 +342,7 @@ class _Begun(msgspec.Struct, eq=False):
 
     @property
     def reason_is_raw(self) -> bool:
-        return self._answer.reason_is_raw  # asked late: an answer may know it only at its end
+        return self._answer.reason_is_raw  # not copied: it may be known only at the end of the answer
 
     @property
     def lane(self) -> str:
@@ -353,7 +352,7 @@ class _Begun(msgspec.Struct, eq=False):
         return self
 
     def __anext__(self) -> Awaitable[Sequence[ModelEvent]]:
-        # Not a coroutine of its own: what comes after the first words costs nothing here.
+        # No coroutine of its own, so that events after the first content cost nothing here.
         return self._first() if self._held else self._batches.__anext__()
 
     async def _first(self) -> Sequence[ModelEvent]:
@@ -361,5 +360,5 @@ class _Begun(msgspec.Struct, eq=False):
 
 
 def is_passing(error: ChatError) -> bool:
-    """True if the very same deployment may answer a moment later."""
+    """True if the same deployment may answer a moment later."""
     return error.again if isinstance(error, errors.UpstreamError) else error.retryable

@@ -19,11 +19,11 @@ from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.translation import field_of
 
 TOKENIZER = "gpt-4"
-"""Whose tokenizer comes with litellm; others would be fetched from a registry."""
+"""The model whose tokenizer comes with litellm; others would be fetched from a registry."""
 ANSWER_BYTES = 64 * 1024
 COUNTED: Final = frozenset({"text", "image_url"})
 OTHER_PART: Final = 250
-"""Tokens of a part that is neither text nor image, by guess: as many as litellm takes an image for."""
+"""The guess for a part that is neither text nor image: litellm's number of tokens for an image."""
 
 
 class _Count(msgspec.Struct):
@@ -34,7 +34,7 @@ _count = msgspec.json.Decoder(_Count)
 
 
 async def count_tokens(entry: ModelConfig, ask: ModelRequest, client: HttpClient) -> tuple[int, bool]:
-    """The tokens, and whether they are only estimated."""
+    """Return the number of tokens, and whether it is an estimate."""
     if ask.original is not None and resolve.provider_of(entry.litellm_params) == "anthropic":
         from callgate.upstream import messages_lane
 
@@ -70,7 +70,7 @@ def _estimated(litellm: Any, ask: ModelRequest) -> int:
         counted = litellm.token_counter(
             model=TOKENIZER, messages=fitting, tools=tools, use_default_image_token_count=True
         )
-    except (ValueError, TypeError, KeyError) as error:  # over odd messages, which a provider would refuse
+    except (ValueError, TypeError, KeyError) as error:  # for invalid messages, which a provider would refuse
         raise ChatError(
             400, "The tokens of a message cannot be counted: it is not what a message should be."
         ) from error
@@ -78,7 +78,7 @@ def _estimated(litellm: Any, ask: ModelRequest) -> int:
 
 
 def _countable(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without parts of which no tokenizer knows anything: sound and files."""
+    """Remove parts that tokenizers do not count: audio and files."""
     message = without_items(message)
     content = message.get("content")
     if not isinstance(content, list):

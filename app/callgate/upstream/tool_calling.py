@@ -1,8 +1,8 @@
 """Chooses how each deployment is asked for tool calls: natively, in a prompt, or by a probe at its first use.
 
-What the config says counts; `auto` leaves it to the entry's `model_info`, then to litellm's model list, the model's
-family and a probe (`callgate.text_calls.calling_detection`). litellm is asked only where it is loaded or will be: for a model on the direct
-lane it would cost two seconds and fifty megabytes for one bit.
+The config decides; `auto` leaves it to the entry's `model_info`, then to litellm's model list, the model's family and a probe
+(`callgate.text_calls.calling_detection`). litellm's list is used only where litellm is loaded anyway, because loading takes
+two seconds and fifty megabytes.
 """
 
 from collections import OrderedDict
@@ -23,17 +23,16 @@ CONSTRAINABLE = "json"
 LOCAL_RUNTIMES = frozenset(
     {"docker_model_runner", "hosted_vllm", "llamafile", "lm_studio", "ollama", "ollama_chat", "vllm", "xinference"}
 )
-"""Providers by whose name nothing is said of native calls: it depends on the model and its chat template. Everybody
-else speaks for an API that has them, `openai/` with an address of one's own included; such a model is never asked
-anything that no client asked."""
+"""Providers where native calls depend on the model and its chat template, so that a model may be probed. All others have an
+API with native calls, `openai/` with an `api_base` included, and are never probed."""
 REMEMBERED = 4096
-"""Deployments whose way is remembered. Wildcards let clients choose names, so there must be a bound."""
+"""Deployments whose mode is cached. Wildcards let clients choose names, so that there has to be a bound."""
 
 Report: TypeAlias = Callable[[ModelConfig, CallingMode], None]
 
 
 class ToolCalling:
-    """Remembers the ways of all deployments for the life of a runtime."""
+    """Keeps the calling modes of all deployments for the life of a runtime."""
 
     def __init__(self, report: Report, argument_bytes: int | None = None, *, fenced_runs: bool = True) -> None:
         self._report = report
@@ -43,7 +42,7 @@ class ToolCalling:
         self._ways: OrderedDict[tuple[str, str, str], CallingDetector] = OrderedDict()
 
     def wrap(self, model: Model, entry: ModelConfig) -> Model:
-        """The deployment, asked as its entry says."""
+        """Wrap a deployment so that it is asked for calls as its entry says."""
         key = _key(entry)
         memory = self._thinking.get(key)
         if memory is None:
@@ -73,7 +72,7 @@ class ToolCalling:
         return _known(entry) or await self._way(entry).foresee(), _format(entry)
 
     def _way(self, entry: ModelConfig) -> CallingDetector:
-        # A fallback is built once more for each model that falls back to it, but it is one deployment.
+        # A fallback is built again for each model that uses it, but it is one deployment.
         key = _key(entry)
         way = self._ways.get(key)
         if way is None:
@@ -127,7 +126,7 @@ def _in_words(
     thinking: ThinkingMemory,
     fenced_runs: bool,
 ) -> Model:
-    from callgate.text_calls.prompted import PromptedModel  # two dozen modules, for models that have no native calls
+    from callgate.text_calls.prompted import PromptedModel  # two dozen modules, for models without native calls
 
     return PromptedModel(
         model,

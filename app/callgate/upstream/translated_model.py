@@ -1,8 +1,7 @@
 """The translated lane: litellm's provider classes build the request, our HTTP client sends it, and we read the answer.
 
-The deadlines, the errors, the events of the stream and the finish reason are ours, so that nothing between us and the
-provider retries, logs, or puts its own word for the provider's. A request that cannot be worded is the request's error,
-an answer that cannot be read is the answer's; neither changes how the next request goes.
+Deadlines, errors, stream events and finish reasons are handled here, so that litellm does not retry, log, or change them. A
+request that cannot be translated is a client error, an answer that cannot be read a provider's.
 """
 
 import asyncio
@@ -41,10 +40,10 @@ QUESTIONS: Mapping[str, Asking] = {
     "vertex_ai": gemini.question,
     "vertex_ai_beta": gemini.question,
 }
-"""What words a request, by provider; those that are not here have OpenAI's wire."""
+"""The functions that make requests, by provider; all other providers have OpenAI's wire format."""
 
 MOST_PAUSES = 8
-"""Of one answer. Each is some ten runs of the provider's own tools."""
+"""Pauses of one answer. Each is about ten runs of the provider's own tools."""
 
 log = structlog.get_logger("callgate.models")
 
@@ -60,11 +59,11 @@ class TranslatedModel:
         answer_bytes: int = ANSWER_BYTES,
         fetch: Fetch | None = None,
     ) -> None:
-        """`answer_bytes`: how long one answer may be, as it comes over the wire. `fetch` gets what is at an address, for a
-        provider that takes none."""
+        """`answer_bytes`: the limit of one answer, in bytes as received. `fetch` gets the content of URLs, for a provider that
+        takes none."""
         self.name = name
         self.host = resolve.host_of(settings.arguments)
-        """Where it was asked last; before that, where its entry says."""
+        """The host of the last request; before that, the entry's."""
         self._settings = settings
         self._client = client
         self._deadlines = deadlines
@@ -106,7 +105,7 @@ class TranslatedModel:
         check_schemas(ask)
         litellm = await loaded()
         try:
-            async with asyncio.timeout(self._deadlines.first_byte):  # it may have to sign in first
+            async with asyncio.timeout(self._deadlines.first_byte):  # it may have to authenticate first
                 messages = [copy.deepcopy(without_items(decoded(message))) for message in ask.messages]
                 messages = await put_in(messages, self._fetch, files_only=self._takes_addresses)
                 ask = replace(ask, messages=messages)
@@ -119,19 +118,19 @@ class TranslatedModel:
             raise errors.timed_out("Signing in at the model's provider took too long.", "sign-in", again=True) from None
         except UnicodeEncodeError:
             raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
-        except Exception as error:  # litellm raises its own errors and bare KeyErrors over odd messages
+        except Exception as error:  # litellm's own errors, and KeyErrors for odd messages
             self._log("request", error)
             raise from_request(error, self._settings.secrets) from error
 
     async def _in_its_words(
         self, wording: Callable[..., Awaitable[Question]], ask: Any, original: Original
     ) -> Question:
-        """The question in the words in which it came."""
+        """Make the request out of the client's original one."""
         try:
             return await wording(await loaded(), self._settings, ask, original)
         except ChatError:
             raise
-        except Exception as error:  # as below
+        except Exception as error:  # as in `_worded`
             self._log("request", error)
             raise from_request(error, self._settings.secrets) from error
 
@@ -139,11 +138,11 @@ class TranslatedModel:
         return await self._ask(litellm, self._settings, ask, self._fields)
 
     def report(self, error: Exception) -> None:
-        """An answer could not be read."""
+        """Log that an answer could not be read."""
         self._log("answer", error)
 
     def _log(self, what: str, error: Exception) -> None:
-        # The error's text may hold the messages of a chat; its kind does not.
+        # The error's text may hold messages of a chat; its type does not.
         log.warning("translation_failed", model=self.name, what=what, error=type(error).__name__)
 
 
@@ -164,7 +163,7 @@ class _TranslatedAnswer(HttpAnswer):
 
 
 class _PausingAnswer(_TranslatedAnswer):
-    """One answer of a provider that may pause in it, and goes on when it is asked with what it has said."""
+    """One answer of a provider that may pause in it, and continues when it is sent the answer so far."""
 
     def __init__(
         self, response: Response, question: Question, model: TranslatedModel, exchanges: AsyncExitStack
@@ -175,7 +174,7 @@ class _PausingAnswer(_TranslatedAnswer):
         self._pauses = 0
         self._before: dict[str, int] = {}
         self._counts: dict[str, int] = {}
-        """Tokens of the parts before this one, and of this one so far."""
+        """Tokens of the parts before this one (`_before`), and of this one so far."""
 
     async def __anext__(self) -> Sequence[ModelEvent]:
         while True:

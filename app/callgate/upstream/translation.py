@@ -1,6 +1,6 @@
 """Shared by the translations of all providers: the request as it is sent, and readers of event streams and bodies.
 
-What a provider says for itself is in its own module: `claude`, `gemini`.
+What is specific to a provider is in its own module: `claude`, `gemini`.
 """
 
 import copy
@@ -24,26 +24,26 @@ from callgate.upstream.params import for_litellm
 from callgate.upstream.resolve import OF_PROVIDERS, LiteLLMSettings
 
 Report: TypeAlias = Callable[[Exception], None]
-"""Takes the error over an answer that could not be read, for the operator."""
+"""Called with the error when an answer could not be read."""
 NOT_FIELDS = frozenset(
     "model custom_llm_provider api_base base_url api_key headers extra_headers extra_body organization api_version "
     "cache_control_injection_points".split()
 )
-"""Of an entry's settings those that are no parameters of its requests."""
+"""Settings of an entry that are no parameters of its requests."""
 REMEMBERED_BYTES = 8 * 1024 * 1024
 LONGEST_REMEMBERED = 256 * 1024
-"""How much of translated fields is kept by the process in all, and how long those of one request may be."""
+"""The size of the cache of translated fields, and the longest entry in it."""
 
 NOBODYS = -1
-"""The number of a call that never began. Pieces that stand in no block of a call, or in one that has stopped, may belong to it:
-where there are some, a call without arguments is not known to have none."""
+"""The index for pieces outside of any call's block, or in one that has stopped. Where there are such pieces, a call without
+arguments may have lost them."""
 
 encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question in a provider's words, and how its answer is read."""
+    """A request in a provider's format, and the readers of its answer."""
 
     url: str
     headers: Mapping[str, str] = field(repr=False)
@@ -55,19 +55,19 @@ class Question:
     """Makes the reader of a body that is one JSON text."""
     lane: str = "translated"
     continued: Callable[[list[Any]], bytes] | None = None
-    """Makes the body that asks on after a pause, from what was said before it."""
+    """Makes the body that continues after a pause, from the answer so far."""
 
 
 class Unanswerable(ChatError):
-    """A request that this provider cannot be asked."""
+    """A request that this provider does not support."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(400, message, param=param)
 
 
 def messages_of(litellm: Any, settings: LiteLLMSettings, model: str, ask: ModelRequest) -> Any:
-    """The messages as litellm takes them, with the marks of the entry's `cache_control_injection_points`. It writes into
-    them: they are a copy already."""
+    """Return the messages as litellm takes them, with the marks of the entry's `cache_control_injection_points`. A copy, which
+    litellm may change."""
     from litellm.utils import validate_and_fix_openai_messages
 
     messages = validate_and_fix_openai_messages(messages=list(ask.messages))
@@ -88,10 +88,10 @@ def messages_of(litellm: Any, settings: LiteLLMSettings, model: str, ask: ModelR
 
 
 class Fields:
-    """Requests' other fields in the provider's words, the operator's where a request has none.
+    """Translates a request's other fields for the provider, with the operator's where a request has none.
 
-    The latest are remembered, as JSON, all models together: the turns of a chat have the same tools and settings, as have
-    most chats of a client, and litellm goes through its model list several times to translate even none.
+    The latest are cached, as JSON, for all models together: the turns of a chat have the same tools and settings, as have
+    most chats of a client, and litellm searches its model list several times for each translation.
     """
 
     _known: ClassVar[OrderedDict[tuple[bytes, bytes], bytes]] = OrderedDict()
@@ -107,7 +107,7 @@ class Fields:
     def of(
         self, litellm: Any, model: str, ask: ModelRequest, *, extras: frozenset[str] = COMMON_EXTRAS
     ) -> dict[str, Any]:
-        """`extras`: which of the fields outside OpenAI's are the provider class's to translate."""
+        """Translate the fields. `extras`: the fields outside OpenAI's that the provider class translates."""
         key = self._identity, encode((model, sorted(extras), ask.params, ask.tools, ask.tool_choice))
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
@@ -161,7 +161,7 @@ class EventsBody(JsonEvents):
         super().__init__()
         self._report = report
         self.paused: list[Any] | None = None
-        """What was said, where the provider waits to be asked on."""
+        """The answer so far, where the provider paused."""
 
     def _read_payload(self, payload: bytes, event: Any) -> Sequence[ModelEvent]:
         if type(payload) is ErrorEvent and not (isinstance(event, dict) and event.get("error")):
@@ -170,7 +170,7 @@ class EventsBody(JsonEvents):
             self.fault = TWICE
             return ()
         if not isinstance(event, dict):
-            return self._chunks.read(event)  # nothing of an answer, but it may be an error
+            return self._chunks.read(event)  # no part of an answer; it may be an error
         if not isinstance(event.get("type"), str | None):
             self.fault = "an event of the stream says nothing of what it is"
             return ()
@@ -181,7 +181,7 @@ class EventsBody(JsonEvents):
         return self._read_event(event)
 
     def _error(self, error: object) -> object:
-        """A provider's error, with the status that it would have had."""
+        """Return a provider's error with the HTTP status for it."""
         return error
 
     def _read_event(self, event: dict[str, Any]) -> list[ModelEvent]:
@@ -220,11 +220,11 @@ class MessageBody(WholeBody):
         return events
 
     def _error(self, error: Any) -> object:
-        """A provider's error, with the status that it would have had."""
+        """Return a provider's error with the HTTP status for it."""
         raise NotImplementedError
 
     def _read_message(self, body: dict[str, Any]) -> list[ModelEvent] | None:
-        """Read a whole answer; None where it is none."""
+        """Read a whole answer; None where it is not one."""
         raise NotImplementedError
 
     def _untranslated(self, error: Exception) -> None:
@@ -237,12 +237,12 @@ _CALLS = (b'"functionCall"', b'"tool_use"', b'"toolUse"')
 _PIECES = (b'"partial_json"', b'"tool_calls"')
 _REASONS = (b'_reason"', b'Reason"')
 _ONCE = tuple(b'"%b"' % name for name in b"partial_json arguments name function tool_calls message delta index".split())
-"""Names that stand once in an event with a piece of a call, whatever is in it: inside of text quotes are escaped."""
+"""Names that occur once in an event with a piece of a call: quotes inside text are escaped."""
 
 
 def names_twice(text: bytes) -> bool:
-    """True if an object in a text with a call, or with a reason, has a name twice. Which of the two its provider meant,
-    nobody can say."""
+    """True if an object in a text with a call, or with a finish reason, has a duplicate key. Which value its provider meant
+    cannot be known."""
     is_doubtful = (
         any(word in text for word in _CALLS)
         or any(text.count(word) > 1 for word in _REASONS)
@@ -252,7 +252,7 @@ def names_twice(text: bytes) -> bool:
 
 
 def mark_last_call(events: list[ModelEvent]) -> None:
-    """Note that the length limit may have cut the last call: it comes as an object, of which nothing shows the cut."""
+    """Mark that the length limit may have cut the last call: its arguments come as an object, which does not show the cut."""
     for place in range(len(events) - 1, -1, -1):
         event = events[place]
         if isinstance(event, CallWritten):
@@ -261,11 +261,11 @@ def mark_last_call(events: list[ModelEvent]) -> None:
 
 
 def tidy(choice: dict[str, Any], message: object) -> None:
-    """Without what litellm made up, and without what it says twice."""
+    """Remove fields that litellm invented or repeats."""
     choice.pop("finish_reason", None)
     fields = message.get("provider_specific_fields") if isinstance(message, dict) else None
     if isinstance(fields, dict):
-        fields.pop("thinking_blocks", None)  # they stand in the message already, and go back from there
+        fields.pop("thinking_blocks", None)  # they are in the message already
 
 
 def field_of(found: object, *path: str | int) -> Any:

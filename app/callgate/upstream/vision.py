@@ -1,7 +1,7 @@
 """Decides whether a model takes images: by the config, then litellm's list where that is loaded anyway, then the
 family.
 
-A wrong yes costs a refused request, a wrong no a picture that is described in words; so what is not known is a no.
+A wrong yes costs a refused request, a wrong no only an image that is mentioned in text; so the default is no.
 """
 
 import re
