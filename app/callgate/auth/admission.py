@@ -1,7 +1,6 @@
 """Concurrency limits: of all requests, of a key, of a model. Beyond them a request waits a moment, and is then refused.
 
-Nothing here does I/O or knows a request. Who waits and is cancelled leaves the queue, and a place that was handed to
-somebody who has just left goes on to the next.
+No I/O. A cancelled waiter leaves the queue, and a place that was given to it goes to the next.
 """
 
 import asyncio
@@ -14,11 +13,11 @@ import msgspec
 from callgate.conversation.errors import ChatError
 
 RETRY_SECONDS: Final = 1.0
-"""The `retry-after` of a refusal. Places come free all the time; a longer wait would only leave them empty."""
+"""The `retry-after` of a refusal: short, because places become free all the time."""
 
 
 class CapacityLimiter:
-    """A number of places, and a short queue for them."""
+    """A semaphore with a bounded queue."""
 
     __slots__ = ("_queue", "places", "running")
 
@@ -32,15 +31,14 @@ class CapacityLimiter:
         return len(self._queue)
 
     def enter_now(self) -> bool:
-        """Take a place if one is free at once and nothing waits before it; return whether it was."""
+        """Take a place if one is free and nothing waits for it; return whether it was."""
         if self.running >= self.places or self._queue:
             return False
         self.running += 1
         return True
 
     async def enter(self, wait_seconds: float) -> bool:
-        """Wait for a place for so many seconds; return whether there was one. The queue is no longer than there are
-        places."""
+        """Wait for a place up to a number of seconds; return whether there was one. The queue is as long as there are places."""
         if self.enter_now():
             return True
         if wait_seconds <= 0 or len(self._queue) >= self.places:
@@ -54,7 +52,7 @@ class CapacityLimiter:
         except asyncio.CancelledError:
             self._forget(turn)
             if turn.done() and not turn.cancelled() and turn.result():
-                self.leave()  # the place came in the same moment; it is somebody else's now
+                self.leave()  # a place was given at the same moment: pass it on
             raise
         finally:
             timer.cancel()
@@ -65,7 +63,7 @@ class CapacityLimiter:
             self._call_next()
 
     def resize(self, places: int) -> None:
-        """More or fewer places from now on. Those inside stay."""
+        """Change the number of places. Those that are taken stay taken."""
         self.places = places
         self._call_next()
 
@@ -87,7 +85,7 @@ class CapacityLimiter:
 
 
 class Held(Protocol):
-    """A place that somebody has."""
+    """A place that was taken."""
 
     def leave(self) -> None: ...
 
@@ -96,19 +94,19 @@ class SharedPlaces(Protocol):
     """The places of keys, counted for several processes."""
 
     async def enter(self, key: str, places: int, wait_seconds: float) -> "Held | bool":
-        """A place; False where there was none in time; True where this process is to count alone."""
+        """Take a place; False where there was none in time; True where this process should count alone."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Place(msgspec.Struct, eq=False):
-    """A place in some limiters, given back when the block ends."""
+    """A place in several limiters, released at the end of the block."""
 
     _held: tuple[Held, ...] = ()
 
     def handed_on(self) -> "Place":
-        """The same place for something that outlives this block."""
+        """Return the place for something that outlives this block, which then does not release it."""
         held, self._held = self._held, ()
         return Place(held)
 
@@ -124,7 +122,7 @@ class Place(msgspec.Struct, eq=False):
 
 
 class Admission:
-    """The limiters of the process. They outlive a change of the config, whose numbers of places count from then on."""
+    """The limiters of the process. They stay when the config changes, and get its numbers of places."""
 
     def __init__(
         self,
@@ -133,7 +131,7 @@ class Admission:
         shared: SharedPlaces | None = None,
         of_models: SharedPlaces | None = None,
     ) -> None:
-        """`shared` counts for several processes how many requests of a key are under way, `of_models` those of a model."""
+        """`shared` counts the running requests of each key for several processes, `of_models` those of each model."""
         self._wait_seconds, self._shared, self._of_models = wait_seconds, shared, of_models
         self.all = CapacityLimiter(places)
         self._keys: dict[str, CapacityLimiter] = {}
@@ -144,7 +142,7 @@ class Admission:
         self.all.resize(places)
 
     async def request(self, key: str, parallel: int | None) -> Place:
-        """A place for one request of this key's, or a `ChatError`: 429 when the key has too many, 503 when all have."""
+        """Take a place for a request of a key. Raises `ChatError`: 429 when the key has too many, 503 when the server has."""
         if parallel is None:
             if not self.all.enter_now() and not await self.all.enter(self._wait_seconds):
                 raise _over_capacity()
@@ -184,12 +182,12 @@ class Admission:
             await self._shared.close()
 
     def at_model(self, name: str) -> int:
-        """How many requests to a model hold a place in this process."""
+        """Return how many requests to a model have a place in this process."""
         limiter = self._models.get(name)
         return 0 if limiter is None else limiter.running
 
     async def model(self, name: str, places: int | None) -> Place:
-        """A place for one chat with this model, or a `ChatError` 503."""
+        """Take a place for a chat with a model. Raises `ChatError` 503."""
         if places is None:
             return Place()
         found: Held | bool = True

@@ -1,7 +1,7 @@
-"""Keys in a file of their own (SQLite): made, listed and revoked by the command line while a server reads them.
+"""Keys in an SQLite file: created, listed and revoked by the command line while a server reads them.
 
-A server notices a change within a second. A revoked key stays in the file as one: its name and its hash are not used again,
-and a file whose last key was revoked lets nobody in.
+A server notices a change within a second. A revoked key stays in the file: its name and its hash cannot be used again, and
+while there are only revoked keys every request is refused.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from callgate.auth.limits import Allowance
 
 FILE: Final = "keys.sqlite3"
 LOOK_SECONDS: Final = 1.0
-"""How often a server looks whether the file has changed: the longest that a revoked key still works."""
+"""How often a server checks whether the file has changed: the longest time that a revoked key still works."""
 DAMAGE: Final = (sqlite3.Error, ValueError, TypeError)
-"""From the file, and from what stands in a row."""
+"""Errors of a damaged file or row."""
 BUSY_SECONDS: Final = 2.0
-"""For another process that is writing; it writes one row."""
+"""The wait for another process that writes."""
 
 _TABLE: Final = """
 CREATE TABLE keys (
@@ -57,7 +57,7 @@ _LATER: Final = {
 }
 """Columns that a file of an earlier version does not have."""
 COLUMNS: Final = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at, see, expires_at, old_hash, old_expires_at, events"
-"""Of a key, wherever it is kept."""
+"""The columns of a key, in the file and in the ledger."""
 _ALL: Final = f"SELECT {COLUMNS} FROM keys ORDER BY created_at, name"  # noqa: S608 - constants
 
 
@@ -65,7 +65,7 @@ log = structlog.get_logger("callgate.keys")
 
 
 class DamagedStore(Exception):
-    """The file is no key store that can be read. Says which, why, and what to do."""
+    """Raised where the file cannot be read as a key store."""
 
     def __init__(self, path: Path, why: object) -> None:
         super().__init__(
@@ -75,7 +75,7 @@ class DamagedStore(Exception):
 
 
 class NameTaken(Exception):
-    """Another key, perhaps a revoked one, has this name or this hash."""
+    """Raised where another key, perhaps a revoked one, has this name or hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class StoredKey:
 
 
 class KeyStore:
-    """The file. Belongs to one thread."""
+    """The key file. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -127,7 +127,7 @@ class KeyStore:
         return self._in_use
 
     def _look(self, now: float) -> None:
-        """`data_version` changes whenever another process has written, and costs no more than a page read."""
+        """Read the keys again if another process has written: `data_version` changes then, and is cheap to read."""
         self._look_at = now + LOOK_SECONDS
         try:
             [version] = self._database.execute("PRAGMA data_version").fetchone()
@@ -137,7 +137,7 @@ class KeyStore:
         except DAMAGE as failure:
             if self._version < 0:
                 raise
-            # What was read last still holds: a disk that fails for a moment must not turn everyone away.
+            # The keys that were read last stay valid: a short failure of the disk must not refuse every request.
             log.exception("key_store_unreadable", error=str(failure))
 
     def _read(self) -> None:
@@ -148,7 +148,7 @@ class KeyStore:
     # -- written by the command line
 
     def all(self) -> list[StoredKey]:
-        """Every key there ever was, the oldest first."""
+        """Return all keys, revoked ones included, the oldest first."""
         return [stored_key(row) for row in self._database.execute(_ALL)]
 
     def add(self, entry: KeyEntry) -> None:
@@ -168,7 +168,7 @@ class KeyStore:
         return bool(changed)
 
     def rotate(self, name: str, digest: str, old_expires_at: float) -> bool:
-        """Give a name another key; the one it had is taken as well until that moment. Whether there was such a key."""
+        """Replace the key of a name; the old one stays valid until `old_expires_at`. Return whether there was such a key."""
         changed = self._database.execute(
             "UPDATE keys SET old_hash = hash, old_expires_at = ?, hash = ? WHERE name = ? AND revoked_at IS NULL",
             (old_expires_at, digest, name),
@@ -178,7 +178,7 @@ class KeyStore:
 
 
 def row_of(entry: KeyEntry) -> tuple[Any, ...]:
-    """A key that is made now, in the order of `COLUMNS`."""
+    """Return the row of a new key, in the order of `COLUMNS`."""
     return (
         entry.name,
         entry.hash,
@@ -198,7 +198,7 @@ def row_of(entry: KeyEntry) -> tuple[Any, ...]:
 
 
 def key_facts(entry: KeyEntry, stored: StoredKey | None = None) -> dict[str, Any]:
-    """A key for people. Neither it nor its hash is among the facts."""
+    """Describe a key for people, without the key or its hash."""
     limits = {name: value for name, value in dataclasses.asdict(entry.allowance).items() if value is not None}
     return {
         "name": entry.name,
@@ -220,12 +220,12 @@ def key_facts(entry: KeyEntry, stored: StoredKey | None = None) -> dict[str, Any
 
 
 def written_moment(at: float | None) -> str | None:
-    """A moment as people and programs read it, in UTC."""
+    """Format a time in UTC."""
     return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
 def _make(path: Path) -> None:
-    """Make the file whole or not at all: one that is there without its table was emptied, and is not an empty store."""
+    """Create the file atomically: a file without its table was damaged, and is not an empty store."""
     fresh = path.with_suffix(f".{os.getpid()}")
     fresh.unlink(missing_ok=True)
     fresh.touch(mode=0o600)
@@ -234,7 +234,7 @@ def _make(path: Path) -> None:
             database.execute(_TABLE)
         path.hardlink_to(fresh)
     except FileExistsError:
-        pass  # another process was as quick, and its file is as good
+        pass  # another process has created it
     except OSError:
         fresh.replace(path)  # a file system without links
     finally:
@@ -242,7 +242,7 @@ def _make(path: Path) -> None:
 
 
 def stored_keys(folder: Path) -> int:
-    """Count the keys there ever were in a folder, without making a file where there is none."""
+    """Count all keys in a folder, revoked ones included, without creating the file."""
     if not (folder / FILE).exists():
         return 0
     store = KeyStore(folder)

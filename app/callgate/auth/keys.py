@@ -1,7 +1,7 @@
 """Clients' keys: identifies the `Caller` by the headers of a request.
 
-Keys are 256 random bits, kept as SHA-256: nothing slower is needed against guessing, and a digest can be compared on
-every request. What web pages may reach is `origin_guard`'s.
+Keys are 256 random bits and stored as SHA-256: they cannot be guessed, so no slow hash is needed. `origin_guard` checks
+requests of web pages.
 """
 
 import fnmatch
@@ -28,7 +28,7 @@ HASH_PREFIX: Final = "sha256:"
 _KEY_BYTES: Final = 32
 
 _MAX_KEY_LENGTH: Final = 4096
-"""Nothing longer is hashed; no provider's or tenant's key comes near it."""
+"""Longer keys are refused without hashing them."""
 
 
 See: TypeAlias = Literal["none", "own", "all"]
@@ -37,7 +37,7 @@ ToolEvents: TypeAlias = Literal["off", "x", "reasoning", "openwebui"]
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """One key as it is written down: whose it is, its hash (`sha256:` and hex), and what it may use."""
+    """One stored key: its name, its hash (`sha256:` and hex), and what it may use."""
 
     name: str
     hash: str
@@ -49,15 +49,15 @@ class KeyEntry:
     allowance: Allowance = UNLIMITED
     events: ToolEvents | None = None
     expires_at: float | None = None
-    """Seconds since the epoch, from which on it is refused."""
+    """Seconds since the epoch."""
     old_hash: str | None = None
-    """Of the key it replaces, which is taken as well while clients change over."""
+    """The hash of the key it replaced, which stays valid until `old_expires_at`."""
     old_expires_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client of a request, as its key says."""
+    """The client of a request, identified by its key."""
 
     name: str
     models: tuple[str, ...] = ("*",)
@@ -67,16 +67,16 @@ class Caller:
     approve: bool = False
     """Its key may decide about calls that wait for approval."""
     admin: bool = False
-    """Its key may have the config read again."""
+    """Its key may reload the config."""
     see: See = "none"
-    """Whose recorded runs its key may see."""
+    """Which recorded runs its key may see."""
     events: ToolEvents | None = None
-    """How its clients are shown that tools run, where their request does not say."""
+    """How responses show that tools run, where the request does not set it."""
     allowance: Allowance = UNLIMITED
 
     @property
     def may_approve(self) -> bool:
-        """Without keys whoever may chat may also decide: there is nobody else."""
+        """True if it may decide about approvals; without keys every caller may."""
         return self.approve or self.anonymous
 
     def may_ask(self, model: str) -> bool:
@@ -89,21 +89,21 @@ ANONYMOUS: Final = Caller("anonymous", anonymous=True)
 
 
 class KeySource(Protocol):
-    """Keys that come and go while the server runs."""
+    """Keys that are created and revoked while the server runs."""
 
     def entries(self) -> Sequence[KeyEntry]:
-        """The keys as they are now; the very same object for as long as nothing has changed."""
+        """Return the current keys; the same object as long as nothing has changed."""
         ...
 
     @property
     def in_use(self) -> bool:
-        """True if it ever had a key. One whose last key was revoked lets nobody in, rather than everybody."""
+        """True if it ever had a key. When the last one is revoked, every request is refused rather than allowed."""
         ...
 
 
 class Keyring:
-    """The keys of one config, and of a source beside it. With `off`, or where there never was a key, everyone is let in
-    as the anonymous caller."""
+    """The keys of one config, and of a source beside it. With `off`, or where there never was a key, every request has the
+    anonymous caller."""
 
     def __init__(self, entries: Iterable[KeyEntry], *, off: bool = False, source: KeySource | None = None) -> None:
         self._static = () if off else _callers(entries)
@@ -120,7 +120,7 @@ class Keyring:
         return not self._callers and not (self._source is not None and self._source.in_use)
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
-        """The caller, or `ChatError` 401. Header names are lower case, as ASGI and starlette have them."""
+        """Return the caller. Raises `ChatError` 401. Header names are lower case, as in ASGI and starlette."""
         self._look_again()
         if self.open:
             return ANONYMOUS
@@ -138,7 +138,7 @@ class Keyring:
         return caller
 
     def known(self, owner: str) -> Caller | None:
-        """The caller that `owner_name` gave this name, if its key is still one."""
+        """Return the caller that `owner_name` gave this name, if its key is still valid."""
         self._look_again()
         if self.open:
             return ANONYMOUS if owner == owner_name(ANONYMOUS) else None
@@ -148,7 +148,7 @@ class Keyring:
         return None
 
     def _caller_of(self, key: str) -> Caller | None:
-        """Every entry is compared, whether one has matched or not, so that time says nothing of which one did."""
+        """Return the caller of a key. All entries are compared, so that the time does not depend on the matching one."""
         if len(key) > _MAX_KEY_LENGTH:
             return None
         digest = sha256(key.encode(errors="surrogatepass")).digest()
@@ -161,7 +161,7 @@ class Keyring:
         return found
 
     def _look_again(self) -> None:
-        """Take over what has changed in the source. A name of the config's own stays the config's."""
+        """Update the keys of the source. For a name in both the config's key counts."""
         if self._source is None or (entries := self._source.entries()) is self._seen:
             return
         was_open, self._seen = self._was_open, entries
@@ -173,17 +173,17 @@ class Keyring:
 
 
 def warn_of_first_key(names: Sequence[str]) -> None:
-    """For the log of a server that has let everyone in so far."""
+    """Log that keys are required from now on, on a server that had none so far."""
     log.warning("keys_required", keys=list(names))
 
 
 def owner_name(caller: Caller) -> str:
-    """The owner of what is kept: no key can be named so that it is taken for anonymous."""
+    """Return the owner of stored things. No key's name can be taken for anonymous."""
     return "anonymous" if caller.anonymous else f"key {caller.name}"
 
 
 def mint_key() -> tuple[str, str]:
-    """A new key, to be shown once, and its hash, to be written down."""
+    """Generate a key, to be shown once, and its hash, to be stored."""
     key = KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
     return key, hash_key(key)
 
@@ -222,12 +222,12 @@ def _caller_of(entry: KeyEntry) -> Caller:
         admin=entry.admin,
         see=entry.see,
         events=entry.events,
-        allowance=UNLIMITED if entry.allowance == UNLIMITED else entry.allowance,  # which is asked of every request
+        allowance=UNLIMITED if entry.allowance == UNLIMITED else entry.allowance,  # compared by identity
     )
 
 
 def _callers(entries: Iterable[KeyEntry]) -> tuple[tuple[bytes, Caller, float | None], ...]:
-    """The digest of each key that is taken, the old ones of a name after its own, whose it is, and when it ends."""
+    """Return the digest of each valid key, a name's old key after its current one, with its caller and when it expires."""
     found: list[tuple[bytes, Caller, float | None]] = []
     for entry in entries:
         caller = _caller_of(entry)

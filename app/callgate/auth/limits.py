@@ -1,8 +1,8 @@
 """Rate limits and budgets of keys (requests, tokens, money by minute, day and month), counted in one process.
 
-Before a chat an estimate is reserved, and afterwards settled with what it really came to, so that chats side by side
-cannot spend the same money twice. A minute is the last 60 whole seconds and the one under way: no minute, wherever one
-begins to look, holds more than is allowed, and at least 60/61 of it can be used. Days and months are UTC's.
+Before a chat an estimate is reserved, and replaced by the actual usage afterwards, so that concurrent chats cannot spend the
+same money twice. A minute is the last 60 whole seconds and the current one: no sliding minute has more than is allowed, and
+at least 60/61 of the limit can be used. Days and months are in UTC.
 """
 
 import math
@@ -17,12 +17,12 @@ from callgate.conversation.prices import NANO
 
 WINDOW: Final = 60
 KEPT_PERIODS: Final = 8
-"""Days and months of which is known what was spent: more than one of each, because a clock that was set wrong comes back."""
+"""How many days and months of spending are kept: several, in case the clock was wrong and is corrected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The limits of one key. None is without limit."""
+    """The limits of one key. None is no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -33,7 +33,7 @@ class Allowance:
 
     @property
     def is_metered(self) -> bool:
-        """True if anything has to be counted over time."""
+        """True if usage has to be counted."""
         return not (
             self.requests_per_minute is None
             and self.tokens_per_minute is None
@@ -61,17 +61,17 @@ class Reservation:
     key: str
     amount: Amount
     second: int
-    """When it was made, as the limiter counts minutes."""
+    """When it was made, by the limiter's clock for minutes."""
     headers: Mapping[str, str] = field(default_factory=dict)
     slot: str = ""
     local: "Reservation | None" = None
-    """Set where another limiter stood in."""
+    """Set where another limiter was used instead."""
     made_at: float = 0.0
-    """When it was made by the wall clock, which days and months go by."""
+    """When it was made, by the wall clock for days and months."""
 
 
 class OverLimit(ChatError):
-    """A 429, with the headers that say what is left."""
+    """A 429 with the rate-limit headers."""
 
     def __init__(self, what: str, message: str, retry_after: float, headers: Mapping[str, str]) -> None:
         money = what == "budget"
@@ -84,28 +84,28 @@ class OverLimit(ChatError):
         )
         self.headers = dict(headers)
         if money and retry_after > RESERVED_RETRY:
-            # Clients repeat a 429 by themselves, within seconds.
+            # Clients retry a 429 by themselves, within seconds.
             self.headers["x-should-retry"] = "false"
 
 
 class Limiter(Protocol):
     async def reserve(self, key: str, allowance: Allowance, estimate: Amount) -> Reservation:
-        """Take one request and an estimate from the allowance, or raise `OverLimit`. All of it or nothing."""
+        """Take one request and an estimate from the allowance, or raise `OverLimit` and take nothing."""
         ...
 
     def settle(self, reservation: Reservation, used: Amount) -> None:
-        """Put what was really used in the place of the estimate. Once for each reservation."""
+        """Replace the estimate by the actual usage. Once for each reservation."""
         ...
 
     async def spent(self, key: str) -> tuple[int, int] | None:
-        """Return a key's spending of today and this month in nanodollars; None where that is unknown now. Only what
-        counts towards a budget is counted."""
+        """Return a key's spending of today and this month in nanodollars, for keys with a budget; None where it is unknown
+        now."""
         ...
 
     async def close(self) -> None: ...
 
 
-# What one key stands at -------------------------------------------------------------------------
+# The state of one key ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +119,14 @@ class Standing:
     day: int
     month: int
     running: int
-    """Chats whose estimates are among what was spent."""
+    """Running chats, whose estimates are part of the spending."""
     requests_free_in: float = 0.0
     """Seconds until one more request fits."""
     tokens_free_in: float = 0.0
 
 
 def refusal(allowance: Allowance, standing: Standing, estimate: Amount) -> OverLimit | None:
-    """Why one more chat may not begin, or None."""
+    """Return the error if one more chat may not begin, or None."""
     headers = headers_of(allowance, standing)
     limit = allowance.requests_per_minute
     if limit is not None and standing.requests + 1 > limit:
@@ -134,7 +134,7 @@ def refusal(allowance: Allowance, standing: Standing, estimate: Amount) -> OverL
             "requests", f"Rate limit reached: {limit} request(s) per minute.", standing.requests_free_in, headers
         )
     limit = allowance.tokens_per_minute
-    # A question larger than the limit itself may come alone: it could never come otherwise.
+    # A request larger than the whole limit is allowed while nothing else is counted: it could never run otherwise.
     if limit is not None and standing.tokens and standing.tokens + estimate.tokens > limit:
         return OverLimit("tokens", f"Rate limit reached: {limit} tokens per minute.", standing.tokens_free_in, headers)
     day = _spent_out(allowance.budget_per_day, standing.day, standing.running, estimate)
@@ -149,11 +149,11 @@ def refusal(allowance: Allowance, standing: Standing, estimate: Amount) -> OverL
 
 
 RESERVED_RETRY: Final = 5.0
-"""Seconds, where money is only held back for chats under way and may come free."""
+"""The `retry-after` in seconds where money is only reserved for running chats."""
 
 
 def _spent_out(budget: float | None, spent: int, running: int, estimate: Amount) -> str | None:
-    """`spent` when the money is gone, `reserved` when chats under way may need it. One chat alone may overshoot."""
+    """Return `spent` when a budget is used up, `reserved` when running chats may need the rest. A single chat may exceed it."""
     if budget is None:
         return None
     whole = round(budget * NANO)
@@ -198,7 +198,7 @@ def seconds_to_next_month(now: float) -> float:
 
 
 class Window:
-    """Amounts of the last minute, second by second."""
+    """Counts amounts of the last minute, by second."""
 
     __slots__ = ("_seconds", "total")
 
@@ -207,7 +207,7 @@ class Window:
         self.total = 0
 
     def move_to(self, now: int) -> None:
-        """Forget what is older than a minute. Seconds lie in order, the oldest first."""
+        """Drop what is older than a minute. Seconds are in ascending order."""
         while self._seconds and (oldest := next(iter(self._seconds))) < now - WINDOW:
             self.total -= self._seconds.pop(oldest)
 
@@ -216,14 +216,14 @@ class Window:
         self.total += amount
 
     def correct(self, second: int, by: int) -> None:
-        """Change what was counted in a second, if it still counts."""
+        """Correct the amount of a second, if it is still in the window."""
         if second in self._seconds:
             by = max(by, -self._seconds[second])
             self._seconds[second] += by
             self.total += by
 
     def free_in(self, now: float, need: int, limit: int) -> float:
-        """Seconds until so much more fits."""
+        """Return the seconds until an amount fits."""
         over = self.total + need - limit
         last = 0.0
         for second, amount in self._seconds.items():
@@ -235,11 +235,11 @@ class Window:
 
 
 Remember = Callable[[str, str, int], None]
-"""Called with the amount by which what a key has spent in a period (`2026-11-18`, `2026-11`) changes, in nanodollars."""
+"""Called with a key, a period (`2026-11-18`, `2026-11`) and the change of its spending in nanodollars."""
 
 
 def forget(key: str, period: str, nano: int) -> None:
-    """Nothing is kept."""
+    """Discard a change of spending."""
 
 
 class _Account:
@@ -253,7 +253,7 @@ class _Account:
 
 
 class MemoryLimiter:
-    """Counts in this process. What was spent is passed to `remember`, and comes back at the next start as `spent`."""
+    """Counts in this process. Spending is passed to `remember`, and is loaded at the next start as `spent`."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class MemoryLimiter:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Days and months go by `clock`. Minutes go by `monotonic`, so that a clock that is set back locks nobody out."""
+        """`clock` is for days and months, `monotonic` for minutes, so that setting the clock back blocks no key."""
         self._accounts: dict[str, _Account] = {}
         self._remember = remember
         self._clock, self._monotonic = clock, monotonic
@@ -293,7 +293,7 @@ class MemoryLimiter:
         account = self._account(reservation.key)
         account.running -= 1
         account.tokens.correct(reservation.second, used.tokens - reservation.amount.tokens)
-        # Booked where the estimate stood: a chat over midnight belongs to the day it began in.
+        # Booked on the day of the estimate: a chat over midnight belongs to the day it began on.
         self._spend(reservation.key, account, used.nano - reservation.amount.nano, reservation.made_at)
 
     async def spent(self, key: str) -> tuple[int, int] | None:
@@ -301,7 +301,7 @@ class MemoryLimiter:
         return (0, 0) if account is None else (account.spent.get(day_of(now), 0), account.spent.get(month_of(now), 0))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
     def _account(self, key: str) -> _Account:
         account = self._accounts.get(key)

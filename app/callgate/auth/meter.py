@@ -12,15 +12,15 @@ from callgate.conversation.prices import Price, counted
 from callgate.conversation.usage import add_usage
 
 BYTES_PER_TOKEN: Final = 4
-"""For a guess before anything was counted; what the provider counts is what is settled."""
+"""For the estimate; the provider's count replaces it."""
 USUAL_ANSWER: Final = 1024
-"""Tokens reserved for an answer of which the request says no maximum."""
+"""Tokens reserved for an answer where the request sets no maximum."""
 LONGEST_ANSWER: Final = 1_000_000
-"""Nobody's model answers with more; a client may ask for any number."""
+"""The maximum of a reservation; a client may request any number."""
 
 
 class Tally(Listener):
-    """Counts what one chat uses."""
+    """Counts the usage of one chat."""
 
     __slots__ = ("_asked", "_usages")
 
@@ -50,12 +50,12 @@ class Tally(Listener):
 
     @property
     def is_partial(self) -> bool:
-        """A model was asked, and what that came to was never said."""
+        """True if a model was asked and did not report its usage."""
         return self._asked > 0 or (bool(self._usages) and not self.usage)
 
 
 class Meter:
-    """Holds one request, with one chat or several, to its key's allowance."""
+    """Charges a request, with one or several chats, to its key's allowance."""
 
     __slots__ = ("_caller", "_each", "_estimate", "_limiter", "_price", "_reservation", "_tallies", "headers")
 
@@ -76,16 +76,16 @@ class Meter:
         self._reservation: Reservation | None = None
         self._tallies: list[Tally] = []
         self.headers: Mapping[str, str] = {}
-        """How the key stands, for the answer; of a refusal too."""
+        """The rate-limit headers of the response, or of the refusal."""
 
     def tally(self) -> Tally:
-        """A listener for one more chat of this request."""
+        """Return a listener for one more chat of this request."""
         tally = Tally()
         self._tallies.append(tally)
         return tally
 
     def begin_again(self) -> None:
-        """Forget the chats so far: nothing of them was answered, and others take their place."""
+        """Drop the chats so far, which were not answered and are replaced by others."""
         self._tallies.clear()
 
     async def __aenter__(self) -> Self:
@@ -108,7 +108,7 @@ class Meter:
             self._limiter.settle(self._reservation, total)
 
     def _used(self, tally: Tally) -> Amount:
-        """Return the usage that was counted. A turn without an end was billed all the same: it counts as estimated."""
+        """Return the usage of a chat. A turn that did not end was billed as well, and counts as estimated."""
         usage = tally.usage
         tokens = counted(usage, "prompt_tokens") + counted(usage, "completion_tokens")
         used = Amount(tokens, self._price.of_usage(usage))

@@ -1,10 +1,8 @@
-"""Checks the Host and Origin headers against DNS rebinding and foreign web pages. Pure: headers in, a refusal or
-nothing out.
+"""Checks the Host and Origin headers against DNS rebinding and foreign web pages.
 
-A page on the web can make a browser send requests to this machine. Without keys nothing else distinguishes such a request from
-the user's own, so two things are looked at. The Host header: a page that points its own name at 127.0.0.1 (DNS
-rebinding) is same-origin to itself, yet its requests carry that name. And the Origin header, which browsers add to
-whatever a page sends elsewhere.
+A web page can make a browser send requests to this machine. Without keys only two headers distinguish them from the user's
+own requests. Host: a page that points its own name at 127.0.0.1 (DNS rebinding) is same-origin to itself, but its requests
+have that name. Origin: browsers add it to all requests to other sites.
 """
 
 import ipaddress
@@ -17,24 +15,24 @@ from callgate.auth.keys import is_loopback
 from callgate.conversation.errors import ChatError
 
 _FROM_CONTAINERS: Final = frozenset({"host.docker.internal", "host.containers.internal"})
-"""This machine as containers on it call it; nobody can register a name under `.internal`."""
+"""Names of this machine inside containers; no one can register a name under `.internal`."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginGuard:
-    """Which Host and Origin headers are accepted, before the caller is identified."""
+    """Decides which Host and Origin headers are accepted, before the caller is identified."""
 
     keyless: bool
-    """Nobody needs a key, so a page needs leave. With keys a stranger's page has nothing to come in with."""
+    """No keys are required, so that the headers have to be checked. With keys a foreign page lacks a key."""
     local: bool
-    """Only this machine is served, so no address but its own is one of ours."""
+    """The server listens on loopback only, so that only loopback addresses are its own."""
     hosts: frozenset[str] = frozenset()
-    """Further names it goes by, lower case and without a port; `*` is any."""
+    """Further names of the server, lower case and without a port; `*` is any."""
     origins: frozenset[str] = frozenset()
     """Web pages that may call it (`https://chat.example.com`), or `*`."""
 
     def refusal(self, headers: Mapping[str, str]) -> ChatError | None:
-        """Why a request with these headers is refused, or None."""
+        """Return the error for a request with these headers, or None."""
         if not self.keyless:
             return None
         host, origin = headers.get("host"), headers.get("origin")
@@ -58,7 +56,7 @@ class OriginGuard:
         return None
 
     def _is_ours(self, name: str) -> bool:
-        """An address is no name that somebody could have pointed here."""
+        """True if a Host is an accepted name, or an IP address, which DNS rebinding cannot fake."""
         if is_loopback(name) or name.endswith(".localhost") or name in _FROM_CONTAINERS:
             return True
         return name in self.hosts or "*" in self.hosts or (not self.local and _is_address(name))
@@ -72,7 +70,7 @@ def origin_guard(
     allowed_hosts: Collection[str] = (),
     cors_origins: Collection[str] = (),
 ) -> OriginGuard:
-    """The guard of a server that listens on `host`; `keyless` when everyone is let in."""
+    """Make the guard of a server that listens on `host`; `keyless` when no keys are required."""
     public = urlsplit(public_url).hostname if public_url else None
     names = {name.lower().rstrip(".") for name in (*allowed_hosts, host, public or "")} - {""}
     return OriginGuard(
@@ -100,6 +98,6 @@ def _may_call(origin: str, host: str | None, allowed: frozenset[str]) -> bool:
 
 
 def _origin_of(url: str) -> str:
-    """Scheme, host and port. By hand, because `urlsplit` raises on some of what a client may send."""
+    """Return scheme, host and port. Not by `urlsplit`, which raises for some inputs."""
     scheme, mark, rest = url.strip().lower().partition("://")
     return scheme + mark + rest.partition("/")[0]

@@ -1,8 +1,8 @@
 """Rate limits and budgets counted in Redis, for several processes that serve as one.
 
-One script reads how a key stands and books the reservation, by Redis' own clock, so that no two processes can both take
-what is left and no process's clock matters. When Redis does not answer, either nobody who is metered comes in, or each
-process counts by itself until Redis is back.
+One script reads the state of a key and books the reservation, by Redis' own clock, so that two processes cannot both take
+the rest and their clocks do not matter. While Redis does not answer, either requests with limits are refused, or each process
+counts by itself.
 """
 
 import asyncio
@@ -34,16 +34,16 @@ from callgate.conversation.errors import ChatError
 from callgate.conversation.prices import NANO
 
 AWAY_SECONDS: Final = 1.0
-"""After a failure Redis is not asked for so long: requests would queue up behind its silence."""
+"""How long Redis is not asked after a failure, because every request would wait for its timeout."""
 SLOT_SECONDS: Final = 3600
-"""A chat that was never settled, because its process died, counts as under way for so long at most."""
+"""The longest time that a chat counts as running that was not settled because its process died."""
 KEPT_SECONDS: Final = 40 * 86_400
-"""How long a key that nobody uses is remembered: longer than a month, which is the longest period counted."""
+"""How long an unused key is kept: longer than a month, the longest period that is counted."""
 
 UNKNOWN_SPENDING: Final = 2
-"""What the script answers where it has to be told first what a key has spent."""
+"""The script's result where it needs the spending of a key first."""
 Recall = Callable[[str, str, str], Awaitable[tuple[int, int] | None]]
-"""What a key has spent in a day and a month, in nanodollars; None where that cannot be found out at the moment."""
+"""Returns the spending of a key in a day and a month, in nanodollars; None where it is unknown at the moment."""
 
 log = structlog.get_logger("callgate.limits")
 
@@ -186,7 +186,7 @@ return 1
 
 
 class RedisLimiter:
-    """Counts in Redis. While Redis is away: `open` counts in this process, `closed` refuses whoever is metered."""
+    """Counts in Redis. While Redis is away: `open` counts in this process, `closed` refuses requests with limits."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class RedisLimiter:
         remember: Remember = forget,
         recall: Recall | None = None,
     ) -> None:
-        """Pass spending to `remember`, and get it from `recall` where Redis has lost it."""
+        """`remember` is called with spending, `recall` to get it where Redis has lost it."""
         import redis.asyncio
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
@@ -234,14 +234,14 @@ class RedisLimiter:
         try:
             found = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            # The script may have run already. What it reserved for someone who has left is given back.
+            # The script may have run: its reservation is released, because the request was cancelled.
             self._keep(self._give_back(asking, key, slot, estimate))
             raise
         if found is None:
             return await self._without_redis(key, allowance, estimate)
         refused, second, standing = found[0], int(found[1]), _standing(found)
         if refused:
-            # The script refused what the rules would have let through: money it counted between two roundings.
+            # The script refused what `refusal` allows: a difference by rounding.
             raise refusal(allowance, standing, estimate) or OverLimit("requests", "Rate limit reached.", 1.0, {})
         self._spend(key, estimate.nano, second)
         after = Standing(
@@ -271,7 +271,7 @@ class RedisLimiter:
             self._remember(key, month_of(at), nano)
 
     def settle(self, reservation: Reservation, used: Amount) -> None:
-        """In the background: the answer is out already, and a slow Redis is no reason to hold it back."""
+        """Settle in the background, so that the response does not wait for Redis."""
         if reservation.local is not None:
             assert self._stands_in is not None
             self._stands_in.settle(reservation.local, used)
@@ -318,7 +318,7 @@ class RedisLimiter:
             return await twice_in_time(lambda: script(keys=names, args=arguments))
         except (redis.RedisError, OSError, TimeoutError) as failure:
             if time.monotonic() >= self._away_until:
-                log.error(  # noqa: TRY400 - a traceback of the client's inner parts says nothing more
+                log.error(  # noqa: TRY400 - a traceback of the client library does not help
                     "redis_unavailable",
                     error=type(failure).__name__,
                     counting="alone" if self._stands_in else "refused",

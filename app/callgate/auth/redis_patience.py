@@ -1,19 +1,19 @@
-"""How long Redis is waited for where a request waits for it."""
+"""Timeouts for Redis while a request waits for it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 PATIENCE: Final = 0.25
-"""Seconds for Redis to answer. A request waits for it."""
+"""Seconds for an answer of Redis."""
 LISTENS: Final = 3
 LISTEN_SECONDS: Final = 0.01
-"""How often, and how long, it is listened once more when the time is over."""
+"""How often, and how long, the event loop may still read after the time is over."""
 
 
 async def twice_in_time(ask: Callable[[], Awaitable[Any]]) -> Any:
-    """What Redis says when it is asked, or once more where it said nothing: a connection may have died unheard, and whoever is
-    refused by nobody is let in by all. It must do no harm to do it twice."""
+    """Return the answer of Redis; ask a second time where there was none, because a connection may have died unnoticed. The
+    command must be idempotent."""
     try:
         return await in_time(ask(), 2 * PATIENCE)  # a connection and an answer
     except TimeoutError:
@@ -21,10 +21,10 @@ async def twice_in_time(ask: Callable[[], Awaitable[Any]]) -> Any:
 
 
 async def in_time(asking: Awaitable[Any], seconds: float) -> Any:
-    """What Redis says. Raises `TimeoutError` where it says nothing for so many seconds.
+    """Return the answer of Redis. Raises `TimeoutError`.
 
-    What came while this process itself stood still has come in time: else one that has too little of its processor would
-    take Redis for away, and count alone."""
+    An answer that arrived while this process was blocked counts as in time: otherwise a busy process would take Redis for
+    away, and count alone."""
     task = asyncio.ensure_future(asking)
     try:
         await asyncio.wait({task}, timeout=seconds)

@@ -1,6 +1,7 @@
 """Concurrency limits of keys, models and tools counted in Redis, for several processes that serve as one.
 
-Each holds a slot for half a minute, renewed while it runs: those of a process that died come free by themselves.
+Each request holds a slot with a lease of half a minute, which is renewed while it runs, so that the slots of a dead process
+expire.
 """
 
 import asyncio
@@ -17,11 +18,11 @@ from callgate.auth.redis_patience import PATIENCE, twice_in_time
 from callgate.conversation.errors import ChatError
 
 AWAY_SECONDS: Final = 1.0
-"""After a failure Redis is not asked for so long."""
+"""How long Redis is not asked after a failure."""
 LEASE_SECONDS: Final = 30.0
 RENEW_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 0.05
-"""Between two tries of a request that may wait for a slot."""
+"""The interval of attempts of a request that waits for a slot."""
 
 TAKE: Final = """
 local clock = redis.call('TIME')
@@ -54,7 +55,7 @@ class RedisSlot:
         self.is_wanted = True
 
     def leave(self) -> None:
-        """Given back in the background: the answer is out already."""
+        """Release the slot in the background."""
         self._places.give_back(self)
 
 
@@ -81,7 +82,7 @@ class RedisPlaces:
         self._renewing: asyncio.Task[None] | None = None
 
     async def enter(self, key: str, places: int, wait_seconds: float) -> "RedisSlot | bool":
-        """A slot; False where there was none in time; True where Redis is away and this process is to count alone."""
+        """Take a slot; False where there was none in time; True where Redis is away and this process should count alone."""
         until = time.monotonic() + wait_seconds
         slot = RedisSlot(self, key)
         asking = asyncio.get_running_loop().create_task(self._taken(slot, places, until))
@@ -89,7 +90,7 @@ class RedisPlaces:
             found = await asyncio.shield(asking)
         except asyncio.CancelledError:
             slot.is_wanted = False
-            self._keep(self._undo(asking, slot))  # Redis may have given it already
+            self._keep(self._undo(asking, slot))  # Redis may have taken it already
             raise
         if found is None:
             if self._down == "closed":
@@ -145,7 +146,7 @@ class RedisPlaces:
                 await self._ask(partial(self._renew, keys=[self._name(key)], args=[LEASE_SECONDS, *slots]))
 
     async def _ask(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """What Redis says, or None when it is away."""
+        """Return the answer of Redis, or None when it is away."""
         import redis
 
         if time.monotonic() < self._away_until:

@@ -1,1 +1,1 @@
-"""The client side of workers: has tools run on other machines through Redis."""
+"""The client side of workers: runs tools on other machines through Redis."""

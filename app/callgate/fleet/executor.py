@@ -10,7 +10,7 @@ from callgate.tools.executor import RunContext, Tool
 
 
 class FleetExecutor:
-    """Has each call of one tool run by a pool."""
+    """Runs the calls of one tool on a pool."""
 
     def __init__(self, fleet: Fleet, pool: FleetPool, tool: str, seconds: float) -> None:
         self._fleet, self._pool, self._tool, self._seconds = fleet, pool, tool, seconds
@@ -20,7 +20,7 @@ class FleetExecutor:
 
 
 class NoFleet:
-    """Refuses each call of a tool that is to run on a pool: this process knows no workers."""
+    """Refuses the calls of a tool that should run on a pool, in a process without workers."""
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
@@ -31,7 +31,8 @@ class NoFleet:
 
 
 def on_fleet(tool: Tool, fleet: Fleet, pool: FleetPool) -> Tool:
-    """The same tool, run by a pool. Its time counts from its beginning there, so here it has that for the queue as well."""
+    """Return the tool with an executor on a pool. Its timeout counts from its start on a worker; here the time in the queue is
+    added."""
     seconds = tool.policy.timeout
     return replace(
         tool,

@@ -1,8 +1,8 @@
 """Publishes calls to workers, and waits for their outcomes.
 
-A call is written down as `offered` before it is published, so that it can begin once however often it is published. Its end
-comes over Redis, or is read from the ledger where that message was lost. When it is given up it is withdrawn if no worker has
-begun it; else its process is killed, and what it came to is unknown.
+A call is stored in the ledger as `offered` before it is published, so that it can begin only once, however often it is
+published. Its outcome comes over Redis, or from the ledger where that message was lost. A cancelled call is withdrawn if no
+worker has begun it; otherwise its process is killed, and its outcome is unknown.
 """
 
 import asyncio
@@ -39,15 +39,14 @@ from callgate.ledger.presence import Presence
 from callgate.tools.executor import RunContext
 
 LOOK_SECONDS: Final = 0.5
-"""How often it is looked whose worker is gone, and which of our calls have ended unheard."""
+"""How often the ledger is checked for calls whose worker is gone, and for outcomes that were not received."""
 AGAIN_SECONDS: Final = 1.0
-"""After which a call that nobody has begun is published again, where its queue is empty: its message was lost, be it with the
-process that was to begin it."""
+"""When a call that has not begun is published again if its queue is empty: its message was lost, or the worker that took it."""
 PRUNE_SECONDS: Final = 3600.0
 KILL_SECONDS: Final = 60.0
-"""For a worker to be there that hears that a call is to be killed."""
+"""How long a request to kill a call waits for a worker."""
 STOP_PATIENCE: Final = 0.4
-"""For a call to be stopped before whoever gave it up goes on. Less than what a cancelled tool is waited for."""
+"""How long a cancelled caller waits until its call is stopped. Less than the wait for any cancelled tool."""
 UNKNOWN: Final = (
     "The worker that ran this was lost before it answered: what it should do may or may not have happened. It is not run again."
     " Look whether it happened before you call it again."
@@ -66,18 +65,18 @@ class FleetOffers(Protocol):
     """Where calls are offered."""
 
     def offer(self, offer: FleetOffer, on_written: Callable[[bool | DatabaseAway], None]) -> None:
-        """`on_written` is called with False where this process has seen an end of it, or has it no more; with `DatabaseAway`
-        where it was offered, or was not."""
+        """Store a call as offered. `on_written` is called with True once it is stored; with False where it has already ended in
+        this process or belongs to another; with `DatabaseAway` where it is unknown whether it was stored."""
         ...
 
 
 class _TakenForDead(Exception):
-    """This process was, and what it has is another's."""
+    """Raised where other processes took this one for dead, so that its calls belong to others."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPool:
-    """The queue of a tool's calls, and the limits of waiting."""
+    """The queue of a tool's calls, and how long they may wait in it."""
 
     name: str
     queue_seconds: float
@@ -90,18 +89,18 @@ class _Underway:
     message: bytes
     run_id: str
     may_be_anothers: bool
-    """It is a durable run's: whoever has that now waits for it."""
+    """It is of a durable run, which another process may resume."""
     is_offering: bool = False
     was_offered: bool | DatabaseAway = False
     is_left: bool = False
-    """It is another process's from now on."""
+    """It belongs to another process now."""
     outcome: Outcome | None = None
     said: deque[tuple[str, float | None]] = field(default_factory=deque)
     """Progress that was not reported yet."""
     offered: float = field(default_factory=monotonic)
     published: float = -inf
     sent_over: "asyncio.Future[None] | None" = None
-    """It ends with the connection over which the call was published. None once the message has had its time to arrive."""
+    """Done when the connection is lost over which the call was published. None once the message has had time to arrive."""
     _change: "asyncio.Future[None] | None" = None
 
     def on_offered(self, answer: bool | DatabaseAway) -> None:
@@ -109,12 +108,12 @@ class _Underway:
         self.notify()
 
     def notify(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake the coroutine that waits for a change."""
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 
     async def change(self, until: float = inf) -> None:
-        """Wait until something has changed, or may have; not for longer than `until`."""
+        """Wait for a change, until a point in time at most. It may return early."""
         loop = asyncio.get_running_loop()
         self._change = loop.create_future()
         timer = loop.call_later(until - monotonic(), self.notify) if until < inf else None
@@ -127,7 +126,7 @@ class _Underway:
 
 
 class Fleet:
-    """The workers, for one process that wants tools run."""
+    """The connection of one process to the workers."""
 
     def __init__(self, redis_url: str, prefix: str, on_lost: Callable[[int], None]) -> None:
         """`on_lost` is called with the number of calls whose worker is gone."""
@@ -158,12 +157,12 @@ class Fleet:
         await self._redis.close()
 
     def leave(self, run_id: str) -> None:
-        """The calls of a run are another process's from now on: they are not stopped when they are not waited for any more."""
+        """Leave the calls of a run to another process: they are not stopped when they are cancelled here."""
         for mine in self._underway.values():
             mine.is_left = mine.is_left or mine.run_id == run_id
 
     async def run(self, pool: FleetPool, tool: str, call: ReadyCall, context: RunContext, seconds: float) -> Outcome:
-        """Have a worker run a call; `seconds` count from its beginning there."""
+        """Run a call on a worker; `seconds` count from its start there."""
         sent = FleetCall(
             id=context.key,
             tool=tool,
@@ -177,7 +176,7 @@ class Fleet:
             reply=self._replies,
         )
         queue = queue_of(self._prefix, pool.name)
-        # A call of a durable run is known by its place in the run, wherever that is carried on.
+        # A call of a durable run has an id from its place in the run, so that another process finds it.
         may_be_anothers = context.key.startswith(f"{context.run_id}/")
         tries = 1
         while True:
@@ -201,12 +200,13 @@ class Fleet:
                 raise
             finally:
                 del self._underway[sent.id]
-            # We have seen an end of it under this id: each further try has another.
+            # Under this id it has ended here before: each further attempt gets another.
             tries += 1
             sent = replace(sent, id=f"{sent.key}#{tries}")
 
     async def _is_offered(self, pool: str, call: FleetCall, mine: _Underway) -> bool:
-        """False where this process has seen an end of it. Raises `DatabaseAway` where certainly nobody has begun it."""
+        """Store the call as offered; False where it has already ended in this process. Raises `DatabaseAway` where it certainly
+        has not begun."""
         offer = FleetOffer(call.id, self._ledger.process, pool, call.tool, call.arguments_hash)
         while True:
             mine.is_offering = True
@@ -221,7 +221,7 @@ class Fleet:
                 if await self._ledger.is_anothers(call.id):
                     raise _TakenForDead
             except DatabaseAway:
-                # Whoever had its run before may have published it: that it was not run is not ours to say.
+                # The process that had its run before may have published it, so that it may have run.
                 if not mine.may_be_anothers:
                     raise
             else:
@@ -258,13 +258,13 @@ class Fleet:
                 if monotonic() >= look_at:
                     look_at = monotonic() + LOOK_SECONDS
                     if await self._stop(mine) == "withdrawn":
-                        await self._command("LREM", mine.queue, "0", mine.message)  # nobody may ever come for it
+                        await self._command("LREM", mine.queue, "0", mine.message)  # no worker may ever take it
                         return Failed(NO_PLACE.format(queue_seconds), FailureKind.REFUSED)
 
     async def _stop(self, mine: _Underway) -> str | None:
-        """Withdraw a call that has not begun, kill one that has. Goes on until the ledger knows of it."""
+        """Withdraw a call that has not begun, kill one that has. Repeats until the ledger has stored it."""
         while mine.is_offering:
-            await mine.change()  # else it may come to stand there afterwards
+            await mine.change()  # or it may be stored afterwards
         is_killed = False
         while True:
             state, is_known = None, True
@@ -280,7 +280,7 @@ class Fleet:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _kill(self, id: str) -> None:
-        """Have the process killed that runs a call, as soon as a worker hears it. Some time later its own time ends it."""
+        """Ask the workers to kill the process of a call. Without an answer its timeout ends it."""
         message = revoke_message(id, control_exchange(self._prefix))
         until = monotonic() + KILL_SECONDS
         while not await self._command("PUBLISH", control_channel(self._prefix, self._url), message):
@@ -295,13 +295,13 @@ class Fleet:
         return task
 
     async def _publish(self, mine: _Underway) -> None:
-        """Publish a call. One that could not be published, or did not arrive, is published later: it stands in the ledger."""
+        """Publish a call. One that could not be published, or did not arrive, is published later: it is in the ledger."""
         mine.sent_over = await self._reached(self._redis.send("LPUSH", mine.queue, mine.message))
         if mine.sent_over is not None:
             mine.published = monotonic()
 
     async def _publish_again(self, mine: _Underway) -> None:
-        """Publish a call whose message seems to be lost. What it was sent over may have been lost unheard, too."""
+        """Publish a call whose message seems to be lost, over a new connection, because the old one may be dead as well."""
         await self._redis.renew()
         if await self._command("LPUSH", mine.queue, mine.message):
             mine.published = monotonic()
@@ -311,14 +311,14 @@ class Fleet:
         return await self._reached(self._redis.command(*command))
 
     async def _reached(self, asking: Coroutine[Any, Any, T]) -> T | None:
-        """What Redis says; None where it is away."""
+        """Return the result of a Redis command; None where Redis is away."""
         import redis
 
         try:
             said = await asking
         except (redis.RedisError, OSError) as error:
             if self._reaching:
-                log.error("fleet_redis_away", error=type(error).__name__)  # noqa: TRY400 - said once
+                log.error("fleet_redis_away", error=type(error).__name__)  # noqa: TRY400 - logged once
             self._reaching = False
             return None
         self._reaching = True
@@ -352,7 +352,7 @@ class Fleet:
         mine.notify()
 
     async def _read_end(self, id: str) -> None:
-        with contextlib.suppress(DatabaseAway):  # then it is found by looking
+        with contextlib.suppress(DatabaseAway):  # `_look` finds it later
             self._settle(await self._ledger.states([id]))
 
     async def _keep_looking(self) -> None:
@@ -365,7 +365,7 @@ class Fleet:
                     prune_at = monotonic() + PRUNE_SECONDS
                     await self._ledger.prune()
             except DatabaseAway:
-                pass  # said by whoever keeps this process on the list of those that live
+                pass  # logged by the ledger's presence
 
     async def _look(self) -> None:
         now = monotonic()

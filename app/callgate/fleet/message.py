@@ -1,8 +1,8 @@
-"""The messages between proxies and workers in Redis: a call as a task of Celery's (its message protocol, version 2),
-and what a worker says of it.
+"""The messages between proxies and workers in Redis: a call as a Celery task (its message protocol, version 2), and a worker's
+replies.
 
-https://docs.celeryq.dev/en/stable/internals/protocol.html. Written here because Celery's own client blocks the event loop for
-seconds while Redis is away, and costs five times as much; a contract test compares both.
+https://docs.celeryq.dev/en/stable/internals/protocol.html. Not by Celery's client, which blocks the event loop for seconds
+while Redis is away, and costs five times as much; a contract test compares both.
 """
 
 import base64
@@ -17,7 +17,7 @@ import msgspec
 
 TASK: Final = "callgate.run"
 KILL_AFTER: Final = 5.0
-"""Seconds after its time that Celery kills a call whose proxy has not."""
+"""Seconds after its timeout when Celery kills a call that its proxy has not stopped."""
 
 
 class FleetCall(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class FleetCall(msgspec.Struct, frozen=True):
 
     @property
     def arguments_hash(self) -> str:
-        """Of all that decides what is done."""
+        """Return a digest of all that determines the effect of the call."""
         parts = (self.tool, self.arguments, self.text, self.run_id, self.key)
         return hashlib.sha256(f"[{', '.join(map(quoted, parts))}]".encode()).hexdigest()
 
@@ -52,12 +52,12 @@ class FleetReply(msgspec.Struct, frozen=True, omit_defaults=True):
     fraction: float | None = None
     ended: bool = False
     outcome: bytes | None = None
-    """Left out where it is long; it stands in the ledger."""
+    """Left out where it is long; it is in the ledger."""
 
 
 _TASK_BODY: Final = b'[[%b],{},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 _ID: Final = "\0id"
-"""Stands for a call's id in what all calls have in common."""
+"""A placeholder for the call's id in the cached parts of messages."""
 
 _encode = msgspec.json.Encoder().encode
 encode_reply = msgspec.msgpack.Encoder().encode
@@ -79,10 +79,10 @@ def control_channel(prefix: str, redis_url: str) -> str:
 
 
 def task_message(call: FleetCall, queue: str, seconds: float) -> bytes:
-    """`seconds`: after which a worker kills it."""
+    """Encode a call as a task. `seconds`: after which the worker kills it."""
     try:
         arguments = _encode(call)
-    except UnicodeEncodeError:  # a model may write half a pair
+    except UnicodeEncodeError:  # a model may write a lone surrogate
         arguments = json.dumps(msgspec.structs.asdict(call)).encode()
     before, *after = _task_envelope(queue, seconds)
     return before + base64.b64encode(_TASK_BODY % arguments) + _encode(call.id).join(after)
@@ -90,8 +90,8 @@ def task_message(call: FleetCall, queue: str, seconds: float) -> bytes:
 
 @functools.lru_cache
 def _task_envelope(queue: str, seconds: float) -> tuple[bytes, ...]:
-    """The pieces of a message that are the same for all calls of a tool. The body belongs after the first of them, and the id
-    between the others."""
+    """Return the parts of a message that all calls of a tool share. The body goes after the first of them, and the id between
+    the others."""
     headers: dict[str, Any] = {
         "lang": "py",
         "task": TASK,
@@ -119,7 +119,7 @@ def _task_envelope(queue: str, seconds: float) -> tuple[bytes, ...]:
 
 
 def revoke_message(id: str, exchange: str) -> bytes:
-    """To all workers: kill the process that runs this call."""
+    """Encode the message to all workers to kill the process that runs this call."""
     arguments = {"task_id": id, "terminate": True, "signal": "SIGKILL"}
     body = {"method": "revoke", "arguments": arguments, "destination": None, "pattern": None, "matcher": None}
     return _message(_encode(body), {"clock": 1}, {"delivery_mode": 2}, f"{exchange}.pidbox", "", id)

@@ -1,8 +1,8 @@
-"""Redis as a fleet uses it: one connection for commands, one for calls, and one for what is published.
+"""The Redis connections of a fleet: one for commands, one for calls, and one for a subscription.
 
-redis-py makes the connections, which knows addresses, passwords and TLS; commands and replies go past it. Its client takes
-a connection out of a pool for each command, watches it and gives it back, and its parser awaits each line of a reply,
-which costs several times what Redis does.
+redis-py opens the connections, because it handles addresses, passwords and TLS; commands and replies bypass it. Its client
+takes a connection out of a pool for each command, and its parser awaits each line of a reply, which costs several times
+what Redis does.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ PATIENCE: Final = 2.0
 
 
 class RedisLink:
-    """Connections that are made when they are wanted, and again where they were lost."""
+    """Connections that are opened when they are needed, and again where they were lost."""
 
     def __init__(self, url: str) -> None:
         import redis.asyncio
 
         pool: Any = redis.asyncio.ConnectionPool
-        # Version 2 of the protocol is what is read below.
+        # `read_reply` reads version 2 of the protocol.
         self._connections = pool.from_url(
             url, protocol=2, socket_timeout=None, socket_connect_timeout=PATIENCE, socket_keepalive=True
         )
@@ -31,8 +31,8 @@ class RedisLink:
         self._unanswered: _Wire | None = None
 
     async def send(self, *words: str | bytes) -> "asyncio.Future[None]":
-        """Send a command to which Redis gives no answer: each would wake the loop. Raises `RedisError` and `OSError` where
-        there is no connection; where the future has ended, the one it was sent over was lost, be it before it arrived."""
+        """Send a command without a reply, which would wake the event loop. Raises `RedisError` and `OSError` where there is no
+        connection. The future is done once the connection is lost, in which case the command may not have arrived."""
         wire = self._unanswered
         if wire is None or wire.lost.done():
             async with asyncio.timeout(PATIENCE), self._making:
@@ -40,23 +40,24 @@ class RedisLink:
                 if wire is None or wire.lost.done():
                     await self.renew()
                     wire = self._unanswered = await self._connected()
-                    wire.on_reply = lambda _: None  # of a server that forbids it: who has to know sends a command
+                    wire.on_reply = lambda _: None  # a server that forbids CLIENT REPLY OFF replies anyway
                     wire.send(("CLIENT", "REPLY", "OFF"))
         wire.send(words)
         return wire.lost
 
     async def renew(self) -> None:
-        """Have what is sent go over another connection from now on."""
+        """Open another connection for `send`."""
         wire, self._unanswered = self._unanswered, None
         if wire is not None:
             await wire.close()
 
     async def command(self, *words: str | bytes) -> Any:
-        """What Redis says to a command, which may be done twice. Raises `RedisError` and `OSError`."""
+        """Return the reply to a command, which must be idempotent: it is repeated where the connection was lost. Raises
+        `RedisError` and `OSError`."""
         try:
             async with asyncio.timeout(PATIENCE):
                 if self._wire is not None and not self._wire.lost.done():
-                    with contextlib.suppress(ConnectionError):  # once more, over a new one
+                    with contextlib.suppress(ConnectionError):  # repeat it, over a new connection
                         return await self._wire.command(words)
                 async with self._making:
                     if self._wire is None or self._wire.lost.done():
@@ -66,11 +67,11 @@ class RedisLink:
                     answer = self._wire.command(words)
                 return await answer
         except TimeoutError:
-            await self.close()  # what is behind it would come as late
+            await self.close()  # later replies on it would be as late
             raise
 
     async def listen(self, channel: str, hear: Callable[[bytes], None]) -> None:
-        """Hand on what is published on a channel, until it raises `RedisError` or `OSError`."""
+        """Subscribe to a channel and handle its messages, until `RedisError` or `OSError` is raised."""
         async with asyncio.timeout(PATIENCE):
             wire = await self._connected()
 
@@ -100,17 +101,17 @@ class RedisLink:
 
 
 class _Wire(asyncio.Protocol):
-    """One connection: commands go out as they come, and replies come in their order."""
+    """One connection: commands are pipelined, and replies come in their order."""
 
     def __init__(self, connection: Any) -> None:
-        """Takes a connection of redis-py's over, which has nothing under way."""
+        """Take over the transport of an idle redis-py connection."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.lost.add_done_callback(lambda lost: lost.cancelled() or lost.exception())  # seen, whoever waits for it
+        self.lost.add_done_callback(lambda lost: lost.cancelled() or lost.exception())  # marks it as retrieved
         self.on_reply: Callable[[Any], None] = self._answer
         self._connection = connection
         self._asked: deque[asyncio.Future[Any]] = deque()
         self._data = b""
-        self._transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - it gives it to nobody
+        self._transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - not public
         self._transport.set_protocol(self)
 
     def command(self, words: tuple[str | bytes, ...]) -> "asyncio.Future[Any]":
@@ -137,7 +138,7 @@ class _Wire(asyncio.Protocol):
     def _answer(self, reply: Any) -> None:
         answer = self._asked.popleft()
         if answer.done():
-            return  # nobody waits for it any more
+            return  # its caller was cancelled
         if isinstance(reply, Exception):
             answer.set_exception(reply)
         else:
@@ -155,7 +156,7 @@ class _Wire(asyncio.Protocol):
 
 
 def read_reply(data: bytes, at: int) -> tuple[Any, int] | None:
-    """The reply that begins at a place, and where it ends; None where it has not come whole. Raises `ValueError`."""
+    """Return the reply that begins at a place, and its end; None where it is incomplete. Raises `ValueError`."""
     end = data.find(b"\r\n", at)
     if end < 0:
         return None
