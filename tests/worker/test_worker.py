@@ -1,6 +1,7 @@
 """Workers, real ones: what a tool on a pool does is what it does here, and a call begins at most once."""
 
 import asyncio
+import base64
 import json
 import os
 import secrets
@@ -11,13 +12,23 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from msgspec.structs import replace
 
-from callgate.calls.outcome import Failed, FailureKind, Returned
+from callgate.calls.outcome import Failed, FailureKind, Returned, encode_outcome
 from callgate.fleet.fleet import NO_PLACE, TIMED_OUT, UNKNOWN
-from callgate.fleet.message import FleetCall, control_channel, queue_of, task_message
+from callgate.fleet.message import (
+    FleetCall,
+    FleetReply,
+    control_channel,
+    control_exchange,
+    encode_reply,
+    queue_of,
+    revoke_message,
+    task_message,
+)
 from callgate.fleet.redis_link import RedisLink
 from callgate.ledger.fleet_calls import FleetOffer
 from callgate.ledger.postgres import PostgresLedger
@@ -251,6 +262,37 @@ async def test_what_is_no_message_harms_neither_worker_nor_proxy(lone: tuple[Pro
             assert isinstance(await proxy.call("climb", steps=1), Returned), each
             assert proxy.said == [("step 0", 0.0)], each
     assert worker.log.count("worker_ready") == 1
+
+
+async def test_whoever_can_write_to_redis_alone_neither_answers_nor_kills_a_call(
+    proxy: Proxy, worker: Child, fleet: Stores, tmp_path: Path
+) -> None:
+    from redis.asyncio import Redis
+
+    marks = tmp_path / "marks"
+    prefix = fleet.settings.store.prefix
+    forged = encode_reply(FleetReply("", ended=True, outcome=encode_outcome(Returned("forged"))), b"guessed")
+    async with Redis.from_url(fleet.redis) as client:
+        call = asyncio.create_task(proxy.call("nap", seconds=0.4, marks=str(marks), label="x"))
+        await marked(marks, "begin")
+        [id] = [id for id, state in (await proxy.states()).items() if state == "running"]
+        reply = FleetReply(id, ended=True, outcome=encode_outcome(Returned("forged")))
+        bare = msgspec.msgpack.encode(reply)
+        [replies] = [name for name in await client.pubsub_channels() if b"replies" in name]
+        heard = [
+            await client.publish(replies, each)
+            for each in (bare, forged[:16] + bare, encode_reply(reply, b"guessed"), encode_reply(reply, b""))
+        ]
+        order = revoke_message(id, control_exchange(prefix), b"guessed")
+        unsigned = json.loads(order)
+        body = json.loads(base64.b64decode(unsigned["body"]))
+        del body["arguments"]["signature"]
+        unsigned["body"] = base64.b64encode(json.dumps(body).encode()).decode()
+        for each in (order, json.dumps(unsigned).encode()):
+            heard.append(await client.publish(control_channel(prefix, fleet.redis), each))
+        assert heard == [1] * 6
+        assert await call == Returned("rested")
+    assert worker.log.count("not signed with the key") >= 2
 
 
 async def test_a_call_that_takes_too_long_is_killed_by_its_proxy_and_else_by_its_worker(

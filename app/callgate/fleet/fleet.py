@@ -138,8 +138,10 @@ class Fleet:
         self._reaching = True
 
     async def open(self, ledger: FleetLedger, offers: FleetOffers, presence: Presence) -> None:
+        """Raises `DatabaseAway`."""
         self._ledger, self._offers, self._presence = ledger, offers, presence
         self._replies = f"{self._prefix}replies.{ledger.process}"
+        self._key = await ledger.key()
         self._redis = RedisLink(self._url)
         self._tasks = [
             asyncio.create_task(self._keep_listening(), name="replies of workers"),
@@ -281,7 +283,7 @@ class Fleet:
 
     async def _kill(self, id: str) -> None:
         """Ask the workers to kill the process of a call. Without an answer its timeout ends it."""
-        message = revoke_message(id, control_exchange(self._prefix))
+        message = revoke_message(id, control_exchange(self._prefix), self._key)
         until = monotonic() + KILL_SECONDS
         while not await self._command("PUBLISH", control_channel(self._prefix, self._url), message):
             if monotonic() >= until:
@@ -336,7 +338,7 @@ class Fleet:
 
     def _take(self, data: bytes) -> None:
         try:
-            reply = decode_reply(data)
+            reply = decode_reply(data, self._key)
         except msgspec.MsgspecError as error:
             log.error("fleet_message_ignored", error=str(error))  # noqa: TRY400 - the reason is all there is to say
             return

@@ -5,6 +5,7 @@ However often a call is published, delivered or taken over, it begins at most on
 or, where nobody saw its end, `unknown`. A call that is `withdrawn` has certainly not run, and may be offered again.
 """
 
+import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -113,6 +114,14 @@ class FleetLedger:
 
     def __init__(self, database: Database, process: str, dead_after: float) -> None:
         self._database, self.process, self.dead_after = database, process, dead_after
+
+    async def key(self) -> bytes:
+        """Return the key with which proxies and workers sign messages, and make it if there is none."""
+        while not (found := await self._database.fetch("SELECT key FROM fleet_key")):
+            await self._database.fetch(
+                "INSERT INTO fleet_key VALUES (true, ?1) ON CONFLICT DO NOTHING", secrets.token_bytes(32)
+            )
+        return bytes(found[0][0])
 
     async def is_anothers(self, id: str) -> bool:
         """Whether a call may not be offered here, because this process was taken for dead."""

@@ -146,11 +146,12 @@ CREATE TABLE IF NOT EXISTS fleet_calls (
   outcome BYTEA
 )
 """,
+    "CREATE TABLE IF NOT EXISTS fleet_key (one BOOLEAN PRIMARY KEY CHECK (one), key BYTEA NOT NULL)",
     "CREATE INDEX IF NOT EXISTS fleet_calls_open ON fleet_calls (state) WHERE ended_at IS NULL",
     "CREATE INDEX IF NOT EXISTS fleet_calls_by_end ON fleet_calls (ended_at)",
 )
 """On one machine keys and pins have files of their own, and there is no fleet."""
-VERSION: Final = 3
+VERSION: Final = 4
 """Of the tables in Postgres."""
 
 SQLITE_WORDS: Final[dict[str, str]] = {

@@ -31,8 +31,9 @@ class _Prefork(TaskPool):  # type: ignore[misc]  # celery has no types
     Pool = _AttentivePool
 
 
-def celery_app(redis_url: str, prefix: str, pools: Sequence[str], *, fresh_process: bool = False) -> Celery:
-    transport.use()
+def celery_app(redis_url: str, prefix: str, pools: Sequence[str], key: bytes, *, fresh_process: bool = False) -> Celery:
+    """`key` is the ledger's, with which orders are signed."""
+    transport.use(key)
     app = Celery("callgate", broker=redis_url, set_as_current=False)
     app.conf.update(
         accept_content=["json"],

@@ -67,6 +67,7 @@ class ToolProcess:
         self._tools: Mapping[str, RegisteredTool] = {}
         self._loop: asyncio.AbstractEventLoop
         self._ledger: FleetLedger | None = None
+        self._key = b""
         self._redis: RedisLink
 
     def load(self) -> None:
@@ -123,14 +124,20 @@ class ToolProcess:
         import redis
 
         try:
-            await self._redis.command("PUBLISH", sent.reply, encode_reply(reply))
+            await self._redis.command("PUBLISH", sent.reply, encode_reply(reply, self._key))
         except (redis.RedisError, OSError) as error:
             log.warning("fleet_reply_not_sent", tool=sent.tool, error=type(error).__name__)
 
     async def _opened(self) -> FleetLedger:
         database = PostgresDatabase(self._postgres, self._config.ledger.namespace, connections=1)
-        await database.open()
-        return FleetLedger(database, self._worker, self._config.runs.dead_after_seconds)
+        try:
+            await database.open()
+            ledger = FleetLedger(database, self._worker, self._config.runs.dead_after_seconds)
+            self._key = await ledger.key()
+        except BaseException:
+            await database.close()
+            raise
+        return ledger
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
         while True:

@@ -38,12 +38,6 @@ def work(loaded: Loaded, pools: Sequence[str], concurrency: int) -> int:
     _try_tools(loaded, config)
     assert config.store.redis_url is not None
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    app = celery_app(
-        config.store.redis_url.get_secret_value(),
-        config.store.prefix,
-        pools,
-        fresh_process=any(config.pools[pool].fresh_process for pool in pools),
-    )
     child = ToolProcess(config, name)
     first = os.getpid()
 
@@ -67,6 +61,13 @@ def work(loaded: Loaded, pools: Sequence[str], concurrency: int) -> int:
     except DatabaseAway as away:
         raise CannotStart(f"ledger.url: {away}") from None
     try:
+        app = celery_app(
+            config.store.redis_url.get_secret_value(),
+            config.store.prefix,
+            pools,
+            watch.key,
+            fresh_process=any(config.pools[pool].fresh_process for pool in pools),
+        )
         return run_worker(app, name, concurrency, run)
     finally:
         watch.close()

@@ -1,9 +1,11 @@
 """Celery's Redis transport, which accepts nothing but our messages.
 
 Celery ends where it reads what is no message, and obeys whatever it reads that is one. What stands in Redis may be
-anybody's: a call is looked for in the ledger before it runs, and of orders only the one to kill a call is followed.
+anybody's: a call is looked for in the ledger before it runs, and of orders only the one to kill a call is followed, where it is
+signed with the ledger's key.
 """
 
+import hmac
 from typing import Any, Final
 
 import msgspec
@@ -11,7 +13,7 @@ import structlog
 from kombu.transport import TRANSPORT_ALIASES
 from kombu.transport.redis import Channel, Transport
 
-from callgate.fleet.message import TASK
+from callgate.fleet.message import KILL, TASK, sign
 
 ORDERS: Final = frozenset({"revoke"})
 
@@ -47,6 +49,7 @@ class _OrderMessage(msgspec.Struct):
 
 class _Revoked(msgspec.Struct):
     task_id: str
+    signature: str = ""
     terminate: bool = False
     signal: str = "SIGKILL"
 
@@ -78,6 +81,8 @@ class WaryTransport(Transport):
     """Hands on what is ours."""
 
     Channel = WaryChannel
+    key = b""
+    """Of the ledger."""
 
     def _deliver(self, message: Any, queue: str) -> None:
         try:
@@ -85,6 +90,9 @@ class WaryTransport(Transport):
                 order = msgspec.json.decode(msgspec.convert(message, _OrderMessage).body, type=_Order)
                 if order.method not in ORDERS:
                     raise msgspec.ValidationError(f"the order is `{order.method[:64]}`")
+                signature = sign(self.key, KILL, order.arguments.task_id.encode()).hex()
+                if not hmac.compare_digest(order.arguments.signature.encode(), signature.encode()):
+                    raise msgspec.ValidationError("the order is not signed with the key of this ledger")
             else:
                 found = msgspec.convert(message, _TaskMessage)
                 if found.headers.task != TASK:
@@ -95,7 +103,8 @@ class WaryTransport(Transport):
         super()._deliver(message, queue)  # type: ignore[no-untyped-call]
 
 
-def use() -> None:
-    """Have Celery reach Redis so in this process."""
+def use(key: bytes) -> None:
+    """Have Celery reach Redis so in this process. `key` is the ledger's."""
+    WaryTransport.key = key
     for scheme in ("redis", "rediss"):
         TRANSPORT_ALIASES[scheme] = f"{__name__}:{WaryTransport.__name__}"

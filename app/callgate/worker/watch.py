@@ -30,6 +30,8 @@ class Watch:
         assert config.ledger.url is not None
         self._config, self._worker, self._pools = config, worker, pools
         self._database = PostgresDatabase(config.ledger.url.get_secret_value(), config.ledger.namespace, connections=1)
+        self.key = b""
+        """Of the ledger, once it is open."""
         self._first = threading.Event()
         self._why: DatabaseAway | None = None
         self._loop = asyncio.new_event_loop()
@@ -69,6 +71,7 @@ class Watch:
         ledger = FleetLedger(self._database, self._worker, dead_after)
         try:
             await self._database.open()
+            self.key = await ledger.key()
             await self._beat()
         except DatabaseAway as away:
             self._why = away
