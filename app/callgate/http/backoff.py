@@ -14,9 +14,9 @@ def full_jitter(
     least: float = 0.0,
     chance: Callable[[], float] = random.random,  # noqa: S311 -- spreads load, guards nothing
 ) -> float:
-    """Seconds up to a ceiling that doubles with each failure, so that many who failed together do not come back together.
+    """Return random seconds up to a maximum that doubles with each failure, so that many clients do not retry at once.
 
-    `least` is the share of the ceiling that is waited at least.
+    `least` is the minimum as a share of the maximum.
     """
     ceiling = min(longest, first * 2.0 ** min(failures, MAX_DOUBLINGS))
     return ceiling * (least + (1 - least) * chance())

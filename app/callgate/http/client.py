@@ -1,7 +1,7 @@
-"""The HTTP client on httptools and bare transports: a keep-alive pool, four deadlines, the environment's proxies.
+"""The HTTP client on httptools and asyncio transports: a keep-alive pool, four deadlines, the environment's proxies.
 
-It speaks HTTP/1.1, follows nothing, inflates nothing, and keeps no cookies. It costs a fifth of what a general client
-costs, because it does no more than this. Here are its connections; `connection` is what happens over one of them.
+HTTP/1.1 without redirects, compression and cookies, at a fifth of the cost of a general client. This module has the pool;
+`connection` has one connection and its response.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from callgate.http.trace_context import TRACE
 from callgate.http.tunnel import Tunnel, refused_by, tls_through
 
 KEEP_ALIVE_SECONDS = 30.0
-"""Less than what servers allow an idle connection: one that they are about to close must not be used again."""
+"""Less than the idle timeout of servers, so that a connection is not used while its server closes it."""
 SECOND_ADDRESS_SECONDS = 0.25
 """How long one address of a host is tried before the next is tried beside it."""
 
 AddressInfo: TypeAlias = tuple[int, int, int, str, Any]
-"""A line of `getaddrinfo`."""
+"""An entry of `getaddrinfo`'s result."""
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[AddressInfo]]]
-"""The addresses of a host, by name or literal, that may be dialled. What it raises beside `OSError` goes through."""
+"""Returns the addresses of a host, by name or literal, that may be connected to."""
 
 log = structlog.get_logger("callgate.http")
 
@@ -42,7 +42,7 @@ async def resolved(host: str, port: int) -> Sequence[AddressInfo]:
 
 
 class HttpClient:
-    """Requests through the same client share its connections: one per runtime for the models, one for each tool server."""
+    """A client with its pool of connections: one per runtime for the models, one for each tool server."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class HttpClient:
     # -- for the exchange
 
     def take(self, origin: Origin) -> ClientConnection | None:
-        """An idle connection to there. The one used last comes first, so that those of a rush may grow old and be closed."""
+        """Take an idle connection to an origin, the one used last first, so that surplus connections stay idle and are closed."""
         idle = self._idle.get(origin)
         while idle:
             connection = idle.pop()
@@ -181,7 +181,7 @@ class HttpClient:
             idle.remove(connection)
 
     def distrust(self, origin: Origin) -> None:
-        """Use no connection to there twice: what comes unasked could be taken for the response to another request."""
+        """Do not reuse connections to an origin: unsolicited bytes could be taken for the response to another request."""
         if origin not in self._distrusted:
             self._distrusted.add(origin)
             log.warning("upstream_distrusted", host=str(origin), why="it sent bytes that belong to no request")
@@ -189,7 +189,7 @@ class HttpClient:
             connection.abort()
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close what has been idle for too long."""
+        """Close connections that were idle for too long."""
         oldest = loop.time() - self._keep_alive
         for idle in self._idle.values():
             while idle and idle[0].idle_since <= oldest:
@@ -200,9 +200,9 @@ class HttpClient:
 
 
 class HttpExchange(msgspec.Struct, eq=False):
-    """The context of one request; leaving it before the end of the response, or being cancelled, closes the connection.
+    """The context manager of one request; leaving it before the end of the response, or being cancelled, closes the connection.
 
-    A class and not a generator: this is entered for every turn of every chat.
+    A class, because a generator is slower and this is used in every turn.
     """
 
     _client: HttpClient
@@ -220,7 +220,7 @@ class HttpExchange(msgspec.Struct, eq=False):
             head = with_headers(head, trace.headers)
         connection = client.take(origin)
         if connection is not None:
-            began_at = connection.loop.time()  # its own loop: to ask which one runs is a system call
+            began_at = connection.loop.time()  # the connection's loop: `get_running_loop` costs a system call
         else:
             began_at = asyncio.get_running_loop().time()
             connection = await client.connect(origin, self._deadlines)
@@ -242,6 +242,6 @@ class HttpExchange(msgspec.Struct, eq=False):
 
 
 def _where(origin: Origin) -> str:
-    """Whom an error speaks of, where that is not plain."""
+    """Return the proxy as the beginning of an error message; empty without one."""
     proxy: Proxy | None = origin.proxy
     return "" if proxy is None else f"through {proxy}: "

@@ -1,7 +1,7 @@
-"""One connection of the client and, once a request was sent over it, the response that comes back.
+"""One connection of the client and, once a request was sent over it, the response.
 
-Four things happen to it: bytes come, it is lost, a deadline passes, its user leaves. Each changes the state and wakes
-whoever waits, who looks at the state again.
+Four events change its state: bytes come, it is lost, a deadline passes, its user leaves. Each wakes the waiting coroutine,
+which checks the state again.
 """
 
 import asyncio
@@ -16,16 +16,17 @@ from callgate.http.interface import Broken, Deadlines, TimedOut, TooLarge, Trans
 from callgate.http.request_head import Origin
 
 HEAD_BYTES = 65_536
-"""Some gateways send long policy headers; no honest head comes near this."""
+"""The limit of a response head. Some gateways send long policy headers."""
 HELD_BYTES = 256 * 1024
-"""Of a body that nobody reads. Beyond it the server is made to wait."""
+"""Unread bytes of a body at which reading from the socket is paused."""
 TAKEN_BYTES = 65_536
-"""Of a body that are read at a time: what is made of them takes many times as much, for as long as a slow client takes."""
+"""Bytes of a body that are read at a time: what is made of them takes many times as much memory, for as long as a slow client
+takes."""
 JOINED_BYTES = 16_384
-"""Up to here one write of head and body together is cheaper than two."""
+"""The largest body that is joined with the head into one write, which is cheaper than two."""
 DRAIN_SECONDS = 0.5
 DRAIN_BYTES = 65_536
-"""After the end mark a server owes no more than a chunk terminator; one that lingers loses its connection."""
+"""What may still come after the end mark, which is only a chunk terminator; beyond it the connection is closed."""
 COMPRESSED = "the body is compressed although that was not asked for"
 
 
@@ -37,7 +38,7 @@ class ConnectionOwner(Protocol):
     def discard(self, connection: "ClientConnection", /) -> None: ...
 
     def distrust(self, origin: Origin, /) -> None:
-        """Bytes came from there that belong to no request, so its connections are not used twice."""
+        """Do not reuse connections to an origin that sent bytes that belong to no request."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -118,7 +119,8 @@ class ClientConnection(asyncio.Protocol):
             raise self._fault
 
     def leave(self) -> None:
-        """The exchange is over. What was not read to its end is cut off, unless it is the little after an end mark."""
+        """End the exchange. A body that was not read to its end closes the connection, unless only the rest after an end mark
+        is missing."""
         if self._fault is None and self._state == _COMPLETE:
             self._release()
         elif self._fault is None and self._state == _BODY and self._settled:
@@ -140,9 +142,9 @@ class ClientConnection(asyncio.Protocol):
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers.items()}
 
     def chunks(self) -> "ClientConnection":
-        """The body as it arrives, one read at a time; only one reader.
+        """Return the body as it arrives, one read at a time; for one reader only.
 
-        Itself, as an iterator and not a generator: one that is left half-way leaves nothing suspended behind.
+        The object itself as an iterator, because an unfinished generator would stay suspended.
         """
         headers = self._headers
         content, transfer = headers.get(b"content-encoding"), headers.get(b"transfer-encoding")
@@ -170,7 +172,7 @@ class ClientConnection(asyncio.Protocol):
                 return data
 
     async def read(self, limit: int) -> bytes:
-        """The whole body, or `TooLarge` when it is longer than `limit`."""
+        """Return the whole body. Raises `TooLarge` when it is longer than `limit`."""
         chunks = self.chunks()
         if self._state == _COMPLETE and self._fault is None and self._held <= limit:
             data = b"".join(self._parts)  # a short body comes with its head
@@ -185,13 +187,13 @@ class ClientConnection(asyncio.Protocol):
         return b"".join(parts)
 
     def settle(self) -> None:
-        """Drain the little that may follow what was wanted, so that the connection can be kept."""
+        """Drain the rest after an end mark, so that the connection can be reused."""
         self._settled = True
 
     # -- the transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
         self._parser = httptools.HttpResponseParser(self)
         self.is_open = True
 
@@ -217,7 +219,7 @@ class ClientConnection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """The transport closes itself, and `connection_lost` says how the response ended."""
+        """Do nothing: the transport closes itself, and `connection_lost` ends the response."""
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
@@ -238,7 +240,7 @@ class ClientConnection(asyncio.Protocol):
         if self._state == _COMPLETE:
             self._keep = False
             self._owner.distrust(self.origin)
-        elif self._state == _IDLE:  # since a moment ago: the rest of a settled response came in this very read
+        elif self._state == _IDLE:  # released during this read, which brought the rest of a settled response
             self._owner.distrust(self.origin)
             self.abort()
 
@@ -256,7 +258,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self.status = status
         self._state = _BODY
-        # Mostly a long read is a body that came along with its head, and what the headers take is still to be counted.
+        # A long read is mostly a body that came with its head, so that the size of the headers is counted exactly.
         if self._head_bytes > HEAD_BYTES and sum(map(len, (*self._headers, *self._headers.values()))) > HEAD_BYTES:
             self._fail(_head_too_long())
 
@@ -287,7 +289,7 @@ class ClientConnection(asyncio.Protocol):
     # -- waiting
 
     def _change(self) -> "asyncio.Future[None]":
-        """Done when something has come. The wait counts from here: the time our own side takes is not the upstream's."""
+        """Return a future for the next change. The deadline counts from here, without the time that we took ourselves."""
         loop = self.loop
         if self._quiet == "idle":
             self._due = loop.time() + self._deadlines.idle
@@ -302,7 +304,7 @@ class ClientConnection(asyncio.Protocol):
             waiter.set_result(None)
 
     def _taken(self) -> bytes:
-        """Take what has come of the body since the last time."""
+        """Take the part of the body that came since the last call."""
         self._quiet = "idle"
         parts = self._parts
         data = b"".join(parts)
@@ -323,8 +325,8 @@ class ClientConnection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
 
-    # One timer a connection, moved only when it fires or when something is due before it: a request costs none at all
-    # as long as an earlier one left its own behind.
+    # One timer per connection, rescheduled only when it fires or an earlier deadline is set, so that most requests need
+    # no new timer.
 
     def _watch(self) -> None:
         if self._timer is not None:
@@ -363,7 +365,7 @@ class ClientConnection(asyncio.Protocol):
             self._draining.cancel()
             self._draining = None
         self._forget_parts()
-        # A response that came before its request had gone out leaves the rest of the request in the buffer.
+        # After a response that came before its request was sent, the rest of the request is still in the buffer.
         if self._keep and self.is_open and not self._transport.get_write_buffer_size():
             self._state = _IDLE
             self._owner.release(self)
@@ -380,13 +382,13 @@ class ClientConnection(asyncio.Protocol):
 
 
 _IDLE, _AWAITED, _BODY, _DRAINING, _COMPLETE = range(5)
-"""Where a connection stands: in the pool; a response is awaited; its body comes; the rest of a body that nobody wants
-comes; the response is complete."""
+"""The state of a connection: in the pool; awaiting a response; reading its body; draining the rest of a body; the response
+is complete."""
 _FINAL_STATUS = 200
 _IDLE_TIMEOUTS = (b"HTTP/1.1 408", b"HTTP/1.0 408")
-"""What HAProxy and others say before they close a connection that was idle for too long."""
+"""What HAProxy and others send before they close a connection that was idle for too long."""
 _SIZED = frozenset({b"content-length", b"transfer-encoding"})
-"""With one of these a body that ends with its connection was cut off."""
+"""Headers with which a body that ends with its connection was cut off."""
 
 
 def _head_too_long() -> Broken:

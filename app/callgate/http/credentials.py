@@ -1,4 +1,4 @@
-"""Masks the credentials of a request in its response: some servers echo what they were sent."""
+"""Masks the credentials of a request in its response, because some servers echo requests."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from callgate.config.secret_names import means_secret
 
 MIN_LENGTH: Final = 12
-"""Shorter ones, and those without a digit (`sk-no-key-required`), are placeholders that may stand in any text."""
+"""Shorter values, and those without a digit (`sk-no-key-required`), are placeholders that may occur in any text."""
 
 
 def credentials_in(headers: Iterable[tuple[str, str]]) -> tuple[bytes, ...]:
@@ -20,18 +20,18 @@ def is_secret(value: str) -> bool:
 
 
 class CredentialMask:
-    """Puts stars in the place of credentials, as many as they have characters, wherever the response is cut."""
+    """Replaces the characters of credentials by stars, also where they are split between reads."""
 
     __slots__ = ("_kept", "_last", "_secrets")
 
     def __init__(self, secrets: tuple[bytes, ...]) -> None:
         self._secrets = secrets
         self._last = frozenset(b"".join(secret[:-1] for secret in secrets))
-        """What the beginning of a credential can end with. Mostly an event or a body ends with something else."""
+        """The characters that a prefix of a credential can end with, for a quick check of the end of a read."""
         self._kept = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return what can be passed on: all but an end that may be the beginning of a credential."""
+        """Return the data that can be passed on: all but an end that may be the beginning of a credential."""
         if self._kept:
             data = self._kept + data
             self._kept = b""

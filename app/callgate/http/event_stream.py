@@ -1,7 +1,7 @@
-"""Server-sent events, for everything that reads them: models, MCP servers, answers that are passed through, the terminal.
+"""Reads server-sent events: of models, MCP servers, passed-through answers, and in the command line.
 
-Bytes go in as the network cuts them. Out come the events that have ended: as their data (`feed`), with their ids and
-retry times (`events`), or as the bytes they came in (`whole`). One reader is read in one of these ways.
+A reader is fed bytes and returns the events that are complete: as their data (`feed`), with their ids and retry times
+(`events`), or as bytes (`whole`). One reader is used in one of these ways.
 """
 
 import re
@@ -9,22 +9,22 @@ from dataclasses import dataclass
 
 BOM = b"\xef\xbb\xbf"
 EVENT_BYTES = 16 * 1024 * 1024
-"""An event longer than this is an attack or a fault: a whole answer with an image in it is smaller."""
+"""The limit of an event; a whole answer with an image in it is smaller."""
 EVENT_LINES = 100_000
-"""Lines with data of one event; a text of so many comes as JSON, in one line."""
+"""The limit of data lines of one event. JSON comes in one line."""
 COMPACTED_AFTER = 256 * 1024
-"""Bytes of an event behind which what has come of it is looked at for comments."""
+"""Bytes of an incomplete event after which comments are removed from it."""
 KEEP_ALIVE_WORDS = frozenset({b"ping", b"keepalive", b"keep-alive", b"heartbeat", b"null"})
 
 
 class EventTooLarge(Exception):
-    """One event is longer than the limit. Nothing behind it is read."""
+    """Raised where one event is longer than the limit. Nothing after it is read."""
 
     def __init__(self, limit: int, data: bytes) -> None:
         super().__init__(f"an event is longer than {limit} bytes")
         self.front = data[:limit]
         self.missing = len(data) - len(self.front)
-        """How much of its data has been seen beyond `front`."""
+        """Bytes of its data beyond `front`."""
 
 
 @dataclass(slots=True)
@@ -35,31 +35,31 @@ class Event:
 
 
 class ErrorEvent(bytes):
-    """The data of an event that says by its name that it reports an error."""
+    """The data of an event whose name reports an error."""
 
     __slots__ = ()
 
 
 class EventStreamReader:
-    """Cuts a stream into events, whatever its line ends are. The events before one that is too large are given out first."""
+    """Splits a stream into events, with any line ends. The events before one that is too large are returned first."""
 
     def __init__(self, limit: int = EVENT_BYTES) -> None:
         self._limit = limit
         self._start: bytes | None = b""
-        """The first bytes, until it is clear whether they are a byte order mark."""
+        """The first bytes, until it is known whether they are a byte order mark."""
         self._held: list[bytes] = []
-        """What has come of an event that has not ended."""
+        """The parts of an incomplete event."""
         self._held_size = self._compacted_size = 0
         self._after_cr = False
         self._fault: EventTooLarge | None = None
 
     @property
     def is_between_events(self) -> bool:
-        """True if nothing of what has come is still waiting for its end."""
+        """True if no incomplete event is held."""
         return not self._held and not self._after_cr
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of the events that have ended; what has none is left out."""
+        """Return the data of the complete events, without those that have no data."""
         if not self._held and not self._after_cr and self._start is None and len(data) <= self._limit:
             events = _plain_events(data)
             if events is not None:
@@ -67,12 +67,12 @@ class EventStreamReader:
         return payloads_in(self.whole(data))
 
     def events(self, data: bytes) -> list[Event]:
-        """The events that have ended and have data, an id or a retry time."""
+        """Return the complete events that have data, an id or a retry time."""
         found = map(_event, self.whole(data).split(b"\n\n"))
         return [event for event in found if event is not None]
 
     def whole(self, data: bytes) -> bytes:
-        """The events that have ended, one behind the other, each with its blank line; line ends are made newlines."""
+        """Return the bytes of the complete events, each with its blank line; line ends become newlines."""
         if self._fault is not None:
             raise self._fault
         if self._start is not None:
@@ -102,11 +102,11 @@ class EventStreamReader:
         return data if len(data) <= self._limit else self._up_to_too_large(data)
 
     def finish(self) -> list[bytes]:
-        """The data of what was left without its blank line. Some servers end so; whether it is whole the caller sees."""
+        """Return the data of a last event without its blank line, as some servers end; the caller checks whether it is whole."""
         return payloads_in(self.rest())
 
     def rest(self) -> bytes:
-        """Return the event that was left without its blank line; empty where nothing was."""
+        """Return the last event without its blank line; empty where there is none."""
         if self._fault is not None:
             raise self._fault
         rest = b"".join((self._start or b"", *self._held)).strip(b"\n")
@@ -125,7 +125,7 @@ class EventStreamReader:
 
     def _with_newlines(self, data: bytes) -> bytes:
         if self._after_cr and data:
-            # The CR has ended its line already, so that the event was not held back for what may follow.
+            # The CR ended its line already, and this LF belongs to it.
             self._after_cr = False
             data = data.removeprefix(b"\n")
         if b"\r" in data:
@@ -140,8 +140,8 @@ class EventStreamReader:
         self._held_size += len(data)
         if self._held_size <= 2 * self._compacted_size + min(COMPACTED_AFTER, self._limit):
             return
-        # Comments may come for ever without a blank line, so they are dropped. Looked for only when as much again has
-        # come, so that an event in single bytes takes linear time.
+        # Comments may come endlessly without a blank line, so they are dropped. This is checked only when the data has
+        # doubled, so that an event in single bytes takes linear time.
         *lines, last = b"".join(self._held).split(b"\n")
         kept = b"\n".join([*(line for line in lines if line and not line.startswith(b":")), last])
         if len(kept) > self._limit or kept.count(b"\n") > EVENT_LINES:
@@ -164,15 +164,15 @@ class EventStreamReader:
 
 
 def payloads_in(events: bytes) -> list[bytes]:
-    """The data of each of these events, which are whole; what has none is left out."""
+    """Return the data of each of these whole events, without those that have no data."""
     return [payload for event in events.split(b"\n\n") if event and (payload := payload_of(event))]
 
 
 def payload_of(event: bytes) -> bytes | None:
-    """The data of one event; None where it has none, as a comment has none. Empty lines before the first word are dropped.
+    """Return the data of one event; None where it has none, as a comment. Leading empty lines are dropped.
 
-    The data of an event that calls itself an error (`event: error`) is an `ErrorEvent`, and so is one of an error that a
-    server in between wrote into the stream as it is.
+    The data of an event named as an error (`event: error`) is an `ErrorEvent`, and so is a bare JSON error that a proxy
+    wrote into the stream.
     """
     if event.startswith(b"data: ") and b"\n" not in event:
         return event[6:] or None
@@ -194,13 +194,13 @@ _BARE_ERROR = re.compile(rb'^\s*\{\s*"error"', re.MULTILINE)
 
 
 def looks_like_keep_alive(payload: bytes) -> bool:
-    """Gateways send comments as data (`data: : keepalive`), or a bare word. None of it is part of an answer."""
+    """True if data is a keep-alive: some gateways send comments as data (`data: : keepalive`), or a bare word."""
     text = payload.strip()
     return not text or text.startswith(b":") or text.lower() in KEEP_ALIVE_WORDS
 
 
 def _plain_events(data: bytes) -> list[bytes] | None:
-    """Most reads are whole events of one line each; they are recognised and cut by a few look-ups in C."""
+    """Split a read that is whole events of one line each, as most are, by a few fast searches; None for any other."""
     if not data.startswith(b"data: ") or not data.endswith(b"\n\n") or b"\r" in data:
         return None
     events = data[6:-2].split(b"\n\ndata: ")

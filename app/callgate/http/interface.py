@@ -10,16 +10,16 @@ Which: TypeAlias = Literal["connect", "first_byte", "idle", "total"]
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """The timeouts of an upstream request in seconds. Each one bounds something the others do not."""
+    """The timeouts of an upstream request in seconds."""
 
     connect: float = 10.0
     """Name lookup, TCP and TLS."""
     first_byte: float = 300.0
-    """From asking to the first byte of the answer's body: a local model may read a long prompt before it speaks."""
+    """From the request to the first byte of the response body; a local model may take long to read a long prompt."""
     idle: float = 120.0
     """Between two reads of the body."""
     total: float = 1800.0
-    """The whole exchange. A slow drip passes every other limit."""
+    """The whole exchange; a slow stream passes the other timeouts."""
 
 
 class Response(Protocol):
@@ -34,24 +34,24 @@ class Response(Protocol):
         ...
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives, one read at a time. Only one reader."""
+        """Return the body as it arrives, one read at a time; for one reader only."""
         ...
 
     async def read(self, limit: int) -> bytes:
-        """The whole body, or `TooLarge` when it is longer than `limit`."""
+        """Return the whole body. Raises `TooLarge` when it is longer than `limit`."""
         ...
 
     def settle(self) -> None:
-        """Drain the little that may follow what was wanted, so that the connection can be kept."""
+        """Drain the rest after an end mark, so that the connection can be reused."""
         ...
 
 
 class TransportError(Exception):
-    """The exchange failed below HTTP. The text holds no secret."""
+    """An exchange failed below HTTP. The text contains no secrets."""
 
 
 class ConnectFailed(TransportError):
-    """No connection was made, so nothing was asked."""
+    """No connection was made, so nothing was sent."""
 
 
 class TimedOut(TransportError):
@@ -61,7 +61,7 @@ class TimedOut(TransportError):
 
 
 class Broken(TransportError):
-    """The connection was lost, or what came over it is not HTTP that can be read."""
+    """The connection was lost, or the response is not valid HTTP."""
 
 
 class TooLarge(TransportError):

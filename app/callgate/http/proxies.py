@@ -1,4 +1,4 @@
-"""The proxies that the environment names: `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, in either case."""
+"""The proxies of the environment: `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower case."""
 
 import base64
 import ipaddress
@@ -22,7 +22,7 @@ class Proxy:
     host: str
     port: int
     secure: bool = False
-    """Whether TLS is spoken with the proxy itself."""
+    """Whether the connection to the proxy itself uses TLS."""
     authorization: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True)
 class Proxies:
-    """The proxies of the environment. A name in lower case wins over the same in upper case, even if it is empty."""
+    """The proxies of the environment. A variable in lower case takes precedence over upper case, even if it is empty."""
 
     http: str = field(default="", repr=False)
     https: str = field(default="", repr=False)
@@ -39,7 +39,7 @@ class Proxies:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> "Proxies | None":
-        """None where the environment names no proxy."""
+        """Read the environment; None where it names no proxy."""
 
         def value(name: str) -> str:
             return environ.get(name.lower(), environ.get(name.upper(), "")).strip()
@@ -55,8 +55,7 @@ class Proxies:
         return _proxy_at(address, "HTTPS_PROXY" if secure else "HTTP_PROXY")
 
     def _is_exempt(self, host: str, port: int) -> bool:
-        """True if `NO_PROXY` names the host: by `*`, its name or a suffix of it, its address or network, with a port or
-        without."""
+        """True if `NO_PROXY` includes the host: by `*`, its name or a suffix, its address or network, with or without a port."""
         address = _ip(host)
         for entry in re.split(r"[,\s]+", self.no_proxy.lower()):
             name = entry
@@ -78,7 +77,7 @@ class Proxies:
 
 
 def _proxy_at(address: str, variable: str) -> Proxy:
-    """The proxy that a variable names. One that cannot be used fails the request: going past it was not asked for."""
+    """Parse the proxy in a variable. An unusable one fails the request, because a direct connection is not what was configured."""
     try:
         parts = urlsplit(address if "://" in address else f"http://{address}")
         host, port = parts.hostname, parts.port
@@ -94,7 +93,7 @@ def _proxy_at(address: str, variable: str) -> Proxy:
 
 
 def basic_credentials(username: str, password: str | None) -> str:
-    """The credentials of an address as the value of a header."""
+    """Return the credentials of a URL as the value of a header."""
     user = f"{unquote(username)}:{unquote(password or '')}"
     return f"Basic {base64.b64encode(user.encode()).decode()}"
 

@@ -1,4 +1,4 @@
-"""Builds and caches the head of requests (request line and headers) for each URL."""
+"""Builds and caches request heads (request line and headers) for each URL."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias
@@ -13,9 +13,9 @@ Headers: TypeAlias = tuple[tuple[str, str], ...]
 SAFE_IN_TARGET: Final = "/%:@!$&'()*+,;=~-._?"
 MAX_HEADS: Final = 512
 MAX_HEAD_BYTES: Final = 4096
-"""Heads that are remembered, two megabytes at most. Callers' words get into some of them; what is longer is written anew."""
+"""The bounds of the cache, two megabytes; clients' text is part of some heads. Longer ones are built for each request."""
 FRAMING: Final = frozenset({"content-length", "transfer-encoding", "connection", "proxy-authorization"})
-"""How this message is sent and through whom: the client's own to say."""
+"""Headers that the client sets itself."""
 
 
 class Origin(NamedTuple):
@@ -37,14 +37,14 @@ class RequestHead(NamedTuple):
     head: bytes
     """Up to the value of `Content-Length`, which is its last header."""
     credentials: tuple[bytes, ...]
-    """What of it may not come back in the response."""
+    """Values that are masked in the response."""
 
 
 _heads: dict[tuple[str, str, Headers, Proxies | None], RequestHead] = {}
 
 
 def request_head(method: str, url: str, headers: Headers, proxies: Proxies | None) -> RequestHead:
-    """Build the head of requests to a URL, which is the same for each of them."""
+    """Return the head of requests to a URL, from the cache if possible."""
     key = (method, url, headers, proxies)
     found = _heads.get(key)
     if found is None:
@@ -57,7 +57,7 @@ def request_head(method: str, url: str, headers: Headers, proxies: Proxies | Non
 
 
 def with_headers(head: bytes, headers: Mapping[str, str]) -> bytes:
-    """The head of one request that says more than others: what is in no memory of heads. What stands there already counts more."""
+    """Add headers to the head of one request, which are not cached. Headers that it already has take precedence."""
     length, there = b"Content-Length: ", head.lower()
     more = [
         f"{name}: {value}\r\n".encode("latin-1")
@@ -95,7 +95,7 @@ def _written(method: str, url: str, headers: Headers, proxies: Proxies | None) -
     given = {name.lower(): f"{name}: {value}" for name, value in headers}
     lines = [f"{name}: {value}" for name, value in own.items() if name.lower() not in given]
     lines += [line for name, line in given.items() if name not in FRAMING]
-    if proxy is not None and not secure:  # for the proxy, which asks for us; through a tunnel it sees nothing of this
+    if proxy is not None and not secure:  # a forward proxy needs the whole URL; through a tunnel it does not see it
         target = f"http://{authority}{target}"
         if proxy.authorization is not None:
             lines.append(f"Proxy-Authorization: {proxy.authorization}")

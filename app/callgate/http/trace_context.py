@@ -1,5 +1,5 @@
-"""W3C Trace Context of a request: read from its headers, and passed on to whoever is asked
-on its behalf. Ids of spans follow from the run and what is done in it, so that what an outgoing request says is what is exported.
+"""W3C Trace Context of a request: read from its headers, and added to outgoing requests. Span ids are derived from the run and
+its steps, so that outgoing requests and exported spans have the same ones.
 """
 
 import re
@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 
 SAMPLED: Final = 1
-"""The flag that says that spans of the trace are kept."""
+"""The flag of a sampled trace."""
 MOST_STATE: Final = 512
-"""Characters of `tracestate` that are passed on, as many as the standard asks for; a longer one is dropped."""
+"""Characters of `tracestate` that are passed on, as many as the standard requires; a longer one is dropped."""
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _STATE = re.compile(r"[ -~\t]*")
@@ -35,7 +35,7 @@ class Parent(msgspec.Struct, frozen=True):
 
 
 def parent_in(headers: Mapping[str, str]) -> Parent | None:
-    """Read the trace context in the headers of a request; None where there is none that can be read."""
+    """Read the trace context in the headers of a request; None where there is no valid one."""
     found = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
     if found is None:
         return None
@@ -48,7 +48,7 @@ def parent_in(headers: Mapping[str, str]) -> Parent | None:
 
 
 def trace_id_for(run_id: str) -> str:
-    """The trace of a run that came with none."""
+    """Return the trace id for a run without a trace context."""
     return sha256(run_id.encode()).hexdigest()[:32]
 
 
@@ -57,9 +57,9 @@ def span_id_for(run_id: str, *parts: object) -> str:
 
 
 class Trace:
-    """The trace context that requests of this asyncio context pass on.
+    """The trace context for outgoing requests of this asyncio context.
 
-    Of a run that is exported it names the span that asks; otherwise it passes on what came, unchanged.
+    For an exported run it names the current span; otherwise the incoming context is passed on unchanged.
     """
 
     __slots__ = (
@@ -80,22 +80,22 @@ class Trace:
         self.is_exported = is_exported
         self.trace_id = trace_id_for(run_id) if parent is None else parent.trace_id
         self.request: dict[str, Any] = {}
-        """Attributes of every question to the model."""
+        """Attributes of the spans of all model requests."""
         self.notes: dict[str, dict[str, Any]] = {}
-        """Attributes of spans, by id."""
+        """Additional attributes of spans, by span id."""
         self._choice = 0
         self._in_span("" if parent is None else parent.span_id)
 
     def use(self, choice: int = 0) -> None:
-        """Have it passed on by all that is asked from here on in this context."""
+        """Use it for outgoing requests of this context from now on."""
         TRACE.set(self if not (choice and self.is_exported) else self._copy(choice, self.span_id))
 
     def attempt(self, turn: int, number: int) -> None:
-        """A deployment is asked from here on in this context."""
+        """Enter the span of a request to a deployment in this context."""
         self._enter("attempt", self._choice, turn, number)
 
     def call(self, id: str) -> None:
-        """A call runs from here on in this context."""
+        """Enter the span of a call in this context."""
         self._enter("call", self._choice, id)
 
     def note(self, attributes: Mapping[str, Any]) -> None:
@@ -125,7 +125,7 @@ class Trace:
 
 
 TRACE: Final[ContextVar[Trace | None]] = ContextVar("trace", default=None)
-"""The trace that requests of this context belong to."""
+"""The trace of this context."""
 
 
 def trace_headers() -> Mapping[str, str]:

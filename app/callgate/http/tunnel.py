@@ -12,11 +12,11 @@ from callgate.http.proxies import Proxy
 from callgate.http.request_head import Origin
 
 REPLY_BYTES = 65_536
-"""Of the reply to `CONNECT`; proxies explain their refusals in pages of HTML."""
+"""The limit of the reply to `CONNECT`; proxies send pages of HTML with a refusal."""
 
 
 class Tunnel(asyncio.Protocol):
-    """Asks a proxy for a tunnel. Once it is `open`, the transport leads to the server."""
+    """Opens a tunnel through a proxy. After `open` the transport is connected to the server."""
 
     def __init__(self, origin: Origin, proxy: Proxy) -> None:
         self._origin, self._proxy = origin, proxy
@@ -39,7 +39,7 @@ class Tunnel(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # how the parser takes a reply to which other bytes belong
+            pass  # the parser's signal for bytes of the other protocol after the reply
         except httptools.HttpParserError:
             self._refuse(f"{self._proxy} does not answer in HTTP")
         if self._seen > REPLY_BYTES:
@@ -62,7 +62,7 @@ class Tunnel(asyncio.Protocol):
 
 
 def refused_by(proxy: Proxy, status: int) -> str:
-    """Why a proxy lets nothing through."""
+    """Return the error message for a proxy's refusal."""
     if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
         given = "takes other credentials" if proxy.authorization else "wants credentials (http://user:password@host)"
         return f"{proxy} {given} (407)"
@@ -72,7 +72,7 @@ def refused_by(proxy: Proxy, status: int) -> str:
 async def tls_through(
     transport: asyncio.Transport, protocol: asyncio.Protocol, context: ssl.SSLContext, host: str
 ) -> None:
-    """Speak TLS over a tunnel that is open, and hand `protocol` what comes."""
+    """Start TLS in an open tunnel, for `protocol`."""
     loop = asyncio.get_running_loop()
     secured = await loop.start_tls(transport, protocol, context, server_hostname=host)
     if secured is None:

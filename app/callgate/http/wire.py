@@ -1,4 +1,4 @@
-"""Records the bytes of providers' answers as they come over the wire."""
+"""Records the bytes of providers' answers as received."""
 
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
@@ -11,28 +11,28 @@ class Wire(Protocol):
     """Receives the bytes of providers' answers."""
 
     def begin(self) -> Take:
-        """Another answer begins; what is returned is given each read of its body."""
+        """Begin the recording of an answer; return the function that takes each read of its body."""
         ...
 
 
 WIRE: Final[ContextVar[Wire | None]] = ContextVar("wire", default=None)
-"""Who records the answers that are asked for in this context."""
+"""The recorder of answers in this context."""
 
 
 def recorded_on_wire(reads: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The reads of a body, each also given to whoever records."""
+    """Return the reads of a body, each of which is also recorded."""
     wire = WIRE.get()
     return reads if wire is None else _RecordedReads(reads, wire.begin())
 
 
 def record_on_wire(body: bytes) -> None:
-    """A body that was read in one piece."""
+    """Record a body that was read in one piece."""
     if (wire := WIRE.get()) is not None:
         wire.begin()(body)
 
 
 class _RecordedReads:
-    """No async generator: a reader that stops half way leaves nothing open."""
+    """An iterator, because an unfinished async generator would stay open."""
 
     def __init__(self, reads: AsyncIterator[bytes], take: Take) -> None:
         self._reads = reads

@@ -1,1 +1,1 @@
-"""The runtime: all objects built from one reading of the config, and the move to the next on a reload."""
+"""The runtime: all objects built from one reading of the config, and the switch to the next on a reload."""

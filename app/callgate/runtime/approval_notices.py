@@ -19,7 +19,7 @@ audit = structlog.get_logger("callgate.audit")
 
 
 class ApprovalNotices:
-    """One for the life of the process."""
+    """The reporter of the process."""
 
     def __init__(self, metrics: Metrics, recorder: Recorder, web: "Callable[[], Web]") -> None:
         self._metrics = metrics
@@ -28,7 +28,7 @@ class ApprovalNotices:
         self._webhook: ApprovalWebhook | None = None
 
     def use(self, section: WebhookSection | None) -> None:
-        """Set where messages go from now on."""
+        """Set the webhook."""
         if section is None:
             if self._webhook is not None:
                 self._webhook.spec = None
@@ -41,7 +41,7 @@ class ApprovalNotices:
         self._webhook.spec = WebhookSpec(section.url, secret, rules, with_arguments=section.arguments)
 
     def waiting(self, asked: PendingApproval) -> None:
-        """A call has begun to wait. Its arguments are in the log as their hash."""
+        """Report that a call has begun to wait. The log has only a hash of its arguments."""
         self._metrics.approvals_waiting.inc()
         audit.info(
             "approval_waiting", safety=str(asked.tool.policy.safety), expires=int(asked.expires), **_named(asked)
@@ -51,7 +51,7 @@ class ApprovalNotices:
             self._webhook.send(asked)
 
     def settled(self, settled: SettledApproval) -> None:
-        """One line for each call that waited, whatever came of it."""
+        """Log the end of a call's wait, in one line."""
         asked = settled.asked
         self._metrics.approvals_waiting.dec()
         self._metrics.approvals.of(str(settled.decision)).inc()

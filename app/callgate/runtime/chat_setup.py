@@ -1,4 +1,4 @@
-"""Sets up one chat: its model, and a toolbox around the tools on offer."""
+"""Sets up one chat: its model, and a toolbox with the offered tools."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -22,7 +22,7 @@ from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.vision import sees_images
 
 REMEMBERED = 1024
-"""Models of which is kept whether they see; a wildcard lets clients make up names."""
+"""Models whose `sees_images` is cached; wildcards let clients choose names."""
 
 
 class ChatSetup(msgspec.Struct, frozen=True):
@@ -30,13 +30,13 @@ class ChatSetup(msgspec.Struct, frozen=True):
 
     toolbox: Toolbox
     recall: Callable[[Sequence[Message]], Awaitable[None]]
-    """To be called with the history that was put back, which may name results that are kept."""
+    """Called with the restored history, to load stored results that it names."""
     sees_images: bool = False
     format_with_tools: bool = True
 
 
 class Toolboxes:
-    """Makes the toolbox of each chat: tools that are recorded, approved, and read on page by page."""
+    """Makes the toolbox of each chat, with recording, approvals, and paging of long results."""
 
     def __init__(self, config: Config, shared: SharedResources, registry: Registry, catalogue: Catalogue) -> None:
         self._limits = registry.limits
@@ -71,7 +71,7 @@ class Toolboxes:
         return ChatSetup(toolbox, pages.recall, self._sees_images(route.model.name), route.entry.format_with_tools)
 
     def _sees_images(self, model: str) -> bool:
-        """Looked up once, and once more when litellm's list is there."""
+        """Return whether a model takes images. Looked up once, and again once litellm's list is loaded."""
         place = (model, litellm_model.is_loaded())
         if (sees := self._seeing.get(place)) is None:
             if len(self._seeing) >= REMEMBERED:
@@ -80,7 +80,7 @@ class Toolboxes:
         return sees
 
     def of_server(self, tools: ToolSet, caller: Caller, run_id: str) -> Toolbox:
-        """Tools of the server for calls that no model makes, held to the same rules."""
+        """Return a toolbox of server tools for calls that no model makes, with the same rules."""
         return self._recorded(tools, (), ResultPages(self._kept_results, caller.name, run_id), caller, run_id)
 
     def _recorded(
@@ -104,7 +104,7 @@ class Toolboxes:
         return PagedToolbox(inner, pages, self._result_bytes)
 
     def _journal(self, caller: Caller, run_id: str, ledger: Ledger) -> LedgerJournal | None:
-        """Return the journal that writes each run into the ledger, if there is one."""
+        """Return the journal that writes each call into the ledger, if there is one."""
         if isinstance(ledger, NoLedger):
             return None
         mask = logs.masked if self._log_content else None
@@ -112,4 +112,4 @@ class Toolboxes:
 
 
 clients_toolbox: Callable[[Callable[[], Sequence[msgspec.Raw]]], Toolbox] = ClientsOnly
-"""The toolbox of a chat in which none of our tools is on offer; it is given what gives the client's."""
+"""Makes the toolbox of a chat with only the client's tools."""

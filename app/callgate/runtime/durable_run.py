@@ -1,7 +1,7 @@
 """One durable run: stores the turns and outcomes of its chats, so that another process can resume it.
 
-A chat is carried on by being played again from what is kept. What a call came to is not run for again; a call of which
-nobody saw the end is told to the model to be unknown where it may write, and runs again where it only reads.
+A chat is resumed by replaying it from the stored turns. A call with a stored outcome is not run again. A call without a
+known outcome is run again if it is read-only; otherwise the model is sent that its outcome is unknown.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from callgate.ledger.entry import Ledger, LedgerEntry, NotRecorded, RunState
 from callgate.ledger.runs import Fenced, RunLedger, StoredCall, StoredRun
 
 AGAIN_SECONDS: Final = 0.25
-"""Between two tries to write what a run cannot go on without."""
+"""The interval of attempts to write what a run cannot continue without."""
 MOST_EPOCHS: Final = 4
-"""A call that only reads is run again by whoever takes its run over, but not by ever more of them: it may be what ends them."""
+"""How many processes may run a read-only call again: it may be what crashes them."""
 UNKNOWN: Final = (
     "The server that ran this was lost before it answered: what it should do may or may not have happened. It is not run again."
     " Look whether it happened before you call it again."
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class TakenOver(ChatError):
-    """This process was taken for dead, and another carries the run on: nothing is answered here."""
+    """Raised where this process was taken for dead and another has resumed the run: nothing is answered here."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -53,7 +53,7 @@ class TakenOver(ChatError):
 
 
 class DurableRun:
-    """A run of ours, with what was kept of it so far."""
+    """A run of this process, with what is stored of it."""
 
     def __init__(
         self,
@@ -66,16 +66,16 @@ class DurableRun:
         answered: bytes = b"",
         leave: Callable[[str], None],
     ) -> None:
-        """`leave` is called with the run's id where another process has it from now on, and its calls with it."""
+        """`leave` is called with the run's id when another process has taken it over, with its calls."""
         self.answered = answered
-        """What was answered in the background before we had it."""
+        """The answer in the background before this process took the run over."""
         self.stored = stored
         self.is_lost = False
-        """Another process has it."""
+        """Another process has taken it over."""
         self.whole_body: bytes | None = None
-        """The answer in one piece, where it is streamed."""
+        """The whole answer, where it is streamed."""
         self.before_end: Callable[[], Awaitable[None]] | None = None
-        """Keeps what is to be kept before its end."""
+        """Stores what has to be stored before its end."""
         self._models: dict[int, KeptModel] = {}
         """Of its chats, by their choices."""
         self._ledger, self._calls = ledger, calls
@@ -101,7 +101,7 @@ class DurableRun:
         return any(call.writes and call.state not in _HARMLESS for call in self._known.values())
 
     def choice(self, number: int) -> "DurableChoice":
-        """The chat of one choice."""
+        """Return the chat of one choice."""
         turns: list[KeptTurn] = []
         while (body := self._turns.get((number, len(turns)))) is not None:
             turns.append(KeptTurn.decode(body))
@@ -109,11 +109,11 @@ class DurableRun:
 
     @property
     def kept_turns(self) -> int:
-        """How many turns of its one chat are not asked for again."""
+        """The number of stored turns of its chat."""
         return len(self._turns)
 
     def begun(self, key: str) -> StoredCall | None:
-        """A call that began, or came to something, before we had the run."""
+        """Return a call that began, or has an outcome, from before this process took the run over."""
         call = self._known.get(key)
         return None if call is None or (call.outcome is None and call.state in _HARMLESS) else call
 
@@ -136,7 +136,7 @@ class DurableRun:
         self._models[choice] = model
 
     async def keep_answer(self, part: int, body: bytes) -> None:
-        """Keep what is answered in the background before anybody is given it. Raises `TakenOver`."""
+        """Store a part of an answer in the background before a client is sent it. Raises `TakenOver`."""
         await self.insist(lambda: self._ledger.append_part(self.stored, part, body))
 
     async def keep_turns(self, choice: int = 0) -> None:
@@ -147,12 +147,10 @@ class DurableRun:
             await self.insist(lambda: self._ledger.check(self.stored))
 
     async def claim(self, entry: LedgerEntry) -> None:
-        """Raises `NotRecorded` where the call must not begin."""
+        """Claim a call. Raises `NotRecorded` where it must not begin."""
         known = self._known.get(entry.id)
         try:
-            if (
-                known is not None and known.state is RunState.STARTED
-            ):  # a worker has it: that it is not run would be untrue
+            if known is not None and known.state is RunState.STARTED:  # a worker may be running it
                 begun = await self.insist(lambda: self._ledger.claim(self.stored, entry))
             else:
                 begun = await self._ledger.claim(self.stored, entry)
@@ -170,7 +168,7 @@ class DurableRun:
         )
 
     async def insist(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Write what the run cannot go on without, as soon as the ledger can be asked."""
+        """Write what the run cannot continue without; retried until the ledger is there."""
         while True:
             try:
                 return await write()
@@ -186,19 +184,19 @@ class DurableRun:
         self._calls.wait(entry)
 
     def abandon_call(self, entry: LedgerEntry, end: "CallEnd") -> None:
-        """It was cut off. Where the run is not ours any more, what becomes of its calls is another's to say."""
+        """End the record of a cancelled call. Not where another process has the run."""
         if not self.is_lost:
             self._calls.end(entry, end.state, end.note, end.result)
 
     async def settle(self) -> None:
-        """Returns when its end may be kept. Raises `TakenOver` where that is another's to say."""
+        """Wait until its end may be stored. Raises `TakenOver`."""
         if self.before_end is not None:
             await self.before_end()
         if self.is_lost:
             raise TakenOver
 
     def lose(self) -> None:
-        """Another process has it from now on: nothing of it is written here, and calls that workers run are left to them."""
+        """Leave the run to another process: nothing of it is written here any more, and its calls on workers go on."""
         self.is_lost = True
         self._leave(self.id)
 
@@ -211,7 +209,7 @@ _HARMLESS: Final = frozenset({RunState.WAITING, RunState.WITHDRAWN})
 
 
 class CallEnd(msgspec.Struct, frozen=True):
-    """The way in which the record of a call was ended."""
+    """The stored end of a call."""
 
     state: RunState
     note: str
@@ -220,7 +218,7 @@ class CallEnd(msgspec.Struct, frozen=True):
 
 
 class DurableChoice:
-    """The setup of one chat of a run: a model and a toolbox that replay what the ledger has."""
+    """One chat of a run: wraps its model and toolbox to replay what the ledger has."""
 
     def __init__(self, run: DurableRun, number: int, turns: Sequence[KeptTurn]) -> None:
         self._run, self._number, self.kept = run, number, turns
@@ -236,7 +234,7 @@ class DurableChoice:
 
 
 class DurableLedger:
-    """Calls of one chat, under keys that another process makes alike: the run, its choice, the turn, the place in the turn."""
+    """The ledger of one chat. The keys of its calls are the same in every process: run, choice, turn, place in the turn."""
 
     def __init__(self, run: DurableRun, choice: int) -> None:
         self.process = ""
@@ -246,8 +244,8 @@ class DurableLedger:
         self._ends: dict[str, tuple[LedgerEntry, CallEnd]] = {}
 
     def number(self, calls: Sequence[Call]) -> None:
-        """The calls of the turn that is about to be run. Not known by their ids: one that the provider gave none has another
-        each time it is played."""
+        """Number the calls of the turn that is about to run. Their ids are no keys: a call without an id from its provider gets
+        a new one in each replay."""
         self._places = {call.id: place for place, call in enumerate(calls)}
 
     def key_at(self, turn: int, call_id: str) -> str:
@@ -274,23 +272,23 @@ class DurableLedger:
         self._ends[entry.id] = entry, CallEnd(state, note, result, entry.id in self._begun)
 
     async def close(self) -> None:
-        """It belongs to one chat."""
+        """Do nothing: the ledger outlives the chat."""
 
     def _keyed(self, entry: LedgerEntry) -> LedgerEntry:
         return replace(entry, id=self.key_at(entry.turn, entry.call_id), epoch=self._run.stored.epoch)
 
 
 class DurableToolbox:
-    """Around another toolbox: a call whose end is kept is not run for.
+    """Wraps a toolbox: a call with a stored outcome is not run.
 
-    The config may be another than the one the run began with. What began stays begun where its tool is gone by now, and a
-    call that did not begin when its turn was answered does not begin later."""
+    The config may have changed since the run began. A call that began is not run again although its tool is gone, and a call
+    that was answered without being run does not begin later."""
 
     def __init__(self, inner: Toolbox, run: DurableRun, ledger: DurableLedger, model: KeptModel) -> None:
         self._inner, self._run, self._ledger, self._model = inner, run, ledger, model
         self._turn = -1
         self._orphans: dict[str, StoredCall] = {}
-        """Calls that began and are not ours to run any more, by their ids."""
+        """Calls that began, and whose tools are gone, by their ids."""
 
     @property
     def offer(self) -> Offer:
@@ -311,7 +309,7 @@ class DurableToolbox:
         }
         if not self._orphans:
             return plan
-        # They have no arguments any more, and are never run: their ends are known.
+        # They have no arguments, and are never run: their outcomes are known.
         orphans = [
             ReadyCall(call.id, call.name or "", {}, call.text) for call in plan.broken if call.id in self._orphans
         ]

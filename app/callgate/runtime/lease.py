@@ -1,4 +1,4 @@
-"""Counts the requests that use a runtime, and closes it behind the last one."""
+"""Counts the requests that use a runtime, and closes it after the last one."""
 
 import asyncio
 from types import TracebackType
@@ -7,9 +7,9 @@ from callgate.runtime.runtime import Runtime
 
 
 class OpenRuntime:
-    """One runtime, opened and closed inside one task of its own, because tool servers insist on that.
+    """One runtime, opened and closed inside one task of its own, as tool servers require.
 
-    Whoever has entered it uses the runtime until it leaves, even if another one becomes current meanwhile.
+    A request that has entered it uses the runtime to its end, even if another one becomes current meanwhile.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -18,7 +18,7 @@ class OpenRuntime:
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ending = asyncio.Event()
         self._last_left: asyncio.Event | None = None
-        """Set by the last that leaves it; there is one while that is waited for."""
+        """Set by the last request; None until the end is waited for."""
         self._task = asyncio.create_task(self._run(), name="runtime")
 
     @classmethod
@@ -33,7 +33,7 @@ class OpenRuntime:
         return opened
 
     async def end(self) -> None:
-        """Close once the last lease has been given back."""
+        """Close the runtime once the last request has left it."""
         self._ending.set()
         await self._task
 

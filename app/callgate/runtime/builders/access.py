@@ -52,7 +52,7 @@ def _moment(text: str | None) -> float | None:
 
 
 async def key_store_of(config: Config, ledger: SharedLedger | None) -> "KeyStore | LedgerKeys | None":
-    """Keys that are made while the server runs: in the ledger of several machines, or in a file of this one."""
+    """Return the store of keys that are created while the server runs: in the shared ledger, or in a file."""
     if ledger is not None and config.ledger.url is not None:
         from callgate.runtime.ledger_keys import LedgerKeys
 
@@ -70,21 +70,21 @@ def admission_of(config: Config, of_models: SharedPlaces | None) -> Admission:
 
 
 def shared_places_of(config: Config) -> SharedPlaces | None:
-    """The places of models and tools, where several processes count them together. Whoever waits for one does so at his own
-    process while Redis is away, whatever becomes of keys."""
+    """Return the places of models and tools, where several processes count them together. While Redis is away each process
+    counts alone, also where keys are refused."""
     return _places_of(config, "open", "shared:")
 
 
 def _places_of(config: Config, down: Literal["open", "closed"], prefix: str) -> RedisPlaces | None:
     store = config.store
     if store.redis_url is not None:
-        with contextlib.suppress(ModuleNotFoundError, ValueError):  # said where the store is made, which needs the same
+        with contextlib.suppress(ModuleNotFoundError, ValueError):  # reported by `store_of`, which needs the same
             return RedisPlaces(store.redis_url.get_secret_value(), down=down, prefix=store.prefix + prefix)
     return None
 
 
 def limiter_of(config: Config, ledger: SharedLedger | None) -> Limiter:
-    """Redis counts for all processes where there is one; else this process does, and the ledger remembers the money."""
+    """Return the limiter: in Redis for all processes where there is one, else in this process, with spending in the ledger."""
     store = config.store
     if store.redis_url is not None:
         url, down = store.redis_url.get_secret_value(), config.limits.redis_down

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 class BadEntry(ValueError):
-    """An entry of the config from which nothing can be made, with its place and the reason. For the operator."""
+    """An entry of the config from which nothing can be built, with its place and the reason. For the operator."""
 
     def __init__(self, path: tuple[str | int, ...], name: str | None, reason: str) -> None:
         super().__init__(f"{'.'.join(map(str, path))}{f' ({name})' if name else ''}: {reason}")
@@ -14,12 +14,12 @@ class BadEntry(ValueError):
 
     @property
     def mistakes(self) -> list[tuple[tuple[str | int, ...], str]]:
-        """The places and reasons of this one and those found with it."""
+        """Return the places and reasons of this error and of those found with it."""
         return [(error.path, error.reason) for error in (self, *self.others)]
 
 
 def raise_all(errors: Sequence[BadEntry]) -> None:
-    """Raise the first, with the others, if there are any: an operator wants to know of all mistakes at once."""
+    """Raise the first error with the others attached, if there are any, so that the operator sees all of them."""
     if errors:
         errors[0].others = errors[1:]
         raise errors[0]

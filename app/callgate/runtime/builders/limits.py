@@ -19,10 +19,10 @@ def rules_of(config: Config) -> Rules:
 
 
 def threads_of(config: Config) -> ThreadPool:
-    """The threads of all tools that are Python functions."""
+    """Build the thread pool of all tools that are Python functions."""
     return ThreadPool(config.limits.tool_threads)
 
 
 def processes_of(config: Config) -> CommandProcesses:
-    """The places for commands, of all tools together."""
+    """Build the limit of child processes of all tools."""
     return CommandProcesses(config.limits.child_processes)

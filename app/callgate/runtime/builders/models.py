@@ -15,13 +15,13 @@ from callgate.upstream.retry import RetryPolicy
 
 
 def retry_policy_of(config: Config) -> RetryPolicy:
-    # Who waits longer than a stream's status is held back can only be sent an error in the middle of an answer.
+    # Beyond `hold_back` the status of a stream was sent, and an error could only follow in the middle of the answer.
     wait = min(config.upstream.retry_wait_seconds, config.server.first_chunk_seconds)
     return RetryPolicy(tries=config.upstream.retries + 1, wait_in_all=wait)
 
 
 def model_entries(config: Config) -> list[ModelConfig]:
-    """The models. One that could never be asked is the operator's mistake and fails the start."""
+    """Build the models. One that could never work is the operator's mistake and fails the start."""
     entries = [model_entry(section, config) for section in config.model_list]
     errors: list[BadEntry] = []
     for index, entry in enumerate(entries):
@@ -84,7 +84,7 @@ def model_client(config: Config) -> HttpClient:
 
 
 def tls_of(config: Config) -> ssl.SSLContext | None:
-    """Whom providers are trusted by, and what is shown to those that ask; None for what the system says."""
+    """Build the TLS context for providers: CA and client certificate; None for the system's."""
     upstream = config.upstream
     if upstream.ca_file is None and upstream.client_certificate is None:
         if upstream.client_key is not None:
@@ -105,5 +105,5 @@ def tls_of(config: Config) -> ssl.SSLContext | None:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask on the terminal, and a server would wait for ever."""
+    """Raise, because OpenSSL would ask for a password on the terminal."""
     raise ValueError("the private key is encrypted; write it out without a password, for Callgate alone to read")

@@ -1,4 +1,4 @@
-"""Builds what every kind of tool has: its policy, approval rules, secrets and fingerprint."""
+"""Builds the common parts of all kinds of tools: policy, approval rules, secrets and fingerprint."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -19,7 +19,7 @@ def approval_rule(lists: ApprovalLists | None) -> ApprovalRule:
 
 
 def policy_of(entry: ToolSection) -> dict[str, Any]:
-    """Return the policy of an entry; where it sets nothing the tool's own declaration or the default counts."""
+    """Return the policy that an entry sets; for the rest the tool's own declaration or the default counts."""
     given = {name: value for name in POLICY_FIELDS if (value := getattr(entry, name)) is not None}
     if entry.safety is not None:
         given["safety"] = Safety(entry.safety)
@@ -31,11 +31,11 @@ def in_clear(secrets: Mapping[str, SecretStr]) -> dict[str, str]:
 
 
 _NOT_OF_THE_SOURCE = {"require_approval", "concurrency", "disabled"}
-"""Settings of an entry that are kept to outside its source, so that changing them does not restart it."""
+"""Settings of an entry that do not affect its source, so that changing them does not restart it."""
 
 
 def fingerprint(entry: ToolSection) -> str:
-    """Return a digest of all that a source is made from, secrets included."""
+    """Return a digest of all settings of a source, secrets included."""
     given = entry.model_dump(exclude=_NOT_OF_THE_SOURCE)
     return sha256(repr(_revealed(given)).encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -1,5 +1,4 @@
-"""Builds the sources of tools: MCP servers and OpenAPI documents. Their clients are imported only where the config has
-one."""
+"""Builds the sources of tools: MCP servers and OpenAPI documents. Their clients are imported only where they are used."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ def server_spec(name: str, section: McpSection, defaults: Policy) -> "ServerSpec
     from callgate.tools.mcp_server import ServerSpec, legal_prefix
 
     overrides = policy_of(section)
-    overrides.pop("concurrency", None)  # of the server, all its tools together
+    overrides.pop("concurrency", None)  # it limits the server, all its tools together
     from callgate.tools.mcp_http import HttpSpec, rules_for
     from callgate.tools.mcp_process import StdioSpec
 

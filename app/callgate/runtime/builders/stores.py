@@ -38,7 +38,7 @@ def store_of(config: Config) -> KeyValueStore:
         except ModuleNotFoundError:
             why = "Redis needs a package that is not installed: pip install 'callgate[redis]'"
             raise BadEntry(("store", "redis_url"), None, why) from None
-        except ValueError:  # its text repeats the address, which may hold a password
+        except ValueError:  # its text includes the URL, which may hold a password
             raise BadEntry(("store", "redis_url"), None, "is no address that Redis can be reached at") from None
     return MemoryStore(section.entries, section.bytes)
 
@@ -57,7 +57,7 @@ def run_streams_of(config: Config) -> RunStreams | None:
 
 
 def fleet_of(config: Config, on_lost: Callable[[int], None]) -> "Fleet | None":
-    """The workers of the config's pools, where it has any."""
+    """Build the connection to the workers of the config's pools, if it has any."""
     if not config.pools or config.store.redis_url is None:
         return None
     from callgate.fleet.fleet import Fleet
@@ -66,8 +66,8 @@ def fleet_of(config: Config, on_lost: Callable[[int], None]) -> "Fleet | None":
 
 
 def claims_of(config: Config, store: KeyValueStore, process: Callable[[], str]) -> Claims:
-    """Build the claims of request keys: shared by all processes where they share a store, else on the disk where there
-    is a folder for it. `process` names this one in the ledger of that folder."""
+    """Build the claims of idempotency keys: shared by all processes where they share a store, else on the disk where there
+    is a `data_dir`. `process` returns the name of this process in the ledger of that folder."""
     if config.store.redis_url is not None:
         return Claims(store, PulsingProcesses(store))
     if config.data_dir is None:
@@ -83,7 +83,7 @@ def responses_of(config: Config, store: KeyValueStore) -> ResponseStore:
     if section.redis_url is not None:
         return ResponseStore(store, seconds, owner_bytes)
     own = (
-        # Chats that are remembered, of whichever key, push out no responses.
+        # Separate from chats, so that they do not evict responses.
         MemoryStore(section.entries, section.bytes)
         if config.data_dir is None
         else DiskStore(Path(config.data_dir) / FILE)
@@ -92,7 +92,7 @@ def responses_of(config: Config, store: KeyValueStore) -> ResponseStore:
 
 
 def check_files(config: Config) -> None:
-    """Raise `BadEntry` where a file that was kept cannot be read. Nothing is written, so nothing of it is lost."""
+    """Raise `BadEntry` where a stored file cannot be read. Does not write."""
     if config.data_dir is None:
         return
     folder = Path(config.data_dir)
@@ -119,7 +119,7 @@ def record_policy_of(config: Config) -> RecordPolicy:
 
 
 async def ledger_of(config: Config, on_lost: Callable[[int], None]) -> SharedLedger | None:
-    """The ledger, opened. Raises `BadEntry` where its driver is not installed, and what `open_ledger` raises."""
+    """Open the ledger. Raises `BadEntry` where its driver is not installed, and what `open_ledger` raises."""
     url = config.ledger.url
     if url is None and config.data_dir is None:
         return None
@@ -137,7 +137,7 @@ async def ledger_of(config: Config, on_lost: Callable[[int], None]) -> SharedLed
 
 
 async def check_postgres(config: Config) -> None:
-    """Raise `BadEntry` where the Postgres server of the ledger cannot be used, before anything is served."""
+    """Raise `BadEntry` where the Postgres server of the ledger cannot be used."""
     if config.ledger.url is None:
         return
     try:

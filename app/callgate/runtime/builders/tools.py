@@ -1,4 +1,4 @@
-"""Builds the registry of tools: those that run here, and the sources of the others."""
+"""Builds the registry of tools: configured tools, and sources of further tools."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from callgate.tools.registry import Registry
 from callgate.tools.source_pool import SourcePool
 from callgate.tools.threads import ThreadPool
 
-if TYPE_CHECKING:  # takes half a second and thirty megabytes to load, which waits for the first tool that needs it
+if TYPE_CHECKING:  # takes half a second and thirty megabytes, so it is imported with the first tool that needs it
     from callgate.fleet.fleet import Fleet
     from callgate.tools.http_client import Web
 
@@ -36,10 +36,10 @@ def registry_of(
     limits: ConcurrencyLimits | None = None,
     fleet: "Fleet | None" = None,
 ) -> Registry:
-    """All tools of the config. A tool that cannot be built is the operator's mistake and fails the start.
+    """Build all tools of the config. A tool that cannot be built is the operator's mistake and fails the start.
 
-    `pins` remembers what servers' tools looked like, `pool` has the sources that are open already, and `limits` are those
-    that calls may be in already. `fleet` runs the tools that are to run on workers; without it they are refused.
+    `pins` has the known descriptions of servers' tools, `pool` the open sources, and `limits` those of the previous
+    runtime. `fleet` runs tools on workers; without it their calls are refused.
     """
     registry = Registry(approval=approval_rule(config.require_approval), pool=pool, limits=limits)
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
@@ -95,7 +95,7 @@ def _opened(web: "Web | Callable[[], Web]") -> "Web":
 def import_tools(config: Config) -> None:
     """Import the modules that the config names, so that building the registry does not wait for them.
 
-    What is wrong with one is said there, together with what is wrong with other entries.
+    Errors are reported when the registry is built, together with those of other entries.
     """
     for entry in config.tools:
         if isinstance(entry, PythonTool):
