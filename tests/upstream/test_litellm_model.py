@@ -5,6 +5,7 @@ A contract test that fails after an update of litellm says which workaround has 
 
 import asyncio
 import json
+import sys
 from contextlib import aclosing
 
 import msgspec
@@ -27,6 +28,21 @@ pytestmark = MARKS
 @pytest.fixture
 async def litellm():
     return await litellm_model.loaded()
+
+
+class _Growing(str):
+    """The name of a module, beside which another one is imported while it is looked at."""
+
+    __slots__ = ()
+
+    def startswith(self, *prefix):
+        sys.modules[f"{self}_and_{len(sys.modules)}"] = sys
+        return super().startswith(*prefix)
+
+
+async def test_it_is_prepared_while_other_threads_import(litellm, monkeypatch):
+    monkeypatch.setattr(sys, "modules", {_Growing("litellm_of_a_test"): sys, **sys.modules})
+    litellm_model._load()
 
 
 def at(server, deadlines=QUICK, **more):

@@ -341,8 +341,8 @@ def _forbid_fetching(litellm: Any) -> None:
 
     for name, refusal in {"safe_get": refuse, "async_safe_get": refuse_later}.items():
         original = getattr(url_utils, name)
-        for module in [module for key, module in sys.modules.items() if key.startswith("litellm")]:
-            if module.__dict__.get(name) is original:
+        for key, module in sys.modules.copy().items():  # which other threads add to meanwhile
+            if key.startswith("litellm") and module.__dict__.get(name) is original:
                 setattr(module, name, refusal)
 
 
