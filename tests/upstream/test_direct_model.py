@@ -22,6 +22,7 @@ from callgate.conversation.ports import ModelRequest
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines
 from callgate.upstream.direct_model import DirectModel, Endpoint, read_json
+from callgate.upstream.errors import UpstreamError
 from tests.upstream.reading import events_until_broken_off, text_of
 from tests.upstream.wire import QUICK, SSE, asking, chunk, closing, completion, serving, tool
 
@@ -480,6 +481,17 @@ async def test_a_compressed_body_is_not_read_but_its_status_is(model, status, ex
             await events(model(server), asking())
     assert caught.value.status == expected
     assert caught.value.code == {200: "upstream_error", 401: "upstream_auth", 429: "rate_limit_exceeded"}[status]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_compressed_answer_is_called_so_and_not_asked_for_again(model, stream):
+    async def serve(request, wire):
+        await wire.whole("\x1f\x8b", 200, "Content-Encoding: gzip")
+
+    async with serving(serve) as server:
+        with pytest.raises(UpstreamError, match="compressed") as caught:
+            await events(model(server), asking(stream=stream))
+    assert not caught.value.again
 
 
 async def test_an_endless_error_body_is_not_read(model):

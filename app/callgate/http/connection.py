@@ -12,7 +12,7 @@ from typing import Protocol, cast
 import httptools
 
 from callgate.http.credentials import CredentialMask
-from callgate.http.interface import Broken, Deadlines, TimedOut, TooLarge, TransportError, Which, reason
+from callgate.http.interface import Broken, Compressed, Deadlines, TimedOut, TooLarge, TransportError, Which, reason
 from callgate.http.request_head import Origin
 
 HEAD_BYTES = 65_536
@@ -27,7 +27,6 @@ JOINED_BYTES = 16_384
 DRAIN_SECONDS = 0.5
 DRAIN_BYTES = 65_536
 """What may still come after the end mark, which is only a chunk terminator; beyond it the connection is closed."""
-COMPRESSED = "the body is compressed although that was not asked for"
 
 
 class ConnectionOwner(Protocol):
@@ -149,9 +148,9 @@ class ClientConnection(asyncio.Protocol):
         headers = self._headers
         content, transfer = headers.get(b"content-encoding"), headers.get(b"transfer-encoding")
         if content and content.strip().lower() not in (b"", b"identity"):
-            raise Broken(COMPRESSED)
+            raise Compressed
         if transfer is not None and transfer.strip().lower() != b"chunked":
-            raise Broken(COMPRESSED)
+            raise Compressed
         return self
 
     def __aiter__(self) -> "ClientConnection":

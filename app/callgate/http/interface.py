@@ -64,6 +64,13 @@ class Broken(TransportError):
     """The connection was lost, or the response is not valid HTTP."""
 
 
+class Compressed(Broken):
+    """The body is compressed, although the request said that it must not be."""
+
+    def __init__(self) -> None:
+        super().__init__("the body is compressed although that was not asked for")
+
+
 class TooLarge(TransportError):
     def __init__(self, limit: int) -> None:
         super().__init__(f"body is longer than {limit} bytes")

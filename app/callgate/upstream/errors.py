@@ -18,7 +18,7 @@ from typing import Any
 
 from callgate.calls.json_text import sound_text
 from callgate.conversation.errors import ChatError
-from callgate.http.interface import ConnectFailed, TimedOut, TooLarge, TransportError
+from callgate.http.interface import Compressed, ConnectFailed, TimedOut, TooLarge, TransportError
 
 MESSAGE_CHARS = 500
 DETAIL_CHARS = 2000
@@ -155,6 +155,10 @@ def from_transport(error: TransportError) -> UpstreamError:
                 code="upstream_unreachable",
                 detail=detail,
                 again=True,
+            )
+        case Compressed():
+            return bad_answer(
+                "The model's provider sends compressed answers, which are not read here.", detail, again=False
             )
         case _:
             return bad_answer("The connection to the model's provider was lost.", detail, again=True)
