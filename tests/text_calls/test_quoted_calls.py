@@ -76,6 +76,14 @@ BLOCK = {
     "a pre tag over lines": "<pre>\n{}\n</pre>\nDone.",
     "an example tag": "<example>\n{}\n</example>\nDone.",
     "indented code": "Like this:\n\n    {}\n\nDone.",
+    "a question": "Should I run this?\n{}\n",
+    "a question that introduces": "I would delete it. Do you want me to make this call:\n\n{}",
+    "a question behind": "To delete it:\n{}\n\nDo you want me to run it?",
+    "a question behind more": "I am about to delete it.\n{}\n\nThis cannot be undone. Shall I go ahead?",
+    "a question behind a beginning": "{}\n\nWould you like me to execute this call?",
+    "what was not run": "I did not run this call:\n{}\n\nIt is dangerous.",
+    "what should not be written": "Never write this:\n\n{}\n\nIt deletes things.",
+    "what will not be run": "I won't run this:\n{}\n",
     "thinking": "<think>\nI could\n{}\nbut no.\n</think>\nNo.",
     "thinking that the template opened": "I could\n{}\nbut that would be dangerous, so I won't.\n</think>\nNo.",
     "thinking with a mark": "{}\nis what I could say.\n</think>\n\nNo.",
@@ -224,21 +232,27 @@ LEGITIMATE = {
     "a table before": "| a | b |\n|---|---|\n| 1 | 2 |\n\n{}",
     "a comment before": "<!-- note -->\n{}",
     "inches before": 'The 24" screen.\n{}',
+    "a negation before": "I can't see it from here, so I'll run this:\n{}",
+    "what is not done yet": "I have not run this check yet:\n{}",
+    "a question before": "You ask: should I run it? I look first.\n{}",
     "a paragraph behind": "{}\n\nOne moment.",
+    "another question behind": "{}\n\nShould I look for anything else? Do you want me to do it again tomorrow?",
     "thinking that ends with a call": "<think>\nI should look.\n{}",
 }
+
+WORDS_BEHIND = {"a paragraph behind", "another question behind"}
 
 
 def can_stand(format, name):
     """Whether a call of the format can stand there, by the format's own rules."""
     context = LEGITIMATE[name]
-    if format in WHOLE_TEXT and (not context.startswith("{}") or (name == "a paragraph behind" and format != "muse")):
+    if format in WHOLE_TEXT and (not context.startswith("{}") or (name in WORDS_BEHIND and format != "muse")):
         return False
     if name == "prose on the same line":
         return format not in BARE | LINES
     if name == "thinking that ends with a call":
         return format not in {"glm4", "functionary_v32"}
-    return name != "a paragraph behind" or format not in LINES
+    return name not in WORDS_BEHIND or format not in LINES
 
 
 @pytest.mark.parametrize("format", sorted(CALLS))

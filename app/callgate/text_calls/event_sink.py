@@ -713,7 +713,7 @@ class EventSink:
                 self._demote([item], quoting.THINKING)
                 continue
             reason = item.span.is_closed_by(rest) if item.span is not None else None
-            if reason is None and item.intro and quoting.introduces_example(item.intro, behind or item.aside):
+            if reason is None and quoting.is_only_shown(item.intro, behind or item.aside):
                 reason = quoting.EXAMPLE
             if reason is None and item.calls and item.is_whole and is_echo(item):
                 reason = quoting.ECHO

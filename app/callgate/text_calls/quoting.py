@@ -68,6 +68,21 @@ _SUPPOSITION = re.compile(r"\b(?:would|could|might|may)\b[^.!?\n]*[:：]\W*$", r
 _OBJECTION = re.compile(
     r"\b(?:but|however|not|never|instead|rather|dangerous|only an example)\b|n[\'’]t\b", re.IGNORECASE
 )
+_RUN_WORDS = (
+    r"(?:r[au]n(?:ning)?|call(?:ed|ing)?|execut(?:e|ed|ing)|ma(?:ke|de|king)|writ(?:e|ten|ing)|sen[dt](?:ing)?|us(?:e|ed|ing)|d(?:o|one|oing)"
+    r"|issu(?:e|ed|ing)|invok(?:e|ed|ing)|perform(?:ed|ing)?|apply(?:ing)?)"
+)
+_REFUSED = re.compile(
+    r"(?:\b(?:never|not|without|avoid|instead of|rather than)|n[\'’]t)[ \t]+(?:\w+[ \t]+){0,2}?"
+    rf"{_RUN_WORDS}[ \t]+(?:this|that|these|those|the following|such|it|anything like)\b(?!.*\byet\b)[^.!?,;\n]*[:：]\W*$",
+    re.IGNORECASE,
+)
+_PERMISSION = re.compile(
+    r"\b(?:(?:do|would) you (?:want|like) me to|(?:shall|should|may|can) I)[ \t]+(?:\w+[ \t]+){0,2}?"
+    rf"(?:{_RUN_WORDS}[ \t]+(?:it|this|that|these|them|so|the)(?:[ \t]+(?:tool[ \t]+)?(?:calls?|commands?|actions?))?"
+    r"|proceed|go ahead)(?:[ \t]+(?:with[ \t]+(?:it|this|that)|now|anyway|for you))?[ \t]*[?:？：]",
+    re.IGNORECASE,
+)
 _OBJECTION_WITHIN: Final = 200
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
@@ -103,14 +118,20 @@ class OpenSpan:
         )
 
 
-def introduces_example(line: str, behind: str) -> bool:
-    """True if calls behind this line are shown and not made: it says so itself, or that it shows their form and prose
-    goes on behind them, or it speaks of what could be and what is `behind` objects."""
+def is_only_shown(line: str, behind: str) -> bool:
+    """True if a call between this line and what is `behind` is shown and not made: the line introduces an example, or what is
+    not to be run, or the form of a call with prose behind it, or what could be and what is behind objects; or one of both
+    asks whether to run it."""
+    near = behind[:_OBJECTION_WITHIN]
+    if _PERMISSION.search(near):
+        return True
     if not line:
         return False
-    if _EXAMPLE.search(line) or (behind and _FORM_SHOWN.search(line)):
+    if any(not _SHOWN.search(line, asked.end()) for asked in _PERMISSION.finditer(line)):
         return True
-    return bool(_SUPPOSITION.search(line) and _OBJECTION.search(behind[:_OBJECTION_WITHIN]))
+    if _EXAMPLE.search(line) or _REFUSED.search(line) or (behind and _FORM_SHOWN.search(line)):
+        return True
+    return bool(_SUPPOSITION.search(line) and _OBJECTION.search(near))
 
 
 class QuoteTracker:
