@@ -1,4 +1,4 @@
-"""Clients' keys in a shared ledger: a key made on one machine works on all within a second."""
+"""Clients' keys in a shared ledger: a key created on one machine works on all within a second."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from callgate.ledger.postgres import PostgresDatabase
 LOOK_SECONDS: Final = 1.0
 """The longest that a revoked key still works."""
 STALE_SECONDS: Final = 60.0
-"""How long what was read last still holds while the ledger is away."""
+"""How long the keys that were read last stay valid while the ledger is away."""
 
 _ALL: Final = f"SELECT {COLUMNS} FROM keys ORDER BY created_at, name"  # noqa: S608 - constants
 _ADD: Final = (
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class LedgerKeys:
-    """Read by a server."""
+    """The keys as a server reads them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -42,7 +42,7 @@ class LedgerKeys:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Raises `DatabaseAway`."""
+        """Read the keys, and go on reading them. Raises `DatabaseAway`."""
         await self._read()
         self._task = asyncio.create_task(self._keep_reading(), name="keys in the ledger")
 
@@ -66,7 +66,7 @@ class LedgerKeys:
         return bool(self._stored)
 
     def all(self) -> list[StoredKey]:
-        """Every key there ever was, the oldest first."""
+        """Return all keys, revoked ones included, the oldest first."""
         return self._stored
 
     async def _read(self) -> None:
@@ -83,12 +83,12 @@ class LedgerKeys:
             try:
                 await self._read()
             except (DatabaseAway, ValueError, TypeError) as failure:
-                # What was read last still holds for a while: a server that restarts must not turn everyone away.
+                # The keys that were read last stay valid for a while: a restart of the database must not refuse every request.
                 log.exception("key_store_unreadable", error=str(failure))
 
 
 class KeysByHand:
-    """Written by the command line. Raises `DatabaseAway`, and `NotMigrated` when it is made."""
+    """The keys as the command line writes them. Raises `DatabaseAway`, and `NotMigrated` when it is created."""
 
     def __init__(self, url: str, schema: str) -> None:
         self._runner = asyncio.Runner()
@@ -111,7 +111,7 @@ class KeysByHand:
         return bool(self._run(self._database.fetch(_REVOKE, name)))
 
     def rotate(self, name: str, digest: str, old_expires_at: float) -> bool:
-        """Give a name another key; the one it had is taken as well until that moment. Whether there was such a key."""
+        """Replace the key of a name; the old one stays valid until `old_expires_at`. Return whether there was such a key."""
         return bool(self._run(self._database.fetch(_ROTATE, name, digest, old_expires_at)))
 
     def close(self) -> None:

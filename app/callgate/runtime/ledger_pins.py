@@ -16,7 +16,7 @@ log = structlog.get_logger("callgate.tools")
 
 
 class LedgerPins:
-    """Read when a process starts; each change is written at once, and tried again until it is."""
+    """Reads the pins when a process starts, and writes each change at once, with retries."""
 
     def __init__(self, database: Database, pins: Pins) -> None:
         self._database, self._pins = database, pins
@@ -24,7 +24,7 @@ class LedgerPins:
         self._writing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Raises `DatabaseAway`."""
+        """Read the pins. Raises `DatabaseAway`."""
         rows = await self._database.fetch("SELECT tool, pin FROM pins")
         self._pins.keep_in({tool: msgspec.json.decode(pin, type=Pin) for tool, pin in rows}, self._keep)
 

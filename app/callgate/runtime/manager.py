@@ -1,7 +1,7 @@
 """Holds the current runtime, and replaces it when the config is reloaded.
 
-A request leases the `Runtime` it began with and keeps it to its end. On a change of the config the new runtime is built and
-opened first, and if that fails the old one simply stays.
+A request leases the current `Runtime` and keeps it to its end. When the config changes the new runtime is built and opened
+first, and if that fails the old one stays.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ audit = structlog.get_logger("callgate.audit")
 
 
 class RuntimeManager:
-    """The current runtime, and the requests that still live in older ones."""
+    """The current runtime, and older ones that still have requests."""
 
     def __init__(self, config: Config, source: ConfigSource | None = None, siblings: Siblings | None = None) -> None:
-        """`source` says how the config can be read again; without it nothing changes while it runs. `siblings` are the other
-        workers of the same server."""
+        """`source` reads the config again; without it there are no reloads. `siblings` are the other workers of the same
+        server."""
         self._config = config
         self._siblings = siblings
         self._first = config
@@ -59,7 +59,7 @@ class RuntimeManager:
         self.opened_at = int(time.time())
         self._is_open = False
         self.draining = asyncio.Event()
-        """Set when no further request is wanted: what would never end by itself ends."""
+        """Set when the server drains, to end what would not end by itself."""
         self.store = store_of(config)
         if config.store.redis_url is not None:
             self.shared.kept_results.shared = StoredResults(self.store)
@@ -68,11 +68,11 @@ class RuntimeManager:
         self.responses = responses_of(config, self.store)
         self._news = news_of(config, self._on_news)
         self.run_news = None if self._news is None else RunNews(self.shared.recorder, self.store, self._news.say)
-        """What the processes that share a Redis tell each other of their runs."""
+        """The news of runs between the processes that share a Redis."""
         self.run_streams = run_streams_of(config)
-        """Where runs are followed from elsewhere while they run."""
+        """The streams of running runs, for clients of other processes."""
         self.closers: list[Callable[[], Awaitable[None]]] = []
-        """Awaited at the end, before anything else is closed."""
+        """Called at the end, before anything else is closed."""
         self._open: OpenRuntime | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -83,12 +83,11 @@ class RuntimeManager:
 
     @property
     def is_ready(self) -> bool:
-        """True if new requests should come here. Where fewer than half of the workers are left, a balancer should look
-        elsewhere."""
+        """True if a load balancer should send requests here; not while fewer than half of the workers are left."""
         return self._is_open and (self._siblings is None or self._siblings.are_enough)
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return the page of metrics of all workers, and its content type."""
+        """Return the metrics of all workers, and their content type."""
         if self._siblings is None:
             return self.metrics.exposition(accept)
         own, _ = self.metrics.exposition()
@@ -100,16 +99,14 @@ class RuntimeManager:
         self._open = await OpenRuntime.begin(Runtime(self._config, self.shared))
         self._loop = asyncio.get_running_loop()
         if self._source is not None:
-            # A worker that takes the place of one that died has the config that its parent began with, and the others may
-            # have another by now: what that took away is not served again, not even for a moment.
+            # A worker that replaces a dead one starts with the config of its parent, which may be outdated: the config is
+            # read before it serves, so that nothing that was removed is served again.
             if (
                 self._siblings is not None
                 and self._siblings.have_served
                 and await asyncio.to_thread(reads_otherwise, self._source, self._config)
             ):
-                with contextlib.suppress(
-                    Exception
-                ):  # it is logged where it happens, and the others have not moved either
+                with contextlib.suppress(Exception):  # logged by the reload; the other workers have not changed either
                     await self._reload(self._source)
             self._tasks = [asyncio.create_task(self._reload_when_asked(self._source), name="reloading")]
             if self._config.reload.watch and self._source.files():
@@ -148,37 +145,36 @@ class RuntimeManager:
         await litellm_model.close()
 
     def lease(self) -> AbstractContextManager[Runtime]:
-        """The current runtime, to be used until the block ends even if another one becomes current meanwhile."""
+        """Lease the current runtime until the end of the block, even if another one becomes current meanwhile."""
         assert self._open is not None, "it is not open"
         return self._open
 
     def begin_draining(self) -> None:
-        """Say that no further request is wanted, and end what would never end by itself. For signal handlers."""
+        """Begin to drain, and end what would not end by itself. For signal handlers."""
         self._is_open = False
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.shared.recorder.end_feeds)
             self._loop.call_soon_threadsafe(self.draining.set)
 
     def ask_to_reload(self) -> None:
-        """Have the config read again, soon. May be called from a signal handler or another thread."""
-        if self._loop is None:  # not open yet; it is looked at once it is
+        """Reload the config soon. May be called from a signal handler or another thread."""
+        if self._loop is None:  # not open yet; checked when it is
             self._asked_to_reload.set()
         else:
             self._loop.call_soon_threadsafe(self._asked_to_reload.set)
 
     async def reload(self) -> ReloadResult:
-        """Read the config again and apply it. Raises `ConfigError`, and then nothing has changed."""
+        """Read the config again and apply it. Raises `ConfigError`, in which case nothing has changed."""
         if self._source is None:
             raise ConfigError([Problem(Spot("config"), "", "it was not read from anywhere that could be read again")])
-        # In a task of its own: whoever asked may leave half way.
+        # In a task of its own, because the request that caused it may be cancelled.
         task = asyncio.create_task(self._reload(self._source), name="reload")
         self._background.add(task)
         task.add_done_callback(self._is_done)
         return await asyncio.shield(task)
 
     async def have_others_reload(self) -> bool:
-        """Have all processes that share a Redis with this one read their config again; return whether they were
-        notified."""
+        """Ask all processes that share a Redis with this one to reload their config; return whether they were notified."""
         return self._news is not None and await self._news.say(RELOAD)
 
     def _on_news(self, what: str) -> None:
@@ -196,14 +192,14 @@ class RuntimeManager:
             self._asked_to_reload.set()
 
     async def apply(self, config: Config) -> ReloadResult:
-        """Use another config from now on. What was leased before stays as it was until it is given back.
+        """Replace the runtime by one for another config. Requests that have leased the old one keep it.
 
-        The new runtime is built and opened first; where that fails the error is raised, and nothing has changed.
+        The new runtime is built and opened first; if that fails the error is raised, and nothing has changed.
         """
         async with self._applying:
             assert self._open is not None, "it is not open"
-            await asyncio.to_thread(import_tools, config)  # modules of others may take their time
-            with contextlib.suppress(BadEntry):  # said below; it may have to load litellm
+            await asyncio.to_thread(import_tools, config)  # users' modules may take long to import
+            with contextlib.suppress(BadEntry):  # raised again below; in a thread, because it may load litellm
                 await asyncio.to_thread(model_entries, config)
             runtime = Runtime(config, self.shared, self._open.runtime)
             kept = runtime.registry.handed_over()
@@ -224,11 +220,11 @@ class RuntimeManager:
             return result
 
     async def _reload(self, source: ConfigSource) -> ReloadResult:
-        async with self._reloading:  # what is read last is what counts in the end
+        async with self._reloading:  # in order, so that the config that was read last is in use
             try:
                 loaded = await asyncio.to_thread(source.read)
-                source.on_read(loaded)  # before anything is built from it: what goes wrong then is logged
-                # A reload must not open to everyone what others can reach.
+                source.on_read(loaded)  # before anything is built from it, because errors are logged
+                # A reload must not remove the last key of a server that others can reach.
                 keys = len(loaded.config.keys) + (self.shared.keys is not None and self.shared.keys.in_use)
                 mistake = check_exposure(self._first.server.host, loaded.config.auth, keys)
                 if mistake is not None:
@@ -259,13 +255,13 @@ class RuntimeManager:
         while True:
             await self._asked_to_reload.wait()
             self._asked_to_reload.clear()
-            # It is logged where it happens, and the old runtime goes on; the next change is another chance.
+            # Logged by the reload; the old runtime stays until the next change.
             with contextlib.suppress(Exception):
                 await self._reload(source)
 
     async def _watch(self, source: ConfigSource) -> None:
         try:
-            seen = digest_of(source.files())  # before it is read: what changes from here on is noticed
+            seen = digest_of(source.files())  # before it is read, so that every later change is noticed
             await self._reload_if_changed(source)  # it may have changed while we were starting
             async for _ in changes(source.files, seen):
                 if self._config.reload.watch:

@@ -11,7 +11,7 @@ KINDS = ("image/", "audio/", "video/", "text/", "application/pdf", "application/
 
 
 async def fetch_media(url: str, max_bytes: int, rules: AddressRules = PUBLIC_ONLY) -> tuple[bytes, str]:
-    """Fetch what is at an address; return it with its content type. Nothing is kept, connections included."""
+    """Fetch a URL; return its content and content type. No connection is kept."""
     web = Web()
     try:
         for _ in range(MOST_REDIRECTS + 1):

@@ -18,7 +18,7 @@ from callgate.upstream.token_counts import count_tokens
 from callgate.upstream.tool_calling import ToolCalling
 
 TokenCounter: TypeAlias = Callable[[ModelRequest], Awaitable[tuple[int, bool]]]
-"""Says how many tokens a question has, and whether that is an estimate."""
+"""Counts the tokens of a request; returns also whether the count is an estimate."""
 
 audit = structlog.get_logger("callgate.audit")
 
@@ -27,7 +27,7 @@ class Models:
     """The catalogue, each of its deployments wrapped."""
 
     def __init__(self, config: Config, has_schema: Callable[[Any], bool], before: Catalogue | None = None) -> None:
-        """`before`: the catalogue whose place this one is to take."""
+        """`before`: the catalogue that this one replaces."""
         self.client = model_client(config)
         self._schemas = AdaptedSchemas(
             has_schema,
@@ -52,7 +52,7 @@ class Models:
         )
 
     def deployments(self, name: str, *, with_hosts: bool) -> list[dict[str, Any]]:
-        """The deployments of a model, for people."""
+        """Describe the deployments of a model."""
         shown: list[dict[str, Any]] = []
         for entry, deployment in zip(self.catalogue.entries(name), self.catalogue.deployments(name), strict=True):
             by, choice, lane = deployment.responder, self._tool_calling.choice(entry), lane_of(entry)
@@ -70,17 +70,17 @@ class Models:
         return shown
 
     def schema_for(self, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """The schema of a tool as a model gets it: in the dialect of its provider, and what that cannot express."""
+        """Return a tool's schema in the dialect of a model's provider, and what that cannot express."""
         dialect = dialect_for(self.catalogue.entry(name))
         sent = portable(schema, dialect)
         return {"dialect": dialect, "parameters": sent.schema, "losses": list(sent.losses)}
 
     def count_tokens(self, entry: ModelConfig, ask: ModelRequest) -> Awaitable[tuple[int, bool]]:
-        """Count the tokens of a question; return also whether that is an estimate."""
+        """Count the tokens of a request; return also whether the count is an estimate."""
         return count_tokens(entry, ask, self.client)
 
     def _wrapped(self, model: Model, entry: ModelConfig) -> Model:
-        """A deployment with schemas that its provider takes, asked for calls as it can write them."""
+        """Wrap a deployment to adapt schemas and tool calls to its provider."""
         dialect = dialect_for(entry)
         if dialect != "full":
             model = AdaptedModel(model, self._schemas.into(dialect))

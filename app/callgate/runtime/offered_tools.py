@@ -8,11 +8,11 @@ from callgate.tools.tool_filter import NameFilter, ToolFilter, Unmatched, narrow
 from callgate.tools.toolbox import ToolSet
 
 REMEMBERED_SELECTIONS = 1024
-"""Clients may ask for any names, so there must be a bound."""
+"""Clients may send any names, so that there has to be a bound."""
 REMEMBERED_CHARS = 512
-"""Of the tools that a request names. What is longer is worked out again, and not kept."""
+"""The longest list of tools in a request whose selection is cached."""
 MAX_UNMATCHED = 5
-"""Of the names in one request that are no tool's: those that its client and the log are sent."""
+"""How many unknown tool names of one request are reported to its client and the log."""
 
 
 class OfferedTools:
@@ -23,10 +23,10 @@ class OfferedTools:
         self._tools: tuple[RegisteredTool, ...] = ()
         self._narrowed: dict[Any, ToolSet] = {}
         self.names: frozenset[str] = frozenset()
-        """Of all tools, as they were when `all` was last asked."""
+        """The names of all tools at the last call of `all`."""
 
     def all(self) -> tuple[RegisteredTool, ...]:
-        """All tools as they are now: the very same object until they change."""
+        """Return all current tools; the same object until they change."""
         tools = self._registry.tools()
         if tools is not self._tools:
             self._tools = tools
@@ -41,10 +41,10 @@ class OfferedTools:
         wanted: str | None,
         allowed: frozenset[str] | None,
     ) -> ToolSet:
-        """The tools that the model's entry, the caller's key and the request all leave on offer."""
+        """Return the tools that the model's entry, the caller's key and the request all allow."""
         tools = self.all()
         if allowed is not None:
-            allowed &= self.names  # the client may have made up any number of others
+            allowed &= self.names  # a client may send any number of other names
         asked = (by_entry, by_key, wanted, allowed)
         found = self._narrowed.get(asked)
         if found is None:
@@ -61,7 +61,7 @@ class OfferedTools:
     def unmatched(
         self, by_entry: tuple[str, ...], by_key: tuple[str, ...], wanted: str | None
     ) -> tuple[Unmatched, ...]:
-        """The names in a request that are no tool's, of those that its caller may know of."""
+        """Return the names in a request that match no tool which its caller may know of."""
         asked = requested_filter(wanted)
         if asked is None or not asked.patterns:
             return ()
@@ -69,15 +69,15 @@ class OfferedTools:
         return unmatched(asked.patterns, known, by_given_name=True)[:MAX_UNMATCHED]
 
     def of_key(self, by_key: tuple[str, ...]) -> ToolSet:
-        """All tools that a key may use."""
+        """Return all tools that a key may use."""
         return self.narrowed(("*",), by_key, None, None)
 
     def servers(self) -> list[dict[str, Any]]:
-        """For people: how the sources of tools do."""
+        """Describe the sources of tools and their states."""
         return list(map(source_facts, self._registry.sources()))
 
     def listed(self, by_key: tuple[str, ...], *, with_quarantined: bool) -> list[dict[str, Any]]:
-        """For people: what stands in a list of tools."""
+        """Describe the tools, for a list."""
         found = [tool_facts(tool) for tool in narrowed(self._registry.tools(), [ToolFilter(by_key)])]
         if with_quarantined:
             found += map(quarantined_facts, self._registry.quarantined())

@@ -12,10 +12,10 @@ from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.prices import price_of
 
 REMEMBERED: Final = 1024
-"""Deployments whose prices are kept; a wildcard lets clients make up names."""
+"""Deployments whose prices are cached; wildcards let clients choose names."""
 
 LONGEST: Final = 200
-"""Characters of a name. What is longer, which only a client makes up, is looked up each time."""
+"""Characters of a name whose price is cached."""
 
 audit = structlog.get_logger("callgate.audit")
 
@@ -31,7 +31,8 @@ class Prices:
         self._warned: set[str] = set()
 
     def of(self, model: str, deployment: str = "") -> Price | None:
-        """The price of a model, of its first deployment where none is named; None where nobody knows, or there is no such model."""
+        """Return the price of a deployment of a model, by default of the first; None where it is unknown, or there is no such
+        model."""
         place = (model, deployment)
         if place in self._known:
             return self._known[place]
@@ -43,7 +44,7 @@ class Prices:
         return price
 
     def of_responder(self, by: Responder) -> Price | None:
-        """The price of who answered."""
+        """Return the price of the deployment that answered."""
         try:
             return self._known[by.model, by.deployment]
         except KeyError:
@@ -63,7 +64,7 @@ class Prices:
     def _looked_up(self, model: str, deployment: str) -> Price | None:
         try:
             entries = self._catalogue.entries(model)
-        except ChatError:  # a wildcard, which is counted as one and cannot be asked
+        except ChatError:  # a wildcard, which is no model that can be asked
             return price_of({}, self._infos.get(model, {}))
         entry = next((entry for entry in entries if entry.litellm_params["model"] == deployment), entries[0])
         return price_of(entry.litellm_params, self._infos.get(entry.configured_name, {}))

@@ -1,5 +1,5 @@
-"""The tools of a run that is asked again: those of the recording, which answer what they answered then and run nothing, or ours,
-of which those that may change something ask first.
+"""The tools of a replayed run: those of the recording, which return their recorded results and run nothing, or ours, of which
+those that are not read-only need an approval.
 """
 
 from collections import deque
@@ -22,14 +22,14 @@ NOT_RECORDED: Final = "call not in the recording"
 
 
 class CallNotRecorded(Exception):
-    """The model made a call that it did not make in the recording: what its tool would have said is not known."""
+    """Raised where the model made a call that is not in the recording, so that there is no result."""
 
     def __init__(self, call: ReadyCall) -> None:
         super().__init__(f"{NOT_RECORDED}: {call.name} {call.text[:200]}")
 
 
 class RecordedToolbox:
-    """Offers what was offered, and answers with what was answered."""
+    """Offers the recorded tools, and answers with their recorded results."""
 
     def __init__(
         self, tools: Sequence[Any], clients: Container[str], results: Mapping[str, Sequence[RecordedResult]]
@@ -60,7 +60,7 @@ class RecordedToolbox:
         return False
 
     async def run(self, call: ReadyCall, report: Report) -> Outcome:
-        """Return the recorded result of a call; of several alike, each in its turn, and the last one again."""
+        """Return the recorded result of a call; for several equal calls one after the other, and then the last one again."""
         found = self._results.get(call_key(call.name, call.arguments))
         if not found:
             raise CallNotRecorded(call)
@@ -71,7 +71,7 @@ class RecordedToolbox:
 
 
 def asking_first(tools: ToolSet) -> ToolSet:
-    """The same tools; whatever is not read-only waits for approval."""
+    """Return the tools with approval required for all that are not read-only."""
     return ToolSet(
         each
         if each.tool.policy.safety is Safety.READ_ONLY
@@ -84,4 +84,4 @@ def _check(parameters: Mapping[str, Any]) -> Any:
     try:
         return compile_schema(parameters)
     except SchemaError:
-        return None  # it was adapted to a dialect in which it can no longer be checked
+        return None  # a schema that was adapted to a dialect may not be valid any more

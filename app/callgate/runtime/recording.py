@@ -1,4 +1,4 @@
-"""The settings of recording, and the beginning of each request's trace."""
+"""Decides what is recorded of requests, and begins their traces."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -32,17 +32,17 @@ class RuntimeRecording:
 
     def _record_as(self, policy: RecordPolicy) -> None:
         self._record_policy = policy
-        # What all requests have in common; None where it depends on the key, the model or what the request wants.
+        # The policy of all requests; None where it depends on the key, the model or the request.
         self.common_policy = None if self._less or policy.content_bytes is not None else policy
 
     def _records(self, *, with_tools: bool) -> bool:
-        """True if runs are recorded from their beginning, or only when they fail."""
+        """True if runs are recorded, from the beginning or only when they fail."""
         policy = self._record_policy
         return policy.runs != "off" and (with_tools or policy.passed == "all")
 
     def record_policy(self, key: str, models: Sequence[str] = (), *, content: bool = True) -> RecordPolicy:
-        """Return what is recorded of a request with this key; `models` are the names of its model, as a client and as
-        the config write it. `content` is false where the request wants nothing of it kept."""
+        """Return what is recorded of a request with this key. `models`: the names of its model, as the client and as the config
+        write it. `content`: false where the request wants no content stored."""
         for less in self._less:
             if _fits(less.keys, (key,)) and _fits(less.models, models):
                 if less.keep == "off":
@@ -62,7 +62,7 @@ class RuntimeRecording:
         return trace
 
     def pass_trace_on(self, headers: Mapping[str, str]) -> None:
-        """Pass the trace of a request on as it came, from here on in this context."""
+        """Pass the incoming trace of a request on unchanged, from now on in this context."""
         if (parent := parent_in(headers)) is not None:
             Trace(parent).use()
 

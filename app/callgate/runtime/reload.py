@@ -1,4 +1,4 @@
-"""Reads the config again, and compares it with the one before."""
+"""Reloads of the config: its source, and the differences between two configs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ class ConfigSource:
 
     read: Callable[[], Loaded]
     files: Callable[[], Sequence[Path]] = tuple
-    """The files whose change is a reason to."""
+    """The files that are watched for changes."""
     on_read: Callable[[Loaded], None] = lambda loaded: None
-    """Called with every config that was read, before it is used: its secrets must be masked."""
+    """Called with every config that was read, before it is used, to mask its secrets."""
     on_applied: Callable[[Loaded], None] = lambda loaded: None
-    """Called with a config that is in use from now on."""
+    """Called with a config once it is in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadResult:
-    """The result of changing to another config."""
+    """The result of a reload."""
 
     changed: tuple[str, ...]
-    """The blocks of the config that are not as they were."""
+    """The blocks of the config that changed."""
     kept: tuple[str, ...]
-    """Tool servers and documents that went on as they were."""
+    """Tool servers and documents that were not restarted."""
     opened: tuple[str, ...]
     needs_restart: tuple[str, ...]
 
@@ -65,13 +65,13 @@ OF_THE_SERVER = (
     "workers",
 )
 OPENED_ONCE = ("data_dir", "store", "ledger", "runs", "pools")
-"""What is opened once, for the life of the process."""
+"""Blocks that are opened once, for the life of the process."""
 OF_THE_POOLS = ("tool_threads", "child_processes")
-"""Limits of what is made once and in use all the time."""
+"""Limits of pools that are made once."""
 
 
 def needs_restart(running: Config, wanted: Config) -> tuple[str, ...]:
-    """Settings that were read and will only count after a restart."""
+    """Return the changed settings that take effect only after a restart."""
     of_server = (f"server.{it}" for it in OF_THE_SERVER if getattr(running.server, it) != getattr(wanted.server, it))
     of_pools = (f"limits.{it}" for it in OF_THE_POOLS if getattr(running.limits, it) != getattr(wanted.limits, it))
     return (*of_server, *of_pools, *(it for it in OPENED_ONCE if getattr(running, it) != getattr(wanted, it)))

@@ -1,4 +1,4 @@
-"""The route of a request: the model that answers it, and the tools it is offered."""
+"""The route of a request: the model that answers it, and the offered tools."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,31 +13,31 @@ from callgate.upstream.retry import RetryingModel
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The model and the server tools of a request, known before anything is made for it."""
+    """The model and the server tools of a request, chosen before its chat is set up."""
 
     name: str
-    """What may be counted under: the configured name."""
+    """The configured name, for metrics."""
     entry: ModelConfig
     model: RetryingModel
     server_tools: ToolSet | None
-    """Those on offer, if any."""
+    """The offered ones, if any."""
     places: int | None
-    """How many requests the model takes at once; None is any number."""
+    """How many concurrent requests the model takes; None is any number."""
     is_recorded: bool = False
     """Whether its requests are recorded from their beginning."""
     warnings: tuple[str, ...] = ()
-    """What the caller is to know of its request: names of tools in it that are none. Plain ASCII."""
+    """Warnings for the caller about unknown tool names in its request. Plain ASCII."""
     may_offer_tools: bool = False
-    """Tools of ours may be on offer, now or once their servers are there."""
+    """Tools of ours may be offered, now or once their servers are ready."""
 
     @property
     def thinking(self) -> Way:
-        """The parameters with which its model is asked to think."""
+        """How its model takes `thinking` parameters."""
         return way_of(self.entry)
 
 
 def check_selectors(entry: ModelConfig, fields: Iterable[str]) -> None:
-    """Refuse fields that choose another model than the one that was asked for, unless its entry lets them pass."""
+    """Refuse fields that choose another model than the requested one, unless its entry allows them."""
     if entry.provider_selectors or SELECTORS.isdisjoint(fields):
         return
     found = next(name for name in fields if name in SELECTORS)

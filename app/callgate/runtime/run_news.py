@@ -1,6 +1,7 @@
-"""Runs of the processes that share a Redis: which of them has one, and, while somebody watches, what happens at the others.
+"""News about runs between the processes that share a Redis: which process has a run, and, while a client watches, the events
+of all runs.
 
-Nothing is sent for a run that nobody asks for or watches. What is said while Redis is away is lost.
+Nothing is sent unless a process asks or watches. News is lost while Redis is away.
 """
 
 import asyncio
@@ -20,11 +21,11 @@ from callgate.stores.store import KeyValueStore, StoreError
 
 ASKED, WATCHED, WHO_WATCHES, HAPPENED = "run", "watched", "who_watches", "happened"
 SAID_AGAIN: Final = 10.0
-"""How often others are told that somebody watches here."""
+"""How often this process announces that a client watches here."""
 WATCHED_SECONDS: Final = 25.0
-"""How long what happens is told to others after one of them said that somebody watches there."""
+"""How long events are published after another process announced that a client watches there."""
 ANSWER_SECONDS: Final = 1.0
-"""For the others to say that they have a run."""
+"""How long to wait for the process that has a run."""
 LOOK_SECONDS: Final = 0.05
 KEPT_SECONDS: Final = 10.0
 FORWARDED: Final = frozenset({"run", "approval"})
@@ -34,26 +35,26 @@ log = structlog.get_logger("callgate.runs")
 
 
 class RunPlace(msgspec.Struct, frozen=True):
-    """Which process has a run."""
+    """The process that has a run, the run's key and its state."""
 
     process: str
     key: str
-    """Whose it is."""
+    """The name of the key that it belongs to."""
     state: str
 
 
 class RunNews:
-    """What this process says of its runs to the others, and asks of theirs."""
+    """Publishes news of this process's runs, and handles that of the others."""
 
     def __init__(self, recorder: Recorder, store: KeyValueStore, say: Callable[[str], Awaitable[bool]]) -> None:
-        """`store` is one that the others share, and `say` reaches all of them."""
+        """`store` is shared with the other processes, and `say` publishes to all of them."""
         self._recorder, self._store, self._say = recorder, store, say
         self._said_at = self._watched_at = -float("inf")
         self._forwarded: Feed | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def place_of(self, id: str) -> RunPlace | None:
-        """Which other process has a run; None where none says so."""
+        """Find the other process that has a run; None where none answers."""
         if RUN_ID.fullmatch(id) is None or not await self._say(f"{ASKED} {id}"):
             return None
         ends = time.monotonic() + ANSWER_SECONDS
@@ -68,13 +69,13 @@ class RunNews:
         return None
 
     def watch(self) -> None:
-        """Somebody watches here."""
+        """Announce that a client watches here."""
         if time.monotonic() - self._said_at > SAID_AGAIN:
             self._said_at = time.monotonic()
             self._begin(self._say(WATCHED))
 
     def hear(self, what: str) -> None:
-        """What another process said, or that this one has begun to listen."""
+        """Handle a message of another process, or the notice that this one is subscribed."""
         kind, _, rest = what.partition(" ")
         if kind == LISTENING:
             self._begin(self._say(WHO_WATCHES))
@@ -92,7 +93,7 @@ class RunNews:
             try:
                 name, facts = msgspec.json.decode(rest)
                 known = msgspec.convert(facts, RunRow) if name == "run" else facts
-            except (msgspec.MsgspecError, ValueError) as error:  # another version of us
+            except (msgspec.MsgspecError, ValueError) as error:  # from another version
                 log.warning("news_not_understood", error=str(error))
                 return
             self._recorder.publish(name, known, besides=self._forwarded)

@@ -1,4 +1,4 @@
-"""The runtime: everything that was built from one reading of the config."""
+"""The runtime: all objects built from one reading of the config."""
 
 from collections.abc import Awaitable, Mapping
 from functools import partial
@@ -35,16 +35,16 @@ from callgate.upstream.resolve import ModelConfig
 audit = structlog.get_logger("callgate.audit")
 
 REMEMBERED_ROUTES = 1024
-"""Clients may ask for any names, so there must be a bound."""
+"""Clients may send any names, so that there has to be a bound."""
 REMEMBERED_CHARS = 512
-"""Of a model's name and of the tools that a request names. What is longer is worked out again, and not kept."""
+"""The longest model name or list of tools whose route is cached."""
 
 
 class Runtime(RuntimeRecording):
-    """The objects of one config, connected to one another."""
+    """The objects of one config."""
 
     def __init__(self, config: Config, shared: SharedResources, before: "Runtime | None" = None) -> None:
-        """`before` is the runtime whose place it is to take."""
+        """`before` is the runtime that it replaces."""
         self.config = config
         self.metrics = shared.metrics
         self.approvals = shared.approvals
@@ -103,25 +103,25 @@ class Runtime(RuntimeRecording):
         return self._keyring.open
 
     def admit(self, headers: Mapping[str, str]) -> Caller:
-        """Return the caller of a request, or raise a refusal. Every route admits requests here."""
+        """Return the caller of a request, or raise an error. Every route calls this."""
         self.check_origin(headers)
         return self._keyring.identify(headers)
 
     def caller_named(self, owner: str) -> Caller | None:
-        """Return the caller of the name that things are kept under, if its key is still valid."""
+        """Return the caller for an owner's name, if its key is still valid."""
         return self._keyring.known(owner)
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
-        """Refuse what a web page has a browser send under a name that is not ours."""
+        """Refuse requests of foreign web pages."""
         if (refusal := self._origins.refusal(headers)) is not None:
             raise refusal
 
     def may_administer(self, caller: Caller) -> bool:
-        """True if a caller may have the config read again. Without keys only this machine may."""
+        """True if a caller may reload the config. Without keys only requests from this machine may."""
         return caller.admin or (caller.anonymous and is_loopback(self.config.server.host))
 
     def may_see_metrics(self, caller: Caller) -> bool:
-        """True if a caller may know of every model and tool, and how they are used."""
+        """True if a caller may see all models and tools, and their usage."""
         return self.may_see_all(caller) or ("*" in caller.models and "*" in caller.tools)
 
     def may_see(self, caller: Caller) -> bool:
@@ -129,31 +129,31 @@ class Runtime(RuntimeRecording):
         return caller.see != "none" or self.may_see_all(caller)
 
     def may_see_all(self, caller: Caller) -> bool:
-        """True if a caller may see everybody's runs."""
+        """True if a caller may see the runs of all keys."""
         return caller.see == "all" or self.may_administer(caller)
 
     def record_as(self, policy: Any) -> None:
-        """Record otherwise from now on."""
+        """Change the recording policy."""
         self._record_as(policy)
         self._routes.clear()
 
     def place(self, caller: Caller) -> Awaitable[Place]:
-        """A place for one request, or a refusal: 429 when its key has too many under way, 503 when all have."""
+        """Take a place for a request. Raises `ChatError`: 429 when its key has too many, 503 when the server has."""
         return self._admission.request(caller.name, caller.allowance.parallel)
 
     async def place_at(self, model: str) -> Place:
-        """A place for one request to a model."""
+        """Take a place for a request to a model."""
         name = self.catalogue.entry(model).configured_name
         return await self._admission.model(name, self._places.get(name))
 
     def tools_shown(self, route: Route, caller: Caller) -> str:
-        """Return how calls of our tools are shown in responses: the key's setting counts before the model's."""
+        """Return how responses show calls of our tools, by the key's setting or else the model's."""
         of_key = self._tools_shown.get(("key", caller.name))
         of_model = self._tools_shown.get(("model", route.entry.configured_name))
         return of_key or of_model or self.config.responses.tools_shown
 
     def labels(self) -> frozenset[str]:
-        """The MCP servers there are."""
+        """Return the names of the MCP servers."""
         return frozenset(source.name for source in self.registry.sources())
 
     def meter(self, caller: Caller, model: str, prompt_bytes: int, max_tokens: int | None, choices: int) -> Meter:
@@ -166,21 +166,21 @@ class Runtime(RuntimeRecording):
         return [name for name in self.catalogue.names() if caller.may_ask(name)]
 
     def concurrency(self, model: str) -> dict[str, int] | None:
-        """How many requests a model may have under way, and has in this process; None where there is no limit."""
+        """Return the concurrency limit of a model and its running requests in this process; None where there is no limit."""
         name = self.catalogue.entry(model).configured_name
         places = self._places.get(name)
         return None if places is None else {"places": places, "running": self._admission.at_model(name)}
 
     def deployments(self, name: str, *, with_hosts: bool) -> list[dict[str, Any]]:
-        """The deployments of a model: how each is reached and asked for its calls, and whether it is left alone."""
+        """Describe the deployments of a model: lane, calling mode, and cooldown."""
         return self._models.deployments(name, with_hosts=with_hosts)
 
     def check_model(self, name: str, caller: Caller) -> ModelConfig:
-        """Refuse a model that is not there or not for this caller. A model one may not ask does not exist for one."""
+        """Return the entry of a model. Raises the same error whether it does not exist or the caller may not use it."""
         return self._entry(name, caller)
 
     def price_of(self, model: str) -> dict[str, float | None] | None:
-        """US dollars for a million tokens of a model, for people; None where nobody knows."""
+        """Return the price of a million tokens of a model in US dollars; None where it is unknown."""
         price = self.prices.of(model)
         if price is None:
             return None
@@ -191,22 +191,22 @@ class Runtime(RuntimeRecording):
         return partial(self._models.count_tokens, route.entry)
 
     async def passage(self, model: str) -> Passage | None:
-        """The way to a model's provider for what is no chat, or None when there is none."""
+        """Return the passage to a model's provider for other requests than chats, or None."""
         return await passage_for(self.catalogue.entry(model), self._models.client)
 
     def read_form(self, body: bytes, content_type: str) -> Form:
         return Form.read(body, content_type)
 
     def counted_name(self, model: str) -> str:
-        """Return the configured name that a model is counted under; what a wildcard matched is the client's text."""
+        """Return the configured name of a model, for metrics: for a wildcard not the client's text."""
         return self.catalogue.entry(model).configured_name
 
     def tool_list(self, caller: Caller) -> list[dict[str, Any]]:
-        """The tools a caller may use, for people; an operator also sees those that cannot be used, and why."""
+        """Describe the tools that a caller may use; for an operator also those that cannot be used, and why."""
         return self.offered.listed(caller.tools, with_quarantined=self.may_administer(caller))
 
     def tool_for(self, name: str, model: str | None, caller: Caller) -> dict[str, Any] | None:
-        """One tool of the list; with a model also how it is sent to that. None where there is no such tool."""
+        """Describe one tool; with a model also how that is sent it. None where there is no such tool."""
         found = next((each for each in self.tool_list(caller) if each["name"] == name), None)
         if found is None or model is None or "parameters" not in found:
             return found
@@ -214,7 +214,7 @@ class Runtime(RuntimeRecording):
         return {**found, "sent": {"model": model, **self._models.schema_for(model, found["parameters"])}}
 
     def server_list(self, caller: Caller) -> list[dict[str, Any]]:
-        """The servers that tools come from. Only an operator sees their state."""
+        """Describe the servers of tools; their states only for an operator."""
         return self.offered.servers() if self.may_administer(caller) else []
 
     def choose(
@@ -226,12 +226,12 @@ class Runtime(RuntimeRecording):
         tool_choice: Any = None,
         allowed: frozenset[str] | None = None,
     ) -> Route:
-        """Return the route of a caller's request; `allowed` names the tools that it may use, on both sides. Remembered
-        until the tools change: requests of one client choose alike."""
+        """Return the route of a caller's request; `allowed` names the tools that it may use, the client's and ours. Cached
+        until the tools change."""
         asked = (model, caller.models, caller.tools, wanted_tools, tool_choice == "none", allowed)
         route = self._routes.get(asked)
         if route is not None and not route.may_offer_tools and not route.warnings:
-            return route  # whatever has become of our tools
+            return route  # also if our tools have changed
         tools = self.offered.all()
         if tools is not self._routed_tools:
             self._routed_tools = tools
@@ -239,7 +239,7 @@ class Runtime(RuntimeRecording):
             self._check_patterns()
             route = None
         if allowed is not None:
-            allowed &= self.offered.names  # the client may have made up any number of others
+            allowed &= self.offered.names  # a client may send any number of other names
             asked = (model, caller.models, caller.tools, wanted_tools, tool_choice == "none", allowed)
             route = self._routes.get(asked)
         if route is None:
@@ -261,7 +261,7 @@ class Runtime(RuntimeRecording):
         return route
 
     def _check_patterns(self) -> None:
-        """Say once, as soon as all sources are open, which patterns of the config name no tool of any of them."""
+        """Log once, when all sources are open, the patterns of the config that match no tool."""
         if not self._patterns_checked and self.registry.is_complete:
             self._patterns_checked = True
             for problem in pattern_problems(self.config, self.registry):
@@ -272,7 +272,7 @@ class Runtime(RuntimeRecording):
     def listeners(self, model_name: str, run_id: str, caller: Caller) -> tuple[Listener, ...]:
         return (
             self.log_listener(run_id),
-            # The tools as they were when the model was chosen.
+            # The tools at the time when the route was chosen.
             MetricsListener(self.metrics, self.metrics.model(model_name, caller.name), self.offered.names),
         )
 

@@ -36,7 +36,7 @@ audit = structlog.get_logger("callgate.audit")
 
 
 class SharedResources:
-    """The resources that outlive any one runtime: what waits, counts or remembers goes on across a reload."""
+    """The resources that outlive any one runtime: queues, counters and stores stay across a reload."""
 
     def __init__(self, config: Config) -> None:
         self.metrics = Metrics()
@@ -65,7 +65,7 @@ class SharedResources:
         self._config = config
 
     def web(self) -> "Web":
-        """The HTTP clients of tools, made when the first tool wants one."""
+        """Return the HTTP clients of tools, made for the first tool that needs one."""
         if self._web is None:
             from callgate.tools.http_client import Web
 
@@ -73,7 +73,7 @@ class SharedResources:
         return self._web
 
     async def open(self) -> None:
-        """Open what lies in files. Where that fails nothing is served: what was promised could not be kept."""
+        """Open files and databases. If that fails the server does not start."""
         self.shared_ledger = shared = await ledger_of(self._config, _warn_of_lost)
         if shared is not None:
             self.ledger = shared.calls
@@ -111,7 +111,7 @@ class SharedResources:
             await self._ledger_pins.close()
         if self.shared_ledger is not None:
             await self.shared_ledger.close()
-        await self.tracing.close()  # last: a collector that does not answer keeps nothing else from being written
+        await self.tracing.close()  # last, because the collector may not answer
 
     def _approval_waits(self, asked: PendingApproval) -> None:
         self.approval_notices.waiting(asked)

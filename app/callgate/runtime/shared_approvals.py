@@ -35,7 +35,7 @@ from callgate.tools.executor import Tool
 
 LOOK_SECONDS: Final = 0.5
 GRACE_SECONDS: Final = 2.0
-"""How long a call waits on after its time, for a decision that was given in its last moment elsewhere."""
+"""How long a call waits beyond its deadline, for a decision in another process at the last moment."""
 KEPT_SECONDS: Final = 86_400.0
 
 _INSERT: Final = (
@@ -52,7 +52,7 @@ _DECIDE: Final = (
     "UPDATE approvals SET state = ?3, decided_by = ?4, reason = ?5 WHERE id = ?2 AND state = 'waiting' AND expires > {now}"
     " AND process IN (SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real})) RETURNING id"
 )
-"""Not where its process is gone: nobody would run it, and whoever carries its run on asks anew."""
+"""Not where its process is gone: no process would run it, and one that resumes the run asks again."""
 _END: Final = "UPDATE approvals SET state = ?2 WHERE id = ?1 AND process = ?3 AND state = 'waiting' RETURNING id"
 _REMEMBERED: Final = (
     "SELECT state, decided_by, reason FROM approvals WHERE id = ?1 AND hash = ?2 AND state IN ('approved', 'denied')"
@@ -68,7 +68,7 @@ audit = structlog.get_logger("callgate.audit")
 
 
 class SharedApprovals:
-    """The calls that wait at this process, in the ledger for the others; and those of the others."""
+    """Shares the calls that wait in this process through the ledger, and shows those of the others."""
 
     def __init__(self, queue: ApprovalQueue) -> None:
         self._queue = queue
@@ -79,7 +79,7 @@ class SharedApprovals:
         self._looking: asyncio.Task[None] | None = None
 
     def use(self, ledger: SharedLedger | None) -> None:
-        """From now on, with all that share this ledger."""
+        """Share approvals through a ledger from now on."""
         if ledger is not None:
             self._database, self._process = ledger.database, ledger.calls.process
             self._dead_after = ledger.presence.dead_after
@@ -138,18 +138,18 @@ class SharedApprovals:
         return None
 
     async def waiting(self) -> list[dict[str, Any]]:
-        """Return the waiting calls of all processes, as people are shown them; the oldest first."""
+        """Describe the waiting calls of all processes, the oldest first."""
         if self._database is None:
             return [asked.facts() for asked in self._queue.waiting()]
         if unwritten := [written for written in self._written.values() if not written.done()]:
-            await asyncio.wait(unwritten, timeout=LOOK_SECONDS)  # whoever was told of a call finds it here
+            await asyncio.wait(unwritten, timeout=LOOK_SECONDS)  # so that a call that was reported is in the list
         rows = await self._fetch(_WAITING, self._dead_after)
         return [json.loads(facts) for [facts] in rows]
 
     async def decide(
         self, id: str, *, approve: bool, by: str, reason: str = "", hash: str | None = None, demand_hash: bool = False
     ) -> dict[str, Any]:
-        """Let a waiting call run, or not, wherever it waits. Raises `ChatError` where there is nothing to decide."""
+        """Approve or deny a waiting call of any process. Raises `ChatError` where it does not wait."""
         if self._database is None:
             settled = self._queue.decide(id, approve=approve, by=by, reason=reason, hash=hash, demand_hash=demand_hash)
             return {**settled.asked.facts(), "decision": str(settled.decision), "by": settled.by}
@@ -174,7 +174,7 @@ class SharedApprovals:
     # -- from the queue of this process
 
     def began(self, asked: PendingApproval) -> None:
-        """A call waits here."""
+        """Share a call that waits here."""
         if self._database is None:
             return
         task = asyncio.create_task(self._write(self._database, asked), name="an approval")
@@ -183,7 +183,7 @@ class SharedApprovals:
             self._looking = asyncio.create_task(self._look(self._database), name="looking for decisions")
 
     def ended(self, settled: SettledApproval) -> None:
-        """It waits no more."""
+        """End a call's row when it does not wait any more."""
         written = self._written.pop(settled.asked.id, None)
         if self._database is None or written is None:
             return
@@ -199,7 +199,7 @@ class SharedApprovals:
             await asyncio.wait(waiting)
 
     async def _write(self, database: Database, asked: PendingApproval) -> None:
-        """Until it is written nobody can decide about it, and silence is a no."""
+        """Write a waiting call, with retries. Without a row it cannot be approved elsewhere."""
         facts = json.dumps(asked.facts())
         while True:
             try:
@@ -214,16 +214,16 @@ class SharedApprovals:
 
     async def _end(self, database: Database, settled: SettledApproval, written: "asyncio.Task[None]") -> None:
         await asyncio.wait({written})
-        with contextlib.suppress(DatabaseAway):  # its time is over, so that nobody can decide about it
+        with contextlib.suppress(DatabaseAway):  # its row expires by itself
             if settled.decision in {ApprovalOutcome.EXPIRED, ApprovalOutcome.WITHDRAWN}:
                 await database.fetch(_END, settled.asked.id, settled.decision.value, self._process)
             await database.fetch(_PRUNE, KEPT_SECONDS)
 
     async def _look(self, database: Database) -> None:
-        """For decisions that were given elsewhere, as long as anything waits."""
+        """Poll for decisions of other processes, as long as any call waits."""
         while self._written:
             await asyncio.sleep(LOOK_SECONDS)
-            with contextlib.suppress(DatabaseAway):  # said by whoever says that we live
+            with contextlib.suppress(DatabaseAway):  # logged by the ledger's presence
                 for id, state, by, reason in await database.fetch(_DECIDED, self._process, KEPT_SECONDS):
                     self._apply(id, approve=state == "approved", by=by, reason=reason)
 

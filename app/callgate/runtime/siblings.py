@@ -1,7 +1,7 @@
-"""Shares state between the worker processes of one server: which of them live, and the metrics of each.
+"""Shares state between the worker processes of one server: which of them serve, and the metrics of each.
 
-Which live stands in memory that they share; what was counted is asked for over a socket in a folder of theirs, so that
-`/metrics` says the same whichever of them answers.
+Which of them serve is in shared memory; metrics are requested over a socket in a shared folder, so that `/metrics` is the
+same from every worker.
 """
 
 import asyncio
@@ -20,23 +20,23 @@ from callgate.telemetry.metrics import added_up
 log = structlog.get_logger("callgate.server")
 
 ASKED_SECONDS = 1.0
-"""For what a sibling has counted. One that does not answer is left out, and said to be."""
+"""The timeout for a sibling's metrics. One that does not answer is left out, and logged."""
 KEPT = ".counted"
 LARGEST_ANSWER = 64 * 1024 * 1024
 LIVES, ENDED = 1, 2
-"""What stands in the shared memory of one that serves, and of one that did; nothing of one that never has."""
+"""The states of a worker in shared memory: it serves, or it has ended; 0 if it has never served."""
 
 
 class Counted(NamedTuple):
-    """The counts of a server's workers, each as a page of metrics."""
+    """The metrics of a server's workers, one page each."""
 
     living: list[bytes]
     ended: list[bytes]
-    """When each of them was last asked."""
+    """The last pages of workers that have ended."""
 
 
 class Siblings:
-    """The workers of one server. Made by their parent; each of them knows its place."""
+    """The workers of one server. Made by their parent; `place` is the number of this one."""
 
     def __init__(self, count: int, folder: Path) -> None:
         self.count, self.place = count, 0
@@ -63,11 +63,11 @@ class Siblings:
         return self._living[place] == LIVES
 
     def note(self, place: int, *, lives: bool) -> None:
-        """One has begun to serve, or has ended."""
+        """Note that a worker has begun to serve, or has ended."""
         self._living[place] = LIVES if lives else (self._living[place] and ENDED)
 
     async def open(self, exposition: Callable[[], bytes]) -> None:
-        """Begin to serve, and to publish the counts of this process."""
+        """Note that this worker serves, and publish its metrics."""
 
         async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(ConnectionError):
@@ -79,7 +79,7 @@ class Siblings:
 
         self._add_up_ended()
         place = self._socket(self.place)
-        place.unlink(missing_ok=True)  # of the one that had this place before
+        place.unlink(missing_ok=True)  # the socket of the worker before it
         self._server = await asyncio.start_unix_server(answer, place)
         self.note(self.place, lives=True)
 
@@ -89,7 +89,7 @@ class Siblings:
             self._server.close()
 
     async def counted(self, own: bytes) -> Counted:
-        """Return the metrics of all workers, of which `own` were counted here."""
+        """Return the metrics of all workers; `own` are those of this process."""
         self._keep(own)
         others = [place for place in range(self.count) if place != self.place and self.serves(place)]
         answers = await asyncio.gather(*map(self._asked, others), return_exceptions=True)
@@ -105,7 +105,7 @@ class Siblings:
         return Counted(list(living.values()), ended)
 
     def _keep(self, page: bytes) -> None:
-        """Whoever asks after our end must not find that less was counted."""
+        """Store the metrics of this process, so that sums do not decrease after its end."""
         file = self._folder / f"{self.place}.{os.getpid()}{KEPT}"
         fresh = file.with_suffix(".new")
         fresh.write_bytes(page)
@@ -115,7 +115,7 @@ class Siblings:
         return sorted(self._folder.glob(f"{place}.*{KEPT}"))
 
     def _add_up_ended(self) -> None:
-        """Make one page of those of all who had this place before."""
+        """Join the pages of all earlier workers of this place into one."""
         with self._locked():
             if files := self._kept(self.place):
                 page, _ = added_up([], ended=[file.read_bytes() for file in files])

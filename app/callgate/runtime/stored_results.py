@@ -1,4 +1,4 @@
-"""Keeps the rest of results that were too long in the store that several processes share."""
+"""Keeps the rest of results that were too long in the shared store."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ log = structlog.get_logger("callgate.tools")
 
 
 class StoredResults:
-    """Keeps results in the shared store. While that is away, only the process that ran the tool has a result."""
+    """Keeps results in the shared store. While that is away, only the process that ran the tool has them."""
 
     def __init__(self, store: KeyValueStore) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Patterns of the config that name nothing: an error where that is certain, else a warning once it can be known."""
+"""Finds patterns of the config that match nothing: an error where that is certain, else a warning once it is known."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class PatternProblem:
-    """A pattern that names nothing, and where it stands."""
+    """A pattern that matches nothing, and its place in the config."""
 
     path: Path
     entry: str | None
     found: Unmatched
     index: int | None = None
-    """Which of the list's, where it stands in one."""
+    """Its index, if it is in a list."""
 
     @property
     def place(self) -> Path:
@@ -32,8 +32,8 @@ class PatternProblem:
 
 
 def check_patterns(config: Config, registry: Registry) -> None:
-    """Raise `BadEntry` for all names that cannot be tools', whatever sources that are not open yet may have, and all that
-    are no models' or keys'."""
+    """Raise `BadEntry` for all names that cannot be tools, also of sources that are not open yet, and all that are no models
+    or keys."""
     wrong = [
         BadEntry(path, entry, str(found))
         for path, entry, patterns in _places(config)
@@ -44,7 +44,7 @@ def check_patterns(config: Config, registry: Registry) -> None:
 
 
 def unknown_models(config: Config, patterns: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """The patterns that name no model, by their places. Where a wildcard stands in `model_list`, any name may be one."""
+    """Yield the patterns that match no model, with their indexes. With a wildcard in `model_list` any name may be one."""
     names = list(dict.fromkeys(entry.model_name for entry in config.model_list))
     if any(map(is_glob, names)):
         return
@@ -67,12 +67,12 @@ def _wrong_names(config: Config) -> Iterator[BadEntry]:
 
 
 def may_have_more_keys(config: Config) -> bool:
-    """True if keys may be made while it runs."""
+    """True if keys may be created while the server runs."""
     return config.data_dir is not None or config.ledger.url is not None
 
 
 def unknown_keys(patterns: Sequence[str], config: Config, others: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
-    """The patterns that name no key, by their places; `others` are names of keys that the config does not have."""
+    """Yield the patterns that match no key, with their indexes; `others` are the names of keys that are not in the config."""
     names = [ANONYMOUS.name, *(key.name for key in config.keys), *others]
     for at, pattern in enumerate(patterns):
         if not any(glob_matches(pattern, name) for name in names):
@@ -80,7 +80,7 @@ def unknown_keys(patterns: Sequence[str], config: Config, others: Sequence[str] 
 
 
 def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]:
-    """Return the patterns that match no tool. They are certain only when all sources are open."""
+    """Return the patterns that match no tool. This is certain only when all sources are open."""
     tools = registry.tools()
     problems = [
         PatternProblem(path, entry, each, patterns.index(each.pattern) if path[-1] == "tools" else None)
@@ -100,7 +100,7 @@ def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]
 
 
 def _places(config: Config) -> Iterator[tuple[Path, str | None, tuple[str, ...]]]:
-    """Every place of the config that holds patterns for tools of all sources."""
+    """Yield every place of the config with patterns for tools of all sources."""
     yield ("require_approval",), None, _names(config.require_approval)
     for index, model in enumerate(config.model_list):
         yield ("model_list", index, "tools"), model.model_name, model.tools
@@ -109,7 +109,7 @@ def _places(config: Config) -> Iterator[tuple[Path, str | None, tuple[str, ...]]
 
 
 def _places_of_sources(config: Config) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
-    """Those that hold patterns for the tools of one source, under the names they have there."""
+    """Yield the places with patterns for the tools of one source, by their names there."""
     for name, server in config.mcp_servers.items():
         yield ("mcp_servers", name, "require_approval"), name, _names(server.require_approval)
         yield ("mcp_servers", name, "allowed_tools"), name, server.allowed_tools or ()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Tracing:
-    """One for the life of the process: what waits to be sent goes on across a reload."""
+    """The exporter of the process, whose queue stays across a reload."""
 
     def __init__(self, metrics: Metrics, recorder: Recorder) -> None:
         self._metrics = metrics
@@ -21,10 +21,10 @@ class Tracing:
         self._exporter: SpanExporter | None = None
 
     def use(self, config: Config) -> "Tracer | None":
-        """Set the tracer of requests from now on; None for none."""
+        """Make the tracer of requests; None where spans are not exported."""
         section = config.traces
         if section.endpoint is None:
-            return None  # what was traced before goes where it was to go
+            return None  # earlier spans are still sent to their collector
         from callgate.recorder.exporter import Target
         from callgate.recorder.spans import Shown
         from callgate.recorder.tracer import Sampling, Tracer
@@ -40,7 +40,7 @@ class Tracing:
             from callgate.http.proxies import Proxies
             from callgate.recorder.exporter import SpanExporter
 
-            # A certificate for providers is not shown to a collector.
+            # The client certificate for providers is not used for a collector.
             self._exporter = SpanExporter(
                 HttpClient(proxies=Proxies.from_environment()),
                 target,
@@ -55,7 +55,7 @@ class Tracing:
             latest_names=section.latest_names,
         )
         sampling = Sampling(section.sample, section.follow_parent)
-        # What is said of all spans.
+        # Attributes of all spans.
         own = {
             "service.name": section.service_name,
             "service.version": __version__,
@@ -68,6 +68,6 @@ class Tracing:
         return tracer
 
     async def close(self) -> None:
-        """Send what waits, but not for long."""
+        """Send the queued spans, with a short timeout."""
         if self._exporter is not None:
             await self._exporter.close()
