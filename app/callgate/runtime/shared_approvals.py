@@ -1,8 +1,8 @@
-"""Approvals across processes that share a ledger: a call that waits at one can be decided about at any.
+"""Approvals across processes that share a ledger: a call that waits in one process can be approved in any.
 
-The row decides: one `UPDATE … WHERE state = 'waiting'` succeeds, whoever tries. The process where the call waits looks for
-that as long as something waits. A call of a durable run has one row, whichever process has the run: what was decided about it
-for a process that has died holds for the next. Without a ledger there is one process, and its queue is all there is.
+The row in the ledger decides: only one `UPDATE … WHERE state = 'waiting'` succeeds. The process where the call waits polls
+for decisions. A call of a durable run keeps its row when another process resumes the run, so that a decision stays valid.
+Without a ledger there is one process with its queue.
 """
 
 import asyncio

@@ -10,15 +10,15 @@ from callgate.tools.registry import CONFIG, Registry
 from callgate.tools.source_supervisor import SourceState, SourceStatus
 
 HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, and not listened on
-"""Where all of a machine's addresses are reached from the machine itself."""
+"""The loopback address for a wildcard address."""
 MOST_NAMES = 12
-"""Of one list. Whoever wants all of them asks `callgate tools list`."""
+"""The longest list of names; `callgate tools list` prints all of them."""
 TRY_IT = """curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' \\
             -d '{{"model": "demo", "messages": [{{"role": "user", "content": "What is 2*21?"}}]}}'"""
 
 
 def banner(loaded: Loaded, listening: socket.socket) -> str:
-    """Return the banner of what is known before anything is opened."""
+    """Return the banner with what is known before anything is opened."""
     config = loaded.config
     host, port = listening.getsockname()[:2]
     listens_on, url = (f"http://{f'[{each}]' if ':' in each else each}:{port}" for each in (host, HERE.get(host, host)))
@@ -45,7 +45,7 @@ def banner(loaded: Loaded, listening: socket.socket) -> str:
 
 
 def tools_banner(registry: Registry) -> str:
-    """The tools with the states of their sources, once those have had their first try."""
+    """List the tools with the states of their sources, after the first attempt to open those."""
     tools = registry.tools()
     own = [tool.name for tool in tools if tool.source == CONFIG]
     parts = [_listed(own)] if own else []

@@ -1,4 +1,4 @@
-"""One connection of the server: requests are read, answered one after another, and held to deadlines."""
+"""One connection of the server: reads requests, has them answered one after another, and enforces deadlines."""
 
 import asyncio
 import contextlib
@@ -34,26 +34,24 @@ if TYPE_CHECKING:
 NEVER: Final = math.inf
 VERSIONS: Final = ("1.1", "1.0")
 TUNNEL: Final[dict[str, dict[str, Any]]] = {"callgate.tunnel": {}}
-"""The scope extension for an application that may answer 101: the bodies of both sides are then the other protocol's
-bytes."""
+"""The scope extension for an application that may answer 101; the bodies are then bytes of the other protocol."""
 ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
 
 HEAD, BODY, ANSWER, IDLE, UNREAD, CLOSING = range(6)
-"""What the clock of a connection stands for: headers have to be whole; a body has to come; it is our turn, which has no
-limit here; nothing is asked; the rest of the body of a request that has its answer already may come; what was
-written last has to be taken. Plain numbers, because members of an enum are looked up at ten times the cost."""
+"""The phases of a connection, for its deadline: reading headers; reading a body; answering, which has no deadline here; idle;
+draining the body of a request that has been answered; closing. Plain numbers, because enum members are ten times as slow."""
 
 
 _NONE, _ASKED, _HEAD_AGAIN, _BODY_AGAIN, _OVER = range(5)
-"""How far a request has come that asks for another protocol: nobody asks; its head was read; its framing is fed to another
-parser; that one reads the body; it is complete, and what follows is ignored."""
+"""The state of a request with `Upgrade`: there is none; its head was read; its framing is fed to another parser; that one
+reads the body; it is complete, and what follows is ignored."""
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _ONCE: Final = frozenset(
     {b"host", b"authorization", b"content-length", b"x-api-key", b"api-key", b"idempotency-key", b"origin"}
 )
 _OURS: Final = b"x-callgate-"
-"""How headers begin that say how a request is to be treated, as which tools it may use."""
+"""The prefix of our own request headers."""
 
 
 class ServerConnection(asyncio.Protocol):
@@ -115,14 +113,14 @@ class ServerConnection(asyncio.Protocol):
             config.load()
         self.loop = loop
         self.due = NEVER
-        """When the time is up for what the connection is at."""
+        """The deadline of the current phase."""
         self.stalled = NEVER
-        """When it is up for a client that does not take what it is sent."""
+        """The deadline for a client that does not read."""
         self.connected_since = -math.inf
         self.full: asyncio.Event | None = None
-        """While the client does not take what it is sent: set when more can be written."""
+        """There is one while the client does not read; set when more can be written."""
         self.is_holding_back = False
-        """The client is made to wait with what it sends."""
+        """Reading from the socket is paused."""
         self.factory, self._limits = factory, factory.limits
         self._app, self._app_state, self.server_state = config.loaded_app, app_state, server_state
         self._root_path = config.root_path
@@ -130,9 +128,9 @@ class ServerConnection(asyncio.Protocol):
         self._waiting: deque[RequestCycle] = deque()
         self._answering: RequestCycle | None = None
         self._tunnel: RequestCycle | None = None
-        """The request whose client speaks another protocol by now: what comes is the application's to read."""
+        """The request that has switched to another protocol: the application reads what comes."""
         self._newest: RequestCycle | None = None
-        """The request that was read last; it may still wait for its turn."""
+        """The request that was read last; it may still wait for earlier ones."""
         self.unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._phase = HEAD
@@ -148,10 +146,10 @@ class ServerConnection(asyncio.Protocol):
     # -- the transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
         self.write = self._transport.write
         self._parser = httptools.HttpRequestParser(self)
-        # Else the first of several requests would go unanswered when it asks for the end of the connection.
+        # Otherwise the first of several pipelined requests would not be answered when it has `Connection: close`.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._scope: dict[str, Any] = {
             "type": "http",
@@ -185,7 +183,7 @@ class ServerConnection(asyncio.Protocol):
         self._make_writable()
         self._ignores_input = True
         self._newest = self._tunnel = None
-        del self._parser  # it knows us, and we it
+        del self._parser  # breaks a reference cycle
 
     def data_received(self, data: bytes) -> None:
         if self._ignores_input:
@@ -208,7 +206,7 @@ class ServerConnection(asyncio.Protocol):
                 elif self._in_head:
                     self._expect_head()
         except httptools.HttpParserUpgrade:
-            pass  # a further request behind the last one
+            pass  # a further request after the last one
         except httptools.HttpParserError as wrong:
             if self._upgrade == _OVER:
                 return  # what follows the last one
@@ -218,8 +216,7 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(refused)
 
     def _pass_or_ignore(self, data: bytes) -> None:
-        """Take what comes behind the last request: pass it to the application where there is a tunnel, else ignore
-        it."""
+        """Take data after the last request: pass it to the application where there is a tunnel, else ignore it."""
         if self._tunnel is None:
             self.body_bytes += len(data)
             if self.body_bytes > LINGER_BYTES:
@@ -228,10 +225,10 @@ class ServerConnection(asyncio.Protocol):
             self._hold_back()
 
     def _read_plainly(self, rest: bytes) -> None:
-        """Read the body of a request that asks for another protocol, which nobody speaks here: Java's clients ask each time.
+        """Read the body of a request with an `Upgrade` that is ignored; Java's clients send one each time.
 
-        The parser takes all that follows for the other protocol, so a new one reads it, by the request's own framing. It
-        is the last request of its connection.
+        The parser takes all that follows for the other protocol, so a new one reads the body, by the request's framing. It is
+        the last request of its connection.
         """
         framing = b"".join(b"\r\n%b: %b" % header for header in self._headers if header[0] in _FRAMING)
         head = b"%b / HTTP/1.1\r\nhost: again%b\r\n\r\n" % (self._parser.get_method(), framing)
@@ -243,7 +240,7 @@ class ServerConnection(asyncio.Protocol):
             self._expect_body(None)
 
     def pause_writing(self) -> None:
-        """The client does not take what it is sent. It gets the time that it may also be idle for."""
+        """Begin the deadline for a client that does not read."""
         self.full = asyncio.Event()
         self.stalled = self.loop.time() + self._limits.idle_seconds
 
@@ -257,7 +254,7 @@ class ServerConnection(asyncio.Protocol):
             self.full = None
 
     def shutdown(self) -> None:
-        """Called by the server when it ends."""
+        """Close the connection after the running requests. Called by uvicorn when the server ends."""
         running = self._answering
         if running is None or self._newest is None or (running.task is not None and running.task.done()):
             self.close()
@@ -279,8 +276,8 @@ class ServerConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:
-            self._headers.append((name.lower(), value.rstrip(b" \t")))  # the parser strips the front only
-        # else a trailer: it would join the headers of a request that was judged by them already
+            self._headers.append((name.lower(), value.rstrip(b" \t")))  # the parser strips leading whitespace only
+        # Trailers are ignored: the request has been checked by its headers.
 
     def on_headers_complete(self) -> None:
         if self._upgrade:
@@ -307,7 +304,7 @@ class ServerConnection(asyncio.Protocol):
         if b"upgrade" in fields and self._parser.should_upgrade():
             self._upgrade = _ASKED
             keep = False
-            # Proxies take a 101 for what it is in the answer to no other request.
+            # Proxies accept a 101 only for such a request.
             scope["extensions"] = TUNNEL if is_current and scope["method"] == "GET" else {}
         if self._in_reserve or factory.draining:
             if scope["path"] not in ALWAYS_ANSWERED:
@@ -350,7 +347,7 @@ class ServerConnection(asyncio.Protocol):
     # -- requests
 
     def _described(self) -> dict[str, Any]:
-        """The request as ASGI has it. Most requests over a connection ask for the same: that is taken apart once."""
+        """Return the ASGI scope of the request. The parts of an equal target and method are cached per connection."""
         parser = self._parser
         asked = (self._target, parser.get_method(), parser.get_http_version())
         if asked != self._asked:
@@ -368,7 +365,7 @@ class ServerConnection(asyncio.Protocol):
             raise refusals.no_tunnel()
         if target[:1] == b"/" and b"#" not in target:
             raw_path, _, query = target.partition(b"?")
-        else:  # a whole address, as a proxy is sent it, or nothing that can be asked for
+        else:  # an absolute URL, as for a proxy, or an invalid target
             url = httptools.parse_url(target)
             raw_path, query = url.path or b"/", url.query or b""
         path = raw_path.decode("ascii")
@@ -382,7 +379,7 @@ class ServerConnection(asyncio.Protocol):
         }
 
     def _check_repeated(self) -> None:
-        """Refuse a request that says twice what must be said once: whoever stands in front may have read the other one."""
+        """Refuse a request that repeats a header that must be unique: a proxy in front may have used the other one."""
         seen: set[bytes] = set()
         for name, _ in self._headers:
             if name in seen and (name in _ONCE or name.startswith(_OURS)):
@@ -391,19 +388,19 @@ class ServerConnection(asyncio.Protocol):
 
     def _start(self, cycle: RequestCycle) -> None:
         self._answering = cycle
-        # What one request leaves in its context is not for the next, whoever it is that starts it.
+        # Each request runs in a copy of the same context, so that none sees the variables of another.
         cycle.task = task = self.loop.create_task(cycle.run(self._app), context=self._context.copy())
         self.server_state.tasks.add(task)
 
     def open_tunnel(self, cycle: RequestCycle) -> bool:
-        """From now on everything that comes is the application's to read. False where the request did not ask for it."""
+        """Pass all further data to the application. False where the request did not ask for an upgrade."""
         if self._upgrade != _OVER or cycle is not self._newest:
             return False
         self._tunnel = cycle
         return True
 
     def answered(self, cycle: RequestCycle) -> None:
-        """The answer has been written to its end."""
+        """Continue with the next request after a response was written."""
         self._tunnel = None
         self.server_state.total_requests += 1
         self._answering = None
@@ -417,7 +414,7 @@ class ServerConnection(asyncio.Protocol):
         if self._waiting:
             self._start(self._waiting.popleft())
         elif self._in_body:
-            # Answered before the body had come to its end (401, 413). The rest may come, but not for ever.
+            # Answered before the whole body had come (401, 413). The rest is drained, with a deadline.
             self._wait(UNREAD, self.loop.time() + self._limits.body_seconds)
         elif self._in_head:
             self.factory.awaiting_head[self] = None
@@ -425,12 +422,12 @@ class ServerConnection(asyncio.Protocol):
             self._become_idle()
 
     def released(self, cycle: RequestCycle) -> None:
-        """The application is done with it, one way or another."""
+        """Clean up after the application has returned or failed."""
         self.server_state.tasks.discard(cycle.task)
         if cycle.is_complete or cycle.abandoned:
             return
         if cycle.ends_with_the_connection:
-            # An orderly end would say that this was all.
+            # A regular close would mark the response as complete.
             self.unsent.clear()
             sock = self._transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -445,10 +442,10 @@ class ServerConnection(asyncio.Protocol):
     # -- flow
 
     def gather(self, data: bytes) -> None:
-        """Send a part of an answer, or gather it with what follows until this turn of the loop is over.
+        """Send a part of a response, or gather it with others until the end of this iteration of the event loop.
 
-        Each write is a system call, and dearer than all that we do for a chunk. The first of a turn goes out at once;
-        a model that is faster than that sends several in one read. The loop's time stands still for a turn.
+        Each write is a system call, which costs more than all else for a chunk. The first write of an iteration is sent at
+        once. `loop.time` is the same during an iteration.
         """
         unsent = self.unsent
         if not unsent:
@@ -481,20 +478,20 @@ class ServerConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def give_way(self) -> None:
-        """Be closed for another connection, with a word to a client that may be about to ask."""
+        """Close to make room for another connection, with a 503 if the client may be about to send a request."""
         if self._phase == IDLE:
             self.close()
         else:
             self._refuse(refusals.too_many_connections())
 
     def close(self) -> None:
-        """Close when the client has taken what was written, or does not take it for too long."""
+        """Close when the client has read what was written, or after a deadline."""
         self.flush()
         self._transport.close()
         self._wait(CLOSING, self.loop.time() + self._limits.idle_seconds)
 
     def _hang_up(self) -> None:
-        """Closing alone would wait for ever for a client that does not take the end of its answer."""
+        """Close with a deadline: the transport alone would wait endlessly for a client that does not read."""
         self.flush()
         if self._transport.get_write_buffer_size():
             self._transport.abort()
@@ -507,7 +504,7 @@ class ServerConnection(asyncio.Protocol):
         self._phase, self.due = phase, until
 
     def _expect_head(self) -> None:
-        """The rest of a request's headers has to come."""
+        """Set the deadline for the headers of a request."""
         self._head_bytes += self._read_bytes
         if self._head_bytes > self._limits.header_bytes:
             raise refusals.head_too_large(self._limits.header_bytes)
@@ -520,7 +517,7 @@ class ServerConnection(asyncio.Protocol):
             self.factory.awaiting_head[self] = None
 
     def _expect_body(self, before: int | None) -> None:
-        """The rest of a request's body has to come. `before` is how much there was of it when this read began."""
+        """Set the deadline for the rest of a request's body. `before`: its length when this read began."""
         if before is not None:
             self._framing_bytes += self._read_bytes - (self.body_bytes - before)
             if self._framing_bytes - FRAMING_PER_BYTE * self.body_bytes > self._limits.header_bytes:
@@ -540,7 +537,7 @@ class ServerConnection(asyncio.Protocol):
             next_due = self._last_data + self._limits.body_seconds
             expected = self._body_began + self._limits.body_seconds + self.body_bytes / LOWEST_RATE
             if self.is_holding_back or self._newest.awaits_continue():
-                self._last_data = self._body_began = now  # it is we who are not reading
+                self._last_data = self._body_began = now  # reading is paused on our side
                 self._wait(BODY, now + self._limits.body_seconds)
             elif next_due > now and expected > now:
                 self._wait(BODY, min(next_due, expected))
@@ -549,7 +546,7 @@ class ServerConnection(asyncio.Protocol):
         elif self._phase != HEAD:
             self._hang_up()
         elif self._answering is not None:
-            # Part of a next request came ahead; it must not cost the client the answer it is getting.
+            # Part of a pipelined request is late; the response that is being sent goes on.
             self._wait(HEAD, now + self._limits.header_seconds)
         elif self._in_head:
             self._refuse(refusals.head_timeout())
@@ -559,7 +556,7 @@ class ServerConnection(asyncio.Protocol):
     # -- refusing
 
     def _refuse(self, refused: RequestRefused) -> None:
-        """Say why and close, reading on for a moment so that the refusal arrives. In the middle of an answer just close."""
+        """Send an error and close, reading on for a moment so that the error arrives. In the middle of a response just close."""
         self._ignores_input = True
         self.factory.awaiting_head.pop(self, None)
         self.body_bytes = 0
@@ -572,13 +569,13 @@ class ServerConnection(asyncio.Protocol):
                 return
         self.flush()
         self.write(refusals.refusal(refused, "" if cycle is None else cycle.method, self._target))
-        with contextlib.suppress(OSError):  # the client may be gone already
+        with contextlib.suppress(OSError):  # the client may have disconnected
             self._transport.write_eof()
         self.read_on()
         self._wait(CLOSING, self.loop.time() + LINGER_SECONDS)
 
 
 def _address(transport: asyncio.BaseTransport, side: str) -> tuple[str, int] | None:
-    """An address and a port. A socket that serves both families shows IPv4 as a part of IPv6."""
+    """Return an address and a port. A socket for both families has IPv4 addresses mapped to IPv6."""
     where = transport.get_extra_info(side)
     return (str(where[0]).removeprefix("::ffff:"), int(where[1])) if isinstance(where, tuple) else None

@@ -1,4 +1,4 @@
-"""The limits of a connection: those that are settings, and those that are not."""
+"""The limits of a connection: settings and constants."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,24 +6,24 @@ from typing import Final
 from callgate.api.middleware import OPEN_PATHS
 
 ALWAYS_ANSWERED: Final = OPEN_PATHS
-"""Health: answered at any load, and while the server drains."""
+"""Paths for health checks, which are answered at any load, and while the server drains."""
 
 RESERVE_SECONDS: Final = 1.0
 """How long a connection of the reserve may take for the head of its request."""
 PROMPT_SECONDS: Final = 0.25
-"""Clients send their request with the connection. One that has not by then gives way to a new connection; before, a burst
-of honest clients would push each other out."""
+"""When a connection without a request may be closed for a new one. Clients send their request at once; a shorter time would
+let a burst of clients close each other's connections."""
 LOWEST_RATE: Final = 1024
-"""Bytes a second that a body has to make on average. A gap is measured from byte to byte, so drops could fall for ever."""
+"""The lowest average rate of a body in bytes per second, because the gap between reads alone allows an endless slow body."""
 LINGER_SECONDS: Final = 1.0
-"""After a refusal we still listen, because closing on unread bytes resets the connection and takes the refusal along."""
+"""How long and how much is read after an error: closing with unread bytes resets the connection, and the error is lost."""
 LINGER_BYTES: Final = 1024 * 1024
 MAX_PIPELINED: Final = 32
-"""Requests sent ahead of their answers. No client of ours does it; one read could bring thousands."""
+"""Requests that may be sent before earlier responses. One read could have thousands."""
 FRAMING_PER_BYTE: Final = 8
-"""Bytes of chunk framing for one of the body: a chunk of one byte has five. What is beyond are extensions and trailers."""
+"""Bytes of chunk framing for each byte of the body. A chunk of one byte has five; more are extensions and trailers."""
 HELD_BYTES: Final = 65_536
-"""Of a body that the application has not asked for. Beyond it the client is made to wait."""
+"""Bytes of a body that the application has not read, beyond which reading from the socket is paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class ConnectionLimits:
 
     header_bytes: int = 65_536
     header_seconds: float = 10.0
-    """From the connection, or from the first byte of a further request, until the headers are whole."""
+    """From the connection, or the first byte of a further request, until the headers are complete."""
     body_seconds: float = 10.0
-    """The longest gap while a body comes."""
+    """The longest gap between reads of a body."""
     idle_seconds: float = 75.0
     """How long a connection is kept between two requests."""
     connections: int = 2000
     reserve: int = 256
-    """Connections beyond that which are still read, so that a probe finds an answer; everybody else gets a 503."""
+    """Connections beyond `connections` that are still read, to answer health checks; all other requests get a 503."""

@@ -1,4 +1,4 @@
-"""Makes the connections of one server, and keeps what they share: limits, the order of giving way, one timer."""
+"""Makes the connections of one server, and has their shared state: limits, the order of closing for others, one timer."""
 
 import asyncio
 from contextvars import Context
@@ -15,25 +15,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SWEEP_SECONDS: Final = 0.5
-"""How often the clocks of all connections are looked at, and so how late one of them may be. A timer for each connection
-would be set and cancelled several times a request."""
+"""How often the deadlines of all connections are checked, and so their precision. A timer for each connection would be set
+and cancelled several times per request."""
 SWEEPS_A_LIMIT: Final = 4
-"""Limits that are short are looked at so often in their time."""
+"""The least number of checks within a short deadline."""
 
 
 class ProtocolFactory:
-    """Makes the connections of one server, and holds what they share."""
+    """Makes the connections of one server, and has their shared state."""
 
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self.limits = limits or ConnectionLimits()
         self.draining = False
-        """Set when the server drains: from now on only health is answered."""
+        """Set when the server drains: only health checks are answered then."""
         self.connections: set[ServerConnection] = set()
         self.idle: dict[ServerConnection, None] = {}
-        """Connections between two requests, the longest idle first; they give way when it is needed."""
+        """Idle connections, the longest idle first; they are closed for new ones if necessary."""
         self.awaiting_head: dict[ServerConnection, None] = {}
-        """Connections that have not yet said what they want, the oldest first. Clients say it at once: of those that take
-        longer there is a flood, or something is wrong with them, and they give way as well."""
+        """Connections that have not sent a request yet, the oldest first. They are closed for new ones as well."""
         shortest = min(self.limits.header_seconds, self.limits.body_seconds, self.limits.idle_seconds)
         self._sweep_seconds = min(SWEEP_SECONDS, shortest / SWEEPS_A_LIMIT)
         self._sweeping: asyncio.TimerHandle | None = None
@@ -47,7 +46,7 @@ class ProtocolFactory:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> ServerConnection:
-        """One connection; what uvicorn calls where it would call a protocol class."""
+        """Make one connection. uvicorn calls this in place of a protocol class."""
         return ServerConnection(self, config, server_state, app_state, _loop or asyncio.get_running_loop())
 
     def enter(self, connection: ServerConnection) -> None:
@@ -65,7 +64,8 @@ class ProtocolFactory:
             self._sweeping = None
 
     def free_a_place(self, now: float) -> bool:
-        """Close a connection that nobody will miss, if there is one: a slow one, else an idle one, else the next slowest."""
+        """Close a connection for a new one if possible: one that sends its request too slowly, else an idle one, else the next
+        slowest."""
         slowest = next(iter(self.awaiting_head), None)
         waited = -inf if slowest is None else now - slowest.connected_since
         if slowest is not None and waited >= (RESERVE_SECONDS if self.idle else PROMPT_SECONDS):
@@ -80,7 +80,7 @@ class ProtocolFactory:
         return True
 
     def standing_lines(self, headers: "Sequence[tuple[bytes, bytes]]") -> bytes:
-        """The header lines of every answer, of which the date is one. The server makes the list anew every second."""
+        """Return the header lines of every response, such as the date. uvicorn makes a new list every second."""
         if headers is not self._standing_headers:
             self._standing_headers = headers
             self._standing_lines = b"".join(b"\r\n%b: %b" % header for header in headers)
@@ -92,10 +92,10 @@ class ProtocolFactory:
         try:
             for connection in [one for one in self.connections if one.due <= now or one.stalled <= now]:
                 connection.time_is_up(now)
-        finally:  # whatever is wrong with one of them, the clocks of the others go on
+        finally:  # an error at one connection must not stop the timer
             if self.connections:
                 self._sweep_again(loop)
 
     def _sweep_again(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A context of its own: a sweep that was begun by a request would remember it for ever.
+        # In an empty context, because the timer would otherwise keep the context of the request that started it.
         self._sweeping = loop.call_later(self._sweep_seconds, self._sweep, loop, context=Context())

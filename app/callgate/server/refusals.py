@@ -1,4 +1,4 @@
-"""Error responses of the server itself, in the shape that clients of the path expect, for requests that never reach the
+"""Error responses of the server itself, in the format that clients of the path expect, for requests that do not reach the
 application."""
 
 from callgate.api.errors import SERVER_ERROR, error_body, error_headers, is_anthropics, status_at
@@ -8,7 +8,7 @@ from callgate.server.response_head import STATUS_LINES
 
 
 class RequestRefused(Exception):
-    """This connection gets no further; raised inside the parser's callbacks, which wrap it."""
+    """Raised to send an error and close the connection; inside the parser's callbacks, which wrap it."""
 
     def __init__(self, status: int, message: str, code: str | None, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -17,7 +17,7 @@ class RequestRefused(Exception):
 
 
 def refusal(refused: RequestRefused, method: str = "", target: bytes = b"") -> bytes:
-    """The whole answer. It is the last one on its connection. `target`: what was asked for, as far as it has come."""
+    """Return the whole response, the last one on its connection. `target`: the request target, as far as it has come."""
     path, request_id = target.decode("latin-1"), new_request_id()
     body = error_body(refused.error, path, request_id)
     headers = {
@@ -81,5 +81,5 @@ def closing() -> RequestRefused:
 
 
 def failed() -> RequestRefused:
-    """The application broke down before it began to answer."""
+    """Return the error for an application that failed before it began its response."""
     return RequestRefused(500, SERVER_ERROR, None)

@@ -1,4 +1,4 @@
-"""One request and its answer, towards the application: ASGI's `receive` and `send`."""
+"""One request and its response in ASGI: `receive` and `send`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -19,38 +19,38 @@ Message = MutableMapping[str, Any]
 Application = Callable[[Any, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
 JOINED_BYTES: Final = 16_384
-"""Up to here one write of a copy is cheaper than several of the parts."""
+"""The largest body that is joined with others into one write."""
 BODILESS: Final = frozenset({204, 304})
 
 
 SWITCHING: Final = 101
 
 UNBEGUN, HELD, SENDING, COMPLETE = range(4)
-"""How far an answer has come. Once the application has begun it, its head is held until it can go out with the first of
+"""The state of a response. After the application has begun it, its head is held until it can be sent with the first part of
 the body."""
 
 EXPECTED: Final = ("http.response.start", "http.response.body", "http.response.body", None)
-"""The message that the application may send at each of these."""
+"""The message that the application may send in each state."""
 
 COUNTED, CHUNKED, CLOSED, NONE = range(4)
-"""How a client learns where the body ends: the head says so; chunks; where the connection ends, for what is older than
-HTTP/1.1; or there is none whatever is sent, as in the answer to HEAD."""
+"""How the end of the body is marked: by a content length; by chunks; by the end of the connection, before HTTP/1.1; or there
+is no body, as in the response to HEAD."""
 
 
 class RequestCycle(msgspec.Struct, eq=False):
-    """A request as it comes and its answer as it goes. The connection feeds it; the application holds the other end."""
+    """One request and its response, between a connection and the application."""
 
     _connection: "ServerConnection"
     _scope: dict[str, Any]
     method: str
-    """The application may change what the scope says."""
+    """A copy, because the application may change the scope."""
     keep: bool
-    """Whether the connection may be used again after this."""
+    """Whether the connection may be reused after this."""
     task: asyncio.Task[None] | None = None
     abandoned: bool = False
-    """Nobody reads the answer: the client is gone, or has been sent another."""
+    """The response is not sent: the client has disconnected, or was sent an error."""
     is_whole: bool = False
-    """The request has come to its end."""
+    """The request has been received completely."""
     sent_continue: bool = False
     _parts: list[bytes] = []
     _held: int = 0
@@ -65,7 +65,7 @@ class RequestCycle(msgspec.Struct, eq=False):
 
     @property
     def is_complete(self) -> bool:
-        """The answer has gone out to its end."""
+        """True if the whole response has been sent."""
         return self._stage == COMPLETE
 
     @property
@@ -77,7 +77,7 @@ class RequestCycle(msgspec.Struct, eq=False):
         return self._stage == SENDING and self._framing == CLOSED
 
     def feed(self, body: bytes) -> bool:
-        """A piece of the request's body. Whether more can be held."""
+        """Take a piece of the request body; return whether more can be held."""
         if self._stage == COMPLETE:
             return True
         self._parts.append(body)
@@ -88,7 +88,7 @@ class RequestCycle(msgspec.Struct, eq=False):
         return self._held <= HELD_BYTES
 
     def finish(self) -> None:
-        """The request's body is whole."""
+        """Note that the request body is complete."""
         self.is_whole = self._fresh = True
         if self._news is not None:
             self._news.set()
@@ -99,13 +99,13 @@ class RequestCycle(msgspec.Struct, eq=False):
             self._news.set()
 
     def awaits_continue(self) -> bool:
-        """The client holds its body back until it is asked for it. Looked for only when a body is waited for."""
+        """True if the client waits for 100 Continue. Only read when the application waits for the body."""
         if self.is_whole or self.sent_continue or self._connection.body_bytes or self._scope["http_version"] != "1.1":
             return False
         return any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._scope["headers"])
 
     async def run(self, app: Application) -> None:
-        """The application's part. However it ends, no client takes what is not whole for an answer."""
+        """Run the application. If it fails, the client is sent an error, or an incomplete response."""
         try:
             await app(self._scope, self.receive, self.send)
         except Exception:
@@ -147,14 +147,14 @@ class RequestCycle(msgspec.Struct, eq=False):
             return
         body, more = message.get("body", b""), message.get("more_body", False)
         if more and stage == SENDING and self._framing == CHUNKED and 0 < len(body) <= JOINED_BYTES:
-            connection.gather(b"%x\r\n%b\r\n" % (len(body), body))  # what nearly every part of a stream is
+            connection.gather(b"%x\r\n%b\r\n" % (len(body), body))  # the usual case in a stream
         else:
             self._go_on(body, more)
 
     # -- the request
 
     async def _wait(self) -> None:
-        """Wait for something to give the application."""
+        """Wait for a piece of the body or the end of the request."""
         if self.abandoned or self._stage == COMPLETE:
             return
         connection = self._connection
@@ -197,7 +197,7 @@ class RequestCycle(msgspec.Struct, eq=False):
             self._framing = NONE
             own = b"\r\n\r\n"
         if ends or connection.factory.draining or (not self.is_whole and self.awaits_continue()):
-            self.keep = False  # whoever was not asked for a body may send it or not, and we could not tell
+            self.keep = False  # a client that got no 100 Continue may still send its body or not
         if not self.keep and not ends:
             own = b"\r\nconnection: close" + own
         self._left = length
@@ -235,7 +235,7 @@ class RequestCycle(msgspec.Struct, eq=False):
             connection.answered(self)
 
     def _chunk(self, body: bytes) -> bytes:
-        """A chunk, or the end of one whose beginning has been sent."""
+        """Return a part of the body in the framing of the response."""
         size = len(body)
         if size <= JOINED_BYTES:
             return b"%x\r\n%b\r\n" % (size, body)

@@ -1,4 +1,4 @@
-"""Checks an application's response headers, and writes them as bytes."""
+"""Checks an application's response headers, and encodes them."""
 
 import re
 from collections.abc import Iterable
@@ -8,33 +8,32 @@ from typing import Final, NamedTuple
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 STATUS_LINES: Final = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}".encode() for status in range(200, 600)}
-"""Every status that an answer can have. Here a line begins with the break before it, and a blank one ends the head."""
+"""The status lines. In this module each further line begins with its line break, and a blank line ends the head."""
 
 CONTROLS: Final = bytes(sorted({*range(0x20), 0x7F} - {0x09}))
-"""What no value may hold: the line breaks among them would begin a header of somebody else's making."""
+"""Characters that are forbidden in values: a line break would begin an injected header."""
 NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 MAX_SHAPES: Final = 256
-"""Sequences of names that are remembered. An application has a few dozen; those of one that makes them up are checked each
-time."""
+"""Sequences of names that are cached. An application has a few dozen."""
 
 
 class _Shape(NamedTuple):
-    """Headers without their values. Answers of one route have the same names in the same order."""
+    """Headers without their values. Responses of one route have the same names in the same order."""
 
     template: bytes
-    """The lines, with a place for each value."""
+    """The lines, with a placeholder for each value."""
     controls: int
-    """How many control characters stand in the lines: the two that each begins with."""
+    """The number of control characters in the lines: the two with which each begins."""
     lengths: tuple[int, ...]
     connections: tuple[int, ...]
-    """Which of the values announce the length of the body, and which may end the connection."""
+    """The indexes of the values of Content-Length, and of Connection."""
 
 
 _shapes: dict[tuple[bytes, ...], _Shape] = {}
 
 
 def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, int, bool]:
-    """Headers as lines, the length of the body that they announce (-1 if none), and whether they end the connection."""
+    """Return the header lines, the content length (-1 if none), and whether the connection is to be closed."""
     columns = tuple(zip(*headers, strict=True))
     if not columns:
         return b"", -1, False
@@ -53,7 +52,7 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, int, bo
 
 
 def _shape(names: tuple[bytes, ...]) -> _Shape:
-    """The shape of headers; it is remembered unless there are too many."""
+    """Return the shape of headers, cached unless there are too many."""
     template, controls = b"", 0
     lengths: list[int] = []
     connections: list[int] = []
@@ -61,7 +60,7 @@ def _shape(names: tuple[bytes, ...]) -> _Shape:
         if not NAME.fullmatch(name):
             raise RuntimeError("Invalid HTTP header name.")
         if name == b"transfer-encoding":
-            template += b"%.0b"  # how the body is framed is not for the application to say
+            template += b"%.0b"  # left out: the server frames the body
             continue
         template += b"\r\n%b: %%b" % name.replace(b"%", b"%%")
         controls += 2

@@ -32,24 +32,24 @@ from callgate.upstream import litellm_model, resolve
 log = structlog.get_logger("callgate.server")
 
 UNSENT_BYTES = 131_072
-"""Of an answer that the system takes before the client does. By itself it takes megabytes, and as much is read of the model."""
+"""Bytes of a response that the system buffers for a slow client. Its default is megabytes, and as much is read of the model."""
 GARBAGE_OBJECTS = 5_000
-"""New objects that may be garbage until they are looked through. A request with hundreds of tools makes a thousand."""
+"""The threshold of the garbage collector's first generation. A request with hundreds of tools makes a thousand objects."""
 CUT_OFF = 4
-"""The exit code when the time to drain was over and requests were still running."""
+"""The exit code when requests were still running at the end of the drain."""
 LOOK_SECONDS = 0.1
-"""How often a draining server looks whether it is to end at once."""
+"""How often a draining server checks whether it should end at once."""
 ENDING_SECONDS = 5.0
-"""For what was cancelled to end, and then for closing tool servers and connections. After that nothing is waited for."""
+"""The timeout for cancelled requests to end, and then for closing tool servers and connections."""
 AT_ONCE_SECONDS = 2.0
-"""The same for all of it together after a second signal."""
+"""The timeout for all of it after a second signal."""
 
 MAX_RESERVE = 256
-"""Connections beyond the limit that are read, so that health is answered."""
+"""Connections beyond the limit that are read, to answer health checks."""
 OTHER_FILES = 256
-"""Files for tools, the ledger and what else is open; where few files are allowed, a quarter of them."""
+"""Open files for tools, the ledger and others; a quarter of them where few files are allowed."""
 LAST_LINES_SECONDS = 0.2
-"""For log lines that wait to be written, where nobody may be reading them."""
+"""The timeout for writing queued log lines, which may have no reader."""
 
 
 def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
@@ -76,7 +76,7 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
         print("callgate: server.workers: several need `store.redis_url`: without it each would have its own limits, chats and answers", file=sys.stderr)  # fmt: skip
         return 2
     host, port = listening.getsockname()[:2]
-    listening.close()  # nobody else has the port; from here on it is shared
+    listening.close()  # the port is free; from here on the workers share it
     with bound_to(host, port, listening.family) as address:
         if any(resolve.lane_of(entry) not in {"direct", "responses"} for entry in model_entries(config)):
             asyncio.run(litellm_model.loaded())  # once, and not in each worker
@@ -103,7 +103,7 @@ def _serve_on(
 ) -> int:
     """Serve in this process."""
     config = loaded.config
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections have it from here
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections inherit it
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     app = create_app(config, None if read is None else _source(loaded, read, redactor), siblings)
     if read is not None:
@@ -129,7 +129,7 @@ def _serve_on(
         app.state.manager.begin_draining()
         factory.draining = True
 
-    if siblings is None:  # no earlier: whoever reads that it serves may send a signal
+    if siblings is None:  # after the signal handlers are set
         print(banner(loaded, listening), file=sys.stderr, flush=True)
     first = siblings is None or siblings.place == 0
     server = DrainingServer(
@@ -142,7 +142,7 @@ def _serve_on(
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # addresses that somebody else vouches for are not believed
+            proxy_headers=False,  # forwarded addresses are not trusted
         ),
         config.server.drain_seconds,
         refuse_new_requests,
@@ -150,16 +150,16 @@ def _serve_on(
     )
     try:
         server.run(sockets=[listening])
-    except SystemExit:  # how uvicorn says that the application would not start; it has been logged
+    except SystemExit:  # from uvicorn when the application did not start, which has been logged
         return 1
     return server.exit_code
 
 
 class DrainingServer(uvicorn.Server):
-    """Ends in order: from the first signal on no request is taken in, what runs may finish, and then the application is closed.
+    """Drains: after the first signal new requests are refused, running ones may finish, and then the application is closed.
 
-    The socket stays open meanwhile. Probes see that the server is not ready, and a client that does not know it gets
-    a 503 it may try again elsewhere, where a closed port would be an error without a word. A second signal ends at once.
+    The socket stays open meanwhile, so that health checks see that the server is not ready, and other clients get a 503 and
+    may retry elsewhere. A second signal ends it at once.
     """
 
     def __init__(
@@ -186,9 +186,9 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._refuse_new_requests()
-        # Set before anything is said: whoever reads that may send the second signal at once.
+        # Set before the message is written, because the second signal may follow at once.
         is_second, self.should_exit = self.should_exit, True
-        # What a signal does, for whoever sent it.
+        # Print what the signal does.
         running = len(self.server_state.tasks)
         requests = f"{running} request{'s' if running > 1 else ''} under way"
         if is_second:
@@ -199,8 +199,8 @@ class DrainingServer(uvicorn.Server):
                 said = f"stopping, nothing is under way; {again} ends it now"
             else:
                 said = f"stopping, waiting at most {self._drain_seconds:g} s for {requests}; {again} ends it now"
-        # Written at once: a signal may come in the middle of another line's writing.
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        # Written directly, because the signal may have interrupted another write.
+        with contextlib.suppress(OSError):  # stderr may be closed
             os.write(2, f"callgate: {said}\n".encode())
         if is_second:
             self.force_exit = True
@@ -213,13 +213,13 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self.started and (tools := self._tools_banner()):
             print(tools, file=sys.stderr, flush=True)
-        # What is there now stays. Not looking through it at every collection, nor now, saves pauses of tens of milliseconds.
+        # All objects so far stay alive. Excluding them from garbage collection saves pauses of tens of milliseconds.
         gc.freeze()
         gc.enable()
         gc.set_threshold(GARBAGE_OBJECTS, 20, 20)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Connections between two requests are left alone until the end: a request may be on its way over one of them.
+        # Idle connections stay open until the end, because a request may be on its way.
         await self._until(lambda: not self.server_state.tasks, self._drain_seconds)
         cut = set(self.server_state.tasks)
         for task in cut:
@@ -233,22 +233,22 @@ class DrainingServer(uvicorn.Server):
             listening.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        # What was answered last may still be on its way out.
+        # The last responses may not have been sent yet.
         await self._until(lambda: not self.server_state.connections, ENDING_SECONDS)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ENDING_SECONDS):
                 await self.lifespan.shutdown()
 
     async def _until(self, done: Callable[[], bool], seconds: float) -> None:
-        """Wait for it, no longer than that, and not at all once the end was asked for again."""
+        """Wait until `done` is true, with a timeout, and not at all after a second signal."""
         deadline = asyncio.get_running_loop().time() + seconds
-        # Looked at from time to time, as uvicorn does: neither its tasks nor its connections say when they are all gone.
+        # Polled, as uvicorn does: there is no event for the end of its tasks and connections.
         while not done() and not self.force_exit and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
 
 
 def _leave_no_later_than(seconds: float, code: int) -> None:
-    """End the process after a while, whatever hangs: a tool may block the event loop for ever."""
+    """End the process after a timeout, even if a tool blocks the event loop."""
     timer = threading.Timer(seconds, _leave, (code,))
     timer.daemon = True
     timer.start()
@@ -262,7 +262,7 @@ def _leave(code: int) -> None:
 
 
 def _source(loaded: Loaded, read: Callable[[], Loaded], redactor: Redactor) -> ConfigSource:
-    """Return the reader of the config. What was masked once stays masked: old secrets are still in old requests."""
+    """Return the source of the config. Secrets of earlier configs stay masked in logs."""
     newest = loaded
 
     def files() -> tuple[Path, ...]:
@@ -290,7 +290,7 @@ def _affordable(connections: int) -> tuple[int, int, int]:
     wanted = 2 * connections + MAX_RESERVE + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with contextlib.suppress(ValueError, OSError):  # a container may forbid it; what is allowed is looked at below
+        with contextlib.suppress(ValueError, OSError):  # a container may forbid it; the limit is read again below
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft == resource.RLIM_INFINITY:
@@ -300,7 +300,7 @@ def _affordable(connections: int) -> tuple[int, int, int]:
 
 
 def _unusable(folder: Path) -> str:
-    """Why nothing can be kept in a folder, or nothing."""
+    """Return why a folder cannot be used; empty if it can."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Several workers that serve as one: forked from a parent that has loaded everything, each with a socket of its own.
+"""Runs several workers: forked from a parent that has loaded all modules, each with a socket of its own.
 
-The system shares new connections out among sockets that listen on one port (`SO_REUSEPORT`); one socket shared by all would
-give nearly everything to one of them. The parent serves nothing: it starts workers again that have died, hands signals on,
-and ends when they have.
+The system distributes new connections among the sockets of one port (`SO_REUSEPORT`); with one shared socket a single worker
+would get nearly all of them. The parent serves no requests: it restarts workers that have died, forwards signals, and ends
+after them.
 """
 
 import contextlib
@@ -29,19 +29,19 @@ log = structlog.get_logger("callgate.server")
 BACKLOG = 2048
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
-"""Seconds before a worker that died is started again: doubled each time, until one has lived for `SETTLED`."""
+"""Seconds before a dead worker is restarted: doubled each time, until one has lived for `SETTLED`."""
 SETTLED = 60.0
 LOOK_SECONDS = 0.02
-"""How often it is looked whether all of them serve, until they do."""
+"""How often the parent checks whether all workers serve, until they do."""
 CANNOT_START = frozenset({1, 2})
-"""Exit codes of a worker that would end so again."""
+"""Exit codes of a worker that could not start, and is not restarted."""
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 SIGNALS = ENDING | {signal.SIGCHLD, signal.SIGHUP}
 _PR_SET_PDEATHSIG = 1
 
 
 def share_of(config: Config, place: int, count: int) -> Config:
-    """One worker's part of what protects the machine. What protects clients, models and tools is counted in Redis."""
+    """Return the config with one worker's share of the limits that protect the machine. Others are counted in Redis."""
 
     def part(whole: int) -> int:
         return max(1, whole // count + (place < whole % count))
@@ -66,26 +66,26 @@ class Workers:
         address: socket.socket,
         on_serving: Callable[[], None],
     ) -> None:
-        """`work` is what a worker does from its beginning to its exit code; `address` is bound, and does not listen;
-        `on_serving` is called once all of them serve."""
+        """`work` runs a worker and returns its exit code; `address` is bound, and does not listen; `on_serving` is called once
+        all of them serve."""
         self._work, self._address = work, address
         self._on_serving: Callable[[], None] | None = on_serving
         self._folder = Path(tempfile.mkdtemp(prefix="callgate-"))
         self._siblings = Siblings(count, self._folder)
         self._places: dict[int, int] = {}
-        """Of the running ones, by process id."""
+        """The places of running workers, by process id."""
         self._began = [-inf] * count
         self._pauses = [FIRST_PAUSE] * count
         self._due = [-inf] * count
-        """When the worker of a place is to be started; `inf` while it runs."""
+        """When the worker of each place is to be started; `inf` while it runs."""
         self._ending = False
         self._worst = 0
 
     def run(self) -> int:
-        """Until all have ended; the worst exit code of any."""
+        """Run until all workers have ended; return their worst exit code."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            gc.freeze()  # what is there now is shared with the workers for as long as nobody touches it
+            gc.freeze()  # so that the collector does not copy memory that is shared with the workers
             while self._places or not self._ending:
                 now = time.monotonic()
                 for place, due in enumerate(self._due):
@@ -110,7 +110,7 @@ class Workers:
             return child
         code = 1
         try:
-            # The terminal's Ctrl-C is for the parent, which hands it on; and where the parent is killed, a worker drains.
+            # Ctrl-C is for the parent, which forwards it; if the parent is killed, a worker drains.
             os.setpgid(0, 0)
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -151,7 +151,7 @@ class Workers:
             if not self._ending:
                 lived = time.monotonic() - self._began[place]
                 if code in CANNOT_START and not self._siblings.have_served:
-                    self._ending, self._worst = True, code  # it has said why, and the others would say the same
+                    self._ending, self._worst = True, code  # it has logged why, and the others would fail as well
                     self._signal(signal.SIGTERM)
                 else:
                     if lived >= SETTLED:
@@ -159,12 +159,12 @@ class Workers:
                     log.error("worker_died", worker=place, process=process, exit_code=code, lived_seconds=round(lived, 1), again_in=self._pauses[place])  # fmt: skip
                     self._due[place] = time.monotonic() + self._pauses[place]
                     self._pauses[place] = min(LONGEST_PAUSE, 2 * self._pauses[place])
-            elif served or -code not in ENDING:  # one that was still starting had nothing to end in order
+            elif served or -code not in ENDING:  # a worker that had not served may end by the signal
                 self._worst = max(self._worst, 128 - code if code < 0 else code)
 
 
 def bound_to(host: str, port: int, family: int) -> socket.socket:
-    """A socket that shares its port with others of ours, and takes no connection until it listens."""
+    """Return a socket that shares its port with those of other workers, and does not listen yet."""
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
