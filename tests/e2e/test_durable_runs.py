@@ -560,6 +560,47 @@ async def test_what_was_decided_for_a_process_that_has_died_holds_where_its_run_
     assert "approval_remembered" in log
 
 
+@IN_POSTGRES
+async def test_where_processes_share_postgres_alone_each_has_the_responses_of_all(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = asyncio.Event()
+    held = Reply(text="one two", pace=Pace(hold=Hold(gate, after=0)))
+    never = Reply(text="never", pace=Pace(hold=Hold(asyncio.Event(), after=0)))
+    pair.upstream.script("m", [held, Reply(text="three"), never])
+    one: Any
+    other: Any
+    async with pair.app() as here, pair.app() as there, openai_client(here) as one, openai_client(there) as other:
+        asked = {"model": "m", "input": "go", "background": True, "extra_headers": KEY}
+        begun = await one.responses.create(**asked)
+        again = await other.responses.create(**asked)
+        assert again.id == begun.id
+        assert again.status in ("queued", "in_progress")
+        following = asyncio.create_task(responses_events(other, begun.id))
+        gate.set()
+        seen = await following
+        response = await other.responses.retrieve(begun.id)
+        assert response.to_dict() == (await one.responses.retrieve(begun.id)).to_dict() == seen[-1]["response"]
+        assert response.output_text == "one two"
+        next_one = await other.responses.create(model="m", input="on", previous_response_id=begun.id)
+        assert next_one.output_text == "three"
+        stopped = await one.responses.create(model="m", input="go", background=True)
+        await pair.upstream.requests.wait(3)
+        async with asyncio.timeout(10):
+            assert (await other.responses.cancel(stopped.id)).status == "cancelled"
+        assert capsys.readouterr().out.count("store_not_shared") == 1, "said by whoever comes to another"
+        await other.responses.delete(begun.id)
+        with pytest.raises(openai.NotFoundError):
+            await one.responses.retrieve(begun.id)
+
+
+async def responses_events(client: Any, id: str) -> list[dict[str, Any]]:
+    async with await client.responses.retrieve(id, stream=True) as events:
+        seen = [event.to_dict(warnings=False) async for event in events]
+    check_events(seen)
+    return seen
+
+
 @pytest.mark.parametrize("label", ["a", "let go"], ids=["it_ended", "its_end_was_not_seen"])
 @IN_SQLITE
 async def test_a_call_that_the_client_approved_runs_once_where_its_run_is_carried_on(pair: Pair, label: str) -> None:

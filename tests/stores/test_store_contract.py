@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from callgate.runtime.ledger_store import LedgerStore
 from callgate.stores.disk import DiskStore
 from callgate.stores.memory import MemoryStore
 from callgate.stores.redis import RedisStore
@@ -20,8 +21,15 @@ pytestmark = pytest.mark.anyio
 LONG = 60.0
 
 
-@pytest.fixture(params=["memory", "disk", pytest.param("redis", marks=needs("redis-server", "module:redis"))])
-async def store(request: Any, tmp_path: Path) -> AsyncIterator[KeyValueStore]:
+@pytest.fixture(
+    params=[
+        "memory",
+        "disk",
+        pytest.param("redis", marks=needs("redis-server", "module:redis")),
+        pytest.param("postgres", marks=needs("postgres", "module:asyncpg")),
+    ]
+)
+async def store(request: Any, tmp_path: Path, schema: str) -> AsyncIterator[KeyValueStore]:
     if request.param == "memory":
         yield MemoryStore(entries=100, bytes=1_000_000)
         return
@@ -29,6 +37,16 @@ async def store(request: Any, tmp_path: Path) -> AsyncIterator[KeyValueStore]:
         kept = DiskStore(tmp_path / "ledger.sqlite3")
         yield kept
         await kept.close()
+        return
+    if request.param == "postgres":
+        from callgate.ledger.postgres import PostgresDatabase, migrate
+
+        server = request.getfixturevalue("postgres")
+        await migrate(server.url, schema)
+        database = PostgresDatabase(server.url, schema)
+        await database.open()
+        yield LedgerStore(lambda: database)
+        await database.close()
         return
     async with redis_server(tmp_path) as url:
         opened = RedisStore(url)

@@ -18,6 +18,8 @@ for the statements."""
 NEVER: Final = 1e15
 """Seconds of silence after which nobody is dead who has not said that he ends."""
 
+_OTHERS: Final = "SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real}) AND name <> ?2 AND kind = ?3"
+
 log = structlog.get_logger("callgate.ledger")
 
 
@@ -66,6 +68,10 @@ class Presence:
             await self._database.leave(self.process)
         except DatabaseAway as error:
             log.warning("process_not_signed_off", error=str(error))
+
+    async def others(self) -> int:
+        """Return how many other processes of this kind live."""
+        return len(await self._database.fetch(_OTHERS, self.dead_after, self.process, self._kind))
 
     async def _keep_looking(self) -> None:
         while True:

@@ -146,6 +146,18 @@ CREATE TABLE IF NOT EXISTS fleet_calls (
   outcome BYTEA
 )
 """,
+    """
+CREATE TABLE IF NOT EXISTS kept (
+  key TEXT PRIMARY KEY,
+  value BYTEA NOT NULL,
+  expires_at DOUBLE PRECISION NOT NULL,
+  put_at DOUBLE PRECISION NOT NULL,
+  share TEXT NOT NULL,
+  size BIGINT NOT NULL
+)
+""",
+    "CREATE INDEX IF NOT EXISTS kept_by_share ON kept (share, put_at, key, size) WHERE share <> ''",
+    "CREATE INDEX IF NOT EXISTS kept_by_expiry ON kept (expires_at)",
     "CREATE TABLE IF NOT EXISTS fleet_key (one BOOLEAN PRIMARY KEY CHECK (one), key BYTEA NOT NULL)",
     "CREATE INDEX IF NOT EXISTS fleet_calls_open ON fleet_calls (state) WHERE ended_at IS NULL",
     "CREATE INDEX IF NOT EXISTS fleet_calls_by_end ON fleet_calls (ended_at)",

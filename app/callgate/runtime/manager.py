@@ -65,7 +65,7 @@ class RuntimeManager:
             self.shared.kept_results.shared = StoredResults(self.store)
         self.claims = claims_of(config, self.store, lambda: self.shared.ledger.process)
         self.conversations = Conversations(self.store, config.store.conversation_seconds, new_call_id)
-        self.responses = responses_of(config, self.store)
+        self.responses = responses_of(config, self.store, self.shared.database)
         self._news = news_of(config, self._on_news)
         self.run_news = None if self._news is None else RunNews(self.shared.recorder, self.store, self._news.say)
         """The news of runs between the processes that share a Redis."""

@@ -8,6 +8,7 @@ import structlog
 from callgate.auth.key_store import KeyStore
 from callgate.auth.limits import Limiter, MemoryLimiter
 from callgate.config.schema import Config
+from callgate.ledger.database import Database
 from callgate.ledger.entry import Ledger, NoLedger
 from callgate.ledger.fleet_calls import FleetLedger
 from callgate.ledger.shared import SharedLedger
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from callgate.tools.http_client import Web
 
 audit = structlog.get_logger("callgate.audit")
+log = structlog.get_logger("callgate.store")
 
 
 class SharedResources:
@@ -72,6 +74,10 @@ class SharedResources:
             self._web = Web()
         return self._web
 
+    def database(self) -> Database | None:
+        """Return the database of the ledger, if it is open."""
+        return None if self.shared_ledger is None else self.shared_ledger.database
+
     async def open(self) -> None:
         """Open files and databases. If that fails the server does not start."""
         self.shared_ledger = shared = await ledger_of(self._config, _warn_of_lost)
@@ -83,6 +89,9 @@ class SharedResources:
             assert isinstance(shared.calls, PostgresLedger), "pools need `ledger.url`"
             ledger = FleetLedger(shared.database, shared.calls.process, shared.presence.dead_after)
             await self.fleet.open(ledger, shared.calls, shared.presence)
+        if shared is not None and self._config.ledger.url is not None and self._config.store.redis_url is None:
+            if others := await shared.presence.others():
+                log.warning("store_not_shared", others=others)
         self.decisions.use(shared)
         if shared is not None and self._config.ledger.url is not None:
             self._ledger_pins = LedgerPins(shared.database, self.pins)

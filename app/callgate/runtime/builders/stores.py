@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from callgate import __version__
 from callgate.config.schema import Config
-from callgate.ledger.database import DatabaseAway
+from callgate.ledger.database import Database, DatabaseAway
 from callgate.ledger.shared import SharedLedger, open_ledger
 from callgate.ledger.sqlite import FILE, DamagedLedger, check_ledger, is_gone
 from callgate.recorder.recording import RecordPolicy
 from callgate.runtime.builders.errors import BadEntry
+from callgate.runtime.ledger_store import LedgerStore
 from callgate.stores.claims import Claims, LockedProcesses, OneProcess, PulsingProcesses
 from callgate.stores.disk import DiskStore
 from callgate.stores.memory import MemoryStore
@@ -76,12 +77,15 @@ def claims_of(config: Config, store: KeyValueStore, process: Callable[[], str]) 
     return Claims(DiskStore(folder / FILE), LockedProcesses(process, partial(is_gone, folder)), own_store=True)
 
 
-def responses_of(config: Config, store: KeyValueStore) -> ResponseStore:
-    """Build the store of responses: shared by all processes where they share a store, else on the disk."""
+def responses_of(config: Config, store: KeyValueStore, database: Callable[[], Database | None]) -> ResponseStore:
+    """Build the store of responses: shared by all processes that share a store or a ledger, else on the disk. `database` returns
+    the ledger's, once it is open."""
     section = config.store
     seconds, owner_bytes = section.conversation_seconds, section.response_bytes
     if section.redis_url is not None:
         return ResponseStore(store, seconds, owner_bytes)
+    if config.ledger.url is not None:
+        return ResponseStore(LedgerStore(database), seconds, owner_bytes)
     own = (
         # Separate from chats, so that they do not evict responses.
         MemoryStore(section.entries, section.bytes)
