@@ -89,9 +89,9 @@ class SharedResources:
             assert isinstance(shared.calls, PostgresLedger), "pools need `ledger.url`"
             ledger = FleetLedger(shared.database, shared.calls.process, shared.presence.dead_after)
             await self.fleet.open(ledger, shared.calls, shared.presence)
-        if shared is not None and self._config.ledger.url is not None and self._config.store.redis_url is None:
-            if others := await shared.presence.others():
-                log.warning("store_not_shared", others=others)
+        shares_all = self._config.ledger.url is None or self._config.store.redis_url is not None
+        if shared is not None and not shares_all and (others := await shared.presence.others()):
+            log.warning("store_not_shared", others=others)
         self.decisions.use(shared)
         if shared is not None and self._config.ledger.url is not None:
             self._ledger_pins = LedgerPins(shared.database, self.pins)
