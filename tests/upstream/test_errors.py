@@ -115,6 +115,22 @@ def test_a_context_overflow_has_openais_code(sent):
     assert errors.from_status(400, {}, sent).code == "context_length_exceeded"
 
 
+@pytest.mark.parametrize(
+    "location, said",
+    [
+        ("https://u:p@llm.example/v1/?key=1#2", "to llm.example/v1/"),
+        ("/other", "to /other"),
+        ("//[oops", "to [redacted]"),
+        ("", "status 301"),
+    ],
+)
+def test_a_redirection_says_to_the_operator_where_it_leads(location, said):
+    error = errors.from_status(301, {"location": location}, b"")
+    assert (error.status, error.again) == (502, False)
+    assert error.detail is not None
+    assert error.detail.rstrip(" to").endswith(said)
+
+
 def test_a_message_is_bounded():
     assert len(errors.from_status(400, {}, body("long " * 10_000)).message) <= errors.MESSAGE_CHARS
 

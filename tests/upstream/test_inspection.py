@@ -1,5 +1,5 @@
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 import pytest
@@ -119,17 +119,62 @@ async def test_the_host_is_reported_without_credentials():
     assert (through.lane, through.host) == ("litellm", "llm.example")
 
 
-@pytest.mark.parametrize(
-    ("status", "todo"),
-    [(400, "correct the model's entry"), (401, "put a key"), (404, "name a model"), (429, "wait, or raise the limit")],
-)
-async def test_what_a_provider_refuses_is_not_taken_for_a_network_that_is_down(status, todo):
+ANSWERS: Mapping[str, tuple[int, str, Mapping[str, str], str]] = {
+    "a mistake": (400, '{"error": {"message": "no"}}', {}, "correct the model's entry"),
+    "a wrong key": (401, '{"error": {"message": "no"}}', {}, "put a key"),
+    "no such model": (404, '{"error": {"message": "there is no model m"}}', {}, "name a model"),
+    "no such page": (
+        404,
+        "<h1>404</h1>",
+        {},
+        "correct `litellm_params.api_base`: nothing of the kind answers at http://",
+    ),
+    "another method": (405, '{"detail": "Method Not Allowed"}', {}, "correct `litellm_params.api_base`"),
+    "a redirection": (301, "", {"location": "https://llm.example/v1?key=1"}, "correct `litellm_params.api_base`"),
+    "a page": (200, "<h1>Welcome</h1>", {"content-type": "text/html"}, "correct `litellm_params.api_base`"),
+    "an empty body": (200, "", {}, "correct `litellm_params.api_base`"),
+    "a compressed body": (200, "x", {"content-encoding": "gzip"}, "have what stands between"),
+    "nothing paid": (429, '{"error": {"code": "insufficient_quota"}}', {}, "the provider wants to be paid"),
+    "too many requests": (429, '{"error": {"message": "no"}}', {}, "wait, or raise the limit"),
+    "an error of its own": (500, '{"error": {"message": "no"}}', {}, "try again later"),
+}
+"""What a provider answers, and what is to be done then."""
+
+
+@pytest.mark.parametrize("lists", [False, True], ids=["asked", "listed"])
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_what_a_provider_refuses_is_not_taken_for_a_network_that_is_down(answer, lists):
+    status, text, headers, todo = ANSWERS[answer]
     app = FastAPI()
 
-    @app.post("/v1/chat/completions")
-    async def chat() -> Response:
-        return Response('{"error": {"message": "no"}}', status, media_type="application/json")
+    async def refuse() -> Response:
+        return Response(text, status, headers, "application/json" if "content-type" not in headers else None)
 
+    app.post("/v1/chat/completions")(refuse)
+    if lists:
+        app.get("/v1/models")(refuse)
     async with looking_at(app) as found:
         assert found.verdict == "fail"
         assert (found.todo or "").startswith(todo), (found.detail, found.todo)
+        if answer == "a redirection":
+            assert "llm.example/v1" in found.detail
+            assert "key=1" not in found.detail
+
+
+async def test_a_refused_key_is_reported_with_what_the_provider_says_of_it():
+    app = FastAPI()
+
+    @app.get("/v1/models")
+    async def listed() -> Response:
+        return Response('{"error": {"message": "Project p may not use it"}}', 403, media_type="application/json")
+
+    async with looking_at(app) as found:
+        assert "refuses the key (403): Project p may not use it" in found.detail
+
+
+@pytest.mark.parametrize("model", ["openai/m", "anthropic/claude-sonnet-4-5"])
+async def test_a_server_on_this_machine_that_is_not_there_has_to_be_started(model):
+    client = HttpClient()
+    found = await look(entry("http://127.0.0.1:1", model=model), client)
+    await client.close()
+    assert (found.todo or "").startswith("start the server")

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from callgate.calls.json_text import sound_text
 from callgate.conversation.errors import ChatError
@@ -108,6 +109,9 @@ def _of_status(
                 detail=detail,
             )
         return bad_answer("The address configured for this model answers with 404.", detail, again=False)
+    if 300 <= status < 400:
+        detail = f"{detail.rstrip(' :')} to {_without_secrets(headers.get('location', ''))}"[:DETAIL_CHARS]
+        return bad_answer(f"The address configured for this model redirects ({status}).", detail, again=False)
     if status == 429:
         return UpstreamError(
             429,
@@ -135,6 +139,15 @@ def _of_status(
     return bad_answer(
         f"The model's provider answered with status {status}.", detail, again=status >= 500 and status not in {501, 505}
     )
+
+
+def _without_secrets(url: str) -> str:
+    """Return host and path of a URL."""
+    try:
+        parts = urlsplit(sound_text(url))
+    except ValueError:
+        return REDACTED
+    return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def from_transport(error: TransportError) -> UpstreamError:

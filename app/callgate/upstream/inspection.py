@@ -17,18 +17,18 @@ import msgspec
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import ModelRequest
 from callgate.http.client import HttpClient
-from callgate.http.interface import Deadlines, TransportError
+from callgate.http.interface import Compressed, Deadlines, TransportError
 from callgate.http.proxies import USUAL_PORTS
 from callgate.upstream import errors, litellm_model, resolve
 from callgate.upstream.catalogue import Catalogue, is_demo
-from callgate.upstream.direct_model import Endpoint, host_in
+from callgate.upstream.direct_model import Endpoint, host_in, refusal
 from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.retry import RetryPolicy
 
 Verdict: TypeAlias = Literal["ok", "warn", "fail"]
 SECONDS = 15.0
 """The deadline of an inspection."""
-NO_LIST = frozenset({404, 405, 501})
+NO_LIST = frozenset({400, 404, 405, 422, 501})
 """Statuses of servers without a list of models. They are asked for one token instead."""
 LIST_BYTES = 8_000_000
 _KEY = "put a key that this provider takes where `litellm_params.api_key` has it from"
@@ -36,13 +36,16 @@ _REACH = (
     "look whether this machine reaches it: a proxy is named in HTTPS_PROXY or HTTP_PROXY, hosts beside it in NO_PROXY, an own CA "
     "in SSL_CERT_FILE"
 )
+_START = "start the server, or correct `litellm_params.api_base`"
 _ENTRY = "correct the model's entry in what the provider complains of"
+_PLAIN = (
+    "have what stands between here and the provider leave answers as they are where `Accept-Encoding: identity` is sent"
+)
+_LATER = "try again later, or ask whoever runs the provider: it fails by itself"
 _STATUS = re.compile(r"upstream status (\d{3})")
+_NAME = "name a model that the provider has in `litellm_params.model`"
 _TODO: Mapping[int, str] = {
-    401: _KEY,
     402: "the provider wants to be paid first",
-    403: _KEY,
-    404: "name a model that the provider has in `litellm_params.model`",
     429: "wait, or raise the limit of this key at the provider",
 }
 _PATIENCE = Deadlines(connect=SECONDS, first_byte=SECONDS, idle=SECONDS, total=SECONDS)
@@ -123,17 +126,13 @@ async def _listed(endpoint: Endpoint, client: HttpClient) -> Found | None:
     try:
         async with client.get(address, endpoint.headers, _PATIENCE) as response:
             status = response.status
-            body = await response.read(LIST_BYTES) if status == 200 else b""
+            if status in NO_LIST:
+                return None
+            if status != 200:
+                return _failed(await refusal(response, endpoint.secrets), endpoint.url)
+            body = await response.read(LIST_BYTES)
     except TransportError as error:
-        local = (urlsplit(address).hostname or "") in {"localhost", "127.0.0.1", "::1"}
-        todo = "start the server, or correct `litellm_params.api_base`" if local else _REACH
-        return Found("fail", errors.redact(f"cannot be reached: {error}", endpoint.secrets), todo=todo)
-    if status in NO_LIST:
-        return None
-    if status in {401, 403}:
-        return Found("fail", f"the provider refuses the key ({status})", todo=_KEY)
-    if status != 200:
-        return Found("fail", f"the provider's list of models answers {status}")
+        return _failed(errors.from_transport(error), endpoint.url)
     names = _names_in(body)
     if not names:
         return None
@@ -165,8 +164,41 @@ async def _asked(entry: ModelConfig, client: HttpClient) -> Found:
             async for _ in answer:
                 break
     except ChatError as error:
-        said = _STATUS.match(error.detail or "")  # a client is told 502 of a key that is ours
-        status = int(said[1]) if said else error.status
-        todo = _TODO.get(status, _ENTRY if status < 500 else _REACH)
-        return Found("fail", error.message + (f" ({error.detail})" if error.detail else ""), todo=todo)
+        place = await whereabouts(entry)
+        return _failed(error, place.endpoint.url if place.endpoint else entry.litellm_params.get("api_base"))
     return Found("ok", "answered")
+
+
+def _failed(error: ChatError, url: str | None) -> Found:
+    """`url` is where the model is asked; None if the entry does not say it."""
+    detail = (error.detail or "").strip(" :")
+    said = _STATUS.match(detail)  # a client is told 502 of a key that is ours
+    status = int(said[1]) if said else 0
+    if status in {401, 403}:
+        why = detail[said.end() :].strip(" :") if said else ""
+        return Found("fail", f"the provider refuses the key ({status})" + (why and f": {why}"), todo=_KEY)
+    if error.code in {"upstream_unreachable", "upstream_timeout"} and not status:
+        is_local = url is not None and urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}
+        return Found("fail", f"cannot be reached: {detail}", todo=_START if is_local else _REACH)
+    return Found("fail", error.message + (f" ({detail})" if detail else ""), todo=_todo(error, status, url))
+
+
+def _todo(error: ChatError, status: int, url: str | None) -> str:
+    if error.code == "model_not_found":
+        return _NAME
+    if error.code == "insufficient_quota":
+        return _TODO[402]
+    if status in _TODO:
+        return _TODO[status]
+    if (error.detail or "").startswith(Compressed.__name__):
+        return _PLAIN
+    if status >= 500:
+        return _LATER
+    if (error.status < 500 or status >= 400) and status not in {404, 405}:
+        return _ENTRY
+    if url is None:
+        return _REACH
+    parts = urlsplit(url)
+    return (
+        f"correct `litellm_params.api_base`: nothing of the kind answers at {parts.scheme}://{host_in(url)}{parts.path}"
+    )
