@@ -162,13 +162,17 @@ async def test_what_fails_says_what_to_do_and_an_operation_that_cannot_be_used_i
     assert "note  tool odd of api: cannot be used: " in out
     assert out.splitlines()[-1] == f"next: callgate serve --config {tmp_path / 'config.yaml'}"
 
-    config["mcp_servers"] = {"gone": {"command": "/no/such", "args": ["a b"]}}
+    config["mcp_servers"] = {
+        "gone": {"command": "/no/such", "args": ["a b"]},
+        "silent": {"command": "false", "args": ["a b"]},
+    }
     config["model_list"].append(
         {"model_name": "typo", "litellm_params": {"model": "openai/ecko", "api_base": upstream.url, "api_key": "k"}}
     )
     code, out = await callgate("doctor", config=config, folder=tmp_path)
     assert code == 1
-    assert "      do: start it by hand and read what it says: /no/such 'a b'" in out
+    assert "      do: install it, or write its whole path as `command`" in out
+    assert "      do: start it by hand and read what it says: false 'a b'" in out
     assert "the provider does not list 'ecko'" in out
     assert "      do: name one that it has: echo" in out
     assert out.splitlines()[-1].startswith("next: mend what has FAIL, then callgate doctor")

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from callgate.__main__ import app
 
 MODEL = "model_list:\n- model_name: gpt\n  litellm_params: {model: openai/gpt-5, api_key: sk-1}\n  tools: ['*']\n"
+UNTOOLED = MODEL.replace("  tools: ['*']\n", "")
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (MODEL + "tools: [{kind: python, module: bad}]\n", "bad.py:2)"),
         (MODEL + "tools: [{kind: python, module: plain}]\n", "mark it, or name one function as `function: plain:lookup`"),
         (MODEL + "tools: [{kind: python, module: wants}]\n", "wants.py:1): install it for the Python that runs Callgate"),
+        (MODEL + "tools: [{kind: python, module: plain.py}]\n", "there is no module plain.py: write `plain`, without `.py`"),
+        (UNTOOLED + "tools: [{kind: python, module: callgate.tools.builtin}]\n", 'warning: config.yaml:4:8: tools: no model is offered one of them: write `tools: ["*"]` into an entry of `model_list`'),
+        (UNTOOLED + "mcp_servers: {files: {command: cat}}\n", "warning: config.yaml:4:14: mcp_servers: no model is offered one of their tools: write"),
         (MODEL.replace("openai/gpt-5", "gtp-5"), "says no provider: write `openai/gtp-5`"),
         (MODEL.replace("sk-1", "OPENAI_API_KEY"), "environment variable: write `os.environ/OPENAI_API_KEY`"),
         (MODEL.replace("sk-1", "os.environ/OPENAI_API_KEYS"), "OPENAI_API_KEYS is not set: `export OPENAI_API_KEYS=...` first"),

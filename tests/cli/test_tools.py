@@ -299,12 +299,15 @@ def test_seven_broken_entries_and_missing_variables_are_reported_at_once(tmp_pat
     ], ran.stderr
 
 
+OFFERED = {"model_name": "demo", "litellm_params": {"model": "demo/demo"}, "tools": ["*"]}
+
+
 def test_a_module_beside_the_config_is_found_before_any_other_and_may_not_hide_one_that_is_needed(tmp_path):
     (tmp_path / "statistics.py").write_text("")
     (tmp_path / "mine.py").write_text(
         "from callgate import tool\n\n\n@tool\ndef lookup() -> str:\n    return 'found'\n"
     )
-    config = {"tools": [{"kind": "python", "module": "mine"}]}
+    config = {"model_list": [OFFERED], "tools": [{"kind": "python", "module": "mine"}]}
     ran = callgate("check", config=config, folder=tmp_path)
     never = f"{tmp_path / 'statistics.py'} has the name of a module of the standard library and is never loaded"
     assert (ran.returncode, ran.stderr) == (0, f"warning: {never}: give the file another name\n")
@@ -330,7 +333,7 @@ def test_no_file_beside_the_config_is_loaded_in_place_of_a_module_that_is_needed
     (tmp_path / "mine.py").write_text(
         "import queue, yaml\nfrom callgate import tool\n\n\n@tool\ndef lookup() -> str:\n    return yaml.__name__\n"
     )
-    config = {"tools": [{"kind": "python", "module": "mine"}]}
+    config = {"model_list": [OFFERED], "tools": [{"kind": "python", "module": "mine"}]}
     ran = callgate("tools", "call", "lookup", config=config, folder=tmp_path, fresh=True)
     assert (ran.returncode, ran.stdout) == (0, "yaml\n"), ran.stderr
     ran = callgate("check", config=config, folder=tmp_path, fresh=True)

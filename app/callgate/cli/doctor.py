@@ -128,12 +128,13 @@ async def _model(entry: "ModelConfig", client: "HttpClient", places: asyncio.Sem
 
 
 def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
-    from callgate.runtime.tool_patterns import pattern_problems
+    from callgate.runtime.tool_patterns import offered_to_nobody, pattern_problems
 
     kinds = {status.name: status.kind for status in registry.sources()}
     for status in registry.sources():
         ready = status.state == "ready"
-        detail, todo = status.error or str(status.state), None if ready else _todo_for_source(config, status.name)
+        detail = status.error or str(status.state)
+        todo = None if ready else _todo_for_source(config, status.name, detail)
         yield _check(
             f"source {status.name}", "ok" if ready else "fail", detail, status.seconds, todo=todo, kind=status.kind
         )
@@ -147,14 +148,18 @@ def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
         yield _check(f"name {clash.claimed}", "warn", str(clash))
     for problem in pattern_problems(config, registry):
         yield _check("pattern", "warn", str(problem))
+    if (idle := offered_to_nobody(config)) is not None:
+        yield _check("tools", "warn", idle[1])
     tools = registry.tools()
     yield _check("tools", "ok", f"{len(tools)} can be used")
 
 
-def _todo_for_source(config: "Config", name: str) -> str:
+def _todo_for_source(config: "Config", name: str, detail: str) -> str:
     server = config.mcp_servers.get(name)
     if server is None:
         return "look whether `document` can be fetched from this machine; it is tried again while Callgate serves"
     if server.command is not None:
+        if detail.startswith("there is no program"):
+            return "install it, or write its whole path as `command`"
         return f"start it by hand and read what it says: {shlex.join((server.command, *server.args))}"
     return "look whether it runs, and at `url` and `headers`; it is tried again while Callgate serves"

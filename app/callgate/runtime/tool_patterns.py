@@ -99,6 +99,16 @@ def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]
     return problems
 
 
+def offered_to_nobody(config: Config) -> tuple[Path, str] | None:
+    """Return the place of tools of which no model is offered one, and what to do."""
+    if any(entry.tools for entry in config.model_list):
+        return None
+    advice = 'write `tools: ["*"]` into an entry of `model_list`'
+    if config.tools:
+        return ("tools",), f"no model is offered one of them: {advice}"
+    return (("mcp_servers",), f"no model is offered one of their tools: {advice}") if config.mcp_servers else None
+
+
 def _places(config: Config) -> Iterator[tuple[Path, str | None, tuple[str, ...]]]:
     """Yield every place of the config with patterns for tools of all sources."""
     yield ("require_approval",), None, _names(config.require_approval)

@@ -289,6 +289,8 @@ def _near_module(name: str) -> str:
     import difflib
 
     package, _, last = name.rpartition(".")
+    if package and last == "py":
+        return f": write `{package}`, without `.py`"
     paths = None
     if package:
         try:
