@@ -108,6 +108,42 @@ async def test_a_run_is_exported_with_its_turns_attempts_and_calls(upstream: Ups
     assert int(run["startTimeUnixNano"]) <= int(first["startTimeUnixNano"]) <= int(call["startTimeUnixNano"])
 
 
+async def test_a_call_says_which_tool_it_was_of_and_what_that_may_do(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[*ADD.calls, Call("send_mail", {"to": "bob", "text": "hi"})]), Reply(text="5")])
+    async with collecting() as collector:
+        async with serving(upstream, collector, tools=["add", "send_mail"]) as client:
+            await asked(client)
+        [add], [mail] = (named(collector.spans(), f"execute_tool {name}") for name in ("add", "send_mail"))
+    assert add["attributes"]["gen_ai.tool.description"].startswith("Adds two whole numbers.")
+    assert add["attributes"]["callgate.call.safety"] == "read_only"
+    assert mail["attributes"]["callgate.call.safety"] == "write"
+    assert "callgate.call.writes" not in mail["attributes"]
+
+
+async def test_a_conversation_is_named_as_its_client_names_it_and_no_name_is_made_up(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(text="1")], repeat_last=True)
+    thread = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
+    beta = {"anthropic-beta": "message-threads-2026-08-12"}
+
+    async def respond(client: httpx.AsyncClient, **more: Any) -> str:
+        return str((await client.post("/v1/responses", json={"model": "m", "input": "hello", **more})).json()["id"])
+
+    async with collecting() as collector:
+        async with serving(upstream, collector) as client:
+            await asked(client)
+            await asked(client, metadata={"session_id": "s-1", "topic": "t"})
+            first = await respond(client)
+            second = await respond(client, previous_response_id=first)
+            await respond(client, previous_response_id=second)
+            begun = await client.post("/v1/messages", json={**thread, "thread": {"type": "create"}}, headers=beta)
+            went_on = {"type": "continue", "previous_message_id": (message := begun.json()["id"])}
+            assert (await client.post("/v1/messages", json={**thread, "thread": went_on}, headers=beta)).is_success
+        spans = collector.spans()
+    for name in ("invoke_agent callgate", "chat m"):
+        said = [span["attributes"].get("gen_ai.conversation.id") for span in named(spans, name)]
+        assert said == [None, "s-1", None, first, first, None, message]
+
+
 @BOTH
 async def test_upstream_requests_carry_the_exported_span_as_traceparent(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(status=503), ADD, Reply(text="5")])

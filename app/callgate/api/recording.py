@@ -123,6 +123,8 @@ def _say_request(recording: RunRecording, request: ChatRequest) -> None:
 def request_attributes(request: ChatRequest) -> dict[str, Any]:
     """Return the span attributes of a request to a model."""
     attributes: dict[str, Any] = {}
+    if named := conversation_of(request):
+        attributes["gen_ai.conversation.id"] = named
     for field, name in _ASKED.items():
         if (given := request.params.get(field)) is None:
             continue
@@ -131,6 +133,17 @@ def request_attributes(request: ChatRequest) -> dict[str, Any]:
             attributes[name] = value
     return attributes
 
+
+def conversation_of(request: ChatRequest) -> str:
+    """Return the id of the conversation that a client names; empty where it names none, and none is made up."""
+    for field in CONVERSATION_FIELDS:
+        if isinstance(given := request.metadata.get(field), str) and given:
+            return given[:LONGEST_NAME]
+    return request.conversation[:LONGEST_NAME]
+
+
+CONVERSATION_FIELDS: Final = ("conversation_id", "session_id", "thread_id", "chat_id")
+"""Of `metadata`, as clients name it."""
 
 _ASKED: Final = {
     "max_tokens": "gen_ai.request.max_tokens",

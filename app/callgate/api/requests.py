@@ -116,6 +116,8 @@ class ChatRequest(msgspec.Struct):
     """The calls of ours whose rounds the client was shown and gives back, by id."""
     original: Original | None = None
     """The question as it came, where it came by an API that a model may have itself."""
+    conversation: str = ""
+    """The id of the conversation that it goes on with, where the client names one."""
     may_have_ids: bool = False
     """It may name what is kept in the operator's account at a provider."""
     _messages: Sequence[msgspec.Raw] | None = None

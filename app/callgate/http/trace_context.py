@@ -94,18 +94,21 @@ class Trace:
         """Enter the span of a request to a deployment in this context."""
         self._enter("attempt", self._choice, turn, number)
 
-    def call(self, id: str) -> None:
-        """Enter the span of a call in this context."""
-        self._enter("call", self._choice, id)
+    def call(self, id: str, about: Mapping[str, Any]) -> None:
+        """Enter the span of a call in this context; `about` are attributes of it."""
+        self._enter("call", self._choice, id).note(about)
 
     def note(self, attributes: Mapping[str, Any]) -> None:
         """Add to the attributes of the span of this context."""
         if self.is_exported:
             self.notes.setdefault(self.span_id, {}).update(attributes)
 
-    def _enter(self, *parts: object) -> None:
-        if self.is_exported:
-            TRACE.set(self._copy(self._choice, span_id_for(self.run_id, *parts)))
+    def _enter(self, *parts: object) -> "Trace":
+        if not self.is_exported:
+            return self
+        entered = self._copy(self._choice, span_id_for(self.run_id, *parts))
+        TRACE.set(entered)
+        return entered
 
     def _copy(self, choice: int, span_id: str) -> "Trace":
         copy: Trace = Trace.__new__(Trace)

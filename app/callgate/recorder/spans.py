@@ -121,6 +121,7 @@ class _SpanReader:
             attributes={
                 "gen_ai.operation.name": "invoke_agent",
                 "gen_ai.agent.name": "callgate",
+                "gen_ai.conversation.id": self._asked.get("gen_ai.conversation.id"),
                 "gen_ai.request.model": row.model,
                 "gen_ai.usage.input_tokens": row.tokens_in,
                 "gen_ai.usage.output_tokens": row.tokens_out,
@@ -334,7 +335,7 @@ class _SpanReader:
                 "gen_ai.tool.call.arguments": content.get(f"{part}.arguments"),
                 "gen_ai.tool.call.result": content.get(f"{part}.result"),
                 "error.type": failure or None,
-                "callgate.call.writes": began.facts.get("writes"),
+                "callgate.call.safety": "read_only" if began.facts.get("writes") is False else None,
                 "callgate.call.bytes_cut": facts.get("cut_bytes"),
                 "callgate.call.repairs": self._repairs.get((event.choice, facts["id"])),
             },

@@ -33,6 +33,8 @@ class StoredResponse(msgspec.Struct):
     """The calls that the client has to decide about, by the ids of the items that say so."""
     after: list[Any] = []
     """Messages that follow the client's answers to the calls it was given: images, which no answer can hold."""
+    conversation: str = ""
+    """The id of the first response of its chain; of a thread's message, that of the first message."""
     size: int = 0
     """How many bytes it takes where it was found."""
 

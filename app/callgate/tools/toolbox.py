@@ -33,6 +33,8 @@ KEPT_BYTES = 4 * 1024 * 1024
 long answer and for an image, and little enough to hold for a few hundred calls."""
 STOP_SECONDS = 0.5
 """For a cancelled tool to stop. The client must not wait longer, so what does not stop is let go."""
+DESCRIBED_CHARS = 1000
+"""Of a tool's description in the span of each of its calls."""
 FIRST_DELAY = 0.2
 LONGEST_DELAY = 5.0
 _bits = random.Random().getrandbits  # noqa: S311 - tells calls apart, guards nothing
@@ -197,7 +199,8 @@ class RequestToolbox(msgspec.Struct, eq=False):
         """Run one call of ours. What the tool does wrong is an outcome; cancelling stops the tool."""
         entry = self._by_name[call.name]
         if (trace := TRACE.get()) is not None:
-            trace.call(call.id)
+            described = {"gen_ai.tool.description": entry.tool.description[:DESCRIBED_CHARS] or None}
+            trace.call(call.id, {**described, "callgate.call.safety": str(entry.tool.policy.safety)})
         record: RunRecord = _NO_RECORD
         if self.journal is not None:
             record = self.journal.record(call, max(self._turn, 0), writes=self.writes(call), offered=entry.tool.offered)

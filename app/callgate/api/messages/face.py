@@ -62,7 +62,8 @@ class MessagesExchange:
         async def emit_and_keep(event: ChatEvent) -> None:
             gathered.write(event)
             if isinstance(event, ChatEnded):
-                await self._threads.keep(self._owner, gathered.body(), self.request.fields)
+                request = self.request
+                await self._threads.keep(self._owner, gathered.body(), request.fields, request.conversation)
             await emit(event)
 
         await conversation.work(emit_and_keep)

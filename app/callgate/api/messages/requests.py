@@ -96,6 +96,7 @@ def read_messages_request(
         tool_choice=_choice(outline.tool_choice),
     )
     request.shown = frozenset(history.shown)
+    request.conversation = earlier.conversation
     request.may_have_ids = may_have_ids(body)
     request.may_pass = not (history.is_altered or outline.mcp_servers or outline.thread)
     thinking, events = outline.thinking, headers.get("x-callgate-events")

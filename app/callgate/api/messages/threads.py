@@ -32,6 +32,8 @@ class Earlier(msgspec.Struct, frozen=True):
 
     fields: Mapping[str, msgspec.Raw] = {}
     messages: list[msgspec.Raw] = []
+    conversation: str = ""
+    """The id of the thread's first message."""
     size: int = 0
     """How many bytes it takes where it is kept."""
 
@@ -72,9 +74,12 @@ class Threads:
             raise ChatError(404, message, param="thread.previous_message_id", code="thread_not_found")
         checking = partial(check_whole, [body, *found.input], max_bytes, "thread.previous_message_id")
         await asyncio.to_thread(checking) if found.size > LARGE else checking()
-        return Earlier(_fields.decode(found.response), found.input, found.size)
+        conversation = found.conversation or thread.previous_message_id
+        return Earlier(_fields.decode(found.response), found.input, conversation, found.size)
 
-    async def keep(self, owner: str, message: Mapping[str, Any], fields: Mapping[str, msgspec.Raw]) -> None:
+    async def keep(
+        self, owner: str, message: Mapping[str, Any], fields: Mapping[str, msgspec.Raw], conversation: str = ""
+    ) -> None:
         """Keep a conversation under its last message. Without it the client sends all of it again."""
         messages = msgspec.json.decode(fields["messages"], type=list[msgspec.Raw])
         if message["content"]:
@@ -82,7 +87,8 @@ class Threads:
             messages.append(msgspec.Raw(_encode(answer)))
         held = {name: value for name, value in fields.items() if name not in NOT_KEPT}
         try:
-            await self._kept.put(owner, _id(message["id"]), StoredResponse(msgspec.Raw(_encode(held)), messages, []))
+            kept = StoredResponse(msgspec.Raw(_encode(held)), messages, [], conversation=conversation or message["id"])
+            await self._kept.put(owner, _id(message["id"]), kept)
         except StoreError as error:
             log.warning("thread_not_kept", message=message["id"], error=str(error))
 

@@ -105,6 +105,8 @@ class ResponsesFace:
         request.may_pass, request.every_event, request.keeps_hidden = False, True, True
         request.tool_events = "off"
         request.max_calls = asked.max_tool_calls
+        if parent is not None:
+            request.conversation = parent.conversation or asked.previous_response_id or ""
         if before or any(isinstance(message, ShownAgain) for message in messages):
             request.kept_history = history
         if offered.approvals or decisions.ids:
@@ -187,6 +189,7 @@ class ResponsesExchange:
             given = numbered(self._input, items.head)
             skipped = 1 if self.asked.instructions else 0
             kept = kept_of(response, given, ended, self._handed, items.approvals, skipped)
+            kept.conversation = self.request.conversation or items.head.id
             if self._durable is not None:
                 await self._durable.keep_turns()
             await self._keep(items.head.id, kept, response)
