@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI, Request
 
 from callgate.application import create_app
 from callgate.auth.keys import mint_key
@@ -173,6 +174,30 @@ async def test_a_message_is_sent_that_a_call_waits_and_one_that_is_not_taken_is_
     logged = capsys.readouterr()
 
     assert "approval_webhook_failed" in logged.out + logged.err
+
+
+async def test_a_message_with_arguments_has_their_secrets_masked(upstream: Upstream) -> None:
+    secret = {"to": "bob", "text": "the key is sk-abcdefghijklmnopqrst, and the other one Bearer abcdefghijklmnop"}
+    upstream.script("m", [Reply(calls=[Call("send_mail", secret)]), Reply(text="Done.")])
+    got: asyncio.Queue[Any] = asyncio.Queue()
+    receiver = FastAPI()
+
+    @receiver.post("/hook")
+    async def hook(request: Request) -> None:
+        got.put_nowait(await request.json())
+
+    async with serve(receiver) as url:
+        webhook = {"url": f"{url}/hook", "secret": "s" * 24, "allow_private": True, "arguments": True}
+        async with serving(upstream, approvals={"webhook": webhook}) as client:
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+            async with asyncio.timeout(10):
+                sent = (await got.get())["data"]
+            [asked] = await waiting(client)
+            await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "deny"})
+            await asking
+    assert sent["arguments"] == {"to": "bob", "text": "the key is ***, and the other one Bearer ***"}
+    assert sent["hash"] == asked["hash"]
+    assert asked["arguments"] == secret
 
 
 async def test_a_feed_sends_what_its_key_may_see(upstream: Upstream) -> None:

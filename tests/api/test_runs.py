@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import json
 import re
+import sqlite3
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -80,6 +82,25 @@ async def test_runs_are_kept_in_the_data_folder_over_a_restart(upstream: Upstrea
 
     assert row["id"] == run
     assert [(each["name"], each["requests"], each["calls"]) for each in used] == [("anonymous", 1, 1)]
+
+
+async def test_a_damaged_run_is_an_error_in_words_and_can_be_removed(upstream: Upstream, tmp_path: Path) -> None:
+    async with serving(upstream, data_dir=str(tmp_path)) as client:
+        run = await ask(client, upstream)
+    database = sqlite3.connect(tmp_path / "runs.sqlite3")
+    with database:
+        database.execute("UPDATE runs SET row = x'01ff'")
+    database.close()
+    async with serving(upstream, data_dir=str(tmp_path)) as client:
+        listed, shown = await client.get("/v1/runs"), await client.get(f"/v1/runs/{run}")
+        removed = await client.delete(f"/v1/runs/{run}")
+        after = await client.get("/v1/runs")
+
+    for answer in (listed, shown):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["code"]) == (503, "server_error", "runs_unusable")
+        assert "another version of Callgate" in error["message"]
+    assert (removed.status_code, after.json()["data"]) == (204, [])
 
 
 async def test_pages_follow_one_another(upstream: Upstream) -> None:
@@ -159,6 +180,25 @@ async def test_a_key_sees_nothing_its_own_or_everything(upstream: Upstream) -> N
     assert borrowed.json()["data"] == []
     assert [each["name"] for each in usage["mine"].json()["data"]] == ["mine"]
     assert {each["name"] for each in usage["boss"].json()["data"]} == {"mine", "other"}
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
+async def test_metrics_say_what_each_key_used_only_to_who_sees_everybodys_runs(upstream: Upstream, accept: str) -> None:
+    keys = {name: mint_key() for name in ("alice", "bob", "boss", "scraper")}
+    rights: dict[str, dict[str, Any]] = {"boss": {"admin": True}, "scraper": {"see": "all"}}
+    listed = [{"name": name, "hash": hash, **rights.get(name, {})} for name, (_, hash) in keys.items()]
+    async with serving(upstream, auth="keys", keys=listed) as client:
+        await ask(client, upstream, headers={"authorization": f"Bearer {keys['alice'][0]}"})
+        seen = {}
+        for name, (key, _) in keys.items():
+            headers = {"authorization": f"Bearer {key}", "accept": accept}
+            seen[name] = (await client.get("/metrics", headers=headers)).text
+
+    assert all("callgate_requests_total{" in text for text in seen.values())
+    assert [name for name, text in seen.items() if "alice" in text or "callgate_key_used" in text] == [
+        "boss",
+        "scraper",
+    ]
 
 
 async def test_an_operator_removes_a_run(upstream: Upstream) -> None:

@@ -1,15 +1,19 @@
 """`callgate chat`, its lines coming through a pipe."""
 
 import asyncio
+import contextlib
 import os
 import pty
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from callgate.application import create_app
 from callgate.auth.keys import mint_key
+from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.process import ROOT
 from tests.harness.server import serve
@@ -49,10 +53,11 @@ async def test_it_shows_text_and_tool_calls_and_keeps_the_history(upstream: Upst
     assert said == [("user", "one and two?"), ("assistant", "3\x1b[2J"), ("user", "sure?")]
 
 
-@pytest.mark.parametrize(("typed", "decision"), [("y", "approved"), ("n", "denied")])
-async def test_a_call_that_waits_is_asked_about_at_the_terminal(upstream: Upstream, typed: str, decision: str) -> None:
+@contextlib.asynccontextmanager
+async def at_a_terminal(upstream: Upstream, **approvals: Any) -> AsyncIterator[tuple[Any, int, str]]:
+    """The command at a terminal of its own, that terminal's other end, and a server whose tool waits for approval."""
     upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2})]), Reply(text="ended")])
-    config = make_config(upstream.url, tools=["add"], require_approval="always")
+    config = make_config(upstream.url, tools=["add"], require_approval="always", approvals=approvals)
     near, far = pty.openpty()
     async with serve(create_app(config)) as url:
         process = await asyncio.create_subprocess_exec(
@@ -61,21 +66,53 @@ async def test_a_call_that_waits_is_asked_about_at_the_terminal(upstream: Upstre
             env={**os.environ, "PYTHONPATH": str(ROOT / "app")},
         )  # fmt: skip
         os.close(far)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        os.write(near, b"one and two?\n")
         async with asyncio.timeout(50):
-            question = (await process.stderr.readuntil(b"[y/n] ")).decode()
-            os.write(near, f"{typed}\n".encode())
-            await process.stdout.readuntil(b"ended")
-            os.write(near, b"/quit\n")
-            rest = (await process.stderr.read()).decode()
+            yield process, near, url
             await process.wait()
     os.close(near)
+
+
+@pytest.mark.parametrize(("typed", "decision"), [("y", "approved"), ("n", "denied"), ("", "denied")])
+async def test_a_call_that_waits_is_asked_about_at_the_terminal(upstream: Upstream, typed: str, decision: str) -> None:
+    async with at_a_terminal(upstream) as (process, near, _):
+        os.write(near, b"one and two?\n")
+        question = (await process.stderr.readuntil(b"[y/N] ")).decode()
+        os.write(near, f"{typed}\n".encode())
+        await process.stdout.readuntil(b"ended")
+        os.write(near, b"/quit\n")
+        rest = (await process.stderr.read()).decode()
     assert 'run add {"a": 1, "b": 2}' in question
     assert decision in rest
     result = upstream.requests[1].body["messages"][-1]["content"]
     assert (result == "3") == (typed == "y")
+
+
+async def test_what_was_typed_before_a_call_is_shown_does_not_approve_it(upstream: Upstream) -> None:
+    async with at_a_terminal(upstream) as (process, near, _):
+        os.write(near, b"one and two?\ny\n")
+        await process.stderr.readuntil(b"[y/N] ")
+        os.write(near, b"n\n")
+        await process.stdout.readuntil(b"ended")
+        os.write(near, b"/quit\n")
+        rest = (await process.stderr.read()).decode()
+    assert "denied" in rest
+    assert "approved" not in rest
+
+
+@pytest.mark.parametrize("how", ["elsewhere", "in_time"])
+async def test_a_question_ends_with_the_wait_of_its_call(upstream: Upstream, how: str) -> None:
+    seconds = {"timeout_seconds": 0.5} if how == "in_time" else {}
+    async with at_a_terminal(upstream, **seconds) as (process, near, url), http_client(url) as client:
+        os.write(near, b"one and two?\n")
+        await process.stderr.readuntil(b"[y/N] ")
+        if how == "elsewhere":
+            [asked] = (await client.get("/v1/approvals")).json()["data"]
+            await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"})
+        await process.stdout.readuntil(b"ended")
+        os.write(near, b"/quit\n")
+        rest = (await process.stderr.read()).decode()
+    assert "it waits no more" in rest
+    assert ("add done in" in rest) == (how == "elsewhere")
 
 
 async def test_a_new_beginning_forgets(upstream: Upstream) -> None:
@@ -87,11 +124,12 @@ async def test_a_new_beginning_forgets(upstream: Upstream) -> None:
 
 
 async def test_an_error_is_printed_and_the_question_is_not_kept(upstream: Upstream) -> None:
-    upstream.script("m", [Reply(status=400, body={"error": {"message": "no such thing"}}), Reply(text="fine")])
+    refusal = {"error": {"message": "no such thing\x1b]0;owned\x07"}}
+    upstream.script("m", [Reply(status=400, body=refusal), Reply(text="fine")])
     async with serve(create_app(make_config(upstream.url))) as url:
         code, out, err = await chat("--url", url, lines="bad\ngood\n")
     assert (code, out) == (0, "fine\n")
-    assert "no such thing" in err
+    assert "no such thing\\x1b]0;owned\\x07" in err
     assert [m["content"] for m in upstream.requests[1].body["messages"]] == ["good"]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,18 @@ async def test_what_was_used_has_its_cost(recorded: tuple[Path, str]) -> None:
     assert used["tokens_in"] > 0
     assert used["cost"] == pytest.approx(used["tokens_in"] * 0.5)
     assert f"${used['cost']:.5f}" in shown
+
+
+async def test_a_damaged_run_is_an_error_in_a_line(recorded: tuple[Path, str]) -> None:
+    file, id = recorded
+    database = sqlite3.connect(file.parent / "data" / "runs.sqlite3")
+    with database:
+        database.execute("UPDATE runs SET row = x'01ff'")
+    database.close()
+    for asked in (["list"], ["show", id]):
+        ended = run(app, ["runs", *asked, "--config", str(file)])
+        assert (ended.exit_code, ended.stdout) == (2, "")
+        assert "is damaged, or was written by another version of Callgate" in ended.stderr
 
 
 async def test_a_run_is_exported_in_three_ways(recorded: tuple[Path, str]) -> None:

@@ -71,7 +71,8 @@ def take_place(recorder: Recorder, headers: Mapping[str, str], only: str | None)
         # An image or a frame of another page: it can read nothing, but a few of them would take all places for ever.
         raise ChatError(403, "This web page may not watch this server.", code="origin_not_allowed")
     if not recorder.take_watcher(only):
-        raise ChatError(503, "Too many are watching already.", code="too_many_watchers", retry_after=10)
+        message = "Too many are watching already."
+        raise ChatError(503, message, type="server_error", code="too_many_watchers", retry_after=10)
     return partial(recorder.give_back_watcher, only)
 
 

@@ -38,6 +38,9 @@ from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
 
+OF_KEYS = b"callgate_key_used"
+"""What begins a metric of what each key used."""
+
 
 def add_routes(
     app: FastAPI, manager: RuntimeManager, runs: DurableRuns, *, page: bool = True
@@ -139,6 +142,8 @@ def _health(manager: RuntimeManager) -> APIRouter:
                 code="metrics_not_allowed",
             )
         text, content_type = await manager.exposition(request.headers.get("accept", ""))
+        if not manager.current.may_see_all(context.caller):
+            text = b"".join(line for line in text.splitlines(keepends=True) if OF_KEYS not in line)
         return Response(text, media_type=content_type)
 
     return router

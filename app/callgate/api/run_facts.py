@@ -10,6 +10,7 @@ from callgate.conversation.errors import ChatError
 from callgate.recorder.replayable import NotReplayable
 from callgate.recorder.row import UNDER_WAY, Recording, RunRow
 from callgate.recorder.store import StoreUnusable
+from callgate.recorder.unreadable import unreadable_in_words
 from callgate.runtime.manager import RuntimeManager
 
 Found = TypeVar("Found")
@@ -22,9 +23,11 @@ def facts_of(row: RunRow) -> dict[str, Any]:
 async def read_runs(read: Callable[..., Found], *arguments: Any) -> Found:
     """Read from the file of runs, in a thread."""
     try:
-        return await asyncio.to_thread(read, *arguments)
+        with unreadable_in_words():
+            return await asyncio.to_thread(read, *arguments)
     except StoreUnusable as failure:
-        raise ChatError(503, f"The recorded runs cannot be read: {failure}", code="runs_unusable") from failure
+        message = f"The recorded runs cannot be read: {failure}"
+        raise ChatError(503, message, type="server_error", code="runs_unusable") from failure
 
 
 async def found_run(manager: RuntimeManager, id: str, only: str | None) -> Recording:

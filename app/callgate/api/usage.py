@@ -14,6 +14,7 @@ from callgate.conversation.errors import ChatError
 from callgate.recorder.last_hour import MINUTES, minute_of
 from callgate.recorder.row import grouped
 from callgate.recorder.store import USAGE_DAYS, StoreUnusable, day_of
+from callgate.recorder.unreadable import unreadable_in_words
 from callgate.runtime.manager import RuntimeManager
 
 By = Literal["key", "model", "day", "minute"]
@@ -43,9 +44,11 @@ def usage_routes(manager: RuntimeManager) -> APIRouter:
         else:
             since = day_of(time.time() - (int(days) - 1) * 86_400)
             try:
-                used = await asyncio.to_thread(recorder.usage, since)
+                with unreadable_in_words():
+                    used = await asyncio.to_thread(recorder.usage, since)
             except StoreUnusable as failure:
-                raise ChatError(503, f"What was used cannot be read: {failure}", code="usage_unreadable") from failure
+                message = f"What was used cannot be read: {failure}"
+                raise ChatError(503, message, type="server_error", code="usage_unreadable") from failure
         mine = [each for each in used if only in (None, each.key)]
         prices = {model: runtime.prices.of(model) for model in {each.model for each in mine}}
         return Response(

@@ -10,7 +10,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -94,41 +95,100 @@ class _ChatSession:
 
     async def _print(self, body: dict[str, Any], pieces: list[str]) -> None:
         """Print the text of an answer as it comes, and gather it; what tools do is noted beside it."""
+        chunks = _Chunks()
+        reading = asyncio.create_task(self._read_into(chunks, body))
+        try:
+            async for chunk in chunks:
+                for piece in _shown(chunk):
+                    pieces.append(piece)
+                    typer.echo(printable(piece), nl=False)
+                progress = chunk.get("x_callgate") or {}
+                if (id := progress.get("approval")) and sys.stdin.isatty():
+                    await self._decide(id, chunks.until_it_waits_no_more(progress["call"]))
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
+
+    async def _read_into(self, chunks: "_Chunks", body: dict[str, Any]) -> None:
         from callgate.http.event_stream import EventStreamReader
 
         progress = {"X-Callgate-Events": "x"}
         reader = EventStreamReader()
-        opening = opened("POST", "/v1/chat/completions", self._url, self._key, body, progress, STREAM_SECONDS)
-        async with opening as response:
-            async for data in response.chunks():
-                for payload in reader.feed(data):
-                    chunk = json.loads(payload) if payload.startswith(b"{") else {}
-                    for piece in _read(chunk):
-                        pieces.append(piece)
-                        typer.echo(printable(piece), nl=False)
-                    if (id := (chunk.get("x_callgate") or {}).get("approval")) and sys.stdin.isatty():
-                        await self._decide(id)
+        try:
+            opening = opened("POST", "/v1/chat/completions", self._url, self._key, body, progress, STREAM_SECONDS)
+            async with opening as response:
+                async for data in response.chunks():
+                    for payload in reader.feed(data):
+                        if payload.startswith(b"{"):
+                            chunks.put(json.loads(payload))
+        finally:
+            chunks.put(None)
 
-    async def _decide(self, id: str) -> None:
-        """Ask whoever sits there about a call that waits. The hash of what was shown goes with the answer."""
+    async def _decide(self, id: str, waits_no_more: Coroutine[Any, Any, None]) -> None:
+        """Ask whoever sits there about a call that waits, for as long as it does. The hash of what was shown goes with the
+        answer."""
+        ending = asyncio.create_task(waits_no_more)
+        typing: asyncio.Task[str] | None = None
         try:
             listed = await answered("GET", "/v1/approvals", self._url, self._key)
             waiting = next((call for call in listed["data"] if call["id"] == id), None)
             if waiting is None:
                 return  # decided meanwhile, by somebody else
             arguments = printable(json.dumps(waiting["arguments"], ensure_ascii=False))
-            _note(f"  run {waiting['tool']} {arguments} ({waiting['safety']})? [y/n] ", nl=False)
-            decision = "approve" if (await _typed()).strip().lower() in {"y", "yes"} else "deny"
+            _forget_typed()
+            _note(f"  run {waiting['tool']} {arguments} ({waiting['safety']})? [y/N] ", nl=False)
+            typing = asyncio.create_task(_typed())
+            await asyncio.wait({typing, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not typing.done():
+                _note("\n  it waits no more: somebody else has decided, or its time is over")
+                return
+            decision = "approve" if typing.result().strip().lower() in {"y", "yes"} else "deny"
             body = {"decision": decision, "hash": waiting["hash"]}
             decided = await answered("POST", f"/v1/approvals/{id}", self._url, self._key, body)
             _note(f"  {decided['decision']}")
         except ServerRefused as error:
             _note(f"  {error}")  # this key may not decide, or it is too late
+        finally:
+            tasks = [task for task in (ending, typing) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
 
-def _read(chunk: dict[str, Any]) -> Iterator[str]:
+class _Chunks:
+    """The chunks of an answer, in their order. One can look ahead while somebody is asked."""
+
+    def __init__(self) -> None:
+        self._coming: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._seen: deque[dict[str, Any] | None] = deque()
+
+    def put(self, chunk: dict[str, Any] | None) -> None:
+        """None is the end."""
+        self._coming.put_nowait(chunk)
+
+    def __aiter__(self) -> "_Chunks":
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        chunk = self._seen.popleft() if self._seen else await self._coming.get()
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def until_it_waits_no_more(self, call: str) -> None:
+        """Look ahead for what says that a call runs or is over."""
+        while True:
+            chunk = await self._coming.get()
+            self._seen.append(chunk)
+            progress = {} if chunk is None else chunk.get("x_callgate") or {}
+            if chunk is None or (progress.get("call") == call and "approval" not in progress):
+                return
+
+
+def _shown(chunk: dict[str, Any]) -> Iterator[str]:
     if "error" in chunk:
-        _note(f"\n{chunk['error']['message']}")
+        _note(f"\n{printable(str(chunk['error']['message']))}")
     elif (progress := chunk.get("x_callgate")) and "phase" in progress:
         _note(_progress_line(progress))
     for choice in chunk.get("choices", ()):
@@ -158,6 +218,14 @@ def _line() -> str | None:
         return None
     except KeyboardInterrupt:
         return None
+
+
+def _forget_typed() -> None:
+    """What was typed before a question was shown is no answer to it."""
+    with contextlib.suppress(ImportError):  # not there on Windows
+        import termios
+
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 
 async def _typed() -> str:

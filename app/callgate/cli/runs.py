@@ -269,6 +269,7 @@ def _one(id: str, config: Path | None) -> "Recording":
 def _read(config: Path | None, read: Any) -> Any:
     """What is read from the file; None where there is none yet."""
     from callgate.recorder.store import FILE, RunStore, StoreUnusable
+    from callgate.recorder.unreadable import unreadable_in_words
 
     folder = read_config(config, without_variables=True).config.data_dir
     if folder is None:
@@ -278,7 +279,8 @@ def _read(config: Path | None, read: Any) -> Any:
     try:
         store: RunStore = RunStore(Path(folder), read_only=True)
         try:
-            return read(store)
+            with unreadable_in_words():
+                return read(store)
         finally:
             store.close()
     except StoreUnusable as error:

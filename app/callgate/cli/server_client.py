@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from callgate.cli.shared import WRONG
+from callgate.cli.shared import WRONG, printable
 
 if TYPE_CHECKING:
     from callgate.http.interface import Response
@@ -113,7 +113,7 @@ async def opened(
         async with client.request(method, address_of(url) + path, fields, content, deadlines) as response:
             if response.status >= 400:
                 try:
-                    message = str(json.loads(await response.read(ANSWER_BYTES))["error"]["message"])
+                    message = printable(str(json.loads(await response.read(ANSWER_BYTES))["error"]["message"]))
                 except (ValueError, KeyError, TypeError):
                     message = f"the server answered {response.status}"
                 raise ServerRefused(message)

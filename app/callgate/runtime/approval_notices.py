@@ -7,6 +7,7 @@ import structlog
 
 from callgate.config.schema.approvals import WebhookSection
 from callgate.recorder.recorder import Recorder
+from callgate.telemetry import logs
 from callgate.telemetry.metrics import Metrics
 from callgate.tools.addresses import AddressRules
 from callgate.tools.approvals import PendingApproval, SettledApproval
@@ -35,7 +36,7 @@ class ApprovalNotices:
             return
         from callgate.tools.approval_webhook import ApprovalWebhook, WebhookSpec
 
-        self._webhook = self._webhook or ApprovalWebhook(self._web, self._sent)
+        self._webhook = self._webhook or ApprovalWebhook(self._web, self._sent, mask=logs.masked_value)
         rules = AddressRules.of(allow_private=section.allow_private, allow=section.allow_hosts)
         secret = section.secret.get_secret_value()
         self._webhook.spec = WebhookSpec(section.url, secret, rules, with_arguments=section.arguments)

@@ -82,6 +82,11 @@ def masked(text: str) -> str:
     return str(_redactor.value(text))
 
 
+def masked_value(value: Any) -> Any:
+    """Lists and objects as plain data, with their secrets masked."""
+    return _redactor.value(value)
+
+
 _redactor = Redactor(())
 
 

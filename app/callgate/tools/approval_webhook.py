@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 import msgspec
@@ -19,7 +19,8 @@ from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.approvals import PendingApproval
 from callgate.tools.http_client import Request, Web, ask
 
-TRIES: Final = 6
+TRIES: Final = 10
+"""Over a minute and a half: a receiver that is put in again is away for so long."""
 TRY_SECONDS: Final = 10.0
 MAX_UNDER_WAY: Final = 100
 """Messages under way at once. An address that does not answer must not gather them for ever."""
@@ -49,11 +50,14 @@ class ApprovalWebhook:
         web: Callable[[], Web],
         on_result: Callable[[PendingApproval, str], None],
         *,
+        mask: Callable[[Any], Any] = lambda value: value,
         delay: Callable[[int], float] = retry_delay,
     ) -> None:
-        """`on_result` is given what became of a message: nothing, or why it was not taken."""
+        """`on_result` is given what became of a message: nothing, or why it was not taken. `mask` hides the secrets in
+        arguments: they leave for another server, and perhaps for a chat room."""
         self._web = web
         self._on_result = on_result
+        self._mask = mask
         self._delay = delay
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self.spec: WebhookSpec | None = None
@@ -83,7 +87,9 @@ class ApprovalWebhook:
 
     async def _send(self, spec: WebhookSpec, asked: PendingApproval) -> None:
         facts = asked.facts()
-        if not spec.with_arguments:
+        if spec.with_arguments:
+            facts["arguments"] = self._mask(facts["arguments"])
+        else:
             del facts["arguments"]
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(asked.since))
         body = msgspec.json.encode({"type": "approval.waiting", "timestamp": when, "data": facts})

@@ -48,11 +48,11 @@ class WebhookSection(Section):
 
     url: Annotated[WebAddress, Field(repr=False)]
     """Gets a POST for each, as Standard Webhooks describes it. Any answer from 200 to 299 takes it; else it is sent again while
-    the call waits, six times at most."""
+    the call waits, ten times at most."""
     secret: SecretStr
     """What the message is signed with (HMAC-SHA256); `whsec_` begins one in base64."""
     arguments: Switch = False
-    """Send the arguments of the call too. Their hash is always there."""
+    """Send the arguments of the call too, known secrets masked. Their hash is always there."""
     allow_private: Switch = False
     """Allow private and loopback addresses, which are refused otherwise."""
     allow_hosts: Globs = ()
