@@ -1,7 +1,6 @@
-"""The HTTP responses of a conversation: `EventStream` sends it chunk by chunk, `WholeAnswer` in one piece.
+"""The HTTP responses of a conversation: `EventStream` sends it in chunks, `WholeAnswer` in one piece.
 
-Both run the chat under a race with the client's leaving, from the moment the body is read. Whoever leaves stops
-everything that the chat had begun, because cancelling the chat cancels the model's answer and the tools.
+Both cancel the chat when the client disconnects, which also closes the model's answer and stops the tools.
 """
 
 import asyncio
@@ -25,10 +24,10 @@ from callgate.auth.limits import OverLimit
 from callgate.conversation.errors import ChatError
 
 Work: TypeAlias = Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]
-"""What answers a request, given where to emit what its writer understands."""
+"""Answers a request, by emitting events to a writer."""
 
 LOOK_AFTER_SECONDS = 0.05
-"""How long an answer may take before we look whether its client is still there."""
+"""How long an answer may take before the client's connection is watched."""
 
 JSON_TYPE = (b"content-type", b"application/json")
 
@@ -44,10 +43,10 @@ class ClientLeft(Exception):
 
 
 class Pulse(msgspec.Struct, frozen=True, gc=False):
-    """The two clocks of a stream."""
+    """The timing of a stream."""
 
     first: float = 5.0
-    """How long the status is held back for the first word; until then an error can still be a status."""
+    """How long the status is held back until the first content; until then an error can have its own status."""
     heartbeat: float = 10.0
     """The longest silence of an open stream."""
 
@@ -58,11 +57,11 @@ class StreamWriter(Protocol):
     def write(self, event: Any, /) -> bytes: ...
 
     def heartbeat(self) -> bytes:
-        """Return bytes that show a client that the answer goes on. They may be the first ones written."""
+        """Return bytes that keep a stream alive. They may be the first ones written."""
         ...
 
     def error(self, error: ChatError) -> bytes:
-        """The end of a stream that failed after it had begun."""
+        """Return the end of a stream that failed after it had begun."""
         ...
 
 
@@ -75,7 +74,7 @@ class BodyWriter(Protocol):
 
 
 class Headers(Protocol):
-    """The headers of an answer, asked for when it starts; an error may need one more than a success."""
+    """Returns the headers of a response when it starts; an error may have more of them."""
 
     def __call__(self, error: ChatError | None = None) -> Mapping[str, str]: ...
 
@@ -87,11 +86,11 @@ class WholeAnswer(msgspec.Struct, eq=False):
     _writer: BodyWriter
     _headers: Headers
     _seconds: float | None = None
-    """How long the work may take."""
+    """The timeout of the work."""
     _error_body: ErrorBody = in_openais_shape
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
-        """The error it ended with, if any. Raises `ClientLeft` when the client did not wait for it."""
+        """Run the chat and send its answer; return its error, if any. Raises `ClientLeft` when the client disconnected."""
         error: ChatError | None = None
         try:
             await unless_left(self._work(self._emit), receive, self._seconds)
@@ -109,7 +108,7 @@ class WholeAnswer(msgspec.Struct, eq=False):
 
 
 class EventStream:
-    """Runs a chat and sends each chunk as it comes; commits to a status as late as it can."""
+    """Runs a chat and streams its answer; the status is sent with the first content."""
 
     def __init__(
         self,
@@ -120,7 +119,7 @@ class EventStream:
         seconds: float | None = None,
         error_body: ErrorBody = in_openais_shape,
     ) -> None:
-        """`seconds`: how long the work may take. `error_body` writes an error while it can still be a status."""
+        """`seconds`: the timeout of the work. `error_body` encodes an error before the status was sent."""
         self._work, self._writer, self._headers = work, writer, headers
         self._pulse, self._seconds, self._error_body = pulse, seconds, error_body
         self._started = False
@@ -130,7 +129,7 @@ class EventStream:
         self._beat: asyncio.Task[None] | None = None
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
-        """The error it ended with, if any. Raises `ClientLeft` when the client did not wait for the end."""
+        """Run the chat and send its answer; return its error, if any. Raises `ClientLeft` when the client disconnected."""
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
@@ -144,7 +143,7 @@ class EventStream:
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
             error = _as_told(failure, self._headers)
         except asyncio.CancelledError:
-            # The server alone cancels a request as a whole, when the time to drain is over.
+            # Only the server cancels a whole request, at the end of the drain.
             await self._stop_beating()
             if self._started:
                 await self._end(shutting_down(wrote=_wrote(self._headers)))
@@ -165,7 +164,7 @@ class EventStream:
     async def _run(self) -> None:
         write, send, time = self._writer.write, self._send, self._loop.time
 
-        # No coroutine, because every chunk goes through here; whoever tells waits for the server itself.
+        # No coroutine, because every chunk goes through here; the caller awaits `send`.
         def emit(event: Any) -> Awaitable[None]:
             if not (data := write(event)):
                 return NOTHING
@@ -187,8 +186,7 @@ class EventStream:
         await self._send(start_message(200, {**STREAM_HEADERS, **self._headers(None)}))
         await self._pass(data)
 
-    # Heartbeats run on a bare timer: nearly every answer ends before the first is due, and a timer costs
-    # next to nothing while a task per request would not.
+    # Heartbeats use a timer, which is much cheaper than a task: most answers end before the first heartbeat.
 
     def _start_beat(self) -> None:
         now = self._loop.time()
@@ -212,17 +210,17 @@ class EventStream:
 def _as_told(failure: Exception, headers: Headers) -> ChatError:
     error = as_chat_error(failure)
     if isinstance(error, OverLimit):
-        return error  # raised before anything of a chat begins; that of a budget says by itself that it is not to be repeated
+        return error  # raised before the chat begins; the error of a budget forbids retries by itself
     return after_write(error) if _wrote(headers) else error
 
 
 def _wrote(headers: Headers) -> bool:
-    """True if a tool was started that may change something."""
+    """True if a tool with side effects was started."""
     return "x-should-retry" in headers()
 
 
 class _Nothing:
-    """Awaited where nothing has to be waited for. It costs less than a coroutine, and there may be thousands."""
+    """An awaitable that is done at once. Cheaper than a coroutine, for thousands of them."""
 
     __await__: Callable[[], Generator[None, None, None]] = staticmethod(partial(iter, ()))
 
@@ -231,8 +229,7 @@ NOTHING: Awaitable[None] = _Nothing()
 
 
 async def unless_left(work: Awaitable[None], receive: Receive, seconds: float | None = None) -> None:
-    """Do the work, unless the client leaves first: then it is cancelled, and `ClientLeft` raised when it has ended. Nor may
-    it take longer than so many seconds."""
+    """Run the work. It is cancelled when the client disconnects, which raises `ClientLeft`, or after `seconds`."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task(loop)
     assert task is not None
@@ -252,9 +249,9 @@ async def unless_left(work: Awaitable[None], receive: Receive, seconds: float | 
 
 
 class _Watch(msgspec.Struct, eq=False):
-    """Looks out for the client's leaving and for the end of the time there is, and cancels the task that answers.
+    """Cancels the task of an answer when the client disconnects, or at the deadline.
 
-    It begins to look after a moment: most answers that are not streamed are gone by then, and have cost no task.
+    The connection is watched only after a moment, because most whole answers have ended by then and need no task.
     """
 
     _loop: asyncio.AbstractEventLoop
@@ -268,7 +265,7 @@ class _Watch(msgspec.Struct, eq=False):
     _due: bool = False
 
     def explain(self) -> None:
-        """The error that a cancellation of ours means; nothing where the server has cancelled as well."""
+        """Raise the error for our own cancellation; nothing where the server has cancelled the task as well."""
         for ours in (self._left, self._due):
             if ours:
                 self._task.uncancel()

@@ -17,13 +17,13 @@ EXAMPLE = '{"decision": "approve"} or {"decision": "deny", "reason": "…"}'
 
 
 class Decision(msgspec.Struct, forbid_unknown_fields=True):
-    """What is sent to decide."""
+    """The body of a decision."""
 
     decision: Literal["approve", "deny"]
     reason: str = ""
     """Sent to the model when the call is denied."""
     hash: str | None = None
-    """Of the arguments that the decision is about, as they were listed."""
+    """The hash of the call's arguments, as listed."""
 
 
 def approval_routes(manager: RuntimeManager) -> APIRouter:

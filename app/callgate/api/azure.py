@@ -1,5 +1,5 @@
-"""Chat Completions under Azure OpenAI's URLs, for clients that are made for it: the model stands in the path, and
-`api-version` says nothing here. Their key comes as `api-key`, which is taken everywhere."""
+"""Chat Completions under Azure OpenAI's URLs, for its clients: the path names the model, `api-version` is ignored, and the key
+comes as `api-key`."""
 
 import re
 
@@ -15,7 +15,7 @@ _MODEL = re.compile(r"/openai/deployments/(.+)/chat/completions/?")
 
 
 class AzureChatFace(ChatFace):
-    """`POST /openai/deployments/{model}/chat/completions`. As at Azure, a model in the body counts for nothing."""
+    """`POST /openai/deployments/{model}/chat/completions`. As on Azure, a model in the body is ignored."""
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> ChatExchange:
         named = _MODEL.fullmatch(context.path)

@@ -49,7 +49,7 @@ class ChatFace:
 
 
 class ChatExchange(msgspec.Struct, eq=False):
-    """One chat, answered as a chat.completion or in its chunks."""
+    """One chat, answered as a chat.completion or its chunks."""
 
     request: ChatRequest
 
@@ -77,7 +77,7 @@ class ChatExchange(msgspec.Struct, eq=False):
 
 
 def in_progress(model: str, run: StoredRun) -> bytes:
-    """A chat.completion that is still to come."""
+    """Return the chat.completion object of an unfinished run."""
     return encode(
         {
             "id": completion_id(run.id),

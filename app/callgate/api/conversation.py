@@ -1,4 +1,4 @@
-"""Runs the conversation that answers a request: one chat, or one for each choice, with all listeners attached."""
+"""Runs the conversation of a request: one chat, or one for each choice, with all listeners."""
 
 import asyncio
 import dataclasses
@@ -46,27 +46,27 @@ from callgate.runtime.runtime import Runtime
 from callgate.stores.conversations import Conversations
 
 UNLIMITED = ANONYMOUS.allowance
-"""Of most keys: looked at before anything is asked of it."""
+"""The allowance of most keys, for a quick comparison."""
 BeforeTools: TypeAlias = Callable[[str], Awaitable[None]]
-"""Awaited with the id of the run before it starts a tool. A tool whose start cannot be kept is not started."""
+"""Awaited with the id of the run before a tool starts. Where it raises, the tool is not started."""
 Keep: TypeAlias = Callable[[CallsHandedBack], Awaitable[CallsHandedBack]]
 EmitAny: TypeAlias = Callable[[Any], Awaitable[None]]
-"""Takes what the writer of the answer understands."""
+"""Takes the events that the writer of the answer handles."""
 
 new_call_id: Callable[[], str] = partial(new_id, "call")
 CHOICES_AT_ONCE = 8
-"""Chats of one request that go on side by side: each has the whole question in its own words, and a connection to the model."""
+"""Concurrent chats of one request: each has a copy of the request, and a connection to the model."""
 USUAL = ((TurnStarted, False), (TurnEnded, False), (CallsHandedBack, True))
-"""What does not go straight to the writer even where no listener handles it, and whether it goes there at all: most writers
-have nothing to say of a turn."""
+"""Events that do not go straight to the writer even where no listener handles them, and whether the writer gets them at all;
+most writers ignore turns."""
 EVERYTHING = ((CallsHandedBack, True),)
 
 
 class Conversation(msgspec.Struct, eq=False):
-    """Answers one request, held to the limits of its key and its model.
+    """Answers one request, within the limits of its key and its model.
 
-    Where none of our tools is on offer the request may be passed through, all of its choices in one chat; otherwise every
-    choice has a chat of its own.
+    Where none of our tools is offered the request may be passed through, with all choices in one chat; otherwise each choice
+    has a chat of its own.
     """
 
     _runtime: Runtime
@@ -99,8 +99,8 @@ class Conversation(msgspec.Struct, eq=False):
             self.diagnoses += [Diagnosis(run_id, warnings, sees, price) for _ in range(n - 1)]
 
     def replay(self, tools: Toolbox | None) -> None:
-        """Have a recorded run asked again: with the tools of the recording, or, without them, with ours, where a person is
-        asked before anything is changed."""
+        """Replay a recorded run: with the tools of the recording, or, without `tools`, with ours, which need an approval unless
+        they are read-only."""
         self._is_replay, self._recorded_tools = True, tools
         if tools is None and self._route.server_tools:
             self._route = dataclasses.replace(self._route, server_tools=asking_first(self._route.server_tools))
@@ -112,12 +112,12 @@ class Conversation(msgspec.Struct, eq=False):
 
     @property
     def thinking(self) -> str:
-        """The parameters with which its model is asked to think."""
+        """How its model takes `thinking` parameters."""
         return self._route.thinking
 
     @property
     def work(self) -> Work:
-        """From the question to its end. Several choices are emitted as `ForChoice`."""
+        """Return the work that answers the request. Events of several choices are emitted as `ForChoice`."""
         work = self._answer if self._request.n == 1 else self._answer_choices
         if (allowance := self._caller.allowance) is not UNLIMITED and allowance.is_metered:
             work = partial(self._metered, work)
@@ -125,35 +125,35 @@ class Conversation(msgspec.Struct, eq=False):
 
     @property
     def wrote(self) -> bool:
-        """True if a tool was started that may change something."""
+        """True if a tool with side effects was started."""
         return self._context.wrote
 
     def source_of(self, tool: str) -> str | None:
-        """The MCP server that has a tool of ours; empty for a tool of the config, None for one under another name."""
+        """Return the MCP server of one of our tools; empty for a tool of the config, None for an unknown name."""
         server_tools = self._route.server_tools
         found = server_tools.by_name.get(tool) if server_tools else None
         return found.source if found is not None else None
 
     @property
     def tools_shown(self) -> str:
-        """The form in which calls of our tools are shown, where the API has one."""
+        """How the response shows calls of our tools, where its API has a form for them."""
         return self._runtime.tools_shown(self._route, self._caller)
 
     def warn(self, warning: str) -> None:
-        """Have the client know something of its request; plain ASCII."""
+        """Add a warning to the response; plain ASCII."""
         self._warnings += (warning,)
         for diagnosis in self.diagnoses:
             diagnosis.warn(warning)
 
     def headers(self, error: ChatError | None = None) -> Mapping[str, str]:
-        """The headers of the answer, as far as they are known by now."""
+        """Return the headers of the response that are known by now."""
         headers = {"x-callgate-run": self.run_id}
         if self._meter is not None:
             headers |= self._meter.headers
         if self._warnings:
             headers["x-callgate-warning"] = "; ".join(self._warnings)
         if self._context.wrote:
-            # Clients repeat a failed request by themselves. What a tool has written must not be written twice.
+            # Clients retry failed requests by themselves, which would repeat a tool's side effects.
             headers["x-should-retry"] = "false"
         return headers
 
@@ -162,7 +162,7 @@ class Conversation(msgspec.Struct, eq=False):
             await work(emit)
 
     async def _metered(self, work: Work, emit: EmitAny) -> None:
-        """An estimate is reserved before and settled after."""
+        """Do the work within the key's allowance."""
         request = self._request
         longest = _longest_answer(request.params)
         self._meter = self._runtime.meter(self._caller, request.model, request.size, longest, request.n)
@@ -175,7 +175,7 @@ class Conversation(msgspec.Struct, eq=False):
 
     @property
     def _may_pass(self) -> bool:
-        """A stream that is to be kept in one piece too has to be read."""
+        """True if the request may be passed through. Not a stream that is also stored in one piece."""
         return self._request.may_pass and not (self._durable is not None and self._request.stream)
 
     async def _answer_choices(self, emit: EmitAny) -> None:
@@ -201,12 +201,12 @@ class Conversation(msgspec.Struct, eq=False):
             async with asyncio.TaskGroup() as group:
                 for choice, model in enumerate(models):
                     group.create_task(in_place(choice, model))
-                    await asyncio.sleep(0)  # each writes down its question, and others wait meanwhile
+                    await asyncio.sleep(0)  # starting a chat takes a while, during which other requests wait
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None  # the client gets one error; it cannot be answered in parts
 
     async def _chat(self, choice: int, model: TurnModel, emit: Emit, *, may_pass_through: bool = False) -> None:
-        """One chat, with all its listeners."""
+        """Run one chat with all its listeners."""
         request, runtime, route = self._request, self._runtime, self._route
         if choice and self.trace is not None:
             self.trace.use(choice)
@@ -273,7 +273,7 @@ class Conversation(msgspec.Struct, eq=False):
                 emit = _awaiting(self._before_tools, self.run_id, WriteNote(self._context), emit)
         if has_tools or request.keeps_hidden:
             keep = self._keep
-            if not self._is_replay and (request.hints or has_calls(messages)):  # that of a replay is whole
+            if not self._is_replay and (request.hints or has_calls(messages)):  # a replay has its whole history
                 messages = await self._conversations.made_whole(
                     owner_of(self._caller, request),
                     messages,
@@ -289,7 +289,7 @@ class Conversation(msgspec.Struct, eq=False):
             await approvals.claim(self.run_id)
             messages = await run_approved(messages, approvals.approved, toolbox, emit_to_listeners(listeners, emit))
         if has_tools and request.mode is not None:
-            tool_choice = request.mode  # the tools are cut down to the allowed ones already
+            tool_choice = request.mode  # the tools are narrowed to the allowed ones already
         return await converse(
             ModelRequest(messages, (), tool_choice, request.params, request.stream, request.original),
             model,
@@ -302,9 +302,9 @@ class Conversation(msgspec.Struct, eq=False):
         )
 
     async def _keep(self, handed: CallsHandedBack) -> CallsHandedBack:
-        """Keep what the client is not shown before it gets its calls: it may return at once."""
+        """Store the hidden turns before the client is sent its calls, because it may return at once."""
         if self._request.legacy:
-            # One call, under the id that it will have when the client comes back without one.
+            # A legacy call has no id; it gets the one that will be derived when the client returns.
             call = handed.calls[0]
             function = function_body(call)
             id = legacy.call_id(self._request.messages, function["name"], function["arguments"])
@@ -319,7 +319,7 @@ class Conversation(msgspec.Struct, eq=False):
 
 
 class WriteNote(Listener, msgspec.Struct, eq=False):
-    """Notes that a tool was started that may change something. One that waits for a person was not, until it may run."""
+    """Counts the tools with side effects that were started, after their approval if they need one."""
 
     _context: RequestContext
     _started: set[str] = set()
@@ -349,7 +349,7 @@ class WriteNote(Listener, msgspec.Struct, eq=False):
 def _awaiting(before_tools: BeforeTools, run_id: str, note: WriteNote, emit: Emit) -> Emit:
     async def emit_start(event: ChatEvent) -> None:
         await before_tools(run_id)
-        note.handle(event)  # until then nothing was started
+        note.handle(event)  # after `before_tools`, because the tool has not started before
         await emit(event)
 
     def emit_awaiting(event: ChatEvent) -> Awaitable[None]:
@@ -362,24 +362,24 @@ def _awaiting(before_tools: BeforeTools, run_id: str, note: WriteNote, emit: Emi
 
 
 def owner_of(caller: Caller, request: ChatRequest) -> str:
-    """Return the owner of what is kept: a key, and the one of its users that the request names."""
+    """Return the owner of stored things: the key, and the end user that the request names."""
     return f"{owner_name(caller)}\0{request.end_user}" if request.end_user else owner_name(caller)
 
 
 def emit_to_listeners(
     listeners: Sequence[Listener], emit: Emit, keep: Keep | None = None, *, everything: bool = False
 ) -> Emit:
-    """Emit to the listeners, then to the writer. The model's words go to the writer alone: there are thousands of them.
+    """Return a function that emits to the listeners, then to the writer. Pieces of text go to the writer only.
 
-    `keep` gets calls that go back to the client before anybody else does, and says how they are emitted. `everything`: the writer
-    has something to say of every event.
+    `keep` gets calls for the client before the listeners do, and returns the event that is emitted. `everything`: the writer
+    handles every event.
     """
     handled = handlers_of(listeners, EVERYTHING if everything else USUAL).get
 
-    # No coroutine, because every chunk of every answer goes through here; the caller waits for the writer itself.
+    # No coroutine, because every chunk of every answer goes through here; the caller awaits the writer.
     def emit_to_all(event: ChatEvent) -> Awaitable[None]:
         if (entry := handled(type(event))) is None:
-            return emit(event)  # as with all that a model says
+            return emit(event)
         if keep is not None and type(event) is CallsHandedBack:
             return _keep_and_emit(event, keep, listeners, emit)
         handlers, is_written = entry

@@ -20,7 +20,7 @@ def allowed_origin(origin: str, origins: Collection[str]) -> str | None:
 
 
 def cors_headers(headers: Mapping[str, str], origins: Collection[str]) -> dict[str, str]:
-    """For an answer to a page's script; nothing where the page may not read it."""
+    """Return the CORS headers of a response; none where the page may not read it."""
     allowed = allowed_origin(headers.get("origin", ""), origins)
     if allowed is None:
         return {}
@@ -28,12 +28,12 @@ def cors_headers(headers: Mapping[str, str], origins: Collection[str]) -> dict[s
 
 
 def preflight_headers(headers: Mapping[str, str], origins: Collection[str]) -> dict[str, str] | None:
-    """Return the further headers of the answer to a preflight; None when the page may not call."""
+    """Return the further headers of the response to a preflight; None when the page may not call."""
     if allowed_origin(headers.get("origin", ""), origins) is None:
         return None
     return {
         "access-control-allow-methods": METHODS,
-        # A page that may call may send any header: SDKs send a dozen of their own.
+        # An allowed page may send any header, because SDKs have a dozen of their own.
         "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
         "access-control-max-age": str(REMEMBERED_SECONDS),
     }

@@ -1,4 +1,4 @@
-"""Routes of durable runs: `GET /v1/chat/completions/{id}` returns one, another cancels it."""
+"""Routes of durable runs: `/v1/chat/completions/{id}` returns one, another route cancels it."""
 
 from typing import Any, Final
 

@@ -1,8 +1,8 @@
 """Runs requests that outlive the process that answers them: those with an `Idempotency-Key`, and those in the
 background.
 
-A run is a row of the ledger with an owner. Whoever is asked for it again follows it, here or at another process, and gets
-its answer from the beginning; when its process dies, another plays it again from what was kept and carries it on.
+A run is a row of the ledger, which one process owns. Further requests with its key follow it, in this or another process, and
+get its answer from the beginning. When its process dies, another one replays it from what is stored and resumes it.
 """
 
 import asyncio
@@ -30,25 +30,25 @@ from callgate.stores.store import StoreError
 from callgate.telemetry.logs import stand_on_every_line
 
 LOOK_SECONDS: Final = 0.5
-"""How often runs are looked for whose process is gone, and those of ours that are to be stopped."""
+"""How often the ledger is checked for runs of dead processes, and for runs of this one that were cancelled."""
 SOON_SECONDS: Final = 0.05
-"""The same after as many were taken over as are at a time: there may be more, and the other processes want some too."""
+"""The interval after a full batch of runs was taken over: there may be more, and other processes should take some."""
 POLL_SECONDS: Final = 0.25
-"""How often a run of another process is looked at by whoever follows it."""
+"""How often a run of another process is polled by its followers."""
 FOLLOWED_SECONDS: Final = 2.0
-"""For so long after they last asked do those who follow at another process count as there."""
+"""How long followers in other processes count after their last poll."""
 MOST_CARRIED: Final = 16
-"""Processes that carry on one run: it may be what ends them."""
+"""How many processes may resume one run, which may be what crashes them."""
 PRUNE_LOOKS: Final = 7200
-"""Looks between two times that old runs are forgotten: an hour."""
+"""How many checks there are between two prunings of old runs: an hour."""
 UNKEPT_HEADERS: Final = frozenset({"authorization", "api-key", "x-api-key", "cookie", "proxy-authorization"})
-"""What lets a caller in is not kept: whoever carries the run on knows the caller by name."""
+"""Credentials are not stored: the process that resumes a run knows its caller by name."""
 
 log = structlog.get_logger("callgate.runs")
 
 
 class RunRequest(msgspec.Struct, frozen=True):
-    """A request as it is kept, to be read again by whoever carries its run on."""
+    """A stored request, which the process that resumes its run reads again."""
 
     path: str
     headers: Mapping[str, str]
@@ -75,12 +75,12 @@ class Carrier(Protocol):
     async def carry_on(
         self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send
     ) -> Ended:
-        """Answer a request whose run was begun elsewhere."""
+        """Answer a request whose run began in another process."""
         ...
 
 
 class DurableRuns:
-    """The runs of this process, and those of others that somebody follows here."""
+    """The runs of this process, and those of others that clients follow here."""
 
     def __init__(self, manager: RuntimeManager) -> None:
         self._manager = manager
@@ -91,14 +91,14 @@ class DurableRuns:
         self._looking: asyncio.Task[None] | None = None
         self._is_closing = False
         self.on_left: list[Callable[[str], None]] = []
-        """Called with the id of a run of ours that another process has from now on."""
+        """Called with the id of a run that another process has taken over."""
 
     def add(self, face: str, carrier: Carrier) -> None:
         self._carriers[face] = carrier
 
     @property
     def is_on(self) -> bool:
-        """True if runs are kept: there is a ledger, and nobody has turned them off."""
+        """True if runs are durable: there is a ledger, and the config allows it."""
         return self._ledger is not None
 
     async def __aenter__(self) -> Self:
@@ -109,7 +109,7 @@ class DurableRuns:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Leave the runs that are still under way to other processes."""
+        """Leave the running runs to other processes."""
         self._is_closing = True
         if self._looking is not None:
             self._looking.cancel()
@@ -124,7 +124,7 @@ class DurableRuns:
         if tasks:
             await asyncio.wait(tasks)
 
-    # -- for whoever asks
+    # -- requests
 
     async def answer(
         self,
@@ -141,10 +141,10 @@ class DurableRuns:
         accepted: Callable[[StoredRun], bytes] | None = None,
         begun_before: Callable[[StoredRun], None] | None = None,
     ) -> None:
-        """Answer a request by its one run. `accepted` makes the answer where the client does not wait for the run's own;
-        `begun_before` is told, and the answer is empty, where another request has begun it.
+        """Answer a request by its run. `accepted` makes the answer where the client does not wait for the run's own;
+        `begun_before` is called, and the answer is empty, where an earlier request has begun it.
 
-        Raises `ClientLeft` when its client did not wait."""
+        Raises `ClientLeft` when its client disconnected."""
         if self._ledger is None:
             raise ChatError(
                 400,
@@ -160,7 +160,7 @@ class DurableRuns:
         place = f"{owner}\0{key_digest or id}\0{digest.hex()}"
         while (run := self._followed.get(place)) is not None and run.is_over:
             assert run.task is not None
-            await asyncio.wait({run.task})  # on its way out; whether it may run again is known when it has ended
+            await asyncio.wait({run.task})  # it is ending; then it is known whether it may run again
         is_new = run is None
         if run is None:
             run = self._followed[place] = FollowedRun(digest, error_body, outlives_server=True)
@@ -199,7 +199,7 @@ class DurableRuns:
         await send({"type": "http.response.body", "body": body})
 
     async def find(self, id: str, caller: str, *, sees_all: bool = False) -> StoredRun:
-        """A run of this caller's, or a `ChatError` 404."""
+        """Return a run of this caller. Raises `ChatError` 404."""
         found = None
         if self._ledger is not None:
             async with _available():
@@ -209,7 +209,7 @@ class DurableRuns:
         return found
 
     async def cancel(self, id: str, caller: str, *, sees_all: bool = False) -> StoredRun:
-        """Have a run stopped, wherever it is; one that has ended stays as it is."""
+        """Cancel a run of any process; one that has ended is not changed."""
         stored = await self.find(id, caller, sees_all=sees_all)
         assert self._ledger is not None, "it was found in it"
         async with _available():
@@ -221,13 +221,13 @@ class DurableRuns:
             return await self._ledger.find(stored.id) or stored
 
     def stop(self, id: str) -> None:
-        """Stop a run if it is one of ours."""
+        """Stop a run if this process has it."""
         if (carried := self._ours.get(id)) is not None:
             carried.stop()
 
     async def end_of(self, id: str) -> "tuple[str, RunAnswer | None]":
-        """`running` where some process has a run, or will take it over, and also where that cannot be asked; empty where it is
-        not kept. And what it answered, once it has ended."""
+        """Return the state of a run, and its answer once it has ended. `running` also where it will be taken over or the ledger
+        is away; empty where it is not stored."""
         if self._ledger is None:
             return "", None
         try:
@@ -239,8 +239,8 @@ class DurableRuns:
         return found.state, None if found.answer is None else decode_answer(found.answer)
 
     async def answered(self, id: str) -> AsyncIterator[bytes]:
-        """What a run in the background answers, from its beginning and as it comes, whoever has it. Ends with it; of one that
-        ended with an error nothing more comes."""
+        """Yield the answer of a background run of any process, from its beginning. Ends with the run, also without a complete
+        answer where the run failed."""
         ledger, last = self._ledger, -1
         if ledger is None:
             return
@@ -248,7 +248,7 @@ class DurableRuns:
             try:
                 found = await ledger.find(id)
                 parts = await ledger.parts(id, last) if found is not None and found.answer is None else []
-            except DatabaseAway:  # said by whoever says that we live; what follows comes when it is back
+            except DatabaseAway:  # logged by the ledger's presence; continues when it is back
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             if found is None:
@@ -289,7 +289,7 @@ class DurableRuns:
                     return
                 if await self._follow(ledger, stored, run):
                     return
-                # It was forgotten, as nothing of it was worth keeping: it is ours to run.
+                # The earlier run was deleted because it may be repeated: this process runs it.
         except ChatError as refusal:
             run.cut(refusal)
         finally:
@@ -297,7 +297,7 @@ class DurableRuns:
             run.end()
 
     async def _carry(self, carried: "_Carried", begin: Callable[[DurableRun, Receive, Send], Awaitable[Ended]]) -> None:
-        """Run it to its end, and keep its answer."""
+        """Run it to its end, and store its answer."""
         run, durable, ledger = carried.followed, carried.durable, self._ledger
         assert ledger is not None, "asked while it is on"
         stored = durable.stored
@@ -312,9 +312,7 @@ class DurableRuns:
                 raise
             except Exception as failure:  # noqa: BLE001 - sent to all who follow; nobody awaits this task for its result
                 error = as_chat_error(failure)
-                ended = Ended(
-                    error, left=True
-                )  # refused before it began: whatever the status, another try may do better
+                ended = Ended(error, left=True)  # refused before it began, so that a retry may succeed
             await durable.settle()
             is_kept = carried.is_stopped or stored.background or ended.wrote or durable.has_written
             if not is_kept and ended.may_run_again:
@@ -326,7 +324,7 @@ class DurableRuns:
             if ended.error is not None:
                 run.fail(ended.error)
             elif ended.left or carried.is_stopped:
-                # Nobody has got it, and half an answer is none: what is kept is why there will be no whole one.
+                # No client is waiting, and half an answer is useless: the reason is stored instead.
                 run.status = 0
                 run.fail(
                     ChatError(409, "This run was cancelled.", code="run_cancelled")
@@ -343,7 +341,7 @@ class DurableRuns:
             if not self._is_closing:
                 raise
             durable.lose()
-            with contextlib.suppress(DatabaseAway):  # then we are taken for dead, a little later
+            with contextlib.suppress(DatabaseAway):  # then other processes take this one for dead later
                 await ledger.release(stored)
             log.info("run_handed_over", run_id=stored.id)
             run.withdraw(TakenOver())
@@ -353,7 +351,7 @@ class DurableRuns:
                 await publisher.close()
 
     async def _follow(self, ledger: RunLedger, stored: StoredRun, run: FollowedRun) -> bool:
-        """Give a run of another process; whether there was an end of it."""
+        """Follow a run of another process; return whether it has ended."""
         if (carried := self._ours.get(stored.id)) is not None:
             await carried.followed.send_all(run.record)
             return True
@@ -370,7 +368,7 @@ class DurableRuns:
                 found = await ledger.find(stored.id)
             if found is None or found.epoch != epoch:
                 if not run.status:
-                    return False  # from the beginning, with whoever has it now
+                    return False  # begin again, with the process that has it now
                 raise TakenOver
             stored = found
             if stored.answer is None:
@@ -391,9 +389,9 @@ class DurableRuns:
         return True
 
     async def _next_pieces(self, stored: StoredRun, run: FollowedRun, last: str) -> tuple[str, list[AnswerPiece]]:
-        """Wait a moment, and return what its process has answered since."""
+        """Wait a moment, and return the new pieces of its answer."""
         if (streams := self._manager.run_streams) is not None:
-            with contextlib.suppress(StoreError):  # the whole answer is in the ledger when it has ended
+            with contextlib.suppress(StoreError):  # the whole answer will be in the ledger
                 last, pieces = await streams.read(stored.id, stored.epoch, last, POLL_SECONDS)
                 return last, [decode_piece(each) for each in pieces]
         with contextlib.suppress(TimeoutError):
@@ -402,8 +400,7 @@ class DurableRuns:
         return last, []
 
     async def _check_home(self, key_digest: str | None) -> None:
-        """Where Redis is shared and the ledger is a file, a key belongs to the ledger that it came to first: another one,
-        on another machine, knows nothing of it."""
+        """Refuse a key that first came to a process with another ledger, where Redis is shared and the ledgers are files."""
         shared, config = self._manager.shared.shared_ledger, self._manager.current.config
         if key_digest is None or shared is None or config.store.redis_url is None or config.ledger.url is not None:
             return
@@ -422,7 +419,7 @@ class DurableRuns:
                 code="idempotency_key_elsewhere",
             )
 
-    # -- of others
+    # -- runs of other processes
 
     async def _look(self, ledger: RunLedger, presence: Presence) -> None:
         looks = 0
@@ -440,11 +437,11 @@ class DurableRuns:
                     await ledger.prune(self._manager.current.config.store.answer_seconds)
                 looks += 1
             except DatabaseAway:
-                pass  # said once by whoever says that we live
+                pass  # logged by the ledger's presence
             await asyncio.sleep(LOOK_SECONDS if len(taken) < MOST_TAKEN else SOON_SECONDS)
 
     def _leave(self, id: str) -> None:
-        """Another process has a run from now on."""
+        """Leave a run to another process."""
         for left in self.on_left:
             left(id)
         if self._manager.shared.fleet is not None:
@@ -452,7 +449,7 @@ class DurableRuns:
 
     def _carry_on(self, ledger: RunLedger, stored: StoredRun) -> None:
         run = FollowedRun(stored.request_digest, outlives_server=True)
-        run.goes_on = True  # those who waited for it did not leave: their server did
+        run.goes_on = True  # its clients did not disconnect: their server died
         run.task = asyncio.create_task(self._carried_on(ledger, stored, run), name="a durable run")
         place = f"{stored.caller}\0{stored.id}"
         self._followed[place] = run
@@ -491,7 +488,7 @@ class DurableRuns:
 
 
 class _Carried:
-    """A run of ours, and what may end it early."""
+    """A run of this process, and what may end it early."""
 
     def __init__(self, followed: FollowedRun, durable: DurableRun) -> None:
         self.followed, self.durable = followed, durable
@@ -506,7 +503,7 @@ class _Carried:
         self._stopped.set()
 
     def receiver(self, ledger: RunLedger) -> Receive:
-        """The `Receive` by which the run is cancelled."""
+        """Return the `Receive` that ends when the run is cancelled."""
 
         async def receive() -> Message:
             await self.unwanted(ledger)
@@ -515,7 +512,7 @@ class _Carried:
         return receive
 
     def recorder(self, publisher: RunPublisher | None) -> Send:
-        """The `Send` that takes the answer of the run."""
+        """Return the `Send` that takes the answer of the run."""
         if publisher is None:
             return self.followed.record
 
@@ -526,7 +523,7 @@ class _Carried:
         return record
 
     async def unwanted(self, ledger: RunLedger) -> None:
-        """Returns when it was cancelled, or nobody follows it any more, here or elsewhere."""
+        """Wait until it was cancelled, or has no followers in any process."""
         left = asyncio.create_task(self._left(ledger))
         stopped = asyncio.create_task(self._stopped.wait())
         try:
@@ -543,7 +540,7 @@ class _Carried:
                 if not await ledger.is_followed(self.durable.id, FOLLOWED_SECONDS):
                     return
             except DatabaseAway:
-                pass  # they are taken to be there
+                pass  # followers are assumed
             await asyncio.sleep(FOLLOWED_SECONDS / 2)
 
 
@@ -561,7 +558,7 @@ async def _available() -> Any:
 
 
 def _unavailable(error: str) -> ChatError:
-    """Return the error where a run cannot be kept: it could be run twice."""
+    """Return the error for a run that cannot be stored, which could be run twice."""
     log.error("run_refused", error=error)
     return ChatError(
         503,

@@ -1,7 +1,6 @@
-"""The endpoint that all faces share: it reads a request, routes it and answers it.
+"""The endpoint of all faces: reads a request, routes it and answers it.
 
-An ASGI callable and not a FastAPI function: a function's machinery costs more than all that is done here, and
-it would not tell us when the client leaves.
+An ASGI callable, because FastAPI's handling of a function costs more than all of this, and hides when the client disconnects.
 """
 
 import time
@@ -35,7 +34,7 @@ class FaceEndpoint:
     """Answers the requests of one face, whole or streamed."""
 
     def __init__(self, manager: RuntimeManager, face: Face, runs: DurableRuns | None = None) -> None:
-        """`runs`: where those are kept that outlive this process."""
+        """`runs`: the durable runs, if this face has them."""
         self._manager, self._face, self._runs = manager, face, runs
         self._idempotency = Idempotency(manager.claims)
         if runs is not None:
@@ -47,7 +46,7 @@ class FaceEndpoint:
         caller = context.caller
         assert caller is not None, "the middleware lets nobody in without a caller"
         config = self._manager.current.config
-        if "content-encoding" in context.headers:  # its length was looked at by the middleware
+        if "content-encoding" in context.headers:  # its length was checked by the middleware
             check_body(context.headers, config.limits.body_bytes)
         body = await read_body(receive, config.limits.body_bytes, context.hold, counted=True)
         try:
@@ -73,7 +72,7 @@ class FaceEndpoint:
             return await self._answer(context, exchange, caller, before_tools, None, receive, send)
 
         seconds = config.store.answer_seconds
-        # An answer of one face is none in another.
+        # Keys are separate for each face.
         owner = owner_name(caller)
         if self._face.route != "chat":
             owner = f"{owner}\0{self._face.route}\0{context.ids.get('replay_of', '')}"
@@ -85,7 +84,7 @@ class FaceEndpoint:
     async def carry_on(
         self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send
     ) -> Ended:
-        """Answer a request whose run was begun by another process."""
+        """Answer a request whose run began in another process."""
         context = RequestContext(request.headers, request.path)
         context.caller, context.route = caller, self._face.route
         exchange = await self._face.read(request.body, context, self._manager.current.config)
@@ -176,7 +175,7 @@ class FaceEndpoint:
                 return Ended(wrote=context.wrote, left=True)
             finally:
                 attempts = conversation.diagnoses[0].failed_attempts
-                # One that is unusual. That a fallback answers for who is left alone is usual for as long as that is down.
+                # Failed attempts make a request unusual; a fallback for a deployment that is cooling down does not.
                 if error is not None or (attempts and any(each.reason or not each.instead_of for _, each in attempts)):
                     recording.keep_unusual(runtime, route, conversation, context, request, caller, began)
                 if conversation.recording is not None:
@@ -197,7 +196,7 @@ def _answer_to(
     began: int,
     run: DurableRun | None,
 ) -> EventStream | WholeAnswer:
-    """The conversation, written in the shape that was asked for."""
+    """Return the response of a conversation, streamed or whole as requested."""
     diagnoses = conversation.diagnoses if runtime.diagnostics else None
     work, headers, seconds = exchange.work(conversation), conversation.headers, runtime.limits.request_seconds
     if not exchange.request.stream:
@@ -231,7 +230,7 @@ def _kept_before_its_end(work: Work, run: DurableRun) -> Work:
 
 
 def _also_whole(work: Work, body: BodyWriter, run: DurableRun) -> Work:
-    """Work whose answer is streamed, and kept in one piece for whoever asks for it later."""
+    """Wrap the work of a stream, to store the whole answer as well."""
 
     async def both(emit: Callable[[Any], Awaitable[None]]) -> None:
         def emit_to_both(event: Any) -> Awaitable[None]:

@@ -24,14 +24,14 @@ MESSAGES, VERSION = "/v1/messages", "anthropic-version"
 OVERLOADED = 529
 FAILED_AFTER_WRITE = "failed_after_write"
 NOT_REPEATED = 400
-"""With the type that belongs to it, the one status that no client is known to repeat by itself."""
+"""The status, with its usual type, that no known client retries."""
 REPEATED = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that clients repeat."""
+"""Statuses below 500 that clients retry."""
 MAX_NEAR_PATH = 100
-"""Characters of a path that no route has, for which a near one is looked for."""
+"""Characters of an unknown path that is compared with those of the routes."""
 NO_HEADERS: Mapping[str, str] = {}
 SHAPES: Mapping[str, ErrorShape] = {MESSAGES: anthropics.error_shape}
-"""How errors look under paths that begin so; everywhere else as OpenAI's."""
+"""The formats of errors by path prefix; OpenAI's for all others."""
 
 SERVER_ERROR = "The server had an error while processing your request."
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -52,7 +52,7 @@ def in_openais_shape(error: ChatError) -> bytes:
 
 
 def error_body(error: ChatError, path: str, request_id: str, headers: Mapping[str, str] = NO_HEADERS) -> bytes:
-    """The body of an error at a path, for whoever sent these headers."""
+    """Return the body of an error, in the format of its path and headers."""
     for start, shape in SHAPES.items():
         if path.startswith(start):
             return encode(shape(error, request_id))
@@ -62,20 +62,20 @@ def error_body(error: ChatError, path: str, request_id: str, headers: Mapping[st
 
 
 def is_anthropics(path: str, headers: Mapping[str, str] = NO_HEADERS) -> bool:
-    """True if whoever asks for a path is a client of Anthropic's: they say so, wherever they ask."""
+    """True if a request is from a client of Anthropic's API, by its path or headers."""
     return path.startswith(MESSAGES) or VERSION in headers
 
 
 def status_at(path: str, status: int) -> int:
-    """The status as it is at a path. Anthropic has one of its own for a server that takes no more."""
+    """Return the status for a path. Anthropic has its own status for an overloaded server."""
     return OVERLOADED if status == 503 and path.startswith(MESSAGES) else status
 
 
 def after_write(error: ChatError) -> ChatError:
-    """The error as a client is told it once a tool was started that may change something.
+    """Return the error that a client is sent after a tool with side effects was started.
 
-    Clients repeat what looks like a failure of the server, by its status or by any word in it, and few of them read the header
-    that forbids it: so it has no such status, and no words of the failure, which are in the log.
+    Clients retry errors that look like failures of the server, by status or by text, and few of them read the header that
+    forbids it: so it has another status, and the text of the failure is only in the log.
     """
     if error.status < 500 and error.status not in REPEATED:
         return error
@@ -89,7 +89,7 @@ def after_write(error: ChatError) -> ChatError:
 
 
 def shutting_down(*, wrote: bool) -> ChatError:
-    """The time to drain is over. `wrote`: a tool was started that may change something."""
+    """Return the error for requests that are cut off at the end of the drain. `wrote`: a tool with side effects was started."""
     message = "The server is shutting down. Try again in a moment."
     error = ChatError(503, message, type="server_error", code="shutting_down", retry_after=1)
     return after_write(error) if wrote else error
@@ -114,7 +114,7 @@ def error_response(request: Request, error: ChatError, headers: Mapping[str, str
 
 
 async def answer_http_exception(request: Request, failure: Exception) -> Response:
-    """Starlette's own refusals (unknown route, wrong method) in our shape."""
+    """Answer Starlette's errors (unknown route, wrong method) in our format."""
     assert isinstance(failure, HTTPException)
     target = f"{request.method} {request.url.path}"
     if failure.status_code == 404:
@@ -132,26 +132,24 @@ async def answer_http_exception(request: Request, failure: Exception) -> Respons
 
 
 async def answer_chat_error(request: Request, failure: Exception) -> Response:
-    """Our own refusals, from a route that FastAPI leads to; the request's line in the log names them."""
+    """Answer our own errors from a FastAPI route."""
     error = as_chat_error(failure)
     request.scope["context"].notes.setdefault("error", error.code or error.type)
     return error_response(request, error)
 
 
 async def answer_failure(request: Request, _: Exception) -> Response:
-    """A mistake of ours in such a route. The framework raises it again, so the middleware writes it down."""
+    """Answer an unexpected exception in a FastAPI route. The framework raises it again, and the middleware logs it."""
     return error_response(request, ChatError(500, SERVER_ERROR, type="server_error"))
 
 
 def in_path(name: str) -> dict[str, Any]:
-    """The part of a path that a route reads by itself, for OpenAPI. Declared to FastAPI it would load all of pydantic's
-    first version, to see whether the parameter is one of its models.
-    """
+    """Describe a path parameter for OpenAPI. Declared to FastAPI, it would load pydantic's version 1."""
     return {"parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]}
 
 
 def envelope_schema() -> dict[str, Any]:
-    """The error body, for the OpenAPI document."""
+    """Return the schema of errors, for the OpenAPI document."""
     nullable = {"type": ["string", "null"]}
     return {
         "type": "object",

@@ -28,7 +28,7 @@ RESPONSES_PATHS: Final = ("/v1/responses", "/responses")
 
 
 def add_faces(app: FastAPI, manager: RuntimeManager, runs: DurableRuns) -> Mapping[tuple[str, str], ASGIApp]:
-    """Given back are those that the middleware calls by itself."""
+    """Add the routes; return those that the middleware calls directly."""
     chat = FaceEndpoint(manager, ChatFace(), runs)
     for path in CHAT_PATHS:
         app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))

@@ -1,5 +1,4 @@
-"""The protocol of a face: one API (Chat Completions, Responses, Messages) in which a conversation is requested and
-answered."""
+"""The protocol of a face: one API for conversations (Chat Completions, Responses, Messages)."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -15,7 +14,7 @@ from callgate.conversation.diagnosis import Diagnosis
 
 
 class AnsweredElsewhere(Exception):
-    """A request is in order, and is answered by something else than a conversation here."""
+    """Raised for a valid request that another ASGI application answers."""
 
     def __init__(self, app: ASGIApp) -> None:
         super().__init__("answered elsewhere")
@@ -27,20 +26,20 @@ class FaceExchange(Protocol):
 
     @property
     def request(self) -> ChatRequest:
-        """The question as the conversation understands it."""
+        """The request to the conversation."""
         ...
 
     def work(self, conversation: Conversation) -> Work:
-        """What answers it: the conversation's own work, or that and what has to be done before its last event goes out.
-        Asked for before the writer."""
+        """Return the work that answers it: the conversation's, and what has to be done before its last event is sent. Called
+        before the writer is made."""
         ...
 
     def whole(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> BodyWriter:
-        """The writer of a whole answer. `diagnoses`: what is reported of each choice, if anything is to be."""
+        """Return the writer of a whole answer. `diagnoses`: the reports on the choices, if they are to be shown."""
         ...
 
     def streamed(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> StreamWriter:
-        """The writer of a streamed answer."""
+        """Return the writer of a streamed answer."""
         ...
 
 
@@ -49,9 +48,9 @@ class Face(Protocol):
 
     @property
     def route(self) -> str:
-        """The route under which its requests are counted."""
+        """The route of its requests, for metrics."""
         ...
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> FaceExchange:
-        """The request, or a `ChatError` that names what is wrong with it."""
+        """Read a request. Raises `ChatError` that names what is wrong with it."""
         ...

@@ -1,4 +1,4 @@
-"""Live events as server-sent events: `/v1/feed`, and a run that is followed to its end."""
+"""Live events as server-sent events: `/v1/feed`, and the events of one run."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -22,11 +22,11 @@ from callgate.runtime.run_news import RunNews
 from callgate.runtime.runtime import Runtime
 
 KEEP_ALIVE_SECONDS: Final = 15.0
-"""Something is said at least this often, so that nobody between takes the connection for dead."""
+"""The longest silence, so that proxies do not close the connection."""
 ELSEWHERE: Final = frozenset({"cross-site", "same-site"})
-"""What browsers say of a request that another page makes; another port is the same site."""
+"""Values of `Sec-Fetch-Site` for requests of other origins; another port is the same site."""
 KINDS: Final[Mapping[str, str]] = {"runs": "run", "approvals": "approval", "servers": "server"}
-"""What may be asked for, and what its events are called."""
+"""The kinds that may be requested, and the names of their events."""
 
 
 def feed_routes(manager: RuntimeManager) -> APIRouter:
@@ -66,9 +66,9 @@ def feed_routes(manager: RuntimeManager) -> APIRouter:
 
 
 def take_place(recorder: Recorder, headers: Mapping[str, str], only: str | None) -> Callable[[], None]:
-    """A place among those who watch, for whoever sees the runs of one key or, with None, of all. What gives it back."""
+    """Take a watcher's place for the runs of one key or, with None, of all; return the function that releases it."""
     if headers.get("sec-fetch-site") in ELSEWHERE and "origin" not in headers:
-        # An image or a frame of another page: it can read nothing, but a few of them would take all places for ever.
+        # An image or frame in a foreign page cannot read the response, but a few of them would take all places.
         raise ChatError(403, "This web page may not watch this server.", code="origin_not_allowed")
     if not recorder.take_watcher(only):
         message = "Too many are watching already."
@@ -77,12 +77,12 @@ def take_place(recorder: Recorder, headers: Mapping[str, str], only: str | None)
 
 
 def followed(recorder: Recorder, run: Recording, headers: Mapping[str, str], only: str | None) -> "WatchResponse":
-    """The events of a run: those that were, those that come, and at its end its row."""
+    """Return the response with the events of a run so far, those that follow, and its row at the end."""
     return WatchResponse(_run(recorder, run), take_place(recorder, headers, only))
 
 
 class WatchResponse(StreamingResponse):
-    """Gives the watcher's place back however it ends, also where not one byte of it could be sent."""
+    """Releases the watcher's place at the end, also where nothing could be sent."""
 
     def __init__(self, body: AsyncIterator[bytes], *at_end: Callable[[], None]) -> None:
         super().__init__(body, media_type="text/event-stream", headers={"cache-control": "no-store"})
@@ -97,7 +97,7 @@ class WatchResponse(StreamingResponse):
 
 
 def _wanted(asked: str | None, runtime: Runtime, caller: Caller) -> tuple[frozenset[str], str | None]:
-    """The events that are sent, and whose runs; None for everybody's. Refused where nothing is left of what was asked for."""
+    """Return the kinds of events to send, and the key whose runs are sent, None for all. Raises where no kind is left."""
     names = frozenset(KINDS) if asked is None else frozenset(name.strip() for name in asked.split(","))
     if unknown := names - KINDS.keys():
         raise ChatError(
@@ -120,7 +120,7 @@ def _wanted(asked: str | None, runtime: Runtime, caller: Caller) -> tuple[frozen
 async def _feed(
     watching: Feed, wanted: frozenset[str], only: str | None, others: RunNews | None
 ) -> AsyncIterator[bytes]:
-    """`others` are the processes in which things happen too."""
+    """Yield events. `others`: the news of other processes."""
     yield b": connected\n\n"
     count = 0
     while True:

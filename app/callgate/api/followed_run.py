@@ -1,6 +1,6 @@
 """One run of a request with an `Idempotency-Key`: buffers its answer for all clients that follow it.
 
-It belongs to none of them. Whoever comes gets it from its beginning, and it ends early only when all of them have left.
+Each of them gets it from its beginning, and it is cancelled only when all of them have disconnected.
 """
 
 import asyncio
@@ -18,17 +18,17 @@ from callgate.ledger.runs import StoredRun
 _KEY_LENGTH = 255
 INTERRUPTED = "idempotency_key_interrupted"
 PASSING = frozenset({408, 409, 429})
-"""Refusals that another try may not meet. Together with errors of the server they are not kept: the client tries again
-with the same key, and that is what the key is for."""
+"""Errors that a retry may not meet. Like errors of the server they are not stored, because clients retry with the same
+key."""
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a run ended: with an error if any, and whether a tool that may change the world had been started."""
+    """How a run ended: with an error if any, and whether a tool with side effects was started."""
 
     error: ChatError | None = None
     wrote: bool = False
     left: bool = False
-    """Nobody waited for its end."""
+    """All clients disconnected before its end."""
 
     @property
     def may_run_again(self) -> bool:
@@ -40,25 +40,25 @@ WELL = Ended()
 
 
 class FollowedRun:
-    """One run: what it has sent so far, and those who follow it."""
+    """One run: its answer so far, and the clients that follow it."""
 
     def __init__(
         self, digest: bytes, error_body: ErrorBody = in_openais_shape, *, outlives_server: bool = False
     ) -> None:
-        """`outlives_server`: where the server ends, nobody has left: another process goes on with it."""
+        """`outlives_server`: another process resumes it when the server ends, which is no disconnect of its clients."""
         self.digest, self._error_body = digest, error_body
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
         self.is_over = False
-        """Its answer is nobody's who comes from now on: all have left it, or its key may be used again."""
+        """New clients do not follow it: all have left it, or its key may be used again."""
         self.goes_on = False
-        """Nobody has to wait for it."""
+        """It does not need any followers."""
         self.left = asyncio.Event()
-        """Nobody follows it any more, and it is to be ended."""
+        """It has no followers any more, and is to be cancelled."""
         self.stored: StoredRun | None = None
-        """How it stands in the ledger, where it does."""
+        """Its row in the ledger, if there is one."""
         self._outlives_server = outlives_server
         self._is_held = False
         self._ended = False
@@ -74,7 +74,7 @@ class FollowedRun:
     async def record(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], list(message["headers"])
-            # What is kept has to be what its client was given, so that it is given once it is kept.
+            # The stored answer has to be the one that clients get, so that it is sent after it was stored.
             streamed = any(value.startswith(b"text/event-stream") for _, value in self.headers)
             self._is_held = self._outlives_server and not streamed
         elif message.get("body"):
@@ -86,23 +86,23 @@ class FollowedRun:
         self.headers = [*((name, value) for name, value in headers), (b"idempotent-replayed", b"true")]
 
     def fail(self, error: ChatError) -> None:
-        """An answer for those who have got nothing yet; a stream that has begun just ends."""
+        """Answer with an error where nothing was sent yet; a stream that has begun just ends."""
         if not self.status:
             fields = {"content-type": "application/json", **error_headers(error)}
             if error.code == INTERRUPTED:
-                fields["x-should-retry"] = "false"  # clients repeat a 409 by themselves, and this one stays
+                fields["x-should-retry"] = "false"  # clients retry a 409, and this one is permanent
             start: dict[str, Any] = start_message(error.status, fields)
             self.status, self.headers = error.status, start["headers"]
             self.parts = [self._error_body(error)]
 
     def withdraw(self, error: ChatError) -> None:
-        """Drop the answer made here, which is not the one that is kept: it was not sent yet, or a stream just ends."""
+        """Drop this answer, because another one is stored: nothing was sent yet, or the stream just ends."""
         if self._is_held:
             self.status = 0
         self.fail(error)
 
     def cut(self, error: ChatError) -> None:
-        """An answer that was on its way from elsewhere will not come to its end."""
+        """End an answer from another process that will not be completed."""
         if self.status:
             self.parts.append(b"data: " + self._error_body(error) + b"\n\n")
         self.fail(error)
@@ -122,7 +122,7 @@ class FollowedRun:
     # -- from the side of a client
 
     async def begun(self) -> "StoredRun | None":
-        """Its row in the ledger, as soon as there is one; None where it was refused."""
+        """Wait for its row in the ledger; None where it was refused."""
         while self.stored is None and not self._ended:
             await self._news.wait()
         return self.stored
@@ -140,7 +140,7 @@ class FollowedRun:
                 self.is_over = True
                 self.left.set()
                 assert self.task is not None
-                # What it had begun is stopped before this request is over, as without a key.
+                # Its tools are stopped before this request ends, as without a key.
                 await asyncio.wait({self.task})
 
     async def send_all(self, send: Send) -> None:
@@ -156,7 +156,7 @@ class FollowedRun:
             while sent < len(self.parts):
                 sent += 1
                 await send({"type": "http.response.body", "body": self.parts[sent - 1], "more_body": True})
-            if self._ended and sent >= len(self.parts):  # where it was stopped there are fewer than there were
+            if self._ended and sent >= len(self.parts):  # there are fewer parts after it was withdrawn
                 break
             await news.wait()
         assert started, "a run ends with an answer while anybody follows it"
@@ -182,7 +182,7 @@ def interrupted() -> ChatError:
 
 
 def check_key(key: str) -> None:
-    """Refuse what is no key."""
+    """Raise for an invalid key."""
     if not (0 < len(key) <= _KEY_LENGTH and key.isprintable()):
         raise ChatError(
             400,

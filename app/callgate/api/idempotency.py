@@ -1,7 +1,7 @@
 """`Idempotency-Key`: requests with the same key are run once, and all get the answer of that run.
 
-While it runs, whoever comes later gets it from its beginning; when it has ended, its answer is given again from where it is
-kept. The run belongs to none of those who follow it, and ends early only when all of them have left.
+While it runs, later requests get its answer from the beginning; when it has ended, they get the stored answer. It is cancelled
+only when all clients have disconnected.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ Begin: TypeAlias = Callable[[BeforeTools, Receive, Send], Awaitable[Ended]]
 
 
 class Idempotency:
-    """The requests with a key that run now in this process, and the claims of all processes."""
+    """The running requests with a key in this process, and the claims of all processes."""
 
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
@@ -44,16 +44,16 @@ class Idempotency:
         send: Send,
         error_body: ErrorBody = in_openais_shape,
     ) -> None:
-        """Answer a request that has a key, and keep the answer for so many seconds. The claim of a process that died after a
-        tool was begun is kept as long: what it had done by then is not known, and must not be done twice.
+        """Answer a request with a key, and store the answer for `seconds`. The claim of a process that died after a tool had
+        begun is kept as long, because its side effects are unknown and must not be repeated.
 
-        Raises `ClientLeft` when its client did not wait for the answer."""
+        Raises `ClientLeft` when its client disconnected."""
         check_key(key)
         place = "answer:" + hashlib.sha256(f"{caller}\0{key}".encode()).hexdigest()
         digest = hashlib.sha256(body).digest()
         while (run := self._runs.get(place)) is not None and run.is_over:
             assert run.task is not None
-            await asyncio.wait({run.task})  # on its way out; whether it may run again is known when it has ended
+            await asyncio.wait({run.task})  # it is ending; then it is known whether it may run again
         if run is None:
             run = self._runs[place] = FollowedRun(digest, error_body)
             run.task = asyncio.create_task(self._answer(place, run, begin, seconds), name="a run with a key")
@@ -78,7 +78,7 @@ class Idempotency:
         begun: asyncio.Task[None] | None = None
 
         async def before_tools(run_id: str) -> None:
-            """Tie the key to the run before its first tool; all tools wait for that."""
+            """Store the run's id with the key before its first tool starts."""
             nonlocal begun
             if begun is None:
                 begun = asyncio.ensure_future(self._claims.begin(place, claim, run_id, seconds))
@@ -103,7 +103,7 @@ class Idempotency:
             await self._forget(place, run)
             return
         if ended.left:
-            # Nobody has got it, and half an answer is none: what is kept is why there will be no whole one.
+            # No client is waiting, and half an answer is useless: the reason is stored instead.
             run.status = 0
             run.fail(interrupted())
         done = replace(claim, state="done", status=run.status, headers=run.headers, body=b"".join(run.parts))
@@ -113,7 +113,7 @@ class Idempotency:
             log.warning("idempotency_answer_not_kept", error=str(error))
 
     async def _claimed(self, place: str, digest: bytes, seconds: float) -> Claim:
-        """A claim of ours, or one that is done."""
+        """Claim a key; return our claim, or one that is done."""
         try:
             claim = await self._claims.claim(place, digest, seconds)
         except StoreError as error:
@@ -140,7 +140,7 @@ class Idempotency:
 
 
 def not_durable() -> ChatError:
-    """The refusal of a key that would be forgotten with this process, where forgetting it could do something twice."""
+    """Return the error for a key that would be lost with this process, where a retry could repeat side effects."""
     return ChatError(
         400,
         "This server keeps an Idempotency-Key in memory alone, and a tool on offer may change something: after a restart it "
@@ -151,7 +151,7 @@ def not_durable() -> ChatError:
 
 
 def _unreachable(error: StoreError) -> ChatError:
-    """Return the error where a key cannot be claimed: the request could be run twice."""
+    """Return the error for a key that cannot be claimed, whose request could be run twice."""
     log.error("idempotency_key_refused", error=str(error))
     return ChatError(
         503,

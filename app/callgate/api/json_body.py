@@ -8,13 +8,13 @@ from callgate.api.strict_json import split
 from callgate.conversation.errors import ChatError
 
 MOST_LEVELS: Final = 512
-"""Deeper than the decoder goes."""
+"""More levels than the decoder takes."""
 
 Body = TypeVar("Body")
 
 
 def read_json_body(body: bytes, shape: type[Body], example: str) -> Body:
-    """The body, or a refusal that shows what it should be like. A field that is given twice may mean either."""
+    """Decode a body. Raises `ChatError` with an example, also for a duplicate field."""
     try:
         read = msgspec.json.decode(body, type=shape)
     except msgspec.DecodeError as error:

@@ -1,15 +1,15 @@
-"""Limits the memory that large request bodies take together. A body is there from its first byte to the end of its
-request, and how long that is a client may decide: by sending it slowly, or by asking a slow model."""
+"""Limits the memory of all large request bodies together. A body is held until the end of its request, which a client can
+delay by sending it slowly, or by choosing a slow model."""
 
 from collections import Counter
 from typing import Final
 
 LARGE: Final = 262_144
-"""Smaller ones are not counted: a thousand of them are no more than a few of the largest."""
+"""Smaller bodies are not counted."""
 OF_ALL: Final = 48
-"""How many of the largest there may be at once."""
+"""The limit, in bodies of the largest size."""
 OF_ONE: Final = 24
-"""And how many of one key, which leaves room for others."""
+"""The limit of one key, which leaves room for others."""
 
 
 class LargeBodies:
@@ -19,7 +19,7 @@ class LargeBodies:
         self._of: Counter[str] = Counter()
 
     def grow(self, owner: str, more: int, largest: int) -> bool:
-        """Count bytes more; false, and nothing counted, where there is no room. `largest` is what one body may have."""
+        """Count further bytes; return false, without counting them, where there is no room. `largest`: the limit of a body."""
         if self._of[owner] + more > OF_ONE * largest or self._of.total() + more > OF_ALL * largest:
             return False
         self._of[owner] += more

@@ -1,7 +1,7 @@
 """Rewrites the deprecated `functions` and `function_call` into `tools` and `tool_choice`.
 
-Calls had no ids then. Here they get one that follows from everything before them, so that it is the same whenever the
-same history comes again: what is kept under it is found, although the client has never seen it.
+Such calls have no ids. Here they get one that is derived from everything before them, so that it is the same whenever the
+same history comes again, and what is stored under it is found.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ def is_legacy(fields: Mapping[str, Any]) -> bool:
 
 
 def in_todays_words(fields: Fields) -> Fields:
-    """The same request with tools. What does not have the right form stays as it is, for the check that follows."""
+    """Return the request with tools. Invalid fields stay unchanged, for the check that follows."""
     rest = {name: value for name, value in fields.items() if name not in ("functions", "function_call")}
     functions = _decode(fields.get("functions", b"null"))
     if isinstance(functions, list):
@@ -40,7 +40,7 @@ def in_todays_words(fields: Fields) -> Fields:
 
 
 def call_id(preceding: Sequence[Any], name: str | None, arguments: str) -> str:
-    """The id of a call that was made after these messages."""
+    """Return the id of a call after these messages."""
     digest = hashlib.sha256()
     for message in preceding:
         fields = _decode(message) if isinstance(message, msgspec.Raw) else message

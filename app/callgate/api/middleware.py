@@ -1,7 +1,6 @@
-"""The ASGI middleware of all requests: gives them an id, admits or refuses them, and writes the access log.
+"""The ASGI middleware of all requests: assigns an id, authenticates, limits, and writes the access log.
 
-Deny by default: a path that is not named open needs a caller that the keyring knows. Pure ASGI, because anything
-richer hides the client's leaving from what is inside.
+Every path that is not listed as open needs a valid key. Pure ASGI, because frameworks hide when the client disconnects.
 """
 
 import asyncio
@@ -35,28 +34,28 @@ from callgate.runtime.runtime import Runtime
 from callgate.telemetry.logs import Log, masked, stand_on_every_line
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
-"""Asked by probes that have no key. They say nothing but that the server runs."""
+"""Health checks, which need no key."""
 
 
 def is_page(path: str) -> bool:
-    """True if a path is one of the page's own files. They hold nothing that a stranger may not see."""
+    """True if a path is a file of the web page, which needs no key."""
     return path == "/" or path.startswith("/web/")
 
 
 LIGHT_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""They ask what is, and no model: answered at once, and so that one can see what goes on when the server is full."""
+"""Methods that need no place among the running requests, so that a full server can be inspected."""
 
 LIGHT_PATHS = ("/v1/approvals", "/admin/")
-"""What these begin with is what a full server may be waiting for."""
+"""Paths that need no place, because running requests may be waiting for them."""
 
 MAX_LENGTH_DIGITS = 18
-"""Of a Content-Length. With more of them it is no number that a body could have."""
+"""Digits of a Content-Length."""
 
 HAS_PLACE = "callgate.has_place"
-"""In the scope of a request that is made here for another one, and has its place."""
+"""Set in the scope of an inner request that uses the place of another one."""
 
 CLIENT_CLOSED = 499
-"""What the log says of a request whose client left before it was answered; nobody is sent this."""
+"""The status in the log for a request whose client disconnected before the answer."""
 
 SAFE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -64,32 +63,32 @@ log = Log("callgate.access")
 
 
 class RequestContext(msgspec.Struct, eq=False):
-    """One request, as the middleware sees it. Whoever handles it may add notes for the log line."""
+    """The state of one request in the middleware. Handlers may add notes for its log line."""
 
     headers: Mapping[str, str]
     path: str = ""
     request_id: str = ""
     ids: dict[str, str] = {}
-    """On every line that is written on its behalf."""
+    """Fields of all its log lines."""
     caller: Caller | None = None
     route: str = "other"
-    """What the request is counted under; never what the client wrote."""
+    """The route for metrics; never the client's text."""
     model: str = ""
     status: int = 0
     place: Place | None = None
-    """Among those that are answered at once."""
+    """Its place among the running requests."""
     writes: int = 0
-    """Calls of tools that may change the world that were started."""
+    """The number of calls with side effects that were started."""
     started: float = msgspec.field(default_factory=time.perf_counter)
     notes: dict[str, Any] = {}
     large_bodies: LargeBodies | None = None
-    """Where the bytes of its body are counted, if it is large."""
+    """The counter of its body's bytes, if it is large."""
     held: int = 0
-    """How many of them are."""
+    """The number of counted bytes."""
 
     @property
     def wrote(self) -> bool:
-        """True if a client must not repeat the request by itself."""
+        """True if a client must not retry the request."""
         return self.writes > 0
 
     def __post_init__(self) -> None:
@@ -100,7 +99,7 @@ class RequestContext(msgspec.Struct, eq=False):
             self.request_id = self.ids["request_id"] = new_request_id()
 
     def hold(self, size: int, largest: int) -> None:
-        """Count so many bytes of its body, which may have `largest`; `ChatError` 503 where there is no room for them."""
+        """Count bytes of its body, of at most `largest`. Raises `ChatError` 503 where there is no room."""
         if self.large_bodies is None:
             return
         if not self.large_bodies.grow(self._owner, size - self.held, largest):
@@ -114,7 +113,7 @@ class RequestContext(msgspec.Struct, eq=False):
         self.held = size
 
     def let_go(self) -> None:
-        """Nothing of its body is held any more."""
+        """Release the counted bytes of its body."""
         if self.held and self.large_bodies is not None:
             self.large_bodies.shrink(self._owner, self.held)
             self.held = 0
@@ -124,15 +123,15 @@ class RequestContext(msgspec.Struct, eq=False):
         return "" if self.caller is None else self.caller.name
 
     def error_body(self, error: ChatError) -> bytes:
-        """An error in the shape that clients of this path expect."""
+        """Encode an error in the format that clients of this path expect."""
         return error_body(error, self.path, self.request_id, self.headers)
 
 
 class Middleware:
-    """Stands around the whole application.
+    """Wraps the whole application.
 
-    `straight` are routes by method and path that are called at once: what a web framework does between its own edge
-    and a handler costs a small request as much again as all that is done for it here.
+    `straight`: routes by method and path that are called directly, because the framework's routing would double the cost of
+    a small request.
     """
 
     def __init__(
@@ -165,9 +164,9 @@ class Middleware:
                     message["status"] = status_at(context.path, 503)
                 context.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *marks]
-            return send(message)  # no coroutine of its own: every chunk of every stream goes out through here
+            return send(message)  # no coroutine, because every chunk of every stream goes through here
 
-        # Never taken back: a server runs each request in a context of its own, which ends with it.
+        # Never reset: the server runs each request in a context of its own.
         stand_on_every_line(context.ids)
         try:
             if straight is None and method == "OPTIONS":
@@ -175,7 +174,7 @@ class Middleware:
                 return
             if straight is None and method == "HEAD":
                 method = "GET"
-                scope = {**scope, "method": method}  # the server sends the head of what is answered to a GET
+                scope = {**scope, "method": method}  # a HEAD is handled as GET; the server sends only the response head
                 straight = self._straight.get((method, path))
             runtime = self._manager.current
             length = headers.get("content-length")
@@ -194,7 +193,7 @@ class Middleware:
         except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
             await self._refuse(as_chat_error(failure), context, send_marked)
         except asyncio.CancelledError:
-            # The server alone cancels a request as a whole: the time to drain is over. Nothing runs after this.
+            # Only the server cancels a whole request, at the end of the drain.
             await self._refuse(shutting_down(wrote=context.wrote), context, send_marked)
         finally:
             self._end(scope, context)
@@ -204,7 +203,7 @@ class Middleware:
         return self._manager.current.config.server.cors_origins
 
     async def _answer_options(self, context: RequestContext, send: Send) -> None:
-        """Answer an OPTIONS request, a browser's preflight included, which comes without a key."""
+        """Answer an OPTIONS request, such as a browser's preflight, which has no key."""
         fields = {"allow": METHODS}
         if "access-control-request-method" in context.headers:
             allowed = preflight_headers(context.headers, self._origins)
@@ -236,7 +235,7 @@ class Middleware:
         if scope["path"] in OPEN_PATHS:
             return
         error = context.notes.get("error")
-        # A stream that failed has said 200 before.
+        # A failed stream has sent 200 before.
         has_failed = status >= 500 or (error is not None and (status == 200 or error == FAILED_AFTER_WRITE))
         say = log.warning if has_failed else log.info
         say(
@@ -251,7 +250,7 @@ class Middleware:
 
 
 def read_headers(scope: Scope) -> dict[str, str]:
-    """Header values by lower-case name; of a repeated one the last counts."""
+    """Return header values by lower-case name; of a repeated one the last."""
     if not scope["headers"]:
         return {}
     names, values = zip(*scope["headers"], strict=True)
@@ -262,7 +261,7 @@ _LATIN_1 = repeat("latin-1")
 
 
 def _caller(runtime: Runtime, path: str, context: RequestContext) -> Caller | None:
-    """Return the caller of a request; None on routes that are open to everybody."""
+    """Return the caller of a request; None on open routes."""
     if path in OPEN_PATHS:
         return None
     if is_page(path):

@@ -1,8 +1,8 @@
-"""Writes chat events in OpenAI's shapes: `ChunkWriter` for streams, `CompletionWriter` for whole answers.
+"""Writes chat events in OpenAI's format: `ChunkWriter` for streams, `CompletionWriter` for whole answers.
 
-Both get the same events and must write the same answer; `tests/test_one_path.py` holds them to it. What they write
-is strict, because clients are: constant id, created and model; role and empty content first; `index` on every
-tool call, its name and id once; `arguments` a string; one finish reason of OpenAI's five.
+Both get the same events and must write the same answer, which `tests/test_one_path.py` checks. The format is strict, because
+clients are: constant id, created and model; role and empty content first; `index` on every tool call, its name and id once;
+`arguments` a string; one of OpenAI's five finish reasons.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,17 +42,17 @@ from callgate.conversation.usage import add_usage
 DONE = b"data: [DONE]\n\n"
 NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 PART_BREAK = "\n\n"
-"""Between what a model says before a call and what it says after it."""
+"""The separator between a model's text before and after a call."""
 INNER_ASIDES = frozenset({"provider_specific_fields", "thinking_blocks", BLOCKS, ITEMS})
-"""Belong to single turns and their calls; the loop gives them back to the model, a client has no use for them."""
+"""Fields of single turns that the loop sends back to the model; clients do not need them."""
 
 NOT_IN_A_MESSAGE = frozenset({ProviderHead, Finished, Usage})
-"""What every answer brings and no message shows: it stands around the message, or at its end."""
+"""Events that are not part of the message, but of the body around it."""
 
 _TOOL_EVENTS = (CallStarted, CallProgress, CallEnded)
 
 _MARK = "\x00"
-"""Stands where the text of a chunk will; nothing behind it holds such a character."""
+"""A placeholder for the text of a chunk, which does not occur after it."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -62,15 +62,15 @@ def completion_id(run_id: str) -> str:
 
 
 class AnswerHead(msgspec.Struct, frozen=True, gc=False):
-    """The fields that every part of one answer has, and the form in which its client wants it."""
+    """The common fields of all parts of an answer, and the format that its client wants."""
 
     run_id: str
     created: int
     model: str
     tool_events: Dialect = "off"
-    """How running tools are shown."""
+    """How calls of our tools are shown."""
     legacy: bool = False
-    """The client asked with `functions`, and is answered with `function_call`."""
+    """The request has `functions`, so that calls are sent as `function_call`."""
 
     @property
     def id(self) -> str:
@@ -83,17 +83,17 @@ class AnswerHead(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ForChoice:
-    """Something that happened in one of several chats that are answered together."""
+    """An event of one of several chats of a request."""
 
     choice: int
     event: ChatEvent
 
 
 class Joiner(msgspec.Struct, eq=False, gc=False):
-    """Joins what a model said in several turns into one text, a blank line between the parts.
+    """Joins the text of several turns, with blank lines between them.
 
-    White space that opens a turn is held back until something follows it: many models write a newline or two
-    before a call, and that is no part of an answer.
+    White space at the beginning of a turn is held back until text follows, because many models write newlines before a
+    call.
     """
 
     _turn: int = -1
@@ -119,14 +119,14 @@ class Joiner(msgspec.Struct, eq=False, gc=False):
         return text
 
     def line(self, text: str) -> str:
-        """A line of our own between what the model says."""
+        """Return a line of ours, separated from the model's text."""
         start = PART_BREAK if self.said else ""
-        # What the turn may still say comes after a break, as another turn's would.
+        # Further text of the turn is separated as if it were of another turn.
         self.said, self._open, self._held = True, False, ""
         return start + text
 
     def finish(self) -> str:
-        """Return the text that is still held back, if no other came."""
+        """Return white space that is held back, if there was no text at all."""
         return "" if self.said else self._held
 
 
@@ -144,11 +144,11 @@ class ChunkWriter:
         self._usage_field: dict[str, Any] = {"usage": None} if include_usage else {}
         self._more: dict[str, Any] = {}
         self.passed = b""
-        """What was last written of an answer in its provider's own bytes; it has its own end."""
+        """The bytes of a passed-through answer that were written last; it has its own end."""
 
     def write(self, event: ChatEvent) -> bytes:
         if type(event) is Passed:
-            self._opened = True  # as its provider does
+            self._opened = True  # the provider's own first chunk
             if data := event.data:
                 self.passed = data
             return data
@@ -161,17 +161,17 @@ class ChunkWriter:
         return b"".join(self._end(event)) if isinstance(event, ChatEnded) else b""
 
     def heartbeat(self, more: Mapping[str, Any] | None = None) -> bytes:
-        """A chunk that says nothing. Every client takes it, and it re-arms timers that comments do not."""
+        """Return an empty chunk. All clients accept it, and it resets timers that comments do not."""
         return self.opening() + self._chunk({"content": ""}, **(more or {}))
 
     def error(self, error: ChatError) -> bytes:
-        """The end of a stream that failed after it had begun."""
+        """Return the end of a stream that failed after it had begun."""
         return b"data: " + encode(error.envelope()) + b"\n\n" + DONE
 
     def _output(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
         written: list[bytes] = []
         if not self._opened and events:
-            # What the provider says of its answer stands in every chunk, so chunks have a shape only from here on.
+            # The provider's head is part of every chunk, so that the template is made only after it.
             head = next((event for event in events if isinstance(event, ProviderHead)), None)
             if head is not None and head.system_fingerprint is not None:
                 self._more["system_fingerprint"] = head.system_fingerprint
@@ -221,22 +221,22 @@ class ChunkWriter:
         yield DONE
 
     def finish(self, ended: ChatEnded, more: Mapping[str, Any] | None = None) -> bytes:
-        """The last chunk of this choice, and what has to come before it."""
+        """Return the last chunk of this choice, and what has to precede it."""
         left = self._text.finish()
         rest = self._chunk({"content": left}) if left else b""
         reason = told_reason(ended, legacy=self._head.legacy)
         return self.opening() + rest + self._chunk({}, finish_reason=reason, **(more or {}))
 
     def tail(self, usage: Mapping[str, Any] | None, more: Mapping[str, Any]) -> bytes:
-        """The chunk behind all choices, for a client that asked for usage."""
+        """Return the chunk after all choices, for a client that requested usage."""
         return self._data({"choices": [], "usage": whole_usage(usage), **more})
 
     def opening(self) -> bytes:
-        """The chunk that every choice begins with, once."""
+        """Return the first chunk of a choice, once."""
         if self._opened:
             return b""
         self._opened = True
-        # The bytes around the text of a plain chunk, encoded once: nearly every chunk of a stream is one.
+        # The bytes around the text of a plain chunk are encoded once, because most chunks of a stream are plain.
         self._before, _, self._after = self._chunk({"content": _MARK}).rpartition(encode(_MARK))
         return self._chunk({"role": "assistant", "content": "", "refusal": None})
 
@@ -265,7 +265,7 @@ class ChunkWriter:
 
 
 class ChoicesChunkWriter:
-    """Writes the chunks of several chats side by side, one choice each."""
+    """Writes the chunks of several concurrent chats, one choice each."""
 
     def __init__(self, head: AnswerHead, diagnoses: Sequence[Diagnosis] | None, include_usage: bool, n: int) -> None:
         self._writers = [ChunkWriter(head, None, include_usage, index) for index in range(n)]
@@ -293,7 +293,7 @@ class ChoicesChunkWriter:
         return self._writers[0].heartbeat()
 
     def _in_order(self, choice: int, data: bytes) -> bytes:
-        """Choices open one after the other: the official client puts the first it hears of at the head of a list."""
+        """Open choices in order, because OpenAI's client puts the first one that it receives at the head of a list."""
         return b"".join(writer.opening() for writer in self._writers[:choice]) + data if data else data
 
     def error(self, error: ChatError) -> bytes:
@@ -310,7 +310,7 @@ class CompletionWriter(msgspec.Struct, eq=False):
     _calls: tuple[Call, ...] = ()
     _ended: ChatEnded | None = None
     passed: bytes = b""
-    """The body in its provider's own bytes, if it came so."""
+    """The body of a passed-through answer."""
 
     _takes: ClassVar[Handlers] = {}
 
@@ -345,7 +345,7 @@ class CompletionWriter(msgspec.Struct, eq=False):
         self._ended = event
 
     def body(self) -> Any:
-        """The whole answer; there is one only after the chat has ended."""
+        """Return the whole answer, after the chat has ended."""
         assert self._ended is not None
         if self.passed:
             return msgspec.Raw(self.passed)
@@ -354,7 +354,7 @@ class CompletionWriter(msgspec.Struct, eq=False):
     def around(
         self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None, report: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """The answer around its choices; what the provider said of it as a whole is taken from this one."""
+        """Return the body around the choices, with the provider's head of this choice."""
         head = self._head
         body: dict[str, Any] = {
             "id": head.id,
@@ -377,7 +377,7 @@ class CompletionWriter(msgspec.Struct, eq=False):
         assert self._ended is not None
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": []}
         text, reasoning, logprobs = self._gather(message)
-        # As OpenAI has it: null where the message says something else instead.
+        # As OpenAI has it: null where the message has other content.
         message["content"] = text or (None if self._calls or message["refusal"] or message.get("audio") else "")
         if reasoning:
             message["reasoning_content"] = reasoning
@@ -393,7 +393,7 @@ class CompletionWriter(msgspec.Struct, eq=False):
         }
 
     def _gather(self, message: dict[str, Any]) -> tuple[str, str, dict[str, Any] | None]:
-        """Text and reasoning in order, by the same joiner that streams use; other fields go into the message."""
+        """Join text and reasoning as in streams; other fields are added to the message."""
         said, thought = Joiner(), Joiner()
         text: list[str] = []
         reasoning: list[str] = []
@@ -471,12 +471,12 @@ def told_reason(ended: ChatEnded, *, legacy: bool) -> str:
 
 
 def function_body(call: Call) -> dict[str, Any]:
-    """A call for a client that knows nothing of tools."""
+    """Return a call in the format of `function_call`."""
     return {"name": call.name or "", "arguments": call.text or "{}"}
 
 
 def call_body(call: Call) -> dict[str, Any]:
-    """A call of the client's, as it goes to the client."""
+    """Return a call in the format of `tool_calls`."""
     if isinstance(call, ReadyCall) and call.custom:
         return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.text}, **call.extras}
     return {
@@ -488,12 +488,12 @@ def call_body(call: Call) -> dict[str, Any]:
 
 
 def whole_usage(usage: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Clients want all three counts or none at all, and a whole answer must have them."""
+    """Add missing counts: clients expect all three, and a whole answer must have them."""
     return {**NO_USAGE, **(usage or {})}
 
 
 def _joined(values: Sequence[Any]) -> Any:
-    """One field out of its pieces: text and lists go on, anything else is replaced by what comes later."""
+    """Join the pieces of one field: text and lists are concatenated, anything else is replaced."""
     pieces: list[Any] = []
     for value in values:
         if value is None:

@@ -1,5 +1,5 @@
-"""Finds ids of objects (files, responses, …) that providers keep in the operator's account. A request that has one goes
-out under the operator's key, so that it could read what another key put there."""
+"""Finds ids of objects (files, responses, …) in the operator's account at a provider. Requests are sent with the operator's
+key, so that a client could read with them what another client stored there."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,37 +16,37 @@ KEPT_BY_PROVIDERS: Final = frozenset(
     file_search_store_names fileSearchStoreNames container container_id cached_content cachedContent connector_id
     """.split()
 )
-"""Fields that name what providers keep."""
+"""Fields that name stored objects."""
 WITH_ID: Final = frozenset({"prompt", "audio", "input_audio", "voice"})
-"""Fields whose objects name it with their `id`."""
+"""Fields whose objects name a stored object with their `id`."""
 
 _FREE: Final = frozenset({"metadata", "response_format", "output_config", "output_format", "functions", "logit_bias"})
-"""Fields of a request in which every name is the client's own: labels and schemas."""
+"""Fields of a request with names of the client's choice: labels and schemas."""
 _CALLS: Final = frozenset({"tool_calls", "function_call"})
 _SCHEMAS: Final = _CALLS | {"parameters", "input_schema"}
-"""The same within messages, and within what has a name: tools."""
+"""The same within messages, and within tools."""
 _ADDRESSES: Final = ("https://", "http://", "data:")
-"""How a `file_id` begins that is none: what is there is fetched here."""
+"""Prefixes of a `file_id` that is a URL, which is fetched here."""
 _NAMES: Final = "|".join(sorted(KEPT_BY_PROVIDERS | WITH_ID))
 _SLICE: Final = 524_288
 _LONGEST: Final = 2 + max(map(len, KEPT_BY_PROVIDERS | WITH_ID))
-"""Characters of the longest mark."""
+"""Characters of the longest pattern."""
 _MARKS: Final = re.compile(rf'"(?:{_NAMES})"|\\u00[2-7]'.encode())
 
 
 def may_have_ids(body: bytes) -> bool:
-    """True if there may be one: in a text quotes would be escaped, and a name could be spelled with escapes."""
+    """True if a body may have such a field; names with escapes included. Quotes inside texts are escaped."""
     if len(body) <= _SLICE:
         return _MARKS.search(body) is not None
-    # In pieces, between which another thread may go on: millions of quotes take a while.
+    # In slices, so that other threads may run between them.
     starts = range(0, len(body), _SLICE)
     return any(_MARKS.search(body, start, start + _SLICE + _LONGEST) is not None for start in starts)
 
 
 def check_ids(fields: Mapping[str, msgspec.Raw], *, dotted: bool = False) -> None:
-    """Refuse what names something in the operator's account: it is not the client's to use, nor to guess at.
+    """Refuse fields that name objects of the operator's account.
 
-    `dotted`: places are written as Anthropic writes them.
+    `dotted`: places are written in Anthropic's format.
     """
     where = place_of_id(fields, dotted=dotted)
     if where is not None:
@@ -66,7 +66,7 @@ def of_the_operators(where: str, *, dotted: bool = False) -> ChatError:
 
 
 def _named_in(value: Any, where: str, dotted: bool) -> str | None:
-    """The place of the first such field, if there is one."""
+    """Return the place of the first such field, if there is one."""
     inner: Iterable[tuple[str, Any]] = ()
     if isinstance(value, dict):
         free, kind = _free_in(value), value.get("type")
@@ -85,10 +85,10 @@ def _named_in(value: Any, where: str, dotted: bool) -> str | None:
 
 
 def _free_in(value: Mapping[str, Any]) -> frozenset[str]:
-    """The fields of an object in which every name is the client's own."""
+    """Return the fields of an object with names of the client's choice."""
     kind = str(value.get("type"))
     if kind.endswith("tool_use"):
         return _CALLS | {"input"}
     if kind.endswith("_execution_output"):
-        return _CALLS | {"file_id"}  # of a history: what the provider wrote there, which it does not read again
+        return _CALLS | {"file_id"}  # an assistant message: providers do not read it again
     return _SCHEMAS if "name" in value else _CALLS

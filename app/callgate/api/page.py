@@ -1,4 +1,4 @@
-"""The web page at `/`: static files of the package, under a policy that lets them load nothing from elsewhere."""
+"""The web page at `/`: static files of the package, with a content security policy that forbids other origins."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ HEADERS: Final = {
 
 
 def page_routes() -> list[Route]:
-    """A route for each file: what is not listed here cannot be asked for."""
+    """Return a route for each file; no other path is served."""
     files = {f"/web/{file.relative_to(FOLDER)}": file for file in sorted(FOLDER.rglob("*")) if file.suffix in TYPES}
     files["/"] = files.pop("/web/index.html")
     return [Route(path, _served(file), methods=["GET"], name=f"page {path}") for path, file in files.items()]

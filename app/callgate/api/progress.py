@@ -1,4 +1,4 @@
-"""Progress of running tools in a stream, in the dialect that the client asked for."""
+"""Shows running tools in a stream, in the format that the client requested."""
 
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -10,10 +10,10 @@ ToolEvent: TypeAlias = CallStarted | CallProgress | CallEnded
 
 
 class Progress(Protocol):
-    """One dialect. A tool's event is a line of reasoning, or fields on an empty chunk, or nothing."""
+    """One format. A tool's event is shown as a line of reasoning, as fields of an empty chunk, or not at all."""
 
     def line(self, event: ToolEvent) -> str | None:
-        """A line among the model's reasoning, which a whole answer has as well."""
+        """Return a line of reasoning, which whole answers have as well."""
         ...
 
     def fields(self, event: ToolEvent) -> dict[str, Any] | None:
@@ -34,7 +34,7 @@ def progress_in(dialect: Dialect, run_id: str) -> Progress | None:
 
 
 class _Extra:
-    """`x_callgate` on empty chunks, for clients that were written for it."""
+    """`x_callgate` in empty chunks, for clients that support it."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -62,7 +62,7 @@ class _Extra:
 
 
 class _ReasoningLines:
-    """One line for each call, where reasoning is shown and not kept as part of the answer."""
+    """A line of reasoning for each call."""
 
     def line(self, event: ToolEvent) -> str | None:
         if approval := _wanted_approval(event):
@@ -74,7 +74,7 @@ class _ReasoningLines:
 
 
 class _OpenWebUI:
-    """The status line of Open WebUI, which it takes from a chunk's top-level `event`."""
+    """The status line of Open WebUI, in a chunk's top-level `event`."""
 
     def line(self, event: ToolEvent) -> str | None:
         return None
@@ -86,7 +86,7 @@ class _OpenWebUI:
 
 
 def _wanted_approval(event: ToolEvent) -> str:
-    """The id of the approval that a call waits for."""
+    """Return the id of the approval that a call waits for."""
     return event.waits_for if isinstance(event, CallProgress) else ""
 
 

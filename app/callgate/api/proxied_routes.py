@@ -1,4 +1,4 @@
-"""Routes that are no chats (embeddings, audio, …): passed on to the provider of the model they name, else a 404."""
+"""Routes of other requests than chats (embeddings, audio, …): proxied to the provider of the model that they name."""
 
 import asyncio
 import json
@@ -38,18 +38,18 @@ PATHS = (
     "/audio/transcriptions",
     "/audio/translations",
 )
-"""What follows `/v1`."""
+"""Paths after `/v1`."""
 MOST_FIELDS = 1000
-"""Of a body in JSON, which are looked at one by one."""
+"""Fields of a JSON body, which are checked one by one."""
 TAIL_BYTES = 65_536
-"""How much of the end of an answer is looked at for its usage, which providers write last."""
+"""Bytes at the end of a response in which its usage is searched, which providers write last."""
 
 _USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
 _objects = json.JSONDecoder()
 
 
 def _read_fields(body: bytes, max_depth: int) -> Fields:
-    """The fields of a body. Its values are not counted: a request for embeddings may be a million tokens."""
+    """Return the fields of a body. Its values are not counted, because a request for embeddings may have a million tokens."""
     check_fields(body)
     fields = read_fields(body, max_depth)
     if len(fields) > MOST_FIELDS:
@@ -58,7 +58,7 @@ def _read_fields(body: bytes, max_depth: int) -> Fields:
 
 
 class PassingEndpoint:
-    """Passes one kind of request on."""
+    """Proxies one kind of request."""
 
     def __init__(self, manager: RuntimeManager, path: str) -> None:
         self._manager, self._path = manager, path
@@ -90,7 +90,7 @@ class PassingEndpoint:
     def _record(
         self, runtime: Runtime, context: RequestContext, model: str, began: float, since: float, error: ChatError
     ) -> None:
-        """Keep a row of a request that failed, where those are kept."""
+        """Record a failed request, where those are recorded."""
         assert context.caller is not None, "the middleware lets nobody in without a caller"
         names = model, runtime.catalogue.entry(model).configured_name
         policy = runtime.record_policy(context.caller.name, names, content=False)
@@ -145,14 +145,14 @@ class PassingEndpoint:
 
 
 class _ProxiedRequest:
-    """One request on its way, held to what its key may use."""
+    """One proxied request, within the allowance of its key."""
 
     def __init__(
         self, runtime: Runtime, caller: Caller, model: str, size: int, way: AbstractAsyncContextManager[Any]
     ) -> None:
         self.model = model
         self.usage: dict[str, Any] | None = None
-        """What the answer says that it used, once it was passed on."""
+        """The usage in the response, after it was passed on."""
         self._runtime, self._caller, self._size, self._way = runtime, caller, size, way
 
     async def answer(self, send: Send) -> None:
@@ -162,13 +162,13 @@ class _ProxiedRequest:
         meter = self._runtime.meter(self._caller, self.model, self._size, None, 1)
         tally = meter.tally()
         async with meter:
-            tally.handle(TurnStarted(0))  # counts as estimated unless the answer says what it cost
+            tally.handle(TurnStarted(0))  # counts as estimated unless the response has its usage
             self.usage = usage_in(await self._pass_on(send, meter.headers))
             if self.usage is not None:
                 tally.handle(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), self.usage))
 
     async def _pass_on(self, send: Send, headers: Mapping[str, str]) -> bytes:
-        """The answer, part by part. Returns the end of it."""
+        """Pass the response on, and return its last bytes."""
         tail = b""
         async with self._way as answer:
             is_stream = answer.content_type.lower().startswith("text/event-stream")
@@ -182,7 +182,7 @@ class _ProxiedRequest:
 
 
 def usage_in(tail: bytes) -> dict[str, Any] | None:
-    """The last usage in the end of an answer, in the words of chat completions."""
+    """Return the last usage in the end of a response, in the format of Chat Completions."""
     for found in reversed(list(_USAGE.finditer(tail))):
         try:
             usage, _ = _objects.raw_decode(tail[found.end() :].decode("utf-8", "replace"))

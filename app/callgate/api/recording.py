@@ -1,4 +1,4 @@
-"""Hands requests to the recorder: a run where a tool of ours is on offer, and otherwise a row if it failed."""
+"""Hands requests to the recorder: a whole run where a tool of ours is offered, otherwise a row if it failed."""
 
 from hashlib import sha256
 from typing import Any, Final
@@ -16,9 +16,9 @@ from callgate.runtime.route import Route
 from callgate.runtime.runtime import Runtime
 
 LONGEST_NAME = 200
-"""Characters of a model's name: what a wildcard stands for is the client's."""
+"""Characters of a model's name, which with a wildcard is the client's text."""
 UNSAID = frozenset({"", "on"})
-"""What `X-Callgate-Record` may say, and have as much kept as without it."""
+"""Values of `X-Callgate-Record` that change nothing."""
 
 
 def begin(
@@ -30,7 +30,7 @@ def begin(
     caller: Caller,
     began: float,
 ) -> None:
-    """Begin to record a request; one that nobody wants to see for its spans alone."""
+    """Begin to record a request; only for its spans where runs are not recorded."""
     trace = conversation.trace
     if trace is not None and trace.is_exported:
         trace.request.update(request_attributes(request))
@@ -53,7 +53,7 @@ def keep_unusual(
     caller: Caller,
     began: float,
 ) -> None:
-    """Have an unusual request recorded, if those are and it is not yet."""
+    """Record an unusual request, if those are recorded and it is not yet."""
     recording, policy = conversation.recording, _policy(runtime, route, context, request, caller)
     if policy.runs == "off" or (recording is not None and recording.is_listed):
         return
@@ -103,13 +103,13 @@ def _policy(
 
 
 def wants_content(context: RequestContext) -> bool:
-    """True if a request lets what is said in it be kept. Only that can be meant by a word that is not known."""
+    """True if a request allows its content to be stored. Unknown values of the header forbid it."""
     return "x-callgate-record" not in context.headers or context.headers["x-callgate-record"] in UNSAID
 
 
 def _say_request(recording: RunRecording, request: ChatRequest) -> None:
     if recording.policy.content_bytes is not None:
-        # The request as it can be asked again; without the parts that say how it is answered.
+        # The request for a replay, without the fields about the format of its answer.
         body = {"model": request.model, "messages": request.history, **request.params}
         if request.tools:
             body["tools"] = request.tools
@@ -160,7 +160,7 @@ _ASKED: Final = {
 def end(
     recording: RunRecording, runtime: Runtime, context: RequestContext, state: str, error: ChatError | None = None
 ) -> None:
-    """`state` where the chat did not come to an ending of its own."""
+    """End a recording. `state`: where the chat has no ending of its own."""
     status = context.status or CLIENT_CLOSED
     runtime.recorder.end(
         recording,

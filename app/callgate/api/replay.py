@@ -1,4 +1,4 @@
-"""`POST /v1/runs/{id}/replay`: a recorded run asked again, of the same model or another, from its beginning or from a turn."""
+"""`POST /v1/runs/{id}/replay`: replays a recorded run, with the same model or another, from its beginning or from a turn."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -27,24 +27,24 @@ from callgate.runtime.recorded_tools import CallNotRecorded, RecordedToolbox
 
 PATH = "/v1/runs/{id}/replay"
 STOPPED = "stopped"
-"""The state of a replay that called what the recording does not have."""
+"""The state of a replay that was stopped at a call which is not in the recording."""
 
 audit = structlog.get_logger("callgate.audit")
 
 
 class ReplayBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What is sent to have a run asked again."""
+    """The body of a replay request."""
 
     model: str | None = None
     """Another model than the run's own."""
     from_turn: int = 0
-    """The turn to begin with, as the run's events count them: what was said before it is as it was."""
+    """The index of the first turn that is asked again; earlier ones are taken from the recording."""
     tools: Literal["recorded", "run"] = "recorded"
-    """`recorded`: calls get what they got in the recording, and nothing is run. `run`: they are run again."""
+    """`recorded`: calls get their recorded results, and nothing is run. `run`: they are run again."""
 
 
 class ReplayEndpoint:
-    """Asks a run again. The id of the run stands on every log line."""
+    """Replays a run. The run's id is on every log line."""
 
     def __init__(self, manager: RuntimeManager) -> None:
         self._endpoint = FaceEndpoint(manager, _ReplayFace(manager))
@@ -73,7 +73,7 @@ class _ReplayFace:
                 raise ChatError(400, "`from_turn` should be 0 or more.", param="from_turn", code="invalid_value")
             asked["messages"] = history_before(run, wanted.from_turn)
             if wanted.from_turn and asked.get("tool_choice") != "none":
-                asked.pop("tool_choice", None)  # honoured in the first turn alone
+                asked.pop("tool_choice", None)  # it applies to the first turn only
             asked["model"] = wanted.model or asked.get("model") or run.row.model
             request = read_chat_request(encode(asked), {}, config.limits.messages, config.limits.json_depth)
             request.may_pass = False
@@ -125,7 +125,7 @@ class _Replay:
 
 
 class _ReplayWriter:
-    """The run that came of it, and its answer; none where it was stopped."""
+    """Writes the new run, and its answer; None where it was stopped."""
 
     def __init__(self, replay: _Replay, inner: CompletionWriter, run_id: str) -> None:
         self._replay = replay
@@ -147,7 +147,7 @@ def _tools(run: Recording, request: ChatRequest) -> RecordedToolbox:
 
 
 def replay_operation(errors: dict[str, Any]) -> dict[str, Any]:
-    """Its page in the OpenAPI document: the route is a bare ASGI callable."""
+    """Return its OpenAPI description: the route is a plain ASGI callable."""
     described = {
         "type": "object",
         "additionalProperties": False,

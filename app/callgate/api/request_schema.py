@@ -1,8 +1,7 @@
-"""The schema of a Chat Completions request: the fields that are read, and the types on which providers agree.
+"""The schema of a Chat Completions request: the fields that are read, with the types that all providers have in common.
 
-Most requests are plain: no message in them has a field that not everybody knows, and no text has anything that one reader
-might take for what another does not. Such a request is read field by field, each of them once, and what is plain cannot
-be too deep. Whatever else comes is checked and read as a whole; there, what is wrong with it gets its name.
+Most requests are plain: their messages have only common fields, and no text that JSON parsers could read differently. Plain
+requests are decoded field by field, once each. All others are checked and decoded as a whole, with precise errors.
 """
 
 from collections import OrderedDict
@@ -17,11 +16,11 @@ from callgate.api.strict_json import Fields, check_text, invalid_json, is_plain
 from callgate.conversation.errors import ChatError
 
 TOOLS_BYTES: Final = 4 * 1024 * 1024
-"""How much is remembered of tools that were found right."""
+"""The size of the cache of valid tools."""
 ONE_TOOLS_BYTES: Final = TOOLS_BYTES // 8
 
 NEVER_PLAIN: Final = frozenset({"functions", "function_call", "input"}) | KEPT_BY_PROVIDERS | WITH_ID
-"""Words of other APIs, which are put into those of chat first, and names of what is the operator's."""
+"""Fields of other APIs, which have to be translated first, and fields that may name objects of the operator's account."""
 
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 
@@ -68,7 +67,7 @@ class _Allowed(msgspec.Struct, gc=False):
 
 
 class ChatToolChoice(msgspec.Struct, gc=False):
-    """A choice that is more than a word."""
+    """A tool choice that is an object."""
 
     type: Literal["function", "custom", "allowed_tools"]
     function: _Function | None = None
@@ -77,7 +76,7 @@ class ChatToolChoice(msgspec.Struct, gc=False):
 
 
 class ChatOutline(msgspec.Struct):
-    """What of a request is looked at, and the types of what providers agree on. Unknown fields are passed over."""
+    """The fields of a request that are checked, with their common types. Unknown fields are ignored."""
 
     model: str
     messages: list[ChatMessage]
@@ -126,7 +125,7 @@ class _PlainCall(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class _PlainMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A message of which every text is read, which finds what no text may hold, and nothing else is there."""
+    """A message with only these fields. Decoding all of its texts finds invalid strings."""
 
     role: Role
     content: str | list[_PlainPart] | None = None
@@ -139,7 +138,7 @@ class _PlainMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 def outline_of(fields: Fields, max_depth: int) -> ChatOutline | None:
-    """The outline of a plain request, or None for any other, whatever may be wrong with it."""
+    """Return the outline of a plain request, or None for any other, valid or not."""
     outline = ChatOutline("", [])
     try:
         for name, value in fields.items():
@@ -169,7 +168,7 @@ def outline_of(fields: Fields, max_depth: int) -> ChatOutline | None:
 
 
 def outline_of_any(body: bytes) -> ChatOutline:
-    """The outline of whatever came, or a `ChatError` that names what is wrong. Its text has been checked."""
+    """Decode the outline of any request, whose text has been checked. Raises `ChatError` that names what is wrong."""
     try:
         outline = _whole.decode(body)
     except msgspec.ValidationError as error:
@@ -189,22 +188,22 @@ def outline_of_any(body: bytes) -> ChatOutline:
 
 
 class _NotRight(Exception):
-    """Something is wrong with tools, or may be."""
+    """Raised where tools are or may be invalid."""
 
 
 class _SeenTools:
-    """Tools that were found right, known again by their bytes: clients send the same ones with every request of a
-    conversation, and there may be hundreds."""
+    """A cache of valid tools by their bytes: clients send the same tools, perhaps hundreds, with every request of a
+    conversation."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[int, bytes, int], tuple[bytes, list[ChatTool] | None]] = OrderedDict()
         self._size = 0
         self._lock = Lock()
-        """Large bodies are read in threads."""
+        """Needed because large bodies are read in threads."""
 
     def read(self, raw: msgspec.Raw, max_depth: int) -> list[ChatTool] | None:
         text = bytes(raw)
-        # Found by length and ending, and then compared: to hash all of it would take ten times as long.
+        # Looked up by length and ending, and then compared: hashing all bytes takes ten times as long.
         key = len(text), text[-64:], max_depth
         with self._lock:
             seen = self._seen.get(key)
@@ -268,7 +267,7 @@ def _check_choice(choice: str | ChatToolChoice | None) -> None:
 
 
 def from_validation(text: str) -> ChatError:
-    """msgspec says what is wrong and where: ``Expected `str`, got `int` - at `$.messages[0].role` ``."""
+    """Convert a msgspec error such as ``Expected `str`, got `int` - at `$.messages[0].role` ``."""
     what, _, where = text.partition(" - at `$")
     param = where.rstrip("`").lstrip(".")
     if (missing := what.removeprefix("Object missing required field `")) != what:
@@ -292,4 +291,4 @@ _seen_tools = _SeenTools()
 _READERS: dict[str, Callable[[bytes], Any]] = {
     name: msgspec.json.Decoder(kind).decode for name, kind in get_type_hints(ChatOutline).items()
 } | {"response_format": msgspec.json.Decoder(dict[str, msgspec.Raw] | None).decode}
-"""How one field of a plain request is read. Of a format nobody needs more than that it is one."""
+"""The decoders for the fields of a plain request. A `response_format` only has to be an object."""

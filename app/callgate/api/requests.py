@@ -1,7 +1,6 @@
-"""Reads the body of a request into a `ChatRequest`. Everything we do not read stays the bytes it came in.
+"""Reads the body of a request into a `ChatRequest`. Fields that we do not read stay undecoded.
 
-Messages and the client's tools are checked for their outline and never turned into objects here; a hundred kilobytes
-of history must cost a scan and a copy.
+Messages and the client's tools are checked and not turned into objects here, because histories may be large.
 """
 
 import asyncio
@@ -41,10 +40,10 @@ from callgate.conversation.turn_recovery import FIELD, Hint, take_hints
 from callgate.ledger.runs import StoredRun
 
 OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"})
-"""Fields that are carried by name; all others travel on as they are."""
+"""Fields that are attributes here; all others are sent on unchanged."""
 
 MAX_DIGITS = 15
-"""Of a length; nobody's body has more."""
+"""Digits of a Content-Length."""
 Hold: TypeAlias = Callable[[int, int], None]
 HINT_MARK = f'"{FIELD}"'.encode()
 
@@ -67,59 +66,58 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChatRequest(msgspec.Struct):
-    """One question of a client's. What a request that is passed on does not need is taken out when it is asked for."""
+    """One request of a client. What a passed-through request does not need is decoded lazily."""
 
     outline: ChatOutline
     fields: Mapping[str, msgspec.Raw]
-    """The body as it came, field by field, for passing it on untouched; as a chat, if it came as something else."""
+    """The undecoded fields of the body, for passing them through; translated, if they are of another API."""
     words: Mapping[str, msgspec.Raw]
-    """The same in today's words."""
+    """The same, with `tools` for deprecated `functions`."""
     model: str
     stream: bool
     include_usage: bool
     n: int
     metadata: dict[str, Any]
-    """What of the client's is not meant for us."""
+    """The client's metadata without our own keys."""
     tool_filter: str | None
-    """Which of our tools the client wants: names, or `none`; all that are on offer when absent."""
+    """The tools of ours that the client wants: names, or `none`; all that are offered when absent."""
     tool_events: Dialect | None
-    """How the client wants to be shown that tools run; None where it does not say."""
+    """How the client wants calls of our tools to be shown; None where it does not say."""
     tool_choice: str | dict[str, Any] | None = None
     allowed: frozenset[str] | None = None
-    """The only tools, of either side, that `tool_choice` lets the model use; all when absent."""
+    """The tools, the client's and ours, that `tool_choice` allows; all when absent."""
     mode: str | None = None
-    """The choice that is left once the tools are cut down to those."""
+    """The tool choice after the tools were narrowed to those."""
     legacy: bool = False
-    """It came with `functions`, and is answered with `function_call`."""
+    """It has `functions`, so that calls are sent as `function_call`."""
     hints: Mapping[int, Hint] = {}
-    """What calls in the history say of calls of ours that ran beside them."""
+    """The hints in the history about calls of ours, by positions of messages."""
     may_pass: bool = True
-    """Whoever writes the answer takes it in its provider's own bytes as well."""
+    """The writer of the answer also takes a passed-through one."""
     in_background: bool = False
-    """It goes on without its client, which is answered by whoever asks for it here."""
+    """It continues without its client, and the answer is sent by another handler of this process."""
     background: Callable[[StoredRun], bytes] | None = None
-    """Set where it is carried on when nobody waits for it, and its answer fetched later: what is answered meanwhile."""
+    """Set where it continues without a client, which fetches the answer later: makes the answer for the meantime."""
     begun_before: Callable[[StoredRun], None] | None = None
-    """Told, where an earlier request with its key has begun its run: then nothing is answered."""
+    """Called where an earlier request with its key has begun its run; then there is no answer."""
     every_event: bool = False
-    """Whoever writes the answer is given the events of turns too."""
+    """The writer of the answer handles the events of turns too."""
     keeps_hidden: bool = False
-    """What the client is not shown is kept for it even where no tool of ours is on offer."""
+    """Hidden turns are stored even where no tool of ours is offered."""
     max_calls: int | None = None
-    """How many calls of our tools it allows, all turns together."""
+    """The limit of calls of our tools, in all turns together."""
     approvals: ClientApprovals | None = None
-    """Which calls of our tools the client decides about, if it wants to."""
+    """The calls of our tools that the client approves itself, if any."""
     kept_history: Sequence[Message] | None = None
-    """What the chat begins with, where some of it was kept here. Messages that are dicts are whole: nothing is put back
-    into them."""
+    """The history, where a part of it was stored here. In messages that are dicts nothing has to be restored."""
     shown: frozenset[str] = frozenset()
-    """The calls of ours whose rounds the client was shown and gives back, by id."""
+    """The ids of our calls that the client was shown and sent back."""
     original: Original | None = None
-    """The question as it came, where it came by an API that a model may have itself."""
+    """The client's own request, where its API is another that a model may have too."""
     conversation: str = ""
     """The id of the conversation that it goes on with, where the client names one."""
     may_have_ids: bool = False
-    """It may name what is kept in the operator's account at a provider."""
+    """It may name objects of the operator's account at a provider."""
     _messages: Sequence[msgspec.Raw] | None = None
 
     @property
@@ -134,7 +132,7 @@ class ChatRequest(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """The bytes of its messages and tools."""
+        """Return the bytes of its messages and tools."""
         return sum(memoryview(self.words[name]).nbytes for name in ("messages", "tools") if name in self.words)
 
     @property
@@ -142,12 +140,12 @@ class ChatRequest(msgspec.Struct):
         return _tools(self.words["tools"], self.outline.tools) if self.outline.tools else ()
 
     def read(self) -> ModelRequest:
-        """The question as a model gets it that reads it."""
+        """Return the request for a model that reads it."""
         return ModelRequest(self.history, self.tools, self.tool_choice, self.params, self.stream, self.original)
 
     @property
     def end_user(self) -> str:
-        """Return the end user that the client names: `user`, and `safety_identifier` in its place or beside."""
+        """Return the end user that the client names: `user`, `safety_identifier`, or both."""
         said = [bytes(self.words[name]) for name in ("user", "safety_identifier") if name in self.words]
         return b"\0".join(said).decode()
 
@@ -157,7 +155,7 @@ class ChatRequest(msgspec.Struct):
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """Every field that is not carried by name."""
+        """Return the fields that are no attributes."""
         params: dict[str, Any] = {name: value for name, value in self.words.items() if name not in OURS}
         if self.metadata:
             params["metadata"] = self.metadata
@@ -165,7 +163,7 @@ class ChatRequest(msgspec.Struct):
 
 
 def passed_through(request: ChatRequest) -> Passthrough:
-    """The question in the client's own bytes; of the metadata, what was meant for us stays here."""
+    """Return the request for passing it through, without our own keys of the metadata."""
     fields = request.fields
     if "metadata" in fields and request.original is None:
         fields = {name: value for name, value in fields.items() if name != "metadata"}
@@ -178,10 +176,10 @@ def passed_through(request: ChatRequest) -> Passthrough:
 
 
 def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int = 100) -> ChatRequest:
-    """The request, or a `ChatError` that names the field that is wrong."""
+    """Read a request. Raises `ChatError` that names the wrong field."""
     try:
         return _read(body, headers, max_messages, max_depth)
-    except msgspec.DecodeError as error:  # in what is passed on unread otherwise: a number that no double can hold
+    except msgspec.DecodeError as error:  # in a field that is mostly not decoded: a number that no double can hold
         raise invalid_json(str(error)) from None
 
 
@@ -200,7 +198,7 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
         passed, words, hints = _in_words_of_chat(body, words)
         legacy = words is not passed
         outline = outline_of_any(_encode(words))
-        has_ids = may_have_ids(body)  # in a plain one they were looked for, once for the same tools
+        has_ids = may_have_ids(body)  # plain requests were checked, with cached tools
     if len(outline.messages) > max_messages:
         raise wrong(
             "messages", f"Invalid 'messages': at most {max_messages} messages are accepted.", "array_above_max_length"
@@ -244,7 +242,7 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
 
 
 def _in_words_of_chat(body: bytes, fields: Fields) -> tuple[Fields, Fields, Mapping[int, Hint]]:
-    """The fields as they are passed on, the same in today's words, and the hints that were in them."""
+    """Return the fields for passing through, the same with deprecated fields translated, and the hints in them."""
     hints: Mapping[int, Hint] = NO_HINTS
     if HINT_MARK in body and "messages" in fields:
         rest, hints = _without_hints(fields["messages"])
@@ -255,8 +253,8 @@ def _in_words_of_chat(body: bytes, fields: Fields) -> tuple[Fields, Fields, Mapp
 
 
 def check_body(headers: Mapping[str, str], limit: int) -> None:
-    """Refuse a body that says by its headers that it will not be taken. Bodies are taken as they are: what unpacks to a
-    thousand times its size would pass every limit."""
+    """Refuse a body by its headers: too large, or compressed, because a compressed body may unpack to a thousand times its
+    size."""
     length = headers.get("content-length")
     if length is not None and length.isdecimal() and (len(length) > MAX_DIGITS or int(length) > limit):
         raise _too_large(limit)
@@ -272,9 +270,8 @@ def check_body(headers: Mapping[str, str], limit: int) -> None:
 
 
 async def read_body(receive: Receive, limit: int, hold: Hold | None = None, *, counted: bool = False) -> bytes:
-    """The whole body, refused as soon as it is larger than the limit. `hold` is called with the size of what is here of a large
-    one, and with the limit; it raises where there is no room. `counted`: it is JSON, and may have no more values than can be
-    read while others wait."""
+    """Return the whole body; raises as soon as it is larger than the limit. `hold` is called with the bytes so far of a large
+    one, and the limit; it raises where there is no room. `counted`: it is JSON, and its number of values is limited."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -304,13 +301,13 @@ def _without_hints(raw: msgspec.Raw) -> tuple[msgspec.Raw, Mapping[int, Hint]]:
     try:
         messages = _items.decode(raw)
     except msgspec.ValidationError:
-        return raw, {}  # no list: the check that follows says so
+        return raw, {}  # no list: reported by the check that follows
     rest, hints = take_hints(messages)
     return msgspec.Raw(_encode(rest)), hints
 
 
 def _tools(raw: msgspec.Raw, outlines: Sequence[ChatTool]) -> tuple[msgspec.Raw, ...]:
-    """The client's tools as they came; parameters that were given as a text of JSON are taken out of it."""
+    """Return the client's tools undecoded, with parameters parsed that are JSON in a string."""
     tools = _items.decode(raw)
     for place, tool in enumerate(outlines):
         if tool.function is not None and bytes(tool.function.parameters)[:1] == b'"':
@@ -325,7 +322,7 @@ def _tools(raw: msgspec.Raw, outlines: Sequence[ChatTool]) -> tuple[msgspec.Raw,
 
 
 def _split_metadata(fields: Fields) -> tuple[dict[str, Any], _Metadata]:
-    """The client's metadata without the two keys that are meant for us, and those two."""
+    """Return the client's metadata without our two keys, and those two."""
     raw = fields["metadata"]
     if bytes(raw) == b"null":
         return {}, NO_METADATA

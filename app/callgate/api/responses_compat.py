@@ -1,7 +1,6 @@
 """Rewrites a body of the Responses API that was sent to chat completions, as some editors do, as a chat request.
 
-Only what a chat can say is translated: text and images, calls and their results, tools. What refers to something kept
-at a provider is refused, because nothing is kept there.
+Text and images, calls and their results, and tools are translated. References to objects stored at a provider are refused.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ Fields = dict[str, msgspec.Raw]
 
 RENAMED = {"max_output_tokens": "max_completion_tokens"}
 DROPPED = frozenset({"input", "instructions", "include", "reasoning", "text", "truncation", "store", "background"})
-"""Translated below, or without meaning for a chat."""
+"""Fields that are translated below, or that Chat Completions does not have."""
 NOT_KEPT = ("previous_response_id", "conversation")
 
 _encode = msgspec.json.Encoder().encode
@@ -69,7 +68,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
         case "message":
             messages.append({"role": item.get("role"), "content": _content(item.get("content"), where)})
         case "function_call" | "custom_tool_call" as kind:
-            # Calls of one turn are items side by side there, and stand in one message here.
+            # Calls of one turn are separate items there, and one message here.
             if not (messages and "tool_calls" in messages[-1]):
                 messages.append({"role": "assistant", "content": None, "tool_calls": []})
             if kind == "custom_tool_call":
@@ -86,7 +85,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
             output = _content(item.get("output"), where)
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
         case "reasoning":
-            pass  # encrypted for another API; a chat goes on without it
+            pass  # encrypted for another API: left out
         case other:
             raise _refused(f"{where}.type", f"'{other}' items belong to the Responses API and cannot be used here.")
 
@@ -111,7 +110,7 @@ def _part(part: Any, where: str) -> Any:
 
 
 def _tool(tool: Any) -> Any:
-    """Flat there, nested here."""
+    """Convert a tool, which is flat there and nested here."""
     if not isinstance(tool, dict) or "function" in tool or "custom" in tool:
         return tool
     kind = tool.get("type")

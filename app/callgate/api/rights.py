@@ -1,4 +1,4 @@
-"""The permissions of a caller beside chats: who may see runs, usage and metrics."""
+"""Checks the permissions of a caller for runs, usage, metrics and administration."""
 
 from starlette.requests import Request
 
@@ -9,7 +9,7 @@ from callgate.runtime.runtime import Runtime
 
 
 def caller_of(request: Request, route: str) -> Caller:
-    """Return the caller of a request. `route` is what the request is counted under."""
+    """Return the caller of a request, and set its route for metrics."""
     context = context_of(request.scope)
     context.route = route
     assert context.caller is not None, "the middleware lets nobody in without a caller"
@@ -34,7 +34,7 @@ def check_sees_all(runtime: Runtime, caller: Caller, what: str) -> None:
 
 
 def check_admin(runtime: Runtime, caller: Caller) -> None:
-    """Refuse whoever may not operate the server."""
+    """Raise unless a caller may administer the server."""
     if not runtime.may_administer(caller):
         raise _forbidden("This needs a key with `admin: on`.", "admin_not_allowed")
 

@@ -45,7 +45,7 @@ OF_KEYS = b"callgate_key_used"
 def add_routes(
     app: FastAPI, manager: RuntimeManager, runs: DurableRuns, *, page: bool = True
 ) -> Mapping[tuple[str, str], ASGIApp]:
-    """Every route; given back are those that the middleware calls by itself."""
+    """Add all routes; return those that the middleware calls directly."""
     straight = add_faces(app, manager, runs)
     for path in PATHS:
         passing = PassingEndpoint(manager, path)
@@ -170,7 +170,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _describe_chat(app: FastAPI) -> None:
-    """The chat route is a bare ASGI callable, so its page in the OpenAPI document is written by hand."""
+    """Add the routes that are plain ASGI callables to the OpenAPI document."""
     described = app.openapi
 
     def openapi() -> dict[str, Any]:

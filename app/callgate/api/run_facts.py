@@ -1,4 +1,4 @@
-"""Reads recorded runs for the API, and looks one up for a caller that may see it."""
+"""Reads recorded runs for the API."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def facts_of(row: RunRow) -> dict[str, Any]:
 
 
 async def read_runs(read: Callable[..., Found], *arguments: Any) -> Found:
-    """Read from the file of runs, in a thread."""
+    """Read from the database of runs, in a thread."""
     try:
         with unreadable_in_words():
             return await asyncio.to_thread(read, *arguments)
@@ -31,7 +31,7 @@ async def read_runs(read: Callable[..., Found], *arguments: Any) -> Found:
 
 
 async def found_run(manager: RuntimeManager, id: str, only: str | None) -> Recording:
-    """A run. One of another key than `only` does not exist for its caller."""
+    """Return a run. Raises 404 for one of another key than `only`."""
     found = await read_runs(manager.shared.recorder.get, id)
     if found is not None and only in (None, found.row.key):
         return found

@@ -24,7 +24,7 @@ class AnswerPiece(msgspec.Struct, frozen=True):
 
 
 class RunPublisher:
-    """Gathers what is answered for a moment, and sends it on. Only streams: whole answers come in one piece with the end."""
+    """Gathers the pieces of a streamed answer for a moment, and publishes them. Whole answers are read from the ledger."""
 
     def __init__(self, streams: RunStreams, id: str, epoch: int) -> None:
         self._streams, self._id, self._epoch = streams, id, epoch
@@ -44,7 +44,7 @@ class RunPublisher:
                 self._task = asyncio.create_task(self._send(), name="stream of a run")
 
     async def close(self) -> None:
-        """Publish what has not gone out yet, and the end."""
+        """Publish the rest, and the end."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

@@ -158,7 +158,7 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
 
 
 def _exported(found: Recording, form: str, base: str) -> Response:
-    """`base`: where the server is that a curl line asks."""
+    """Return a run in an export format. `base`: the server's URL, for a curl line."""
     from callgate.recorder.export import as_curl, as_facts, as_recording
     from callgate.recorder.spans import as_otlp
 

@@ -1,5 +1,5 @@
-"""Checks the text of a JSON body before it is parsed. Readers of JSON differ in what they let through, and
-what one of them sees and another does not is a way around a check; so a body that leaves room for doubt is refused.
+"""Checks the text of a JSON body before it is parsed. JSON parsers differ in what they accept, and what one of them reads
+differently is a way around a check; so an ambiguous body is refused.
 """
 
 import json
@@ -18,17 +18,17 @@ _KEY = re.compile(rb'[ \t\r\n,]*"([^"\\]*)"[ \t\r\n]*:[ \t\r\n]*')
 _ROUND = bytes.maketrans(b"[{]}", b"(())")
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _MANY = 65_536
-"""Brackets from which on they are not taken away in rounds, of which there may be as many as levels."""
+"""The number of brackets from which depth is not found by removing pairs, which takes one round for each level."""
 LARGE_BODY = 262_144
-"""From here on a body is read in a thread: one of ten megabytes can be built so that it takes half a second."""
+"""The size from which a body is parsed in a thread: ten megabytes may take half a second."""
 MAX_VALUES = 100_000
-"""Values of one body, those within strings not counted; a thousand tools with a hundred fields each."""
+"""Values of one body; a thousand tools with a hundred fields each."""
 _NOT_BEGINNINGS = bytes(set(range(256)) - set(b'[{,"'))
 _NOT_FIELDS = bytes(set(range(256)) - set(b':"'))
 _NOT_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _SPACE = b" \t\r\n"
 _AROUND = len('"":,')
-"""What stands around the shortest spelling of a key; the last field has a brace for a comma."""
+"""The characters around a key in its shortest form; the last field has a brace instead of the comma."""
 _LARGE = 4096
 _MESSAGES = re.compile(rb'"messages"[ \t\r\n]*:[ \t\r\n]*\[')
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -37,14 +37,14 @@ _fields = msgspec.json.Decoder(Fields)
 
 
 def read_fields(body: bytes, max_depth: int) -> Fields:
-    """The fields of a JSON object, each as its text; `ChatError` 400 for what is none or is not plain."""
+    """Return the undecoded fields of a JSON object. Raises `ChatError` 400 where it is invalid or ambiguous."""
     fields = split(body, max_depth)
     check_text(body, max_depth)
     return fields
 
 
 def split(body: bytes, max_depth: int) -> Fields:
-    """The fields of a JSON object, no one twice. Their texts are for whoever takes them to check."""
+    """Return the undecoded fields of a JSON object without duplicates. Their texts are not checked."""
     try:
         fields = _fields.decode(body)
     except msgspec.ValidationError as error:
@@ -60,12 +60,11 @@ def split(body: bytes, max_depth: int) -> Fields:
 
 
 def split_around_messages(body: bytes) -> Fields | None:
-    """The fields of an object whose messages come last, or first as SDKs write them, without a look at those: they are
-    most of a large body, and whoever reads them reads them once. None where they stand otherwise.
+    """Return the fields of an object whose messages come last, or first, without parsing the messages, which are most of a
+    large body and are parsed once later. None where they are in another place.
 
-    It is the body's split only if the text of the messages turns out to be a list: then the object around an empty list,
-    which was read here, is an object around that one as well. That the list is a field of it, and not of something inside
-    it, shows in what was read.
+    The result is valid only if the text of the messages turns out to be a list: the object is parsed here with an empty list
+    in its place, which also shows that the list is a field of the object itself.
     """
     if len(body) < _LARGE:
         return None
@@ -86,12 +85,12 @@ def split_around_messages(body: bytes) -> Fields | None:
 
 
 def check_text(text: bytes, max_depth: int) -> None:
-    """Not too deep, and every string in it one; values that stay text are passed on without another look."""
+    """Check that a text is not nested too deep and all its strings are valid, because fields are passed on undecoded."""
     _check_depth(text, max_depth)
     try:
         text.decode()
         if _HALF.search(text):
-            msgspec.json.decode(text)  # reads every string, and half of a surrogate pair is in none
+            msgspec.json.decode(text)  # decodes every string, which fails for lone surrogates
     except UnicodeDecodeError:
         raise invalid_json("it is not UTF-8") from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -99,7 +98,7 @@ def check_text(text: bytes, max_depth: int) -> None:
 
 
 def check_count(body: bytes) -> None:
-    """Refuse a body with more values than anybody means. Readers give nothing back until they have read all of them."""
+    """Refuse a body with too many values, because a parser holds the interpreter until it has read all of them."""
     if body.count(b",") + body.count(b"{") + body.count(b"[") <= MAX_VALUES:
         return
     if _marks_in(body, _NOT_BEGINNINGS) > MAX_VALUES:
@@ -109,7 +108,7 @@ def check_count(body: bytes) -> None:
 
 
 def check_fields(body: bytes) -> None:
-    """Refuse a body with more fields, in all its objects together, than anybody means. Lists may be as long as they like."""
+    """Refuse a body with too many fields in all its objects together. Lists may have any length."""
     if body.count(b":") <= MAX_VALUES:
         return
     if _marks_in(body, _NOT_FIELDS) > MAX_VALUES:
@@ -126,8 +125,8 @@ def _marks_in(body: bytes, others: bytes) -> int:
 
 
 def check_whole(parts: Sequence[bytes | msgspec.Raw], max_bytes: int, param: str) -> None:
-    """Refuse a request that comes to more, with what was kept of it here, than one may that is sent whole. A few bytes may name
-    megabytes, and name them a thousand times."""
+    """Refuse a request that is, together with stored parts that it refers to, larger than the limit of a body. A few bytes may
+    refer to megabytes, a thousand times."""
     if sum(memoryview(part).nbytes for part in parts) > max_bytes:
         raise ChatError(
             413,
@@ -140,7 +139,7 @@ def check_whole(parts: Sequence[bytes | msgspec.Raw], max_bytes: int, param: str
 
 
 def is_plain(text: bytes, max_depth: int) -> bool:
-    """True if a value clearly holds nothing that `check_text` would object to. What is not plain may still be right."""
+    """True if a value certainly passes `check_text`. Others may still be valid."""
     if not text.isascii() or b"\\u" in text:
         return False
     return len(text) <= 2 * max_depth or _has_few_brackets(text, max_depth)
@@ -156,9 +155,9 @@ def invalid_json(why: str) -> ChatError:
 
 def _check_depth(body: bytes, limit: int) -> None:
     if _has_few_brackets(body, limit):
-        return  # as most bodies: too few to be too deep, wherever they stand
-    # Without escapes every other piece between quotes is a string; nothing but brackets and quotes matters any more,
-    # and two quotes without a bracket between them do not either.
+        return  # too few brackets to be too deep
+    # Without escapes every other piece between quotes is a string. Only brackets and quotes are kept, and pairs of quotes
+    # without a bracket between them are removed.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     marks = plain.translate(None, _NOT_MARKS).replace(b'""', b"")
     brackets = b"".join(marks.split(b'"')[::2])
@@ -170,7 +169,7 @@ def _check_depth(body: bytes, limit: int) -> None:
 
 def _is_within(brackets: bytes, limit: int) -> bool:
     if len(brackets) > _MANY:
-        # In time that does not grow with the depth, and in pieces, between which another thread may go on.
+        # In time that does not depend on the depth, and in slices, between which other threads may run.
         steps, depth = memoryview(brackets.translate(_STEPS)).cast("b"), 0
         for start in range(0, len(steps), _MANY):
             piece = steps[start : start + _MANY]
@@ -178,7 +177,7 @@ def _is_within(brackets: bytes, limit: int) -> bool:
                 return False
             depth += sum(piece)
         return depth <= 0
-    # Each round takes away the innermost brackets, wherever they are.
+    # Each round removes the innermost pairs of brackets.
     brackets = brackets.translate(_ROUND)
     for _ in range(limit):
         if not brackets:
@@ -188,7 +187,7 @@ def _is_within(brackets: bytes, limit: int) -> bool:
 
 
 def _has_few_brackets(body: bytes, limit: int) -> bool:
-    """Found one by one: looking for the next is much faster than looking at every byte to count them."""
+    """True if there are few brackets. They are searched one by one, which is much faster than counting."""
     left = limit
     for bracket in b"{[":
         place = body.find(bracket)
@@ -201,10 +200,10 @@ def _has_few_brackets(body: bytes, limit: int) -> bool:
 
 
 def _repeated_key(body: bytes, fields: Fields) -> str | None:
-    """The reader keeps the last of equal keys. So the text is walked along the fields: where a value does not stand
-    that the reader has, an earlier one was dropped."""
+    """Return a duplicate key of the object. The parser keeps the last of equal keys, so the text is compared with the fields
+    in order: where another value is found, an earlier one was dropped."""
     size = 1 + _AROUND * len(fields) + len("".join(fields)) + len(b"".join(fields.values()))
-    # A field that comes again would need what stands around it, its key, and a character for its value.
+    # A duplicate needs the characters around it, its key, and at least one for its value.
     room = len(body) - size
     if room <= _AROUND or room <= _AROUND + min(map(len, fields), default=0):
         return None
@@ -218,7 +217,7 @@ def _repeated_key(body: bytes, fields: Fields) -> str | None:
 
 
 def _first_repeated(body: bytes, fields: Fields) -> str | None:
-    """The same walk for keys spelled in any way, which names the one that comes again."""
+    """Return the first duplicate key, for keys with any escapes."""
     place, seen = _past(body, body.index(b"{") + 1), set[str]()
     while body[place] == 0x22:
         string = _STRINGS.match(body, place)
@@ -231,13 +230,13 @@ def _first_repeated(body: bytes, fields: Fields) -> str | None:
         seen.add(key)
         place = _past(body, place + len(value))
         if body[place] not in b",}":
-            return str(key)  # an earlier, longer value that only begins like this one
+            return str(key)  # an earlier, longer value that begins like this one
         place = _past(body, place + 1) if body[place] == 0x2C else place
     return None
 
 
 def _past(body: bytes, place: int) -> int:
-    """Past white space."""
+    """Return the place after white space."""
     while body[place] in _SPACE:
         place += 1
     return place

@@ -34,13 +34,13 @@ EXAMPLE: Final = '{"arguments": {…}}'
 
 
 class CallBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What is sent to call a tool."""
+    """The body of a call."""
 
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
-    """An object, or the text that a model might have written."""
+    """An object, or a text as a model would write it."""
 
     def text(self) -> str:
-        """The arguments as they were sent: what reading them would lose, as a name that is given twice, is the gate's to see."""
+        """Return the arguments unparsed, so that the gate sees duplicate keys."""
         sent = bytes(self.arguments).strip()
         try:
             if sent[:1] == b'"':
@@ -132,7 +132,7 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
 
 
 class _Calling:
-    """One call: a chat whose model has written it already, and says nothing to its result."""
+    """One call, run as a chat with a model that makes the call and then answers nothing."""
 
     def __init__(self, runtime: Runtime, context: RequestContext, caller: Caller, name: str, arguments: str) -> None:
         self._run_id = context.ids["run_id"] = new_run_id()
@@ -209,7 +209,7 @@ class _Calling:
 
 
 class _Seen(Listener):
-    """The outcome of the call, for the answer."""
+    """Takes the outcome of the call."""
 
     handlers: ClassVar[Handlers] = {}
 

@@ -1,6 +1,6 @@
-"""The trace of a run in its own stream: fragments, verdicts and results as `x_callgate` fields of empty chunks.
+"""Shows the trace of a run in its stream: fragments, verdicts and results as `x_callgate` fields of empty chunks.
 
-For the page, and for whoever debugs: `X-Callgate-Events: trace`, by a key that may see runs.
+For the page and for debugging: `X-Callgate-Events: trace`, with a key that may see runs.
 """
 
 import time
@@ -16,11 +16,11 @@ from callgate.recorder.recording import Mask, RecordPolicy, RunRecording, kept_t
 from callgate.recorder.row import RunEvent, RunRow
 
 RESULT_BYTES = 65_536
-"""Of each text that is shown."""
+"""The limit of each text."""
 
 
 class TraceWriter:
-    """Writes a stream with what happened in it, each event before what it led to."""
+    """Writes a stream with the events of its run."""
 
     def __init__(self, inner: ChunkWriter, row: RunRow, mask: Mask) -> None:
         self._inner = inner
@@ -28,7 +28,7 @@ class TraceWriter:
         self._recording = RunRecording(row, RecordPolicy(content_bytes=RESULT_BYTES), mask)
         self._listener = self._recording.listener(0)
         self._held: list[RunEvent] = []
-        """What happened before the model's first words: until then the answer may still become an error with a status."""
+        """The events before the first content, until which an error can have its own status."""
         self._is_open = False
 
     def write(self, event: ChatEvent) -> bytes:

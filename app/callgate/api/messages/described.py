@@ -1,4 +1,4 @@
-"""The page of the Messages routes in the OpenAPI document."""
+"""The Messages routes in the OpenAPI document."""
 
 from typing import Any
 

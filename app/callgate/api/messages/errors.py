@@ -15,7 +15,7 @@ def kind_of(status: int) -> str:
 
 
 def error_shape(error: ChatError, request_id: str) -> dict[str, Any]:
-    """The body of an error. `details` names what exactly it is, for programs."""
+    """Return the body of an error. `details` has its code."""
     said: dict[str, Any] = {"type": kind_of(error.status), "message": error.message}
     if error.code is not None:
         said["details"] = {"error_code": error.code}

@@ -56,7 +56,7 @@ class MessagesExchange:
         return conversation.work if self._read.thread is None else partial(self._in_thread, conversation)
 
     async def _in_thread(self, conversation: Conversation, emit: Emit) -> None:
-        """Keep the conversation before the client can go on from its last message."""
+        """Store the conversation before the client is sent its last message."""
         gathered = MessageWriter(self._head(conversation), None)
 
         async def emit_and_keep(event: ChatEvent) -> None:

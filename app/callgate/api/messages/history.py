@@ -1,7 +1,7 @@
 """Translates the messages of a Messages request into those of a chat.
 
-Turns are what counts there: messages of one role in a row are one turn, and the results of tools stand at the head of the
-user's. Here each result is a message, and calls stand beside the text of their message.
+In the Messages API consecutive messages of one role are one turn, and tool results are at the beginning of a user's turn. In
+Chat Completions each result is a message, and calls are a field of the assistant's message.
 """
 
 import hashlib
@@ -13,17 +13,17 @@ import msgspec
 from callgate.api.messages.request_schema import IN_RESULTS, NEEDS, MessageBlock, MessagesMessage, blocks_in, wrong
 
 OUR_SIGNATURE: Final = "callgate.unsigned."
-"""How the signature begins that thinking gets here where its model signs none. What has it is given to no provider that
+"""The prefix of our signatures, for thinking of models that do not sign it. Such thinking is not sent to a provider that
 checks signatures."""
 OUR_CALL: Final = "mcptoolu_"
-"""What stands before the id of a call of ours where a client is shown it."""
+"""The prefix of our calls' ids where a client is shown them."""
 IMAGES: Final = "Images returned by the tools above:"
 
 _encode = msgspec.json.Encoder().encode
 
 
 class BlockOrigin(msgspec.Struct, frozen=True, gc=False):
-    """The place in the request that a message of the chat comes from."""
+    """The place in the request from which a message of the chat was made."""
 
     message: int
     blocks: tuple[int, ...] | None
@@ -31,18 +31,18 @@ class BlockOrigin(msgspec.Struct, frozen=True, gc=False):
 
 
 class History(msgspec.Struct):
-    """A chat's messages, and where they come from."""
+    """A chat's messages, and their origins."""
 
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
     origins: list[list[BlockOrigin] | None] = msgspec.field(default_factory=list)
-    """Of each message: none for what the request says in another place, None for what it says in other words."""
+    """Of each message: empty if it is from another field, None if its content was changed."""
     foreign: list[tuple[str, str]] = msgspec.field(default_factory=list)
-    """Places and types of blocks that a chat has no words for."""
+    """Places and types of blocks that Chat Completions cannot express."""
     shown: set[str] = msgspec.field(default_factory=set)
-    """The calls of ours whose rounds the client gives back, by id."""
+    """The ids of our calls that the client was shown and sent back."""
 
     is_altered: bool = False
-    """Whether it holds what only this server has written, and no provider knows."""
+    """Whether it has blocks that this server made, which no provider knows."""
 
     def add(self, message: dict[str, Any], origin: list[BlockOrigin] | None) -> None:
         self.messages.append(message)
@@ -50,7 +50,7 @@ class History(msgspec.Struct):
 
 
 class _Placed(msgspec.Struct, gc=False):
-    """A block, and where it stands."""
+    """A block and its place."""
 
     block: MessageBlock
     message: int
@@ -62,7 +62,7 @@ class _Placed(msgspec.Struct, gc=False):
 
 
 def unsigned(thinking: str) -> str:
-    """The signature of thinking that nobody signed."""
+    """Return a signature for thinking that its model did not sign."""
     return OUR_SIGNATURE + hashlib.sha256(thinking.encode(errors="replace")).hexdigest()[:32]
 
 
@@ -108,7 +108,7 @@ def _turns(messages: Sequence[MessagesMessage]) -> Iterator[tuple[str, list[_Pla
 
 
 def _user(history: History, blocks: Sequence[_Placed], open_calls: dict[str, str]) -> dict[str, str]:
-    """The results first, then what else was said. Given back are the calls that are open behind it: none."""
+    """Add the tool results, then the rest of the turn. Returns the calls that are still unanswered: none."""
     images: list[dict[str, Any]] = []
     answered: set[str] = set()
     for each in blocks:
@@ -170,7 +170,7 @@ _source = msgspec.json.Decoder(_Source)
 
 
 def _part(history: History, block: MessageBlock, where: str) -> dict[str, Any] | None:
-    """A block of the user's as a part of a chat message."""
+    """Convert a block of the user's turn to a part of a chat message."""
     if block.type == "text":
         return {"type": "text", "text": block.text}
     if block.type != "image":
@@ -201,7 +201,7 @@ def _part(history: History, block: MessageBlock, where: str) -> dict[str, Any] |
 
 
 class _Said(msgspec.Struct):
-    """A message of the model's that is being put together, and the results of our calls in it."""
+    """An assistant message while it is assembled, and the results of our calls in it."""
 
     texts: list[str] = msgspec.field(default_factory=list)
     thoughts: list[str] = msgspec.field(default_factory=list)
@@ -227,14 +227,14 @@ class _Said(msgspec.Struct):
 
 
 def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
-    """The calls that the client has to answer, and where they stand."""
+    """Add an assistant's turn; return the calls that the client has to answer, with their places."""
     open_calls: dict[str, str] = {}
     ours: dict[str, str] = {}
     said = _Said()
     for each in blocks:
         block = each.block
         if block.type == "mcp_tool_result":
-            # The answer to a call of ours, which is open no more.
+            # The answer to a call of ours.
             call_id = each.block.tool_use_id or ""
             if ours.pop(call_id, None) is None:
                 raise wrong(each.where, f"`mcp_tool_result` without a `mcp_tool_use` before it: {call_id[:100]}")

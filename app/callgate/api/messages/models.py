@@ -1,4 +1,4 @@
-"""The list of models in the shape of Anthropic's API."""
+"""The list of models in the format of Anthropic's API."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ from callgate.conversation.errors import ChatError
 
 
 def models_page(ids: Sequence[str], created: float, asked: Mapping[str, str]) -> dict[str, Any]:
-    """The part of the list that is asked for: so many behind one model, or before one."""
+    """Return the requested page of the list: up to `limit` models after or before one."""
     limit = asked.get("limit", "20")
     if not (limit.isascii() and limit.isdecimal() and len(limit) <= 4 and 1 <= int(limit) <= 1000):
         raise ChatError(400, "limit: must be between 1 and 1000", param="limit")

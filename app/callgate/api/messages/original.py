@@ -15,8 +15,7 @@ _any = msgspec.json.Decoder(dict[str, Any])
 
 
 class OriginalMessages:
-    """Finds the blocks of the request that a message of its chat was made from. Nothing is taken apart before a model
-    asks for them."""
+    """Finds the blocks of the request from which a message of its chat was made. Decodes them only when they are needed."""
 
     api: Literal["messages"] = "messages"
 
@@ -35,7 +34,7 @@ class OriginalMessages:
 
     def blocks_of(self, message: Message) -> tuple[str, Sequence[Any]] | None:
         if self._places is None:
-            # The very objects, which stay what they are as long as the request does.
+            # Messages are found by identity; the request keeps them alive.
             self._places = {id(each): place for place, each in enumerate(self._request.messages)}
             self._given = _messages.decode(self.fields["messages"])
         place = self._places.get(id(message))
@@ -54,7 +53,7 @@ class OriginalMessages:
 
 
 def _sent(raw: msgspec.Raw) -> Any:
-    """A block as the provider takes it: calls of ours are calls as any other, and thinking that nobody signed stays here."""
+    """Return a block as the provider takes it: our calls become ordinary calls, unsigned thinking is left out."""
     text = bytes(raw)
     if OUR_SIGNATURE.encode() in text and _any.decode(raw).get("type") == "thinking":
         return None

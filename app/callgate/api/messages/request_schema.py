@@ -1,4 +1,4 @@
-"""The schema of a Messages request: the fields that are read, and the types they must have."""
+"""The schema of a Messages request: the fields that are read, and their types."""
 
 import re
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "mcp_tool_use": ("id", "name", "input", "server_name"),
     "mcp_tool_result": ("tool_use_id",),
 }
-"""The blocks that are read, and the fields that each must have. Any other goes to a provider that knows it, or is refused."""
+"""The types of blocks that are read, with their required fields. Others are sent to a provider that knows them, or refused."""
 OF_ASSISTANTS: Final = frozenset({"tool_use", "thinking", "redacted_thinking", "mcp_tool_use", "mcp_tool_result"})
 OF_USERS: Final = frozenset({"image", "tool_result"})
 IN_RESULTS: Final = frozenset({"text", "image"})
-"""The blocks that are read inside the result of a tool."""
+"""The types of blocks in a tool result."""
 
 
 class MessageBlock(msgspec.Struct, gc=False):
@@ -118,7 +118,7 @@ class Thread(msgspec.Struct, gc=False):
 
 
 class MessagesOutline(msgspec.Struct):
-    """What is read of a request. Unknown fields are passed over."""
+    """The fields of a request that are read. Unknown fields are ignored."""
 
     model: str
     messages: list[MessagesMessage]
@@ -145,8 +145,8 @@ _blocks = msgspec.json.Decoder(str | list[MessageBlock])
 
 
 def outline_of(body: bytes, *, counts_only: bool = False) -> MessagesOutline:
-    """The outline of a body whose text was checked, or a `ChatError` that names what is wrong. `counts_only`: it asks how
-    many tokens there are, and for no answer."""
+    """Decode a body whose text was checked. Raises `ChatError` that names what is wrong. `counts_only`: a request to count
+    tokens."""
     try:
         outline = _outline.decode(body)
     except msgspec.ValidationError as error:
@@ -252,7 +252,7 @@ def _check_tools(tools: Sequence[MessagesTool]) -> None:
 
 
 def from_validation(text: str, inside: str = "") -> ChatError:
-    """msgspec says what is wrong and where: ``Expected `str`, got `int` - at `$.messages[0].role` ``."""
+    """Convert a msgspec error such as ``Expected `str`, got `int` - at `$.messages[0].role` ``."""
     what, _, where = text.partition(" - at `$")
     path = _INDEX.sub(r".\1", where.rstrip("`")).lstrip(".")
     param = ".".join(part for part in (inside, path) if part)

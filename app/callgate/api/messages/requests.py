@@ -24,28 +24,28 @@ from callgate.api.requests import DIALECTS, ChatRequest
 from callgate.api.strict_json import Fields, check_text, split
 
 MCP_BETA: Final = "mcp-client-"
-"""How the beta begins that a client sends which takes `mcp_tool_use` and `mcp_tool_result`."""
+"""The prefix of the beta feature of clients that take `mcp_tool_use` and `mcp_tool_result`."""
 LONGEST_USER: Final = 64
-"""Characters that providers of chats take for a user; some clients send three times as many."""
+"""Characters that providers of Chat Completions take for `user`; some clients send three times as many."""
 BUDGETS: Final = ((4096, "low"), (16384, "medium"))
-"""How much thinking an effort stands for, up to so many tokens; beyond the last it is high."""
+"""The largest thinking budgets for the efforts; beyond the last it is high."""
 EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""What providers of chats call an effort."""
+"""Efforts in Chat Completions."""
 MCP_SCHEME: Final = "callgate:"
-"""How an MCP server of ours may be addressed in a request. Any other address is refused: none is called from here."""
+"""The scheme of URLs for our MCP servers in a request. All other URLs are refused."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class MessagesRequest(msgspec.Struct):
-    """A request, and how its answer is to be written."""
+    """A request, and the format of its answer."""
 
     request: ChatRequest
     shows_thinking: bool
     shows_calls: bool
     """Whether the client is shown calls of ours."""
     thinks: bool
-    """Whether it says how the model is to think."""
+    """Whether it has `thinking` parameters."""
     thread: Thread | None
 
 
@@ -58,9 +58,9 @@ def read_messages_request(
     counts_only: bool = False,
     earlier: Earlier = NOTHING_EARLIER,
 ) -> MessagesRequest:
-    """The request, or a `ChatError` that names the field that is wrong.
+    """Read a request. Raises `ChatError` that names the wrong field.
 
-    `earlier`: what the thread holds that it continues.
+    `earlier`: the messages of the thread that it continues.
     """
     fields = split(body, max_depth)
     check_text(body, max_depth)
@@ -80,7 +80,7 @@ def read_messages_request(
         wanted = ",".join(narrowing) or "none"
     serial = outline.tool_choice is not None and outline.tool_choice.disable_parallel_tool_use
     request = ChatRequest(
-        # Parameters of tools are objects already, which is all that is looked at from here on.
+        # From here on tools are not decoded again: their parameters are known to be objects.
         outline=chat_schema.ChatOutline(
             outline.model, [], [chat_schema.ChatTool("function")] * len(tools), parallel_tool_calls=not serial
         ),
@@ -114,7 +114,7 @@ def read_messages_request(
 
 
 def asked_to_think(words: Mapping[str, msgspec.Raw], way: str) -> dict[str, msgspec.Raw]:
-    """The fields with what a model understands of how it is to think."""
+    """Translate `thinking` parameters for a model."""
     fields = {name: value for name, value in words.items() if name not in ("thinking", "reasoning_effort")}
     thinking, effort = words.get("thinking"), words.get("reasoning_effort")
     if way == "thinking" and thinking is not None:
@@ -170,7 +170,7 @@ def _words(outline: MessagesOutline, history: History, tools: Sequence[dict[str,
 
 
 def _tools(outline: MessagesOutline, foreign: list[tuple[str, str]]) -> tuple[list[dict[str, Any]], list[str] | None]:
-    """The client's own tools, and the patterns that ours are narrowed to, if they are."""
+    """Return the client's own tools, and the patterns that select ours, if there are any."""
     tools: list[dict[str, Any]] = []
     toolsets: dict[str, MessagesTool] = {}
     for place, tool in enumerate(outline.tools or ()):
@@ -213,7 +213,7 @@ def _check_server(server: RequestedMcpServer, where: str) -> None:
 
 
 def _patterns(server: RequestedMcpServer, toolset: MessagesTool | None) -> list[str]:
-    """Return the patterns of the tools that are wanted of a server."""
+    """Return the patterns of the requested tools of a server."""
     every = [f"{server.name}/*"] if server.name != "callgate" else ["*"]
     start = every[0].removesuffix("*")
     configured = server.tool_configuration

@@ -1,7 +1,7 @@
-"""Threads: conversations in which a client sends only new messages, and names the message that it goes on from.
+"""Threads: conversations in which a client sends only new messages, and the id of the message before them.
 
-What is kept is what the client would otherwise send again: its fields, and all messages as it has them. It is kept with the
-responses of the other API, under its key alone.
+The fields and messages that the client would otherwise send again are stored with the responses of the Responses API, for
+its key.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from callgate.stores.responses import LARGE, ResponseStore, StoredResponse
 from callgate.stores.store import StoreError
 
 NOT_KEPT: Final = frozenset({"model", "messages", "max_tokens", "stream", "thread"})
-"""Fields that come with every request."""
+"""Fields that are sent with every request."""
 
 log = structlog.get_logger("callgate.conversations")
 
@@ -28,14 +28,14 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Earlier(msgspec.Struct, frozen=True):
-    """The messages of a thread that a request goes on with."""
+    """The messages of a thread that a request continues."""
 
     fields: Mapping[str, msgspec.Raw] = {}
     messages: list[msgspec.Raw] = []
     conversation: str = ""
     """The id of the thread's first message."""
     size: int = 0
-    """How many bytes it takes where it is kept."""
+    """Its stored size in bytes."""
 
 
 NOTHING_EARLIER: Final = Earlier()
@@ -53,7 +53,7 @@ class Threads:
         self._kept = kept
 
     async def earlier(self, owner: str, body: bytes, max_bytes: int) -> Earlier:
-        """Return the messages of the thread that a body goes on with; both come to `max_bytes` together at most."""
+        """Return the messages of the thread that a body continues, together at most `max_bytes`."""
         if b'"thread"' not in body:
             return NOTHING_EARLIER
         try:
@@ -61,7 +61,7 @@ class Threads:
         except msgspec.ValidationError as error:
             raise from_validation(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return NOTHING_EARLIER  # who reads all of it says what is wrong
+            return NOTHING_EARLIER  # the reader of the whole body reports the error
         if thread is None or thread.type == "create" or not thread.previous_message_id:
             return NOTHING_EARLIER
         try:
@@ -80,7 +80,7 @@ class Threads:
     async def keep(
         self, owner: str, message: Mapping[str, Any], fields: Mapping[str, msgspec.Raw], conversation: str = ""
     ) -> None:
-        """Keep a conversation under its last message. Without it the client sends all of it again."""
+        """Store a conversation under its last message. If that fails the client has to send all of it again."""
         messages = msgspec.json.decode(fields["messages"], type=list[msgspec.Raw])
         if message["content"]:
             answer = {"role": "assistant", "content": message["content"]}
@@ -94,5 +94,5 @@ class Threads:
 
 
 def _id(message_id: str) -> str:
-    """No id of a response looks like it."""
+    """Return the key of a thread, which cannot be the id of a response."""
     return f"thread\0{message_id}"

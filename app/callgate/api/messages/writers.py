@@ -1,7 +1,7 @@
-"""Writes chat events in Anthropic's shapes: `MessageStreamWriter` for streams, `MessageWriter` for whole answers.
+"""Writes chat events in Anthropic's format: `MessageStreamWriter` for streams, `MessageWriter` for whole answers.
 
-Both put the blocks of an answer together with one `_Blocks`; where its steps go is all that tells them apart. Blocks never
-overlap, their indexes go from nought by one, and each is closed before the next is opened.
+Both make the blocks of an answer with `_Blocks`, and differ only in its sink. Blocks never overlap, their indexes are
+consecutive from 0, and each is closed before the next is opened.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ from callgate.conversation.listeners import Handlers, handles
 from callgate.conversation.messages_api import STOP_REASONS, STOP_SEQUENCE, usage_counts
 
 SERVER_NAME: Final = "callgate"
-"""What stands for an MCP server where a client is shown a call of ours."""
+"""The name of the MCP server where a client is shown a call of ours."""
 
 encode = msgspec.json.Encoder().encode
 _object = msgspec.json.Decoder(dict[str, Any])
@@ -46,12 +46,12 @@ _object = msgspec.json.Decoder(dict[str, Any])
 NOT_COUNTED: Final = dict.fromkeys(
     ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier")
 )
-"""What of a usage only Anthropic has."""
+"""Fields of `usage` that only Anthropic has."""
 NOT_STOPPED: Final = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
 
 
 class MessageHead(msgspec.Struct, frozen=True, gc=False):
-    """The head of an answer, and the choice of what its client is shown."""
+    """The head of an answer, and what its client is shown."""
 
     run_id: str
     request_id: str
@@ -77,7 +77,7 @@ class MessageHead(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Sink(Protocol):
-    """Takes the steps of an answer, and returns what is to be sent."""
+    """Takes the steps of an answer, and returns the bytes to send."""
 
     def start(self, index: int, block: Mapping[str, Any]) -> bytes: ...
 
@@ -87,7 +87,7 @@ class _Sink(Protocol):
 
 
 class _Blocks:
-    """The blocks of an answer, as they follow from what happens in its chat."""
+    """Makes the blocks of an answer from the events of its chat."""
 
     def __init__(self, sink: _Sink, head: MessageHead) -> None:
         self._sink, self._head = sink, head
@@ -95,7 +95,7 @@ class _Blocks:
         self._open = ""
         """The type of the block that is open."""
         self._thought: list[str] = []
-        """What the open block of thinking holds so far."""
+        """The text of the open thinking block."""
         self._text = Joiner()
         self._turn = -1
         self._is_last_reason_sequence = False
@@ -112,7 +112,7 @@ class _Blocks:
         for event in events if is_signed else _thoughts_first(events):
             if isinstance(event, TextDelta):
                 written.append(self._say(turn, event.text))
-            elif not (is_signed and isinstance(event, ReasoningDelta)):  # which says the same once more
+            elif not (is_signed and isinstance(event, ReasoningDelta)):  # which repeats the signed thinking
                 written.append(self._besides(turn, event))
         return b"".join(written)
 
@@ -121,7 +121,7 @@ class _Blocks:
         return self._in("text", "text_delta", "text", text) if text else b""
 
     def _besides(self, turn: int, event: ModelEvent) -> bytes:
-        """Write what comes beside the text."""
+        """Write an event other than text."""
         match event:
             case ReasoningDelta() if self._head.shows_thinking:
                 return self._think(event.text)
@@ -131,7 +131,7 @@ class _Blocks:
                 written = self._think(text) if isinstance(text := event.block.get("thinking"), str) and text else b""
                 if not (signature := event.block.get("signature")):
                     return written
-                if self._open != "thinking":  # a signature alone: its thinking is kept from us
+                if self._open != "thinking":  # a signature without its thinking
                     written += self._in("thinking", "thinking_delta", "thinking", "")
                 return written + self._close(str(signature))
             case Finished():
@@ -140,7 +140,7 @@ class _Blocks:
                 self._is_refused = True
                 return self._say(turn, refusal)
             case ExtraField(field=messages_api.BLOCKS):
-                # Those of the provider's own tools, which no chat has words for.
+                # Blocks of the provider's own tools.
                 return b"".join(self._whole(block) for block in event.value if block.get("type") not in _READ)
         return b""
 
@@ -167,7 +167,7 @@ class _Blocks:
         return self._whole(block)
 
     def handed_back(self, calls: Sequence[Call]) -> bytes:
-        """The client's calls. An input is an object, so that what is none is left out."""
+        """Write the client's calls. Broken ones without an object for their input are left out."""
         written: list[bytes] = []
         for call in calls:
             if (arguments := _arguments(call)) is None:
@@ -183,7 +183,7 @@ class _Blocks:
         written = self._in("text", "text_delta", "text", left) if left.strip() else b""
         reason = STOP_REASONS[ended.ending.finish_reason]
         if reason == "tool_use" and not self._has_calls:
-            reason = "max_tokens"  # what it called came broken, and is no answer either
+            reason = "max_tokens"  # all its calls were broken and left out
         if reason == "end_turn" and (self._is_last_reason_sequence or self._is_refused):
             reason = "refusal" if self._is_refused else STOP_SEQUENCE
         return written + self._close(), {**NOT_STOPPED, "stop_reason": reason}
@@ -191,7 +191,7 @@ class _Blocks:
     # -- blocks
 
     def _in(self, block: str, kind: str, field: str, value: str) -> bytes:
-        """A piece of a block, which is opened for it if it is not open."""
+        """Write a piece of a block, which is opened if necessary."""
         if self._open == block:
             return self._sink.delta(self._index, kind, field, value)
         written = self._close()
@@ -237,18 +237,18 @@ class _Blocks:
 
 
 _READ: Final = ("text", "thinking", "redacted_thinking", "tool_use")
-"""The blocks that came as events of their own."""
+"""Types of blocks that have model events."""
 
 
 def _thoughts_first(events: Sequence[ModelEvent]) -> Sequence[ModelEvent]:
-    """In a whole answer the fields of a message come in any order; thinking comes before what it led to."""
+    """Return the events with thinking first, because the fields of a whole message come in any order."""
     if len(events) < 2 or not any(isinstance(event, ReasoningDelta) for event in events):
         return events
     return sorted(events, key=lambda event: not isinstance(event, ReasoningDelta))
 
 
 def _arguments(call: Call) -> Mapping[str, Any] | None:
-    """What a client is given of a call: all of it, or nothing where it did not come whole. One that misses its schema did."""
+    """Return the arguments of a call for the client; None where it did not come whole. Schema errors do not matter here."""
     if isinstance(call, ReadyCall):
         return call.arguments
     assert isinstance(call, BrokenCall)
@@ -273,7 +273,7 @@ class _Events:
         return event_of({"type": "content_block_start", "index": index, "content_block": block})
 
     def delta(self, index: int, kind: str, field: str, value: Any) -> bytes:
-        if kind == "text_delta":  # nearly all of a stream
+        if kind == "text_delta":  # most events of a stream
             if self._text[0] != index:
                 before = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"text_delta","text":'
                 self._text = index, before % index
@@ -296,7 +296,7 @@ class MessageStreamWriter:
     def write(self, event: ChatEvent) -> bytes:
         if isinstance(event, ModelOutput):
             written = self._blocks.said(event.turn, event.events)
-            # Until there is something to show, an error can still be a status.
+            # Until there is content, an error can have its own status.
             return written if self._opened or not written else self._opening() + written
         match event:
             case Passed():
@@ -314,7 +314,7 @@ class MessageStreamWriter:
                 return b""
 
     def heartbeat(self) -> bytes:
-        return PING  # before the start as well: the message may yet come in its provider's own bytes, start and all
+        return PING  # without the opening events, because the answer may still be passed through
 
     def error(self, error: ChatError) -> bytes:
         return event_of(error_shape(error, self._head.request_id))
@@ -348,7 +348,7 @@ STOP: Final = event_of({"type": "message_stop"})
 
 
 class _Gathered:
-    """Puts the steps together."""
+    """Gathers the steps of a whole answer."""
 
     def __init__(self) -> None:
         self.content: list[dict[str, Any]] = []
@@ -411,7 +411,7 @@ class MessageWriter:
         self._ended = event
 
     def body(self) -> Any:
-        """The whole answer; there is one only after the chat has ended."""
+        """Return the whole answer, after the chat has ended."""
         if self._passed:
             return msgspec.Raw(self._passed)
         assert self._ended is not None

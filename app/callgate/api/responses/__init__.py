@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: its requests are read into chats, and chats are written as its items and events."""
+"""OpenAI's Responses API: reads its requests into chats, and writes chats as its items and events."""

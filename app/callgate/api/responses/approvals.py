@@ -1,7 +1,7 @@
 """Approvals by the client: it is sent `mcp_approval_request` items, and sends back `mcp_approval_response` items.
 
-A decision is about one call of the response that is gone on from, counts once, and runs the call with the arguments that were
-shown. Everything else about it is refused: what is not decided does not run.
+A decision is about one call of the previous response, counts once, and runs the call with the arguments that were shown. A
+call without a decision does not run.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ REASON_CHARS: Final = 500
 
 
 class Decisions:
-    """The decisions in a request about calls that wait."""
+    """The decisions in a request about waiting calls."""
 
     def __init__(self) -> None:
         self.answers: dict[str, dict[str, Any]] = {}
-        """The messages that answer the calls, by their ids; of approved ones what stands there until they have run."""
+        """The messages that answer the calls, by call id; placeholders for approved calls until they have run."""
         self.approved: dict[str, ApprovedCall] = {}
         self.ids: dict[str, str] = {}
-        """The ids of the items that asked, by those of the calls."""
+        """The ids of the approval requests, by call id."""
 
 
 def decisions_of(items: str | Sequence[Any], parent: StoredResponse | None) -> Decisions:

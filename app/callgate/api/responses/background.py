@@ -1,9 +1,8 @@
-"""Background mode: a response that is made without an open request, and read, followed and cancelled by its id.
+"""Background mode: a response that is made without an open connection, and read, followed and cancelled by its id.
 
-It is made by a request through the whole application, as any other; only that what it sends is gathered here. While it is made
-this process knows its events, and the store knows that it is being made, and by which process. Where there is a ledger of runs it
-is a run that outlives its process: another one carries it on. Elsewhere the response has failed when that process is gone, and is
-not in progress for ever.
+It is made by an inner request through the whole application, whose events are gathered here. Meanwhile this process has its
+events, and the store has a record with the name of this process. With a ledger it is a durable run, which another process
+resumes. Otherwise the response has failed when its process is gone.
 """
 
 import asyncio
@@ -37,11 +36,11 @@ from callgate.stores.responses import StoredResponse
 from callgate.stores.store import StoreError
 
 LOOK_SECONDS: Final = 1.0
-"""How often it is looked whether another process was asked to cancel, or has ended what is followed here."""
+"""How often the store is checked for cancellations by other processes, and for the end of responses that are followed here."""
 BATCH_SECONDS: Final = 0.2
-"""Between two writes of what a run that is kept has answered: nobody is sent what is not kept."""
+"""The interval of writes of a durable run's events, which are sent to clients only after they were stored."""
 FOUND_SECONDS: Final = 10.0
-"""How long a response whose key comes again may have no record yet: it is put down when it begins."""
+"""How long a response with a repeated key may have no record yet, which is written when it begins."""
 UNFINISHED: Final = frozenset({"queued", "in_progress"})
 GONE: Final = {"code": "server_error", "message": "The process that made this response is gone; ask again."}
 
@@ -51,33 +50,33 @@ _decode = msgspec.json.decode
 
 
 class BackgroundRun:
-    """One response in the making."""
+    """One response that is being made."""
 
     def __init__(self, owner: str, process: str) -> None:
-        """`process` is what makes it."""
+        """`process`: the process that makes it."""
         self.owner, self.process = owner, process
         self.id = ""
         self.writer: ResponseWriter | None = None
         self.begun = asyncio.Event()
-        """It has an id, or was refused, or was begun before."""
+        """Set when it has an id, was refused, or was begun by an earlier request."""
         self.found: StoredRun | None = None
         """The run of an earlier request with its key."""
         self.refusal: tuple[int, bytes] | None = None
         self.events: list[bytes] = []
-        """What whoever follows is sent."""
+        """The events for followers."""
         self.final: dict[str, Any] | None = None
         """The response, once it is over."""
         self.task: asyncio.Task[Any]
         self.stopped = ""
-        """The status that it was stopped with before it was over."""
+        """The status with which it was stopped before its end."""
         self.stop_work: Callable[[str], None] | None = None
-        """What stops it, by its run's id, where it is a run that is kept."""
+        """Stops a durable run, by its run's id."""
         self.recording: asyncio.Task[None] | None = None
-        """Keeps that it is being made. What it came to is kept after that, however soon it is over."""
+        """Stores the record that it is being made, before its result is stored."""
         self.is_kept = asyncio.Event()
-        """That is done, or could not be: its client may be told the id."""
+        """Set when that is done or has failed; then its client is sent the id."""
         self.is_left = False
-        """Another process makes it from now on."""
+        """Another process has taken it over."""
         self._news = asyncio.Event()
         self._status = 0
         self._body = b""
@@ -87,7 +86,7 @@ class BackgroundRun:
         self._is_ending = asyncio.Event()
 
     def begin(self, head: ResponseHead, diagnosis: Diagnosis | None, durable: DurableRun | None) -> ResponseWriter:
-        """Its writer, which goes on behind the events that there are."""
+        """Return its writer, which continues after the stored events."""
         if self.events and durable is not None:
             writer: ResponseWriter = ResumedWriter(head, diagnosis, self.events, durable.kept_turns)
         else:
@@ -100,19 +99,19 @@ class BackgroundRun:
         return writer
 
     def find(self, stored: StoredRun) -> None:
-        """An earlier request has begun it."""
+        """Note that an earlier request has begun it."""
         self.found = stored
         self.begun.set()
 
     def resource(self) -> dict[str, Any]:
-        """The response as it is now."""
+        """Return the current response."""
         if self.final is not None:
             return self.final
         assert self.writer is not None, "a run that has begun has a writer"
         return self.writer.resource("in_progress" if self.events else "queued")
 
     def add(self, data: bytes) -> None:
-        """Add events of the answer. Those of a durable run are shown to followers once they are stored."""
+        """Add events of the answer. Those of a durable run are sent to followers once they are stored."""
         if self.stopped or self.is_left:
             return
         if self._durable is None:
@@ -124,7 +123,7 @@ class BackgroundRun:
             self._keeping = asyncio.create_task(self._keep(self._durable), name="keeps what a response says")
 
     async def _keep(self, durable: DurableRun) -> None:
-        with contextlib.suppress(TakenOver):  # then it is another's to say
+        with contextlib.suppress(TakenOver):  # then another process stores them
             while self._unkept:
                 events, self._unkept = self._unkept, []
                 await durable.keep_answer(number_of(events[0]), b"".join(events))
@@ -141,7 +140,7 @@ class BackgroundRun:
             await asyncio.wait({self._keeping})
 
     def stop(self, status: str) -> None:
-        """Ignore what the application still sends."""
+        """Stop it with a status; further events are ignored."""
         if not self.stopped:
             self.stopped = status
             if self.stop_work is None:
@@ -154,7 +153,7 @@ class BackgroundRun:
         self._news = asyncio.Event()
 
     async def follow(self, after: int) -> AsyncIterator[bytes]:
-        """The events behind one of them, those to come as well."""
+        """Yield the events after a number, those that follow included."""
         at = 0
         while True:
             news = self._news
@@ -167,7 +166,7 @@ class BackgroundRun:
             await news.wait()
 
     async def send(self, message: Message) -> None:
-        """Take a message of the answer; its events come from the writer."""
+        """Take an ASGI message of the answer, for its status; the events come from the writer."""
         if self.stopped or self.is_left:
             return
         if message["type"] == "http.response.start":
@@ -180,7 +179,7 @@ class BackgroundRun:
 
 
 class GatheredStream:
-    """Around the writer of a response in the background: what it writes is gathered for whoever follows."""
+    """Wraps the writer of a background response: its events are gathered for followers."""
 
     def __init__(self, writer: ResponseWriter, run: BackgroundRun) -> None:
         self._writer, self._run = writer, run
@@ -201,11 +200,11 @@ class GatheredStream:
 
 
 BACKGROUND: Final[ContextVar[BackgroundRun | None]] = ContextVar("background_run", default=None)
-"""The run that a request is made for."""
+"""The background run of an inner request."""
 
 
 class ResponsesCarrier:
-    """Carries on responses that other processes have begun, those that are made in the background among them."""
+    """Resumes responses of other processes, background responses among them."""
 
     def __init__(self, endpoint: Carrier, background: "BackgroundRuns") -> None:
         self._endpoint, self._background = endpoint, background
@@ -233,11 +232,11 @@ class BackgroundRuns:
 
     @property
     def are_durable(self) -> bool:
-        """True if they outlive this process."""
+        """True if responses outlive this process."""
         return self._durable.is_on
 
     async def start(self, body: bytes, stream: bool, scope: Scope, receive: Receive, send: Send) -> None:
-        """Begin a response, and answer with what it is by now, or with its events."""
+        """Begin a response, and answer with its current state, or with its events."""
         context = context_of(scope)
         assert context.caller is not None, "the middleware lets nobody in without a caller"
         if "idempotency-key" in context.headers and not self.are_durable:
@@ -263,7 +262,7 @@ class BackgroundRuns:
             await send_whole(send, 200, _encode(run.resource()), {})
 
     async def _answer_again(self, owner: str, stored: StoredRun, stream: bool, receive: Receive, send: Send) -> bool:
-        """Answer a request whose key has come before; False where nothing of that one was worth keeping."""
+        """Answer a request with a repeated key; False where the earlier one left nothing."""
         id, until = response_id_of(stored.id), asyncio.get_running_loop().time() + FOUND_SECONDS
         while (owner, id) not in self._runs and await self._kept.find(owner, id) is None:
             state, answer = await self._durable.end_of(stored.id)
@@ -282,7 +281,7 @@ class BackgroundRuns:
         return True
 
     async def found(self, owner: str, id: str) -> dict[str, Any]:
-        """A response as it is now, whoever makes it."""
+        """Return the current state of a response of any process."""
         run = self._runs.get((owner, id))
         if run is not None and not run.is_left:
             return run.resource()
@@ -290,7 +289,7 @@ class BackgroundRuns:
         return response
 
     async def cancel(self, owner: str, id: str) -> dict[str, Any]:
-        """Stop a response, and return it as it is then. One that is over stays as it is."""
+        """Stop a response, and return it. One that has ended is not changed."""
         run = self._runs.get((owner, id))
         if run is None or run.is_left:
             response, _ = await self._settled(owner, id)
@@ -312,8 +311,8 @@ class BackgroundRuns:
         return run.resource()
 
     async def stream_again(self, owner: str, id: str, after: int, receive: Receive, send: Send) -> None:
-        """The events of a response behind one of them, those to come as well. Of one that another process makes and that is
-        no run that is kept, once it is over."""
+        """Stream the events of a response after a number, those that follow included. For a response of another process that is
+        no durable run only after its end."""
         run = self._runs.get((owner, id))
         if run is None:
             response, _ = await self._settled(owner, id)
@@ -340,22 +339,22 @@ class BackgroundRuns:
                 yield event
 
     async def _kept_events(self, owner: str, id: str) -> Sequence[bytes]:
-        """Those of a response, once it is over; none of one that was deleted. While the store is away it is waited for."""
+        """Return the stored events of a response after its end; none for a deleted one. Waits while the store is away."""
         while True:
             try:
                 response, kept = await self._settled(owner, id)
-                # Its events are kept after all that a chat needs to go on from it.
+                # Its events are stored last.
                 if response["status"] not in UNFINISHED and not (kept.process and await self._is_made(kept.process)):
                     return kept.events
             except StoreError:
-                pass  # said by whoever keeps something there
+                pass  # logged where something is stored
             except ChatError as error:
                 if error.status != 503:
                     return ()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def close(self) -> None:
-        """Stop what is still being made. It has failed then, but for what another process carries on by now."""
+        """Stop the unfinished responses, which have failed then, except for durable ones."""
         running = list(self._runs.values())
         for run in running:
             if run.stop_work is None:
@@ -373,7 +372,7 @@ class BackgroundRuns:
         receive: Receive,
         send: Send,
     ) -> Ended:
-        """Make a response that another process had begun, as a run of this one, behind the events that it has sent."""
+        """Resume a response of another process, after the events that it has sent."""
         run = BackgroundRun(owner_name(caller), self._processes.own)
         task = asyncio.current_task()
         assert task is not None, "called in a task"
@@ -387,7 +386,7 @@ class BackgroundRuns:
                 await send({"type": "http.response.body", "body": durable.answered, "more_body": True})
 
         if run.events and run.events[-1].startswith(ENDS):
-            # All was said but that it is over.
+            # All events but the last had been sent.
             run.id = response_id_of(durable.id)
             await send_on(start_message(200, {**STREAM_HEADERS, "x-callgate-run": durable.id}))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -436,7 +435,7 @@ class BackgroundRuns:
             run.is_kept.set()
 
     async def _watch(self, run: BackgroundRun) -> None:
-        """Say that it is being made, then look whether it is to be cancelled."""
+        """Store the record that it is being made, then check for cancellation."""
         await run.begun.wait()
         if run.writer is None:
             return
@@ -458,14 +457,14 @@ class BackgroundRuns:
                 return
 
     async def _end(self, run: BackgroundRun, error: ChatError | None) -> None:
-        """Keep what became of it, with its events."""
+        """Store the result with its events."""
         if run.is_left or (run.stop_work is not None and not run.stopped and _has_no_end(run, error)):
             if run.is_left or (await self._durable.end_of(run_id_of(run.id)))[0] != "cancelled":
                 run.final = run.resource()
                 self._runs.pop((run.owner, run.id), None)
                 run.notify()
                 return
-            run.stopped, error = "cancelled", None  # by the id of its run
+            run.stopped, error = "cancelled", None  # cancelled as a durable run
         if run.stopped == "failed":
             error = ChatError(503, "The server was shut down.", type="server_error")
         if error is not None or run.stopped:
@@ -477,7 +476,7 @@ class BackgroundRuns:
         key = (run.owner, run.id)
         if run.recording is not None:
             await asyncio.wait({run.recording})
-            run.recording.exception()  # what follows meets the same
+            run.recording.exception()  # marks it as retrieved; the write below meets the same error
         try:
             kept = await self._kept.find(*key)
             if kept is None or run.final["status"] not in ("completed", "incomplete"):
@@ -496,7 +495,7 @@ class BackgroundRuns:
         for run in self._runs.values():
             run.is_left = run.is_left or run_id_of(run.id) == run_id
 
-    # -- those that others make
+    # -- responses of other processes
 
     async def _settled(self, owner: str, id: str) -> tuple[dict[str, Any], StoredResponse]:
         kept = await self._kept.get(owner, id)
@@ -521,7 +520,7 @@ class BackgroundRuns:
 
 
 def run_id_of(id: str) -> str:
-    """Of the run that makes a response."""
+    """Return the id of the run that makes a response."""
     return "run_" + id.removeprefix("resp_")
 
 
@@ -530,14 +529,14 @@ def response_id_of(run_id: str) -> str:
 
 
 def _has_no_end(run: BackgroundRun, error: ChatError | None) -> bool:
-    """True if it just broke off: another process has it, or it was cancelled by another id."""
+    """True if it ended without a result here: another process has it, or it was cancelled as a durable run."""
     if error is not None:
         return error.code == TAKEN_OVER
     return not (run.events and run.events[-1].startswith(ENDS))
 
 
 def check_after(given: Mapping[str, str]) -> int:
-    """Read the event number after which a stream is to go on."""
+    """Read the event number after which a stream is resumed."""
     after = given.get("starting_after", "-1")
     if after != "-1" and not (after.isdecimal() and len(after) < 10):
         raise wrong("starting_after", "Invalid 'starting_after': expected the number of an event.")

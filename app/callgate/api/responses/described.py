@@ -1,10 +1,10 @@
-"""The page of the Responses routes in the OpenAPI document."""
+"""The Responses routes in the OpenAPI document."""
 
 from typing import Any
 
 
 def response_operation(errors: dict[str, Any]) -> dict[str, Any]:
-    """`errors`: how refusals are described that every route has."""
+    """Return the OpenAPI description. `errors`: the descriptions of common errors."""
     body = {
         "type": "object",
         "required": ["model", "input"],

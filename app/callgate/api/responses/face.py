@@ -57,10 +57,10 @@ class ResponsesFace:
         return exchange
 
     async def read_here(self, body: bytes, context: RequestContext, config: Config) -> "ResponsesExchange":
-        """The same for whoever answers it at once."""
+        """The same, for a request that is answered here."""
         assert context.caller is not None, "the middleware lets nobody in without a caller"
         owner = owner_name(context.caller)
-        is_large = len(body) > LARGE_BODY  # then all that takes time is done in a thread
+        is_large = len(body) > LARGE_BODY  # then the slow steps run in a thread
         reading = partial(read_body_of, body, config.limits.json_depth)
         asked, fields = await asyncio.to_thread(reading) if is_large else reading()
         runtime = self._manager.current
@@ -141,7 +141,7 @@ class ResponsesExchange:
         self._items: ResponseItems | None = None
         self._handed: CallsHandedBack | None = None
         self._durable: DurableRun | None = None
-        """What keeps its run, where that outlives its process."""
+        """Set where its run is durable."""
 
     def whole(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> BodyWriter:
         self._items = ResponseItems(self._head(conversation, began), diagnoses[0] if diagnoses else None)
@@ -181,7 +181,7 @@ class ResponsesExchange:
         await work(emit_kept)
 
     async def _keep_and_emit(self, ended: ChatEnded, emit: Callable[[Any], Awaitable[None]]) -> None:
-        """The client may come back at once, so that what it comes back for is kept before it knows of it."""
+        """Store the response before its last event is sent, because the client may continue it at once."""
         items = self._items
         assert items is not None, "there is a writer before there are events"
         response = items.end(ended)

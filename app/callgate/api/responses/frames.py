@@ -1,4 +1,4 @@
-"""WebSocket frames (RFC 6455), read and written: the server's side, without extensions."""
+"""Reads and writes WebSocket frames (RFC 6455): the server's side, without extensions."""
 
 import base64
 import hashlib
@@ -28,7 +28,7 @@ def accept_key(key: str) -> bytes:
 
 
 def frame(kind: int, data: bytes) -> bytes:
-    """One whole frame. A server's are not masked."""
+    """Return one whole frame, unmasked as a server's."""
     size = len(data)
     if size < 126:
         head = bytes((_FINAL | kind, size))
@@ -44,7 +44,7 @@ def close_frame(code: int, why: str = "") -> bytes:
 
 
 class FrameReader:
-    """Puts messages together. Fed with bytes as they come, it gives whole messages: their kind, and what they hold."""
+    """Assembles messages from bytes; returns the kind and content of whole messages."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -54,7 +54,7 @@ class FrameReader:
 
     @property
     def held(self) -> int:
-        """Bytes of what is not whole yet."""
+        """The bytes of the incomplete message."""
         return len(self._read) + len(self._message)
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -79,7 +79,7 @@ class FrameReader:
                     yield TEXT, payload
 
     def _next(self) -> tuple[int, bool, bytes] | None:
-        """The next frame, if all of it is there: its kind, whether it ends its message, and its payload."""
+        """Return the next frame, if it is complete: its kind, whether it ends its message, and its payload."""
         read = self._read
         if len(read) < 2:
             return None
@@ -108,7 +108,7 @@ class FrameReader:
 
 
 def _unmasked(data: bytes, mask: bytes) -> bytes:
-    """As one large number: a loop over the bytes would take a hundred times as long."""
+    """Unmask by one operation on large integers, because a loop over the bytes takes a hundred times as long."""
     size = len(data)
     repeated = (mask * (size // 4 + 1))[:size]
     return (int.from_bytes(data, "big") ^ int.from_bytes(repeated, "big")).to_bytes(size, "big")

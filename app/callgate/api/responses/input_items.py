@@ -1,7 +1,7 @@
 """Translates the input of a response into the messages of a chat.
 
-Items stand side by side where a chat has turns: what the model said, thought and called between two words of the user's is
-one turn here, and the answers to its calls follow it in the order of the calls, wherever they stood.
+Items are a flat list where a chat has turns: the model's consecutive items become one turn, and the outputs of its calls follow
+it in the order of the calls, wherever they are in the list.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ SKIPPED: Final = frozenset(
         "additional_tools",
     }
 )
-"""What other servers showed of their own work. A chat goes on without it."""
+"""Items about hosted tools of other servers, which are left out."""
 ROLES: Final = ("user", "system", "developer")
 TEXTS: Final = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 _NO_OUTPUT: Final = "No tool output found for function call {}."
@@ -40,7 +40,7 @@ NOTHING_DECIDED: Final[Mapping[str, dict[str, Any]]] = {}
 
 Item = Mapping[str, Any]
 Unseal = Callable[[str], Mapping[str, Any] | None]
-"""Reads what was packed into a reasoning item, if it was packed here and is of the model that is asked."""
+"""Unpacks the content of a reasoning item, if it was packed here for the same model."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -52,9 +52,9 @@ def messages_of(
     after: Sequence[Message] = (),
     decided: Mapping[str, dict[str, Any]] = NOTHING_DECIDED,
 ) -> list[Message]:
-    """The messages that follow `before`, a history that was kept here. What was shown of our own calls comes as
-    `ShownAgain`, everything else as the client would have sent it to a chat. `after`: what follows the answers to the calls
-    that wait in that history. `decided`: the answers to those of them that the client had to decide about."""
+    """Return the messages after `before`, a stored history. Items about our own calls become `ShownAgain`, all others ordinary
+    messages. `after`: the messages that follow the answers to the unanswered calls of that history. `decided`: the answers to
+    those of them that needed the client's decision."""
     waiting = open_calls(before)
     if isinstance(given, str):
         if waiting:
@@ -68,10 +68,10 @@ def messages_of(
 
 
 def open_calls(history: Sequence[Message]) -> tuple[str, ...]:
-    """The calls of a kept history that wait for the client's answers."""
+    """Return the calls of a stored history that the client has to answer."""
     answered: set[str] = set()
     for message in reversed(history):
-        assert isinstance(message, dict), "what is kept here is read before it is used"
+        assert isinstance(message, dict), "stored messages are decoded before they are used"
         if message["role"] == "tool":
             answered.add(message["tool_call_id"])
         elif calls := message.get("tool_calls"):
@@ -90,13 +90,13 @@ class _InputTurn:
         self.thought: dict[str, Any] = {}
         self.calls: list[dict[str, Any]] = []
         self.shown: list[tuple[dict[str, Any], str]] = []
-        """Calls of ours that were shown, with what came of them."""
+        """Calls of ours that were shown, with their results."""
 
     def __bool__(self) -> bool:
         return bool(self.texts or self.refusal or self.calls or self.shown)
 
     def think(self, fields: Mapping[str, Any]) -> None:
-        """Add what it thought; several thoughts are those of turns of which nothing else was shown."""
+        """Add reasoning; several reasoning items are from turns of which nothing else was shown."""
         text = fields.get("reasoning_content")
         if text and (before := self.thought.get("reasoning_content")):
             fields = {**fields, "reasoning_content": f"{before}\n\n{text}"}
@@ -116,7 +116,7 @@ class _InputTurn:
 
 
 class _ItemReader:
-    """Items in their order, the answers to calls taken out first."""
+    """Reads items in order, after collecting the outputs of calls."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class _ItemReader:
                     function = {"name": flat_name(item.get("namespace"), item["name"]), "arguments": arguments}
                     self._turn.calls.append({"id": item["call_id"], "type": "function", "function": function})
                 case "function_call_output" | "custom_tool_call_output":
-                    # What follows an answer was said when it was known.
+                    # Items after an output belong to a later turn.
                     yield from self._end_turn()
                 case "mcp_call":
                     if self._turn.calls:
@@ -168,7 +168,7 @@ class _ItemReader:
         yield from self._end_turn()
 
     def check_answered(self) -> None:
-        """Raise for an answer to a call that nobody made."""
+        """Raise for an output of an unknown call."""
         for call_id, left in self._outputs.items():
             for _, where in left:
                 raise wrong(f"{where}.call_id", _NO_CALL.format(call_id))
@@ -194,7 +194,7 @@ class _ItemReader:
         if not turn:
             return
         if turn.shown:
-            # A turn of its own, even where calls of the client's follow: those are found again by their message.
+            # A turn of its own, even where calls of the client follow, whose hidden turns are found by their message.
             yield ShownAgain(turn.message([call for call, _ in turn.shown]))
             for call, output in turn.shown:
                 yield ShownAgain({"role": "tool", "tool_call_id": call["id"], "content": output})
@@ -224,7 +224,7 @@ class _ItemReader:
 
 
 def _checked(item: Any, where: str) -> dict[str, Any]:
-    """An item that may be read, its type written out and what nobody reads left as it came."""
+    """Check an item, and add a missing type; other fields stay unchanged."""
     if not isinstance(item, dict):
         raise wrong(where, f"Invalid type for '{where}': expected an object.", "invalid_type")
     checked: dict[str, Any] = {"type": "message", **item} if "role" in item else item
@@ -284,7 +284,7 @@ def _check_content(content: Any, where: str) -> None:
 
 
 def content_of(content: str | Sequence[Item], where: str) -> Any:
-    """Return the content of a message as a chat has it. A text alone stays a text."""
+    """Return the content of a message in the format of Chat Completions. A single text stays a string."""
     if isinstance(content, str):
         return content
     parts = [_part(part, f"{where}[{place}]") for place, part in enumerate(content)]
@@ -310,7 +310,7 @@ def _part(part: Item, where: str) -> dict[str, Any]:
         case "input_image" | "input_file":
             name = next((name for name in ("file_id", "file_url") if part.get(name)), "")
             if name == "file_id":
-                # An id names something in the operator's account, which is nobody else's.
+                # An id names an object of the operator's account.
                 raise _refused(f"{where}.file_id", "Files are not kept here; send the data itself.")
             raise _refused(f"{where}.{name}" if name else where, "This part names nothing that can be sent on.")
         case kind:
@@ -318,7 +318,7 @@ def _part(part: Item, where: str) -> dict[str, Any]:
 
 
 def _shown(item: Item) -> tuple[dict[str, Any], str]:
-    """A call of ours that was shown. What came of it is the client's text now: a tool's answer like any other."""
+    """Return a call of ours that was shown, and its result, which is the client's text now."""
     error = item.get("error")
     if isinstance(error, dict) and isinstance(error.get("content"), list):
         texts = [part.get("text") for part in error["content"] if isinstance(part, dict)]
@@ -331,7 +331,7 @@ def _shown(item: Item) -> tuple[dict[str, Any], str]:
 
 
 def flat_name(namespace: Any, name: str) -> str:
-    """The name of a tool that stands in a namespace, which chats do not have."""
+    """Return one name for a tool in a namespace, which Chat Completions does not have."""
     return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
 
 

@@ -1,4 +1,4 @@
-"""`POST /v1/responses/input_tokens`: counts the tokens of a request, including the tools on offer."""
+"""`POST /v1/responses/input_tokens`: counts the tokens of a request, including the offered tools."""
 
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
@@ -14,7 +14,7 @@ from callgate.runtime.manager import RuntimeManager
 
 
 class InputTokens:
-    """Counts, and asks no model."""
+    """Counts tokens without asking the model."""
 
     def __init__(self, manager: RuntimeManager, face: ResponsesFace) -> None:
         self._manager, self._face = manager, face

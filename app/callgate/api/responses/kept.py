@@ -1,4 +1,4 @@
-"""Stored responses: continuing them, referring to their items, and what of a chat is stored."""
+"""Stored responses: what is stored of a chat, how it is continued, and references to items."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ from callgate.stores.responses import LARGE, ResponseStore, StoredResponse, deco
 from callgate.stores.store import Share, StoreError
 
 INPUT_PLACE: Final = 0x8000
-"""From here on count the places of the items that a response answered."""
+"""The first place of a response's input items."""
 _ITEM_ID: Final = re.compile(rf"[a-z]+_([0-9a-f]{{24}})([0-9a-f]{{{ITEM_DIGITS}}})")
 _KINDS: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc", "mcp_call": "mcp"}
 
@@ -28,11 +28,10 @@ _decode = msgspec.json.decode
 
 
 class ConnectionMemory:
-    """Responses that are not stored, remembered while their connection lasts. The connections of one key share what it may
-    keep."""
+    """Responses with `store: false`, kept while their connection lasts. The connections of one key share a limit."""
 
     def __init__(self, store: MemoryStore, share: Share, name: str, seconds: float) -> None:
-        """`name` is no other connection's; `seconds` is how long one lasts."""
+        """`name`: unique for each connection; `seconds`: the longest life of a connection."""
         self._store, self._share, self._name, self._seconds = store, share, name, seconds
         self._ids: OrderedDict[str, None] = OrderedDict()
 
@@ -67,13 +66,13 @@ class ConnectionMemory:
 
 
 CONNECTION: Final[ContextVar[ConnectionMemory | None]] = ContextVar("connection_memory", default=None)
-"""That of the WebSocket that a request came over."""
+"""The memory of the WebSocket that a request came over."""
 REMEMBERED: Final = 16
-"""Clients go on from the last one."""
+"""Responses of a connection; clients continue the last one."""
 
 
 class KeptResponses:
-    """The responses of all keys, each found by its own key alone. An id of another's is one that does not exist."""
+    """The stored responses. Each is visible to its own key only."""
 
     def __init__(self, responses: ResponseStore) -> None:
         self._responses = responses
@@ -124,7 +123,7 @@ class KeptResponses:
             raise not_found(id)
 
     async def parent(self, owner: str, id: str) -> StoredResponse:
-        """The response that another goes on from."""
+        """Return the response that another one continues."""
         found = await self._found(owner, id)
         if found is None:
             raise ChatError(
@@ -143,8 +142,8 @@ class KeptResponses:
         return found
 
     async def resolved(self, owner: str, items: list[Any], max_bytes: int) -> list[Any]:
-        """The items, each reference replaced by what it refers to, which comes to `max_bytes` together at most. The very list
-        where there is no reference in it."""
+        """Return the items with references replaced by the items, together at most `max_bytes`. The same list where there is no
+        reference."""
         references = {
             place: item.get("id")
             for place, item in enumerate(items)
@@ -175,7 +174,7 @@ class KeptResponses:
 
     async def _found(self, owner: str, id: str) -> StoredResponse | None:
         if not id.startswith("resp_"):
-            return None  # what else is kept with the responses is found by other routes
+            return None  # other kinds of stored objects are not visible here
         memory = CONNECTION.get()
         if memory is not None and (found := await memory.find(id)) is not None:
             return found
@@ -198,7 +197,7 @@ _read_item = msgspec.json.Decoder(_Item).decode
 
 
 def _items_of(response: StoredResponse, ids: Collection[str]) -> dict[Any, msgspec.Raw]:
-    """The items with these ids, of those that it answered and those that it is."""
+    """Return the items with these ids, of the input and the output of a response."""
     found: dict[Any, msgspec.Raw] = {}
     for item in (*_read_output(response.response).output, *response.input):
         id = _read_item(item).id
@@ -208,7 +207,7 @@ def _items_of(response: StoredResponse, ids: Collection[str]) -> dict[Any, msgsp
 
 
 def numbered(given: str | Sequence[Any], head: ResponseHead) -> list[msgspec.Raw]:
-    """The items that a response answers, each with an id."""
+    """Return the input items of a response, each with an id."""
     if isinstance(given, str):
         given = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
     return [msgspec.Raw(_encode(_with_id(item, head, INPUT_PLACE + place))) for place, item in enumerate(given)]
@@ -234,8 +233,8 @@ def kept_of(
     approvals: Mapping[str, str],
     skipped: int,
 ) -> StoredResponse:
-    """Return what is kept of a chat. `skipped`: how many messages at its beginning are instructions, which end with
-    it."""
+    """Return what is stored of a chat. `skipped`: the number of messages at its beginning that are instructions, which are not
+    stored."""
     history = [*ended.history[skipped:]]
     after: Sequence[Any] = ()
     assert ended.last is not None, "a chat ends with a turn"

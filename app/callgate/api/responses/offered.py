@@ -13,11 +13,11 @@ from callgate.api.responses.input_items import flat_name
 from callgate.conversation.errors import ChatError
 
 OWN_LABEL: Final = "callgate"
-"""Stands for our tools that no MCP server has."""
+"""The server label of our tools that are from no MCP server."""
 ADDRESSES: Final = ("server_url", "connector_id", "tunnel_id")
-"""What would have a server of the client's choice called."""
+"""Fields that name a server of the client's choice."""
 MAX_NAME: Final = 64
-"""What providers allow for the name of a function."""
+"""Characters that providers allow for the name of a function."""
 _LEGAL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FORMATS: Final = ("text", "grammar")
 _INPUT: Final = {
@@ -29,7 +29,7 @@ _INPUT: Final = {
 
 
 class ClientTool(msgspec.Struct, frozen=True, gc=False):
-    """A client's tool in the Responses API, which is a function of one name in a chat."""
+    """A client's tool in the Responses API, which is a function with one name in a chat."""
 
     name: str
     namespace: str | None = None
@@ -40,7 +40,7 @@ class ApprovalWish(msgspec.Struct, frozen=True, gc=False):
     """The calls of one server's tools that the client wants to approve before they run."""
 
     source: str
-    """Empty for our tools that no MCP server has."""
+    """Empty for our tools that are from no MCP server."""
     always: frozenset[str] | None
     """None for all of them that are not in `never`."""
     never: frozenset[str] = frozenset()
@@ -55,35 +55,34 @@ class Offered(msgspec.Struct):
     """The tools of one request."""
 
     functions: list[dict[str, Any]] = []
-    """As a chat has them."""
+    """In the format of Chat Completions."""
     clients: dict[str, ClientTool] = {}
-    """Those that are more than a function, by the name they have in the chat."""
+    """Tools with a namespace, and custom tools, by their names in the chat."""
     names: set[str] = set()
-    """Of all functions."""
+    """The names of all functions."""
     chat_names: dict[tuple[str | None, str], str] = {}
-    """The names in the chat of `clients`, by their namespace and their own."""
+    """The names in the chat of `clients`, by namespace and name."""
     shown: list[dict[str, Any]] = []
-    """As they stand in the response."""
+    """The tools as the response shows them."""
     filters: list[str] | None = None
-    """Which of our tools are wanted, if the request says so: names with their source."""
+    """The patterns of our tools that the request selects, if it does."""
     approvals: list[ApprovalWish] = []
     left_out: list[str] = []
-    """The types that nobody here has."""
+    """The types of tools that are not available here."""
     decided: dict[str, str] = {}
-    """The items that asked for the client's word, by the calls that it decided about."""
+    """The ids of approval requests, by the calls that were decided."""
     mapped: dict[str, str] = {}
-    """Types that tools of ours stand for."""
+    """Types of hosted tools that are replaced by tools of ours."""
 
     def asks(self, source: str | None, name: str) -> bool:
-        """True if calls of a tool wait for the client's word. Of a tool whose source is not known they do, if any
-        do."""
+        """True if calls of a tool need the client's approval. For a tool of unknown source true if any tool does."""
         if source is None:
             return bool(self.approvals)
         return any(wish.asks(source, name) for wish in self.approvals)
 
 
 def offered_tools(given: Sequence[Any], hosted: Mapping[str, str], labels: frozenset[str]) -> Offered:
-    """`hosted` are the types of tools that tools of ours stand for, `labels` the MCP servers there are."""
+    """Read the tools of a request. `hosted`: the types of tools that are replaced by ours; `labels`: the names of MCP servers."""
     offered = Offered()
     for place, tool in enumerate(given):
         where = f"tools[{place}]"
@@ -121,7 +120,7 @@ def offered_tools(given: Sequence[Any], hosted: Mapping[str, str], labels: froze
 
 
 def _check_names_nothing(value: Any, where: str) -> None:
-    """Refuse what names something in the operator's account, though it would be left out: whoever names it means to use it."""
+    """Refuse a tool that names objects of the operator's account, although it would be left out."""
     for name, given in value.items() if isinstance(value, dict) else ():
         if name in KEPT_BY_PROVIDERS and isinstance(given, str | list) and given:
             raise of_the_operators(f"{where}.{name}")
@@ -129,7 +128,7 @@ def _check_names_nothing(value: Any, where: str) -> None:
 
 
 def chat_choice(choice: Any, offered: Offered) -> Any:
-    """The choice among the tools as a chat has it, or None where nothing was said."""
+    """Return the tool choice in the format of Chat Completions, or None where there is none."""
     if choice is None or isinstance(choice, str):
         if choice not in (None, "auto", "none", "required"):
             raise _bad_choice()
@@ -156,7 +155,7 @@ def _chosen_names(choice: Any, offered: Offered) -> Iterator[str]:
     if kind in ("function", "custom", "mcp"):
         if not isinstance(name := choice.get("name"), str) or not name:
             raise _bad_choice()
-        # The name in the chat; in a namespace it may have been shortened.
+        # The name in the chat, which may be shortened for a namespace.
         namespace = choice.get("namespace")
         known = offered.chat_names.get((namespace, name)) if isinstance(namespace, str | None) else None
         yield (known or flat_name(namespace, name))
@@ -230,7 +229,7 @@ def _name(tool: Mapping[str, Any], where: str) -> str:
 
 
 def _wanted(tool: Mapping[str, Any], labels: frozenset[str], where: str) -> Iterator[str]:
-    """The filters that an entry for an MCP server comes to."""
+    """Yield the patterns for an entry of an MCP server."""
     for name in ADDRESSES:
         if tool.get(name) is not None:
             message = f"Addresses of the client's are not called; name one of our servers. '{where}.{name}' is refused."
@@ -254,7 +253,7 @@ def _approval_wish(tool: Mapping[str, Any], where: str) -> ApprovalWish | None:
     wish, label = tool.get("require_approval"), tool["server_label"]
     source = "" if label == OWN_LABEL else str(label)
     if wish in (None, "never"):
-        return None  # the config has rules of its own
+        return None  # then the rules of the config count
     if wish == "always":
         return ApprovalWish(source, None)
     if not isinstance(wish, dict) or not wish or wish.keys() - {"always", "never"}:

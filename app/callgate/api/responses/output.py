@@ -1,8 +1,8 @@
 """Writes chat events as the items of a response and the events of its stream.
 
-Whole and streamed are the same work: `ResponseWriter` gathers items and writes events on the way, `ResponseBody` asks for the
-items at the end. Clients hold streams to more than any document says: one id, constant ids of items, contiguous indexes,
-every item that was added is done, and the last response repeats the items.
+`ResponseWriter` gathers items and writes events meanwhile, `ResponseBody` returns the items at the end. Clients require more of
+streams than is documented: one id, constant ids of items, contiguous indexes, an end of every item, and all items in the last
+response.
 """
 
 import time
@@ -39,37 +39,37 @@ from callgate.conversation.response_items import ITEMS, thoughts_in
 
 DONE: Final = b"data: [DONE]\n\n"
 CAME_WHOLE: Final = frozenset({Flaw.SCHEMA_MISMATCH, Flaw.UNKNOWN_TOOL})
-"""Flaws of calls whose text is all there: what is wrong with them is the client's to say."""
+"""Flaws of calls with complete arguments, which are sent to the client."""
 CUT: Final = frozenset({FinishClass.LENGTH, FinishClass.CONTENT_FILTER})
 ITEM_DIGITS: Final = 4
-"""Of an item's place, at the end of its id."""
+"""Digits of an item's place, at the end of its id."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
 
 
 class ResponseHead(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a response that are known from its beginning."""
+    """The parts of a response that are known from its beginning."""
 
     run_id: str
     created: int
     fields: Mapping[str, Any]
-    """What it says of its request."""
+    """The fields of the request that it repeats."""
     clients: Mapping[str, ClientTool]
-    """The client's tools that are more than a function of this name."""
+    """The client's custom tools, and those with a namespace, by their names in the chat."""
     label: Callable[[str], str]
-    """The label of the server that has a tool of ours."""
+    """Returns the server label of one of our tools."""
     wrote: Callable[[], bool]
-    """Whether a tool was started that may change something."""
+    """Whether a tool with side effects was started."""
     asks: Callable[[str], bool] | None = None
-    """Whether a call of a tool waits for the client's word, if any does."""
+    """Whether calls of a tool need the client's approval; None if no tool's do."""
     decided: Mapping[str, str] = {}
-    """The items that asked for the client's word, by the calls that it has approved."""
+    """The ids of approval requests, by the calls that were approved."""
     shows_calls: bool = True
     """Whether calls of ours are shown."""
     shows_thinking: bool = False
     seal: Callable[[Sequence[Mapping[str, Any]], str], str] | None = None
-    """Packs the thinking of a turn, where the client wants to send it back."""
+    """Packs the reasoning of a turn, where the client wants to send it back."""
 
     @property
     def id(self) -> str:
@@ -80,7 +80,7 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
 
 
 class ResponseItems:
-    """Gathers the items of one response, and hands on the events that tell of them."""
+    """Gathers the items of one response, and emits the events about them."""
 
     is_streamed = False
 
@@ -91,7 +91,7 @@ class ResponseItems:
         self.response: dict[str, Any] | None = None
         """The response, once it has ended."""
         self.encoded: msgspec.Raw | None = None
-        """The same as JSON, where somebody has encoded it already."""
+        """The same as JSON, where it was encoded already."""
         self._items: list[dict[str, Any]] = []
         self._turns: list[int] = []
         """The turn of each item."""
@@ -103,16 +103,16 @@ class ResponseItems:
         self._blocks: list[Mapping[str, Any]] = []
         self._running: dict[str, int] = {}
         self._unfinished = False
-        """A call of the client's did not come whole, and is not handed out."""
+        """A call of the client was broken, and was not sent."""
         self._handed = False
         self.approvals: dict[str, str] = {}
-        """The calls that wait for the client's word, by the items that say so."""
+        """The calls that wait for the client's approval, by the ids of the approval requests."""
         self._tier: str | None = None
 
-    # -- what the writer of a stream does with it
+    # -- overridden by the writer of a stream
 
     def emit(self, type: str, fields: Mapping[str, Any]) -> None:
-        """Called with every event; a whole answer has no use for them."""
+        """Called with every event; ignored for a whole answer."""
 
     def emit_text(self, message: "OpenOutput", text: str) -> None:
         """Called with every piece of text."""
@@ -130,7 +130,7 @@ class ResponseItems:
             self._held = "" if self._said_before else self._held
         events = output.events
         if len(events) > 1:
-            # A whole message has its fields in any order; what was thought comes before what was said.
+            # A whole message has its fields in any order; reasoning comes first.
             events = sorted(events, key=lambda event: type(event) not in _THOUGHTS)
         for at, event in enumerate(events):
             kind = type(event)
@@ -149,7 +149,7 @@ class ResponseItems:
     def _say(self, text: str, after: Any) -> None:
         message = self._message
         if message is None:
-            # White space before the first word is held back: many models write a newline or two before a call.
+            # White space before the first text is held back, because many models write newlines before a call.
             text = self._held + text
             if not text or text.isspace():
                 self._held = text
@@ -198,7 +198,7 @@ class ResponseItems:
         if event.field == "refusal" and isinstance(event.value, str) and event.value:
             message = self._message or self._open_message()
             if message.refusal_at is None:
-                # Without an empty text before it: who asked for JSON would read that as its answer.
+                # Without an empty text before it, which a client that requested JSON would parse.
                 message.refusal_at = 0 if message.text_at is None else 1
                 place = {**message.where, "content_index": message.refusal_at}
                 self.emit("response.content_part.added", {**place, "part": {"type": "refusal", "refusal": ""}})
@@ -206,7 +206,7 @@ class ResponseItems:
             place = {**message.where, "content_index": message.refusal_at}
             self.emit("response.refusal.delta", {**place, "delta": event.value})
         elif event.field == ITEMS:
-            # Of what it thought; what it said and called has items of ours.
+            # Reasoning items only; we make those for text and calls.
             if thoughts := thoughts_in(event.value):
                 self._blocks += thoughts
                 self._think("")
@@ -229,7 +229,7 @@ class ResponseItems:
 
     @handles(_handlers, Attempt)
     def _attempted(self, event: Attempt) -> None:
-        """Forget what was gathered of a turn that is asked again; where events are sent, nothing of it was sent."""
+        """Drop the items of a turn that is asked again, of which nothing was sent."""
         if self.is_streamed or not event.reason:
             return
         while self._turns and self._turns[-1] == event.turn:
@@ -271,7 +271,7 @@ class ResponseItems:
         self._done(index)
 
     def _is_shown(self, event: CallStarted | CallEnded) -> bool:
-        """Calls that run again because their results are gone are nobody's business; approved ones are the client's."""
+        """True if a call is shown: not one that runs again because its result is lost; an approved one is."""
         return self.head.shows_calls and (event.turn >= 0 or event.call.id in self.head.decided)
 
     @handles(_handlers, CallsHandedBack)
@@ -301,7 +301,7 @@ class ResponseItems:
         item = {"type": "custom_tool_call" if custom else "function_call", "status": "in_progress", **named, field: ""}
         opened = self._open(kind, item)
         self.emit(f"response.{events}.delta", {**opened.where, "delta": text})
-        # The name is demanded here by the schema of OpenAI's own client, and left out by its server.
+        # OpenAI's client requires the name here, although OpenAI's server leaves it out.
         name = {} if custom else {"name": named["name"]}
         self.emit(f"response.{events}.done", {**opened.where, **name, field: text})
         opened.item |= {field: text, "status": "completed"}
@@ -367,10 +367,10 @@ class ResponseItems:
     # -- the end
 
     def end(self, ended: ChatEnded) -> dict[str, Any]:
-        """The response, all its items done."""
+        """Return the response with all items done."""
         if self.response is None:
             if self._held and not self._said_before and not self._handed:
-                held, message = self._held, self._open_message()  # all that was ever said
+                held, message = self._held, self._open_message()  # the only text
                 self._open_text(message)
                 message.pieces.append(held)
             self._close_thought()
@@ -394,11 +394,11 @@ class ResponseItems:
         return self.resource(status, usage_of(ended.usage), details, error, now) | report
 
     def failed(self, error: ChatError) -> dict[str, Any]:
-        """The response after an error."""
+        """Return the response after an error."""
         return self.resource("failed", None, None, {"code": self.failure_code(error), "message": error.message})
 
     def failure_code(self, error: ChatError) -> str:
-        """Return the code of a failure. Requests that must not be repeated get one that clients do not retry."""
+        """Return the code of a failure, one that clients do not retry where a retry could repeat side effects."""
         if self.head.wrote():
             return NOT_REPEATED
         return FAILURE_CODES.get(error.status, "server_error" if error.status >= 500 else error.code or "server_error")
@@ -411,7 +411,7 @@ class ResponseItems:
         error: Mapping[str, Any] | None = None,
         completed_at: int | None = None,
     ) -> dict[str, Any]:
-        """The response object, every field of it."""
+        """Return the response object with all fields."""
         head = self.head
         resource = {
             "id": head.id,
@@ -437,7 +437,7 @@ _FUNCTION = ("fc", "arguments", "function_call_arguments")
 
 
 class OpenOutput:
-    """An item that is not done."""
+    """An unfinished item."""
 
     __slots__ = (
         "annotations", "index", "item", "logprobs", "pieces", "refusal", "refusal_at", "template", "text_at", "where",
@@ -452,7 +452,7 @@ class OpenOutput:
         self.refusal = ""
         self.text_at: int | None = None
         self.refusal_at: int | None = None
-        """Which part of a message it is, once it is one."""
+        """The indexes of its parts in a message, once there are any."""
         self.template: tuple[bytes, bytes] | None = None
 
 
@@ -480,7 +480,7 @@ class ResponseWriter(ResponseItems):
     def __init__(self, head: ResponseHead, diagnosis: Diagnosis | None) -> None:
         super().__init__(head, diagnosis)
         self.begins_at_once = False
-        """Nobody waits for the status."""
+        """The status may be sent: content has come."""
         self._number = 0
         self._written: list[bytes] = []
 
@@ -498,7 +498,7 @@ class ResponseWriter(ResponseItems):
         return self._taken()
 
     def heartbeat(self) -> bytes:
-        """Return an event that shows that the answer goes on, of the one kind that resets every client's timer."""
+        """Return an event of the one type that resets the timers of all clients."""
         if self._number:
             self.emit("response.in_progress", {"response": self.resource("in_progress")})
         else:
@@ -506,7 +506,7 @@ class ResponseWriter(ResponseItems):
         return self._taken()
 
     def error(self, error: ChatError) -> bytes:
-        # OpenAI's document has it flat, its server and that of Open Responses an object: clients read one or the other.
+        # Both formats, because clients read one or the other: flat as documented, and an object as OpenAI's server sends.
         flat = {"code": self.failure_code(error), "message": error.message, "param": error.param}
         self.emit("error", {**flat, "error": {"type": error.type, **flat}})
         self.emit("response.failed", {"response": self.failed(error)})
@@ -521,7 +521,7 @@ class ResponseWriter(ResponseItems):
         self._number += 1
 
     def emit_text(self, message: OpenOutput, text: str) -> None:
-        """Nearly every event is one of these: the same bytes around a number and a text."""
+        """Write a text event from a template, because most events differ only in a number and a text."""
         if message.template is None:
             fields = {**message.where, "content_index": message.text_at, "logprobs": []}
             rest = _encode(fields)[1:-1]
@@ -535,7 +535,7 @@ class ResponseWriter(ResponseItems):
         self._number += 1
 
     def _begin(self) -> None:
-        """Both at once, so that no client waits between them."""
+        """Write the first two events."""
         response = self.resource("in_progress")
         self._number = 0
         self.emit("response.created", {"response": response})
@@ -548,11 +548,11 @@ class ResponseWriter(ResponseItems):
 
 
 _BEGINNINGS = frozenset({ModelOutput, CallStarted, CallsHandedBack})
-"""What a response begins with. The status of the answer is held back until then."""
+"""The events with which a response begins. The HTTP status is held back until then."""
 
 
 def _annotation(given: Any) -> dict[str, Any] | None:
-    """Flat here, nested in a chat. Only addresses are known to every client."""
+    """Convert an annotation, which is flat here and nested in Chat Completions. Only URL citations."""
     if not isinstance(given, dict) or given.get("type") != "url_citation":
         return None
     return {"type": "url_citation", "title": "", "url": "", "start_index": 0, "end_index": 0} | (
@@ -561,7 +561,7 @@ def _annotation(given: Any) -> dict[str, Any] | None:
 
 
 def _input_of(call: Call) -> str:
-    """The free text of a custom tool's call, which went through a function with one parameter."""
+    """Return the free text of a custom tool's call, which is the only parameter of a function in the chat."""
     try:
         arguments = call.arguments if isinstance(call, ReadyCall) else _decode(call.text)
     except msgspec.DecodeError:
@@ -572,11 +572,11 @@ def _input_of(call: Call) -> str:
 
 FAILURE_CODES: Final = {429: "rate_limit_exceeded"}
 NOT_REPEATED: Final = "invalid_prompt"
-"""What clients do not repeat by themselves. Others they do, again and again."""
+"""A code that clients do not retry."""
 
 
 def usage_of(usage: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Clients fail on details that lack their one field."""
+    """Convert token counts. Details always have their field, because clients fail without it."""
     given = usage or {}
     prompt, completion = given.get("prompt_tokens") or 0, given.get("completion_tokens") or 0
     details = given.get("prompt_tokens_details") or {}

@@ -28,7 +28,7 @@ NOT_OURS: Final = {
     "conversation": "Conversations of a provider's account are not continued here; use 'previous_response_id'.",
     "prompt": "Prompts of a provider's account cannot be used here; send 'instructions' and 'input'.",
 }
-"""Fields that name something in the operator's account, which is nobody else's."""
+"""Fields that name objects of the operator's account."""
 PASSED: Final = {
     "temperature",
     "top_p",
@@ -44,7 +44,7 @@ PASSED: Final = {
     "stop",
     "logit_bias",
 }
-"""Fields that a chat has under the same name."""
+"""Fields that Chat Completions has under the same name."""
 
 
 class _Text(msgspec.Struct, gc=False):
@@ -59,7 +59,7 @@ class _Reasoning(msgspec.Struct, gc=False):
 
 
 class ResponsesBody(msgspec.Struct):
-    """What of a request is looked at. Unknown fields are passed over."""
+    """The fields of a request that are read. Unknown fields are ignored."""
 
     model: str
     input: str | list[Any] = ""
@@ -102,7 +102,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def read_body_of(body: bytes, max_depth: int) -> tuple[ResponsesBody, dict[str, msgspec.Raw]]:
-    """Read a body: the request, and the fields as they came. A `ChatError` names the field that is wrong."""
+    """Read a body; return the request, and the undecoded fields. Raises `ChatError` that names the wrong field."""
     fields = read_fields(body, max_depth)
     try:
         asked = _body.decode(body)
@@ -148,7 +148,7 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
 
 
 def chat_fields(asked: ResponsesBody, fields: Mapping[str, msgspec.Raw], offered: Offered) -> dict[str, Any]:
-    """Every field of the chat but its messages."""
+    """Return the fields of the chat request, without messages."""
     chat: dict[str, Any] = {
         name: fields[name] for name in PASSED & fields.keys() if bytes(fields[name]).strip() != b"null"
     }
@@ -173,14 +173,14 @@ def chat_fields(asked: ResponsesBody, fields: Mapping[str, msgspec.Raw], offered
     if offered.functions:
         chat["tools"] = offered.functions
     if asked.parallel_tool_calls is not False:
-        chat.pop("parallel_tool_calls", None)  # what is meant anyway, and refused by some where there are no tools
+        chat.pop("parallel_tool_calls", None)  # the default, which some providers refuse without tools
     if (choice := chat_choice(asked.tool_choice, offered)) not in (None, "auto"):
         chat["tool_choice"] = choice
     return chat
 
 
 def _response_format(format: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Flat here, nested in a chat; a text is what comes anyway."""
+    """Convert the format, which is flat here and nested in Chat Completions; None for text, the default."""
     if format is None or format.get("type") == "text":
         return None
     match format.get("type"):

@@ -1,8 +1,8 @@
-"""The stream of a response that another process had begun, gone on with behind the last of its events.
+"""Resumes the stream of a response that another process had begun, after the last of its events.
 
-The chat is played from its beginning, and its first turns are those that were kept: they open the same items again. What
-was sent of these is not sent again, nor is any text; what was not is. A turn that had not ended is asked again and may say
-something else, so that what was sent of it is closed as `incomplete` and is no part of the response.
+The chat is replayed from its beginning with the stored turns, which open the same items. Only events and text that were not
+sent before are sent. A turn that had not ended is asked again and may differ, so that its sent items are closed as
+`incomplete` and are no part of the response.
 """
 
 import re
@@ -22,7 +22,7 @@ _decode = msgspec.json.decode
 
 
 def events_in(data: bytes) -> list[bytes]:
-    """The events of a stream, without what is none of a response's."""
+    """Return the events of a response in a stream."""
     return [event + b"\n\n" for event in data.split(b"\n\n") if event.startswith(b"event: ")]
 
 
@@ -32,41 +32,41 @@ def number_of(event: bytes) -> int:
 
 
 def fields_of(event: bytes) -> dict[str, Any]:
-    """What an event says."""
+    """Return the data of an event."""
     fields: dict[str, Any] = _decode(event.partition(b"\ndata: ")[2])
     return fields
 
 
 class ResumedWriter(ResponseWriter):
-    """Writes what follows on events that were sent."""
+    """Writes the events that follow those that were sent."""
 
     def __init__(
         self, head: ResponseHead, diagnosis: Diagnosis | None, events: Sequence[bytes], kept_turns: int
     ) -> None:
-        """`kept_turns`: how many turns are played again, and not asked again."""
+        """`kept_turns`: the number of stored turns."""
         super().__init__(head, diagnosis)
         self._number = number_of(events[-1]) + 1
         self._kept_turns = kept_turns
         self._sent: set[tuple[Any, ...]] = set()
         self._sent_text: dict[tuple[Any, ...], str] = {}
         self._said: dict[tuple[Any, ...], int] = {}
-        """How much text there was by now, sent before or not."""
+        """The length of each text so far in this replay."""
         self._done_items: dict[int, dict[str, Any]] = {}
         self._unclaimed: dict[int, dict[str, Any]] = {}
-        """Items that were sent, and that no turn has opened again."""
+        """Sent items that no turn has opened again."""
         for event in events:
             self._note(fields_of(event))
 
     def _note(self, event: Mapping[str, Any]) -> None:
         if "output_index" not in event:
-            return  # of the response as a whole
+            return  # an event of the whole response
         key, index = _key(event["type"], event), event["output_index"]
         if event["type"].endswith(".delta"):
             self._sent_text[key] = self._sent_text.get(key, "") + event["delta"]
             return
         self._sent.add(key)
         if event["type"] == "response.output_item.added":
-            # As one that is not done it is no part of the response.
+            # An unfinished item is no part of the response.
             self._items.append({"status": "in_progress"})
             self._turns.append(0)
             self._unclaimed[index] = event["item"]
@@ -134,7 +134,7 @@ class ResumedWriter(ResponseWriter):
             self._items[index] = {"status": "in_progress"}
 
     def _open_again(self, item: dict[str, Any], index: int) -> OpenOutput:
-        """An item of a turn that did not end, with what was sent of it."""
+        """Return an item of an unfinished turn, with what was sent of it."""
         opened = OpenOutput(item, index)
         self._items[index] = item
         for key, text in self._sent_text.items():

@@ -1,4 +1,4 @@
-"""`/v1/responses/{id}` and the routes below it: stored responses are read, cancelled and deleted."""
+"""`/v1/responses/{id}` and the routes below it: read, cancel and delete stored responses."""
 
 import contextlib
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ USUAL_ITEMS: Final = 20
 
 
 def response_routes(path: str, kept: KeptResponses, background: BackgroundRuns) -> list[Route]:
-    """The routes under a path."""
+    """Return the routes under a path."""
     one = _Kept(kept, background)
     by_id = path + "/{id}"
     return [
@@ -38,12 +38,12 @@ def response_routes(path: str, kept: KeptResponses, background: BackgroundRuns) 
 
 
 async def _nothing_here(request: Request) -> Response:
-    """Clients go on without a route that is not there, and stop at one that takes no POST."""
+    """Answer 404 to an unsupported route, because some clients fail at the 405 that the framework would send."""
     raise ChatError(404, f"Unknown request URL: {request.method} {request.url.path}.", code="unknown_url")
 
 
 class _Kept:
-    """Answers for responses that are kept."""
+    """The handlers for stored responses."""
 
     def __init__(self, kept: KeptResponses, background: BackgroundRuns) -> None:
         self._kept, self._background = kept, background
@@ -88,7 +88,7 @@ class _Kept:
 
 
 class _Streamed(Response):
-    """A response that has been sent already, as the background has it."""
+    """A Starlette response that is streamed by a function."""
 
     def __init__(self, stream: Callable[[Receive, Send], Awaitable[None]]) -> None:
         super().__init__()

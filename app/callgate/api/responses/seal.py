@@ -1,6 +1,6 @@
 """Packs a model's reasoning into one opaque text that a client sends back.
 
-A signature belongs to the model that made it, so that what was packed for one model is not unpacked for another.
+Signatures are valid only for the model that made them, so the packed text names the model and is not unpacked for another.
 """
 
 import base64
@@ -14,7 +14,7 @@ from callgate.conversation.response_items import ITEMS
 from callgate.conversation.turn import ThinkingBlocks
 
 MARK: Final = "cg1."
-"""What those of ours begin with."""
+"""The prefix of packed texts."""
 
 
 class _Thought(msgspec.Struct):
@@ -28,7 +28,7 @@ _decode = msgspec.json.Decoder(_Thought).decode
 
 
 def sealed(model: str, blocks: Sequence[Mapping[str, Any]], text: str) -> str:
-    """`blocks` are the pieces of thinking blocks in their order, and kept items of the Responses API."""
+    """Pack reasoning. `blocks`: thinking blocks in order, and items of the Responses API."""
     thinking = ThinkingBlocks()
     items: list[dict[str, Any]] = []
     for block in blocks:
@@ -41,7 +41,8 @@ def sealed(model: str, blocks: Sequence[Mapping[str, Any]], text: str) -> str:
 
 
 def unsealed(model: str, given: str) -> Mapping[str, Any] | None:
-    """The fields of the model's message; None for what was not packed here. Nothing of what another model thought."""
+    """Unpack reasoning into fields of an assistant message; None for a text that was not packed here, or no fields where it
+    is of another model."""
     if not given.startswith(MARK):
         return None
     try:

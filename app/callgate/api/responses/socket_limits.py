@@ -1,5 +1,4 @@
-"""Limits of WebSockets: the number of connections, and the bytes of messages that are still coming. Both are counted
-for each key, so that one of them leaves room for the others."""
+"""Limits of WebSockets: the number of connections, and the bytes of incomplete messages, in all and for each key."""
 
 from typing import Final
 
@@ -8,11 +7,11 @@ import msgspec
 from callgate.conversation.errors import ChatError
 
 OF_ALL: Final = 2
-"""A half of the connections may be WebSockets."""
+"""WebSockets may be one connection in so many."""
 OF_ONE: Final = 4
-"""And a quarter those of one key."""
+"""WebSockets of one key may be one connection in so many."""
 MESSAGES_OF_ALL: Final = 32
-"""How many of the largest messages may be on their way at once."""
+"""The limit of incomplete messages, in messages of the largest size."""
 MESSAGES_OF_ONE: Final = 8
 
 
@@ -29,7 +28,7 @@ class SocketLimits:
         self._of: dict[str, _Taken] = {}
 
     def enter(self, owner: str, connections: int) -> None:
-        """Take a place. To be given back with `leave`. `connections` is how many the server has at most."""
+        """Count a connection, until `leave`. `connections`: the server's limit."""
         mine = self._of.get(owner, _Taken())
         if mine.connections >= max(connections // OF_ONE, 1):
             message = "This key has too many WebSockets open. Close some, or use one for several responses."
@@ -49,7 +48,8 @@ class SocketLimits:
             del self._of[owner]
 
     def hold(self, owner: str, more: int, largest: int) -> bool:
-        """Note that so many bytes more are held, or fewer; false where that is too much. `largest` is what a message may have."""
+        """Count more bytes, or fewer with a negative number; return false where that is too much. `largest`: the limit of a
+        message."""
         mine = self._of[owner]
         mine.held += more
         self._all.held += more

@@ -1,8 +1,8 @@
 """`GET /v1/responses` as a WebSocket: one response after another over one connection.
 
-Each `response.create` is a request of its own, through the whole application: admission, limits, records and log lines are
-those of a `POST`. Its events are sent as messages. What is not to be stored is remembered as long as the connection lasts,
-so that the next response can go on from it.
+Each `response.create` is an inner request through the whole application, with the admission, limits, records and log lines of
+a `POST`. Its events are sent as messages. Responses with `store: false` are kept as long as the connection lasts, so that
+the next response can continue them.
 """
 
 import asyncio
@@ -42,19 +42,19 @@ from callgate.stores.memory import MemoryStore
 from callgate.stores.store import Share
 
 SECONDS: Final = 3600.0
-"""How long a connection lasts."""
+"""The longest life of a connection."""
 GOING_AWAY, NORMAL = 1001, 1000
 SLICE: Final = 8192
-"""Bytes between which the loop goes on: a read may hold forty thousand frames."""
+"""Bytes of a read that are handled before the event loop runs: a read may have forty thousand frames."""
 NOT_SENT: Final = frozenset({b"content-length", b"transfer-encoding", b"upgrade", b"connection", b"expect"})
-"""Headers of the handshake that mean nothing for the requests that follow."""
+"""Headers of the handshake that inner requests do not have."""
 IGNORED: Final = ("type", "stream", "background", "stream_options")
 
 _encode = msgspec.json.Encoder().encode
 
 
 class ResponsesSocket:
-    """Answers the handshake, and then one message after another."""
+    """Answers the handshake, and serves the connection."""
 
     def __init__(self, manager: RuntimeManager) -> None:
         self._manager = manager
@@ -62,7 +62,7 @@ class ResponsesSocket:
 
     @cached_property
     def _memory(self) -> MemoryStore:
-        """Of all connections."""
+        """The memory of all connections."""
         store = self._manager.current.config.store
         return MemoryStore(store.entries, store.bytes)
 
@@ -75,7 +75,7 @@ class ResponsesSocket:
         if headers.get("sec-websocket-version") != "13" or "sec-websocket-key" not in headers:
             raise ChatError(400, "This is no handshake of WebSocket's version 13.", code="invalid_value")
         if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
-            # A proxy in front and we might not agree where it ends and the messages begin.
+            # A proxy in front might not agree where the body ends and the messages begin.
             raise ChatError(400, "A handshake of WebSocket has no body.", code="invalid_value")
         assert context.caller is not None, "the middleware lets nobody in without a caller"
         owner, config = owner_name(context.caller), self._manager.current.config
@@ -119,7 +119,7 @@ class _Connection:
         memory: ConnectionMemory,
         draining: asyncio.Event,
     ) -> None:
-        """`hold` is called with how many bytes more are held, or fewer; false where that is too much."""
+        """`hold` counts more held bytes, or fewer with a negative number; false where that is too much."""
         self._scope, self._receive, self._send = scope, receive, send
         self._draining = draining
         self._reader = FrameReader(limits.body_bytes)
@@ -147,7 +147,7 @@ class _Connection:
         await self._send({"type": "http.response.body", "body": close_frame(self._code), "more_body": False})
 
     async def _next(self, reading: "asyncio.Task[None]", waiting: "asyncio.Task[bool]") -> bytes | None:
-        """The next message; None when there will be none."""
+        """Return the next message; None at the end."""
         getting = asyncio.create_task(self._messages.get())
         try:
             await asyncio.wait({getting, reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -162,7 +162,7 @@ class _Connection:
             getting.cancel()
 
     async def _read(self) -> None:
-        """Read until the client leaves, says that it will, or sends what is no message."""
+        """Read until the client disconnects, closes, or sends an invalid frame."""
         try:
             while True:
                 event = await self._receive()
@@ -182,7 +182,7 @@ class _Connection:
             self._left.set()
 
     async def _take(self, data: bytes) -> bool:
-        """Take in what came; whether the client has said that it leaves."""
+        """Handle received bytes; return whether the client has closed."""
         for kind, payload in self._reader.feed(data):
             if kind == TEXT:
                 if self._messages.full():
@@ -201,14 +201,14 @@ class _Connection:
         return self._hold(more)
 
     def let_go(self) -> None:
-        """Nothing is held any more."""
+        """Release the held bytes."""
         self._hold(-self._held)
 
     async def _put(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _answer(self, message: bytes) -> None:
-        """One message, as a request of its own."""
+        """Answer one message by an inner request."""
         try:
             is_large = len(message) > LARGE_BODY
             fields = await asyncio.to_thread(self._fields, message) if is_large else self._fields(message)
@@ -250,7 +250,7 @@ class _Connection:
 
 
 class _SocketTurn:
-    """One request as the application sees it, and its answer as messages."""
+    """One inner request in ASGI, whose answer is sent as messages."""
 
     def __init__(self, connection: _Connection, body: bytes) -> None:
         self._connection, self._body = connection, body
