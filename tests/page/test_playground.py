@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.scripted_upstream import Call, Cut, Hang, Hold, Pace, Reply, Shape, U
 
 pytestmark = [pytest.mark.anyio, needs("environment:page", "chromium-headless-shell")]
 
+BUILT_IN = [{"kind": "python", "module": "callgate.tools.builtin"}]
 OSLO = Call("get_weather", {"city": "Oslo"}, id="call_oslo")
 WATCH = """() => {
   window.seen = [];
@@ -41,6 +43,23 @@ async def test_a_call_is_seen_growing_before_its_verdict(upstream: Upstream, tab
     assert all(later.startswith(earlier) for earlier, later in pairwise(growing))
     assert [verdict for _, verdict, _ in seen][-1] == "✓ done"
     assert seen[-1][2] == '{"city":"Oslo"}'
+
+
+@pytest.mark.parametrize(
+    ("tools", "tries"),
+    [(BUILT_IN, ["What is 2*21", "What is 17"]), (("get_weather",), ["Call get_weather."])],
+    ids=["built in", "own"],
+)
+async def test_what_may_be_tried_needs_the_tools_that_are_there(
+    upstream: Upstream, tabs: Tabs, tools: Sequence[Any], tries: list[str]
+) -> None:
+    async with serving(upstream, tabs, tools=tools) as url:
+        page = await tabs.open(url)
+        buttons = page.locator(".tries button")
+        await buttons.first.wait_for()
+        shown = await buttons.all_inner_texts()
+    assert len(shown) == len(tries)
+    assert all(text.startswith(beginning) for text, beginning in zip(shown, tries, strict=True))
 
 
 async def test_a_verdict_waits_for_the_end_of_the_turn(upstream: Upstream, tabs: Tabs) -> None:

@@ -8,7 +8,9 @@ import { asCurl, asPython, copyButton, fail } from "./shared.js";
 
 export const title = "Playground";
 
+/** What may be asked of the built-in tools. */
 const TRIES = ["What is 2*21, and what time is it in Tokyo?", "What is 17 times 23, and then the time in Berlin?"];
+const SHOWN_TRIES = 2;
 
 /** @typedef {{id: string, name: string, text: string, pieces: number, state: string, note: string, result?: string, seconds?: number, progress?: string}} Call */
 /** @typedef {{index: number, choice: number, words: number, started: number, first?: number, ended?: any, attempts: any[], calls: Map<string, Call>}} Turn */
@@ -52,6 +54,12 @@ export function show(main) {
   }, fail);
   draw();
   return () => cancelAnimationFrame(frame);
+}
+
+/** Questions that lead to calls of the tools that are there. */
+function tries() {
+  const names = tools.map((tool) => tool.name);
+  return names.includes("calculator") && names.includes("clock") ? TRIES : names.slice(0, SHOWN_TRIES).map((name) => `Call ${name}.`);
 }
 
 function schedule() {
@@ -243,7 +251,7 @@ function draw() {
             ${messages.length
               ? nothing
               : html`<p class="empty">Ask something that needs a tool, and see each call while it is written.</p>
-                <p class="tries">${TRIES.map((each) => html`<button type="button" class="quiet" @click=${fill}>${each}</button>`)}</p>`}
+                <p class="tries">${tries().map((each) => html`<button type="button" class="quiet" @click=${fill}>${each}</button>`)}</p>`}
           </div>
           <form @submit=${ask}>
             <textarea name="message" rows="2" aria-label="Message" placeholder="Message (Enter sends)" @keydown=${onKey}></textarea>
