@@ -35,9 +35,10 @@ def test_without_a_data_dir_the_lines_for_the_config_are_printed_and_read_back(t
     result = run(app, ["keys", "create", "alice", "-c", str(file), "--requests-per-minute", "5", "--model", "demo"])
     assert result.exit_code == 0
     [secret] = re.findall(r"cg-\S+", result.output)
-    [entry] = yaml.safe_load(result.output.partition("for config.yaml:")[2])["keys"]
+    [entry] = yaml.safe_load(result.output.partition(f"It counts as soon as its hash stands in {file}:")[2])["keys"]
     key = Key.model_validate(entry)
     assert (key.hash, key.models, key.requests_per_minute) == (hash_key(secret), ("demo",), 5)
+    assert "Once it is there, a server of this config answers no request without one" in result.output
 
 
 def test_a_key_is_made_listed_and_revoked(config: Path) -> None:

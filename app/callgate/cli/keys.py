@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from callgate.runtime.ledger_keys import KeysByHand
 
 FIRST_KEY = (
-    "This is the first key. From now on a server of this config answers no request without one, also none from this machine:\n"
+    "This is the first key. {since} a server of this config answers no request without one, also none from this machine:\n"
     "give clients the key as their API key."
 )
 
@@ -98,7 +98,8 @@ def create(
     if any(other.name == name for other in loaded.keys):
         raise give_up(f"the config has a key called `{name}` already")
     if loaded.auth == "keys" and not count_keys(loaded):
-        typer.echo(FIRST_KEY, err=True)
+        since = "From now on" if keeps_keys(loaded) else "Once it is there,"
+        typer.echo(FIRST_KEY.format(since=since), err=True)
     for note in _names_nothing(whole, key):
         typer.echo(f"note: {note}", err=True)
     shown = f"key (shown this once): {secret}"
@@ -108,7 +109,11 @@ def create(
         with os.fdopen(os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(secret)
         shown = f"key: in {into}"
-    typer.echo(shown if keeps_keys(loaded) else f"{shown}\n\nfor config.yaml:\n\nkeys:\n{_as_yaml(key)}")
+    typer.echo(
+        shown
+        if keeps_keys(loaded)
+        else f"{shown}\n\nIt counts as soon as its hash stands in {whole.path or 'config.yaml'}:\n\nkeys:\n{_as_yaml(key)}"
+    )
 
 
 def _keep(config: "Config", key: "Key") -> None:

@@ -76,7 +76,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     total = sum(tool["prompt_tokens"] for tool in found["tools"])
-    lines.append(f"{len(found['tools'])} tools, about {total} tokens of every prompt that offers them all")
+    count = len(found["tools"])
+    lines.append(f"{count} tool{'' if count == 1 else 's'}, about {total} tokens of every prompt that offers them all")
     for source in found["sources"]:
         took = "" if source["open_ms"] is None else f", opened in {source['open_ms']:g} ms"
         why = f": {source['error']}" if source["error"] else ""
