@@ -1,7 +1,7 @@
 """Tests that need something this machine may not have: skipped aloud, counted, and demanded where it should be there.
 
 `pytestmark = needs("node", "redis-server")` asks for commands on the path; `module:NAME` asks for a Python module,
-`env:NAME` for a variable, `postgres` for that server, `environment:NAME` for one that is made from a lock.
+`env:NAME` for a variable, `postgres` for that server, `small_disk` for the right to mount one, `environment:NAME` for one that is made from a lock.
 `CALLGATE_TESTS_REQUIRE=node,module:xllamacpp` (or `all`) turns the skip into a failure.
 """
 
@@ -46,6 +46,10 @@ def _is_there(part: str) -> bool:
             return bool(os.environ.get(name))
         case "postgres":
             return (POSTGRES / "initdb").exists()
+        case "small_disk":
+            from tests.harness.small_disk import can_be_mounted
+
+            return can_be_mounted()
         case "environment":
             from tests.harness import environment
 

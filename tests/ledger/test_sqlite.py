@@ -187,6 +187,25 @@ async def test_where_the_disk_refuses_nothing_that_may_write_is_started(tmp_path
         assert "after" in rows(tmp_path)
 
 
+async def test_what_the_disk_refused_is_written_when_it_can_be(tmp_path: Path) -> None:
+    async with opened(tmp_path) as ledger:
+        await ledger.start(entry("done"))
+        with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
+            database.execute("ALTER TABLE calls RENAME TO elsewhere")
+            ledger.end(entry("done"), RunState.DONE)
+            ledger.remember_spending("alice", "2099-01", 5)
+            with pytest.raises(NotRecorded):
+                await ledger.start(entry("refused"))
+            database.execute("ALTER TABLE elsewhere RENAME TO calls")
+        async with asyncio.timeout(5):
+            while rows(tmp_path)["done"] != "done":  # noqa: ASYNC110 - asks a file
+                await asyncio.sleep(0.02)
+        await ledger.start(entry("after"))
+        assert rows(tmp_path) == {"done": "done", "after": "started"}
+    async with opened(tmp_path) as ledger:
+        assert ledger.spent == {("alice", "2099-01"): 5}
+
+
 async def test_what_keys_have_spent_is_there_after_a_restart(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
         async with opened(tmp_path) as other:

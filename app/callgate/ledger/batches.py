@@ -43,6 +43,20 @@ class LedgerBatch(msgspec.Struct, eq=False):
     def is_empty(self) -> bool:
         return not (self.calls or self.spending or self.waiting or self.offers)
 
+    def unwritten(self) -> "LedgerBatch":
+        """Return what is to be tried again where this was not written: an end that is never written would leave its call under
+        way for ever. Whoever waited is refused, so that what he waited for has not begun."""
+        refused = {id for _, id in self.waiting}
+        batch = LedgerBatch({id: row for id, row in self.calls.items() if id not in refused}, self.spending)
+        batch.shorten()
+        return batch
+
+    def shorten(self) -> None:
+        """Drop the oldest rows beyond the longest backlog."""
+        for id in list(self.calls)[: max(len(self.calls) - BACKLOG, 0)]:
+            del self.calls[id]
+        del self.spending[: max(len(self.spending) - BACKLOG, 0)]
+
     def take_in(self, later: "LedgerBatch") -> None:
         self.calls |= later.calls
         self.spending += later.spending

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from callgate.ledger.batches import BACKLOG, BATCH, BatchedLedger, LedgerBatch
+from callgate.ledger.batches import BATCH, BatchedLedger, LedgerBatch
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.fleet_calls import OFFER, FleetOffer
 from callgate.ledger.postgres_pool import ConnectionPool
@@ -307,14 +307,8 @@ class PostgresLedger(BatchedLedger):
         return whole
 
     def _keep(self, batch: LedgerBatch) -> None:
-        """For the next try: an end that was never written would leave its call under way for ever. Whoever waited was refused,
-        so that what he waited for has not begun."""
-        for _, id in batch.waiting:
-            batch.calls.pop(id, None)
-        later, self._pending = (
-            self._pending,
-            LedgerBatch(dict(list(batch.calls.items())[-BACKLOG:]), batch.spending[-BACKLOG:]),
-        )
+        """For the next try."""
+        later, self._pending = self._pending, batch.unwritten()
         self._behind += len(self._pending)
         self._pending.take_in(later)
 

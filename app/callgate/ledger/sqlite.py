@@ -34,6 +34,8 @@ ROWS: Final = 32
 KEPT_SECONDS: Final = 30 * 86_400
 PRUNE_SECONDS: Final = 3600
 BUSY_SECONDS: Final = 5.0
+AGAIN_SECONDS: Final = 0.5
+"""Between two tries to write what was refused."""
 
 SPENT_HERE: Final = in_words(SPENT, SQLITE_WORDS)
 
@@ -66,6 +68,8 @@ def check_ledger(folder: Path) -> None:
 
 
 def _damaged(path: Path, error: sqlite3.Error | str) -> DamagedLedger:
+    if isinstance(error, sqlite3.OperationalError):
+        return DamagedLedger(f"{path} cannot be opened ({error}): its disk may be full, or not writable")
     return DamagedLedger(
         f"{path} cannot be read as a ledger ({error}): put back a copy of it, or move it away to start an empty one"
     )
@@ -123,12 +127,26 @@ class SqliteLedger(BatchedLedger):
     def _write_all(self) -> None:
         database = opened(self._path)
         pruned_at = -inf
+        unwritten, again_at = LedgerBatch(), inf
         try:
             open_ = True
             while open_:
-                batch, open_ = self._next_batch()
-                failure = _commit(database, batch)
-                self._report(batch, failure)
+                batch, open_ = self._next_batch(again_at - time.monotonic())
+                if not batch.is_empty:
+                    failure = _commit(database, batch)
+                    self._report(batch, failure)
+                    for id in batch.calls:
+                        unwritten.calls.pop(id, None)  # of which there is a later row now
+                    if failure:
+                        unwritten.take_in(batch.unwritten())
+                # By themselves, so that a row that can never be written stands in nobody's way.
+                if (time.monotonic() >= again_at or not open_) and not _commit(database, unwritten):
+                    unwritten = LedgerBatch()
+                unwritten.shorten()
+                if unwritten.is_empty:
+                    again_at = inf
+                elif time.monotonic() >= again_at or again_at == inf:
+                    again_at = time.monotonic() + AGAIN_SECONDS
                 if time.monotonic() > pruned_at + PRUNE_SECONDS:
                     pruned_at = time.monotonic()
                     _prune(database)
@@ -137,12 +155,13 @@ class SqliteLedger(BatchedLedger):
         finally:
             database.close()
 
-    def _next_batch(self) -> tuple[LedgerBatch, bool]:
-        """Wait for rows and take them; return also whether there will be more."""
+    def _next_batch(self, seconds: float) -> tuple[LedgerBatch, bool]:
+        """Wait for rows, but not for longer, and take them; return also whether there will be more."""
         whole = LedgerBatch()
+        timeout = None if seconds == inf else max(seconds, 0.0)
         while len(whole) < BATCH:
             try:
-                batch = self._handed.get(block=not (whole or whole.waiting))
+                batch = self._handed.get(block=not (whole or whole.waiting), timeout=timeout)
             except queue.Empty:
                 break
             if batch is None:
