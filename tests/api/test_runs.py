@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.requests import ClientDisconnect
+from structlog.testing import capture_logs
 
 from callgate import Context
 from callgate.application import create_app
@@ -208,6 +209,20 @@ async def test_an_operator_removes_a_run(upstream: Upstream) -> None:
         gone = await client.get(f"/v1/runs/{run}")
 
     assert (removed.status_code, gone.status_code) == (204, 404)
+
+
+async def test_what_a_provider_quotes_of_a_request_is_in_no_run_and_no_log(upstream: Upstream) -> None:
+    body = {"error": {"message": "Invalid prompt: 'planted question'", "code": "bad"}}
+    upstream.script("m", [Reply(status=400, body=body)])
+    async with serving(upstream) as client:
+        with capture_logs() as log:
+            answer = await client.post("/v1/chat/completions", json=QUESTION)
+        whole = await client.get(f"/v1/runs/{answer.headers['x-callgate-run']}")
+
+    assert "upstream_attempt_failed" in str(log)
+    assert "Invalid prompt: '…'" in whole.text
+    assert "planted" not in whole.text
+    assert "planted" not in str(log)
 
 
 async def test_a_request_that_fails_leaves_a_run_that_says_why(upstream: Upstream) -> None:

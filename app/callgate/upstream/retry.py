@@ -25,6 +25,7 @@ from callgate.http.trace_context import TRACE
 from callgate.upstream import errors
 from callgate.upstream.deployments import Deployment, DeploymentPool
 from callgate.upstream.first_content import first_said
+from callgate.upstream.quotes import without_quotes
 
 HALF_WINDOW_SECONDS = 30.0
 
@@ -199,12 +200,13 @@ class _Asking(msgspec.Struct, eq=False):
             if not isinstance(failure, errors.UpstreamError):
                 return  # we refused the request ourselves, and no deployment was asked
             status = failure.upstream_status
+        detail = failure.detail = without_quotes(failure.detail or failure.message, self._ask)
         is_refusal = not failure.retryable
         if not is_refusal:
             self._deployment.cooldown.failed(on_trial=self._on_trial, retry_after=failure.retry_after)
         elif status in errors.CLIENT_MISTAKES:
             self.succeeded()
-        await self._emit(status, failure.code or failure.type, failure.detail or failure.message, is_refusal)
+        await self._emit(status, failure.code or failure.type, detail, is_refusal)
 
     async def _emit(self, status: int, reason: str = "", detail: str = "", is_refusal: bool = False) -> None:
         seconds = self._model.circumstances.clock() - self._asked_at
