@@ -13,7 +13,7 @@ from callgate.tools.registry import encoded
 
 REMEMBERED = 4096
 OnLoss: TypeAlias = Callable[[str, Dialect, Sequence[str]], None]
-"""Called once for each tool and dialect with what of its schema the dialect cannot express."""
+"""Called once for each tool and dialect with the parts of its schema that the dialect cannot express."""
 
 
 class _SchemaFunction(msgspec.Struct):
@@ -27,7 +27,7 @@ class _Tool(msgspec.Struct):
 
 
 class AdaptedSchemas:
-    """`is_ours` is true for schemas of server tools; those that clients sent are passed on as they came."""
+    """Translates schemas of server tools, for which `is_ours` is true; those of clients are sent unchanged."""
 
     def __init__(self, is_ours: Callable[[bytes], bool], on_loss: OnLoss) -> None:
         self._is_ours, self._on_loss = is_ours, on_loss

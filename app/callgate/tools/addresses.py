@@ -1,8 +1,8 @@
 """Decides which IP addresses a tool may connect to.
 
-Only global unicast addresses, unless the operator says otherwise. The tables are IANA's special-purpose
-registries written out: what `ipaddress` calls private changes between Python releases. An IPv6 address that
-carries an IPv4 one inside (mapped, compatible, 6to4, NAT64, Teredo, ISATAP) is judged by what it carries.
+Only global unicast addresses, unless the operator allows others. The tables are IANA's special-purpose registries, because
+what `ipaddress` calls private differs between Python releases. An IPv6 address with an embedded IPv4 address (mapped,
+compatible, 6to4, NAT64, Teredo, ISATAP) is checked by the embedded one.
 """
 
 import fnmatch
@@ -30,8 +30,8 @@ class Kind(StrEnum):
 
 
 HOME_KINDS = frozenset({Kind.PRIVATE, Kind.LOOPBACK, Kind.SHARED})
-"""What `allow_private` opens: the operator's own machines. Link-local and metadata addresses hand out
-credentials and are nobody's tool server; they open only when listed as a network."""
+"""The kinds that `allow_private` allows. Link-local and metadata addresses return credentials, and are allowed only when
+listed as a network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class AddressRules:
     hosts: frozenset[str] = field(default_factory=frozenset)
     """Names (or globs) whose private addresses are allowed."""
     networks: frozenset[Network] = field(default_factory=frozenset)
-    """Networks that are allowed whatever they are."""
+    """Networks that are allowed, of any kind."""
 
     @classmethod
     def of(cls, *, allow_private: bool = False, allow: Iterable[str] = ()) -> "AddressRules":
-        """From config: `allow` mixes host names and networks."""
+        """Make the rules of a config. `allow`: host names and networks."""
         hosts: set[str] = set()
         networks: set[Network] = set()
         for entry in allow:
@@ -57,7 +57,7 @@ class AddressRules:
         return cls(allow_private=allow_private, hosts=frozenset(hosts), networks=frozenset(networks))
 
     def refusal(self, host: str, address: Address) -> Kind | None:
-        """Why a connection to `host` at `address` is refused, or None where it may be made."""
+        """Return why a connection to `host` at `address` is refused, or None where it is allowed."""
         if any(address in network for network in self.networks):
             return None
         kind = kind_of(address)
@@ -71,7 +71,7 @@ PUBLIC_ONLY = AddressRules()
 
 
 def kind_of(address: Address) -> Kind | None:
-    """Return why `address` is no public unicast one, or None if it is one."""
+    """Return the kind of an address that is not public unicast, or None."""
     if isinstance(address, ipaddress.IPv4Address):
         return _listed(address, _V4)
     address = ipaddress.IPv6Address(int(address))  # without a zone: fe80::1%eth0 is fe80::1
@@ -93,7 +93,7 @@ def _listed(address: Address, table: tuple[tuple[Network, Kind], ...]) -> Kind |
 
 
 def _carried(address: ipaddress.IPv6Address) -> tuple[ipaddress.IPv4Address, ...]:
-    """The IPv4 addresses that packets to `address` may end up at."""
+    """Return the IPv4 addresses to which packets to `address` may be sent."""
     number = int(address)
     low = ipaddress.IPv4Address(number & 0xFFFF_FFFF)
     if address in _MAPPED or address in _COMPATIBLE or address in _TRANSLATED or address in _NAT64:
@@ -114,7 +114,7 @@ def _table(*rows: tuple[str, Kind]) -> tuple[tuple[Network, Kind], ...]:
 
 
 _V4 = _table(
-    ("169.254.169.254/32", Kind.METADATA),  # AWS, Google, Azure, and those who copied them
+    ("169.254.169.254/32", Kind.METADATA),  # AWS, Google, Azure and others
     ("169.254.170.2/32", Kind.METADATA),  # AWS container credentials
     ("100.100.100.200/32", Kind.METADATA),  # Alibaba
     ("168.63.129.16/32", Kind.METADATA),  # Azure's wire server, in public space
@@ -142,7 +142,7 @@ _V6 = _table(
     ("fd20:ce::254/128", Kind.METADATA),  # Google
     ("::/128", Kind.UNSPECIFIED),
     ("::1/128", Kind.LOOPBACK),
-    ("64:ff9b:1::/48", Kind.PRIVATE),  # NAT64 of a local network: where it leads is that network's secret
+    ("64:ff9b:1::/48", Kind.PRIVATE),  # NAT64 of a local network, with unknown targets
     ("100::/64", Kind.RESERVED),
     ("2001:2::/48", Kind.RESERVED),
     ("2001:10::/28", Kind.RESERVED),
@@ -163,4 +163,4 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _SIX_TO_FOUR = ipaddress.IPv6Network("2002::/16")
 _TEREDO = ipaddress.IPv6Network("2001::/32")
 _ISATAP = 0x0000_5EFE
-"""In the upper half of the interface identifier, with or without the universal bit."""
+"""The upper half of the interface identifier, with or without the universal bit."""

@@ -1,4 +1,4 @@
-"""Decides which tools' calls wait for approval: patterns of the config, matched with a tool's origin and safety."""
+"""Decides which tools need approval: by patterns of the config for a tool's origin and safety."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from callgate.tools.tool_filter import Named, names_exactly, names_loosely
 
 SAFETY_PREFIX = "safety:"
-"""`safety:destructive` names all tools of a class. No tool's name can have a colon."""
+"""`safety:destructive` matches all tools of a class. Names of tools have no colons."""
 _OF_A_CLASS = 0.5
-"""A class says more than `*`, and less than any letter of a name."""
+"""A class is more specific than `*`, and less than any character of a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRule:
-    """The patterns of one place of the config. Of those that name a tool, the one that spells out most counts.
+    """The patterns of one place in the config. Of those that match a tool, the one with most literal characters counts.
 
-    A pattern under `always` holds for everything that asks for the name it spells, one under `never` only where no
-    other source asks for it: a name that is claimed twice makes nothing less guarded. A glob under `never` needs more, for
-    a source may think up any name that it matches.
+    A pattern under `always` matches all tools that claim a name, one under `never` only a name that no other source claims,
+    so that a name conflict never removes an approval. A glob under `never` needs more, because a source may choose any name
+    that it matches.
     """
 
     always: tuple[str, ...] = ()
@@ -26,10 +26,10 @@ class ApprovalRule:
     def opinion(
         self, tool: Named, safety: str, *also: Named, may_free: Callable[[str], bool] = lambda _: True
     ) -> bool | None:
-        """True if calls of the tool wait for approval; None where no pattern matches. In a tie they wait.
+        """Return whether calls of the tool need approval; None where no pattern matches. In a tie they do.
 
-        `also` is the tool under the names that its own entry in the config knows, which count as much. `may_free` says
-        of a pattern under `never` whether it is meant for the tool's source.
+        `also`: the tool under the names that its own entry in the config uses. `may_free`: whether a pattern under `never`
+        applies to the tool's source.
         """
         known = (tool, *also)
         asked = max((_weight(it) for it in self.always if _covers(it, known, safety, names_loosely)), default=-1.0)
@@ -41,12 +41,12 @@ class ApprovalRule:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The patterns that are held against names."""
+        """Return the patterns for names."""
         return tuple(each for each in (*self.always, *self.never) if not each.startswith(SAFETY_PREFIX))
 
 
 NO_RULE = ApprovalRule()
-"""The rule of a place that says nothing."""
+"""The rule of a place without patterns."""
 
 
 def _covers(pattern: str, known: Sequence[Named], safety: str, names: Callable[[str, Named], bool]) -> bool:

@@ -20,14 +20,14 @@ from callgate.tools.approvals import PendingApproval
 from callgate.tools.http_client import Request, Web, ask
 
 TRIES: Final = 10
-"""Over a minute and a half: a receiver that is put in again is away for so long."""
+"""Attempts within a minute and a half, for a restart of the receiver."""
 TRY_SECONDS: Final = 10.0
 MAX_UNDER_WAY: Final = 100
-"""Messages under way at once. An address that does not answer must not gather them for ever."""
+"""The limit of messages that are being sent."""
 ANSWER_BYTES: Final = 1024
-"""Of an answer nothing is used but its status."""
+"""The limit of a response, of which only the status is used."""
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - not one itself
-"""What begins a secret that is written in base64, as Standard Webhooks has it."""
+"""The prefix of a secret in base64, by Standard Webhooks."""
 
 retry_delay: Callable[[int], float] = partial(full_jitter, first=0.5, longest=30.0, least=0.2)
 
@@ -43,7 +43,7 @@ class WebhookSpec:
 
 
 class ApprovalWebhook:
-    """Messages on their way. Each is signed as Standard Webhooks says, tried again while the call waits, and then let go."""
+    """Sends messages, signed by Standard Webhooks, with retries as long as the call waits."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class ApprovalWebhook:
         mask: Callable[[Any], Any] = lambda value: value,
         delay: Callable[[int], float] = retry_delay,
     ) -> None:
-        """`on_result` is given what became of a message: nothing, or why it was not taken. `mask` hides the secrets in
-        arguments: they leave for another server, and perhaps for a chat room."""
+        """`on_result` is called with the result of a message: empty, or why it was not delivered. `mask` removes secrets from
+        arguments."""
         self._web = web
         self._on_result = on_result
         self._mask = mask
@@ -63,7 +63,7 @@ class ApprovalWebhook:
         self.spec: WebhookSpec | None = None
 
     def send(self, asked: PendingApproval) -> None:
-        """Begin to send word of a call."""
+        """Begin to send a message about a call."""
         if self.spec is None:
             return
         if len(self._under_way) >= MAX_UNDER_WAY:
@@ -74,7 +74,7 @@ class ApprovalWebhook:
         task.add_done_callback(lambda _: self._under_way.pop(asked.id, None))
 
     def withdraw(self, id: str) -> None:
-        """The call does not wait any more: no need to try again."""
+        """Stop the retries for a call that does not wait any more."""
         if (task := self._under_way.get(id)) is not None:
             task.cancel()
 
@@ -95,7 +95,7 @@ class ApprovalWebhook:
         body = msgspec.json.encode({"type": "approval.waiting", "timestamp": when, "data": facts})
         failure = ""
         for tries in range(1, TRIES + 1):
-            # The time is that of this very try: who checks it refuses old ones.
+            # The time of this attempt, because receivers refuse old messages.
             moment = str(int(time.time()))
             signed = b".".join((asked.id.encode(), moment.encode(), body))
             digest = hmac.digest(secret_bytes(spec.secret), signed, hashlib.sha256)
@@ -120,14 +120,14 @@ class ApprovalWebhook:
                 return
             failure = outcome.text
             if outcome.kind is FailureKind.REFUSED:
-                break  # by our own rules, or a redirect: it would be no different again
+                break  # refused by our address rules, or a redirect: a retry would fail as well
             if tries < TRIES:
                 await asyncio.sleep(self._delay(tries))
         self._on_result(asked, failure)
 
 
 def secret_bytes(secret: str) -> bytes:
-    """Raises `ValueError` for one that begins like base64 and is none."""
+    """Decode a secret. Raises `ValueError` for invalid base64 after the prefix."""
     if not secret.startswith(SECRET_PREFIX):
         return secret.encode()
     return base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)

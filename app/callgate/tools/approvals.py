@@ -1,7 +1,7 @@
-"""The calls that wait for a person's approval. They survive a reload.
+"""The queue of calls that wait for a person's approval. It survives a reload.
 
-A decision is about one call with exactly the arguments that were shown, counts once, and does not wait for ever:
-silence is a no. What is decided about whom (`ApprovalRule`) and who may decide (keys) is said elsewhere.
+A decision is about one call with exactly the arguments that were shown, and counts once. Without a decision a call is denied
+after a timeout. `ApprovalRule` decides which calls need approval, keys who may decide.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED, Approva
 from callgate.tools.executor import Tool
 
 OF_ONE = 2
-"""A half of what may wait is one caller's at most, so that others can ask as well."""
+"""One caller may have one waiting call in so many, so that there is room for others."""
 KEPT_SETTLED = 1000
-"""Requests that are over and still remembered, so that a late decision is answered with what became of it."""
+"""Ended approvals that are kept, to answer a late decision with their result."""
 MAX_REASON = 500
 """Characters of a reason that are passed on to the model."""
 
@@ -36,26 +36,26 @@ class ApprovalOutcome(StrEnum):
     DENIED = "denied"
     EXPIRED = "expired"
     WITHDRAWN = "withdrawn"
-    """Nobody wants the answer any more: the client left, or its request ran out of time."""
+    """The client disconnected, or its request timed out."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingApproval:
-    """One call that waits, as it is shown to whoever decides."""
+    """One waiting call, as it is shown for a decision."""
 
     id: str
     tool: Tool
     call: ReadyCall
-    """A copy: what is shown cannot change."""
+    """A copy, so that it cannot change after it was shown."""
     hash: str
-    """Of the tool's name and the arguments; a decision may have to name it."""
+    """The hash of the tool's name and the arguments; a decision may have to include it."""
     run_id: str
     caller: str
     since: float
     expires: float
 
     def facts(self) -> dict[str, Any]:
-        """Return what people are shown."""
+        """Describe the call for people."""
         return {
             "id": self.id,
             "object": "approval",
@@ -85,7 +85,7 @@ class SettledApproval:
 
 
 class ApprovalQueue:
-    """The calls that wait, and the decisions about them. `on_waiting` is called with each, `audit` with how it ended."""
+    """The waiting calls, and the decisions about them. `on_waiting` is called with each new one, `audit` with its end."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class ApprovalQueue:
         self._news = asyncio.Event()
 
     def waiting(self) -> tuple[PendingApproval, ...]:
-        """Those who waited longest first."""
+        """Return the waiting calls, the oldest first."""
         return tuple(asked for asked, answer in self._waiting.values() if not answer.done())
 
     async def ask(
@@ -117,8 +117,8 @@ class ApprovalQueue:
         grace: float = 0.0,
         id: str = "",
     ) -> Failed | None:
-        """Wait for a decision about this call. None when it may run; else why not, for the model. `grace`: how long a
-        decision may be on its way here. `id`: where it was asked before, at another process."""
+        """Wait for a decision about a call. Return None when it may run, else the failure for the model. `grace`: how long a
+        decision may take to arrive from another process. `id`: of an earlier approval in another process."""
         of_caller = sum(asked.caller == caller for asked, _ in self._waiting.values())
         if len(self._waiting) >= max_waiting or of_caller >= max(max_waiting // OF_ONE, 1):
             return Failed("Not run: too many calls wait for approval already. Try again later.", FailureKind.REFUSED)
@@ -144,7 +144,7 @@ class ApprovalQueue:
             settled = answer.result() if answer.done() else SettledApproval(asked, ApprovalOutcome.EXPIRED)
         finally:
             if answer.done():
-                settled = answer.result()  # decided, though perhaps nobody waits for it any more
+                settled = answer.result()  # decided at the same moment
             del self._waiting[settled.asked.id]
             self._settled[settled.asked.id] = settled.decision
             while len(self._settled) > KEPT_SETTLED:
@@ -162,7 +162,7 @@ class ApprovalQueue:
     def decide(
         self, id: str, *, approve: bool, by: str, reason: str = "", hash: str | None = None, demand_hash: bool = False
     ) -> SettledApproval:
-        """Let a waiting call run, or not. Raises `ChatError` where there is nothing to decide."""
+        """Approve or deny a waiting call. Raises `ChatError` where it does not wait."""
         if id in self._waiting and not self._waiting[id][1].done():
             asked, answer = self._waiting[id]
         else:
@@ -178,7 +178,7 @@ class ApprovalQueue:
         return settled
 
     async def changed(self) -> None:
-        """Returns when a call began or ceased to wait."""
+        """Wait until the set of waiting calls has changed."""
         await self._news.wait()
 
     def _notify(self) -> None:
@@ -187,7 +187,7 @@ class ApprovalQueue:
 
 
 def refusal_of(decision: ApprovalOutcome, reason: str, seconds: float) -> Failed | None:
-    """Why a call is not run, for the model; None where it was approved."""
+    """Return the failure of a denied call, for the model; None where it was approved."""
     if decision is ApprovalOutcome.APPROVED:
         return None
     if decision is ApprovalOutcome.DENIED:
@@ -199,13 +199,13 @@ def refusal_of(decision: ApprovalOutcome, reason: str, seconds: float) -> Failed
 
 
 def hash_of(call: ReadyCall) -> str:
-    """The same for the same tool and arguments, whatever the order the model wrote them in."""
+    """Hash a call's tool and arguments, independent of the order of keys."""
     text = json.dumps([call.name, call.arguments], sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def check_hash(given: str | None, of: str, *, demanded: bool) -> None:
-    """Refuse a decision that is about other arguments, or does not say about which."""
+    """Refuse a decision with the hash of other arguments, or without a hash where it is required."""
     if given is None and demanded:
         raise ChatError(400, "A decision must name the `hash` that it is about.", param="hash", code="hash_required")
     if given is not None and not hmac.compare_digest(given.encode(), of.encode()):

@@ -1,4 +1,4 @@
-"""What the author of a Python tool uses: `@tool`, `Context`, `ToolError`. Imports nothing heavy, so that tools load at once."""
+"""The API for authors of Python tools: `@tool`, `Context`, `ToolError`. Imports nothing large, so that tools load fast."""
 
 import dataclasses
 from collections import deque
@@ -19,11 +19,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MARK = "__callgate_tool__"
 _PROGRESS_KEPT = 100
-"""Progress messages that wait to be sent; a tool that reports faster loses the oldest."""
+"""Queued progress messages; beyond that the oldest are dropped."""
 
 
 class ToolError(Exception):
-    """Raised by a tool to tell the model something in its own words."""
+    """Raised by a tool with a message for the model."""
 
     def __init__(self, message: str, kind: FailureKind = FailureKind.RAISED) -> None:
         super().__init__(message)
@@ -31,10 +31,10 @@ class ToolError(Exception):
 
 
 class Context:
-    """The context of a tool's call. Asked for with a parameter annotated `Context`; the model does not see it."""
+    """The context of a tool's call, passed to a parameter annotated `Context`, which the model does not see."""
 
     def __init__(self, call: ReadyCall, run_context: RunContext) -> None:
-        import asyncio  # takes longer to load than all else here, and is there by the time that a tool runs
+        import asyncio  # slow to load, and loaded by the time that a tool runs
 
         from callgate.http.trace_context import trace_headers
 
@@ -42,18 +42,18 @@ class Context:
         self.run_id = run_context.run_id
         self.turn = run_context.turn
         self.idempotency_key = run_context.key
-        """The same for every try of this call and different for any other."""
+        """The same for all attempts of this call, and different for all other calls."""
         self.traceparent = trace_headers().get("traceparent", "")
-        """What names the span of this call in W3C's Trace Context, for requests of the tool's own; empty without a trace."""
+        """The W3C `traceparent` of this call's span, for the tool's own requests; empty without a trace."""
         self._progress = _ToolProgress(asyncio.get_running_loop(), asyncio.Event())
 
     def progress(self, message: str | None = None, fraction: float | None = None) -> None:
-        """Say how far the work is, in words, as a fraction of one, or both. May be called from any thread; never waits."""
+        """Report progress as a message, as a fraction of 1, or both. Thread-safe, and never blocks."""
         self._progress.add("" if message is None else message, fraction)
 
 
 class _ToolProgress:
-    """Messages of a tool on their way to whoever watches its call."""
+    """The queue of a tool's progress messages."""
 
     def __init__(self, loop: "AbstractEventLoop", there_is_some: "Event") -> None:
         self._pending: deque[tuple[str, float | None]] = deque(maxlen=_PROGRESS_KEPT)
@@ -68,10 +68,10 @@ class _ToolProgress:
         try:
             self._loop.call_soon_threadsafe(self._there_is_some.set)
         except RuntimeError:
-            self._closed = True  # the loop is gone, and this is a thread that was let go long ago
+            self._closed = True  # the event loop is closed, and this is an abandoned thread
 
     async def forward(self, report: Report) -> None:
-        """Report each message as it comes, until cancelled."""
+        """Report each message, until cancelled."""
         while True:
             await self._there_is_some.wait()
             self._there_is_some.clear()
@@ -87,7 +87,7 @@ class _ToolProgress:
 
 
 def progress_of(context: Context) -> _ToolProgress:
-    """Return the progress function of a context, for the executor; tools do not see it."""
+    """Return the progress queue of a context, for the executor."""
     return context._progress  # noqa: SLF001 - the same module
 
 
@@ -128,7 +128,7 @@ def tool(
     safety: Safety | str | None = None,
     **policy: Any,
 ) -> Function | Callable[[Function], Function]:
-    """Mark a function as a tool. The function itself stays as it is."""
+    """Mark a function as a tool. The function itself is not changed."""
     unknown = policy.keys() - _POLICY_FIELDS
     if unknown:
         raise TypeError(f"tool() knows no {', '.join(sorted(unknown))}")

@@ -1,12 +1,11 @@
-"""Replaces base64 files in a tool's text by descriptions. A model cannot read them, and pays for every letter, so they
-are described."""
+"""Replaces base64 files in a tool's text by short descriptions, because models cannot read them and they cost tokens."""
 
 import re
 
 from callgate.tools.results import PLAIN_LETTERS, described
 
 MIN_LETTERS = PLAIN_LETTERS + 1
-"""Shorter ones are icons and keys; they cost little, and something may be meant with them."""
+"""Shorter ones, such as icons and keys, are kept."""
 _KINDS = {
     "iVBORw0KGgo": "image/png",
     "/9j/": "image/jpeg",
@@ -18,7 +17,7 @@ _KINDS = {
     "T2dnUw": "audio/ogg",
     "SUQz": "audio/mpeg",
 }
-"""How files of a kind begin in base64. Hex, keys and sequences of letters begin otherwise and stay as they are."""
+"""The beginnings of base64 files by kind. Other base64, hex and keys are kept."""
 _DATA_URI = re.compile(
     r"data:(?P<type>[\w.+-]{1,60}/[\w.+-]{1,60})?(?:;[\w.=+-]{1,60}){0,4};base64,"
     r"(?P<data>(?:[A-Za-z0-9_+=/-]++|\\/)++)"
@@ -26,11 +25,11 @@ _DATA_URI = re.compile(
 _BARE = re.compile(
     rf"(?<![A-Za-z0-9+/])(?P<start>{'|'.join(map(re.escape, _KINDS))})(?P<data>(?:[A-Za-z0-9+/]++|\\/)++)={{0,2}}"
 )
-"""Whole runs of letters at once, and nothing given back: a few milliseconds a megabyte, whatever stands there."""
+"""Possessive, so that it takes a few milliseconds per megabyte for any text."""
 
 
 def without_files(text: str) -> str:
-    """The text with what it holds of files in base64 described: `[image/png, 20480 bytes, not shown]`."""
+    """Replace base64 files in a text by descriptions: `[image/png, 20480 bytes, not shown]`."""
     if len(text) < MIN_LETTERS:
         return text
     if ";base64," in text:

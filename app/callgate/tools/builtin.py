@@ -1,4 +1,4 @@
-"""The built-in tools: a clock and a calculator. Both only read, and need nothing from outside."""
+"""The built-in tools: a clock and a calculator. Both are read-only, and need no network."""
 
 import ast
 import math
@@ -18,7 +18,7 @@ Number: TypeAlias = int | float
 MAX_EXPRESSION = 500
 MAX_DEPTH = 50
 MAX_BITS = 4096
-"""Of an integer: about 1200 digits, which is more than anybody asks for and too little to hurt."""
+"""The limit of an integer, about 1200 digits."""
 MAX_FACTORIAL = 500
 """500! has 3768 bits."""
 
@@ -45,7 +45,7 @@ async def calculator(
 
 
 def calculate(expression: str) -> Number:
-    """The value of an expression. Python's grammar is used for reading only: nothing of it is ever executed."""
+    """Return the value of an expression. It is parsed as Python, and not executed."""
     if len(expression) > MAX_EXPRESSION:
         raise ToolError(f"The expression is longer than {MAX_EXPRESSION} characters.")
     try:

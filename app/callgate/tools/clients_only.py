@@ -1,4 +1,4 @@
-"""A toolbox without server tools: what the model calls goes back to the client as the model sent it."""
+"""A toolbox without server tools: all calls are sent to the client as the model wrote them."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,10 +12,10 @@ from callgate.tools.toolbox import RequestToolbox
 
 
 class ClientsOnly(msgspec.Struct, eq=False):
-    """Judges nothing, because nothing is run: whole or broken, a call is the client's."""
+    """A toolbox with only the client's tools. Broken calls are sent to the client as well."""
 
     _tools: Callable[[], Sequence[msgspec.Raw]]
-    """Gives the client's, when they are looked at; a request that is passed through has nobody do so."""
+    """Returns the client's tools. Called lazily, because a passed-through request does not need them."""
     _box: RequestToolbox | None = None
 
     @property

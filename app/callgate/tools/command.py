@@ -1,7 +1,7 @@
-"""A command line as a tool: an argv with places for arguments, and no shell to misread them.
+"""A command line as a tool: an argv with placeholders, run without a shell.
 
-What the model writes fills places that the operator left open. It cannot add an argument, and unless that is allowed
-it cannot begin one with a dash, because then it would be an option that nobody meant to offer.
+The model's arguments fill the placeholders. They cannot add an argument, and unless that is allowed they cannot begin one
+with a dash, which would be an option.
 """
 
 import os
@@ -34,12 +34,12 @@ from callgate.tools.process import (
 from callgate.tools.results import decoded, described
 
 JSON = "json"
-"""The word for `stdin` that stands for all arguments, as one JSON object."""
+"""The value of `stdin` for all arguments as one JSON object."""
 MAX_ARGUMENT = 131_071
-"""Bytes of one argument: what Linux passes to a program at most, with a zero behind it."""
+"""Bytes of one argument, Linux's limit without the terminating zero."""
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXCERPT_CHARS = 2_000
-"""Of what a command that failed has written."""
+"""Characters of a failed command's output that are shown."""
 
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _MAGIC = (
@@ -51,18 +51,18 @@ _MAGIC = (
 
 
 class BadCommand(ValueError):
-    """A command that cannot be kept to, and why. For the operator."""
+    """Raised for an invalid command in the config. For the operator."""
 
 
 class _BadArgument(ValueError):
-    """A value that may not stand where it belongs. For the model."""
+    """Raised for an argument that cannot fill its placeholder. For the model."""
 
 
 class CommandLine:
     """Runs a call as one command.
 
-    `argv` holds texts, and lists of texts that are left out together when an argument of theirs is not given.
-    `stdin` is `json`, or a text with places. All arguments must have a place. Where the system has PID namespaces each
+    `argv` has strings, and lists of strings that are left out together when one of their arguments is missing. `stdin` is
+    `json`, or a text with placeholders. Every parameter must have a placeholder. Where the system has PID namespaces each
     command runs in one, unless `pid_namespace` is off.
     """
 
@@ -84,7 +84,7 @@ class CommandLine:
         self._processes = processes
         self._argv = [(each,) if isinstance(each, str) else tuple(each) for each in argv]
         self._stdin = stdin
-        # No more of ours than where programs are and what time it is here. Whatever else is there may be a secret.
+        # Of our environment only PATH and the time zone, because the rest may hold secrets.
         environment = {"PATH": os.environ.get("PATH") or USUAL_PATH, "LANG": "C.UTF-8"}
         if "TZ" in os.environ:
             environment["TZ"] = os.environ["TZ"]
@@ -190,7 +190,7 @@ class CommandLine:
 
 
 def _check(argv: Sequence[Sequence[str]], stdin: str | None, parameters: Mapping[str, Any]) -> None:
-    """Every place has its parameter and every parameter its place."""
+    """Raise unless every placeholder has a parameter, and every parameter a placeholder."""
     if not argv or not argv[0] or not argv[0][0]:
         raise BadCommand("`argv` names no program")
     if _PLACE.search(argv[0][0]):
@@ -208,7 +208,7 @@ def _check(argv: Sequence[Sequence[str]], stdin: str | None, parameters: Mapping
 
 
 def _check_paths(paths: Paths) -> None:
-    """No path over a link, and none inside a folder that the command writes: it could put a link to anything there."""
+    """Raise for a path over a symbolic link, or inside a folder that the command may write, where it could create one."""
     for path in (*paths.read, *paths.write):
         real = os.path.realpath(path)
         if real != os.path.normpath(path):
@@ -219,7 +219,7 @@ def _check_paths(paths: Paths) -> None:
 
 
 def _program(name: str, path: str, cwd: str) -> str:
-    """Found now, so that a misspelt one fails the start and none is looked for again."""
+    """Return the path of the program. Looked up at the start, so that a missing one is found early."""
     if "/" in name:
         name = os.path.join(cwd, name)  # noqa: PTH118 - stays as it is written, links and all
     found = shutil.which(name, path=path)
@@ -255,7 +255,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _read(ended: CommandResult) -> Returned:
-    """Standard output; where a command that went well has only written errors, those."""
+    """Return standard output, or standard error if a successful command has written only that."""
     data = ended.stdout or ended.stderr
     size = len(data) + ended.missing
     for magic, mime_type in _MAGIC:
@@ -270,7 +270,7 @@ def _read(ended: CommandResult) -> Returned:
 
 
 def _as_text(data: bytes) -> str | None:
-    """Text is text though a few of its bytes are none: a name in another encoding does not make a listing unreadable."""
+    """Decode output as text if most of it is valid; a few bytes may be in another encoding."""
     text = decoded(data, None)
     if text is not None or b"\0" in data:
         return text
@@ -284,5 +284,5 @@ def _with_excerpt(how: str, ended: CommandResult) -> str:
 
 
 def _whole(tail: bytes) -> bytes:
-    """Without the rest of a character whose beginning was cut off."""
+    """Remove the rest of a character whose beginning was cut off."""
     return tail.lstrip(bytes(range(0x80, 0xC0)))

@@ -6,22 +6,22 @@ from math import inf
 from typing import Protocol
 
 MAX_WAITING = 200
-"""Calls that wait at one limiter. Beyond it they are turned away at once: they would only time out together."""
+"""The longest queue of one limiter. Further calls are refused at once, because they would only time out."""
 
 
 def times_cancelled() -> int:
-    """Return how often the running task was cancelled. Only what came on top says that a `CancelledError` is meant for
-    it: libraries do not always take back what they asked for."""
+    """Return how often the current task was cancelled. A `CancelledError` is meant for it only if this has increased, because
+    libraries do not always call `uncancel`."""
     task = asyncio.current_task()
     return task.cancelling() if task else 0
 
 
 class QueueFull(Exception):
-    """More calls wait than is sensible."""
+    """Raised where too many calls wait."""
 
 
 class HeldPlace(Protocol):
-    """A place that a call has among several processes."""
+    """A place that a call holds, counted for several processes."""
 
     def leave(self) -> None: ...
 
@@ -30,7 +30,7 @@ class PlacesElsewhere(Protocol):
     """Places that are counted for several processes."""
 
     async def enter(self, key: str, places: int, wait_seconds: float) -> "HeldPlace | bool":
-        """A place; True where this process is to count alone."""
+        """Take a place; return True where this process should count alone."""
         ...
 
 
@@ -68,7 +68,7 @@ class ConcurrencyLimiter:
             self._release()
 
     def retain(self) -> None:
-        """Keep the place of a call that was given up while its work goes on, until `give_up`."""
+        """Keep the place of a cancelled call while its work goes on, until `give_up`."""
         self._retained += 1
         self._owed += 1
 
@@ -81,7 +81,7 @@ class ConcurrencyLimiter:
 
 
 class SharedLimiter(ConcurrencyLimiter):
-    """Lets a number of calls through at a time, of all processes together. Who waits here is in order, and does not wait there."""
+    """Lets a number of calls of all processes through at a time. Calls of this process wait in order."""
 
     def __init__(self, places: int, shared: PlacesElsewhere, key: str) -> None:
         super().__init__(places)
@@ -90,7 +90,7 @@ class SharedLimiter(ConcurrencyLimiter):
 
     @property
     def is_free(self) -> bool:
-        """It takes a moment to ask."""
+        """Always false, because taking a place takes a request."""
         return False
 
     async def enter(self) -> None:
@@ -110,28 +110,28 @@ class SharedLimiter(ConcurrencyLimiter):
 
 
 class ConcurrencyLimits:
-    """The limits of a runtime, by what they are for. Always passed in one order, so that nobody waits in a ring."""
+    """The limiters of a runtime. They are always entered in the same order, so that there are no deadlocks."""
 
     def __init__(self, max_running: int | None = None, shared: PlacesElsewhere | None = None) -> None:
-        """`shared` counts those of tools and sources for several processes."""
+        """`shared` counts the limits of tools and sources for several processes."""
         self._shared = shared
         self._all = ConcurrencyLimiter(max_running) if max_running else None
         self._of_tools: dict[str, ConcurrencyLimiter] = {}
         self._of_sources: dict[str, ConcurrencyLimiter] = {}
 
     def limit_source(self, source: str, places: int | None, *, is_here: bool = False) -> None:
-        """`is_here`: each process has a source of its own."""
+        """Limit the calls of a source. `is_here`: each process has its own instance of the source."""
         self._limit(self._of_sources, source, places, None if is_here else self._shared, f"source:{source}")
 
     def limit_tool(self, tool: str, places: int | None) -> None:
         self._limit(self._of_tools, tool, places, self._shared, f"tool:{tool}")
 
     def forget_tools_except(self, names: Container[str]) -> None:
-        """Drop the limits of tools that are gone; calls still under way keep theirs to the end."""
+        """Drop the limits of tools that are gone; running calls keep theirs to the end."""
         self._of_tools = {name: limiter for name, limiter in self._of_tools.items() if name in names}
 
     def handed_on(self) -> "ConcurrencyLimits":
-        """The limits for the next runtime. A limiter with the same limit is kept, so that calls under way count there too."""
+        """Return the limits for the next runtime. Limiters with the same limit are kept, so that running calls count."""
         heir = ConcurrencyLimits(shared=self._shared)
         heir._all = self._all
         heir._of_tools, heir._of_sources = dict(self._of_tools), dict(self._of_sources)
@@ -140,7 +140,7 @@ class ConcurrencyLimits:
     def on_the_way_to(
         self, tool: str, source: str, executor: ConcurrencyLimiter | None = None
     ) -> list[ConcurrencyLimiter]:
-        """The limits that a call of this tool passes, the narrowest first."""
+        """Return the limiters for a call of this tool, the narrowest first."""
         limits = (self._of_tools.get(tool), self._of_sources.get(source), self._all, executor)
         return [limiter for limiter in limits if limiter is not None]
 
@@ -159,7 +159,7 @@ class ConcurrencyLimits:
 
 
 class Slots:
-    """The places that one call holds. Given back by the call, or by whoever sees its last piece of work end."""
+    """The places that one call holds. Released by the call, or when work that outlives it ends."""
 
     def __init__(self, limits: list[ConcurrencyLimiter]) -> None:
         self._limits = limits
@@ -184,7 +184,7 @@ class Slots:
             self._held.pop().leave()
 
     def hand_over(self) -> "Slots":
-        """The places held, as somebody else's to give back."""
+        """Move the held places to another object, which has to release them."""
         heir = Slots(self._limits)
         heir._held, self._held = self._held, []
         return heir

@@ -12,12 +12,12 @@ from callgate.calls.outcome import Outcome
 from callgate.calls.states import FlawDetail, ReadyCall
 from callgate.conversation.ports import Report
 
-if TYPE_CHECKING:  # loads asyncio, which authors of tools need not wait for
+if TYPE_CHECKING:  # loads asyncio, which authors of tools do not need
     from callgate.tools.concurrency import ConcurrencyLimiter
 
 
 class Safety(StrEnum):
-    """The side effects of a tool; they decide whether a call may be repeated and whether a person is asked."""
+    """The side effects of a tool, which decide whether a call may be repeated and needs approval."""
 
     READ_ONLY = "read_only"
     WRITE = "write"
@@ -34,36 +34,36 @@ class Policy:
     safety: Safety = Safety.WRITE
     require_approval: bool = False
     retries: int = 0
-    """Further tries after a failure; only for read-only tools."""
+    """Further attempts after a failure; only for read-only tools."""
 
 
 class RunContext(msgspec.Struct, frozen=True, gc=False):
-    """The circumstances of one run that an executor may need."""
+    """The context of one call for its executor."""
 
     run_id: str
     turn: int
     key: str
-    """The same for every try of this very call and different for any other: an idempotency key."""
+    """An idempotency key: the same for all attempts of this call, and different for all other calls."""
     report: Report
     max_bytes: int
-    """No more than this is kept of the answer; what reads from outside stops reading there."""
+    """The limit of the result, at which executors stop reading."""
 
 
 class Executor(Protocol):
-    """Runs a whole call. What the tool does wrong comes back as `Failed`; only cancellation and our own bugs raise.
+    """Runs a whole call. Failures of the tool are returned as `Failed`; only cancellation and our own bugs raise.
 
-    When it is cancelled, whatever it started (request, child, thread's result) is stopped or let go before it returns.
+    When it is cancelled, what it started (request, child process, thread) is stopped or abandoned before it returns.
     """
 
     async def execute(self, call: ReadyCall, context: RunContext) -> Outcome: ...
 
 
 DEFAULT_POLICY = Policy()
-"""The policy of a tool about which nobody said anything."""
+"""The policy of a tool without settings."""
 
 
 def not_compiled(arguments: Mapping[str, Any]) -> FlawDetail | None:
-    """Stands for the check of a tool that no registry has taken in yet."""
+    """The placeholder for the check of a tool that is not registered yet."""
     raise AssertionError("the schema of this tool was not compiled: no registry has taken it in")
 
 
@@ -72,26 +72,26 @@ class Tool:
     """One server tool."""
 
     name: str
-    """Legal and unique in the registry; what a model calls it."""
+    """The name for models, legal and unique in the registry."""
     description: str
     parameters: Mapping[str, Any]
     executor: Executor
     check: Check = not_compiled
-    """The compiled schema; the registry puts it here, and nobody else needs to."""
+    """The compiled schema, which the registry sets."""
     policy: Policy = field(default_factory=Policy)
     kind: str = "python"
     source: str = ""
-    """Where it comes from, for people: an import path, a URL, a server's name."""
+    """Its origin, for people: an import path, a URL, a server's name."""
     wanted: str = ""
-    """What it would be called, where `name` is only what its source calls it."""
+    """The name that it claims, where `name` is only the name at its source."""
     offered: bool = False
-    """Workers run it, and begin only what was offered to them and stands in the ledger."""
+    """It runs on workers, which begin only calls that are in the ledger as offered."""
     queue: "ConcurrencyLimiter | None" = None
-    """The places of what runs it, shared with other tools. A call takes one before its time begins."""
+    """The limiter of its executor, shared with other tools. A call takes a place before its timeout begins."""
 
 
 class Source(Protocol):
-    """Something that has tools: a server, a document, a module. Opened and closed inside one task, with its runtime."""
+    """A source of tools: a server, a document, a module. Opened and closed inside one task, with its runtime."""
 
     name: str
     kind: str
@@ -105,18 +105,18 @@ class Source(Protocol):
 
 @runtime_checkable
 class HasPrefix(Protocol):
-    """A source that puts something before the names of all its tools."""
+    """A source with a prefix for the names of its tools."""
 
     @property
     def prefix(self) -> str:
-        """With `_` behind it; empty for nothing."""
+        """The prefix without the `_` that follows it; empty for none."""
         ...
 
 
 @runtime_checkable
 class HasLeftOut(Protocol):
-    """A source with things in it that cannot be tools."""
+    """A source with entries that cannot be tools."""
 
     def left_out(self) -> tuple[tuple[str, str], ...]:
-        """Each with the reason."""
+        """The entries, each with the reason."""
         ...

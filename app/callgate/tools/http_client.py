@@ -1,10 +1,10 @@
 """The HTTP client of tools: connects to allowed addresses only, and bounds the size of answers.
 
-One `Web` for a runtime. Its clients follow no redirects, keep no cookies, and read neither proxies nor
-credentials out of the environment. An address is judged after DNS, at the moment of dialling, and exactly the
-judged address is dialled, so a name that changes its mind gains nothing; TLS still sees the host name.
+One `Web` per runtime. Its clients follow no redirects, keep no cookies, and read neither proxies nor credentials from the
+environment. Addresses are checked after each name lookup, and exactly the checked address is connected to, so that a name
+that changes its address gains nothing; TLS still uses the host name.
 
-httpx2 rather than httpx: it is what the MCP SDK takes for a client, so both kinds of tool share this guard.
+httpx2 rather than httpx, because the MCP SDK uses it, so that both kinds of tool share this transport.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from callgate.tools.addresses import Address, AddressRules, Kind
 from callgate.tools.results import IMAGE_TYPES, decoded, described
 
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a host, as text, in the order in which they should be tried."""
+"""Returns the addresses of a host, as text, in the order in which they should be tried."""
 
 CONNECT_TIMEOUT = 10.0
-"""A host that has not answered by then is down; the rest of the time belongs to the tool's own timeout."""
+"""The timeout for connecting; the rest is part of the tool's own timeout."""
 KEEPALIVE_SECONDS = 20.0
-"""Below the idle timeouts of common servers (nginx 75 s, node 5 to 65 s), so that few connections go stale in hand."""
+"""Below the idle timeouts of most servers (nginx 75 s, node 5 to 65 s), so that few connections are closed before use."""
 MAX_CONNECTIONS = 100
 EXCERPT_BYTES = 2_000
-"""Of an error's body: enough for a problem report, not for a page of markup."""
+"""The limit of an error's body in a message."""
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LIKE_A_KEY = re.compile(r"(?=[^{}]*\d)(?=[^{}]*[A-Za-z])[A-Za-z0-9_:.~+=-]{16,}")
@@ -44,7 +44,7 @@ _TRANSIENT = frozenset({429, 502, 503, 504})
 
 
 class AddressRefused(Exception):
-    """Every address that a host has is one that the tool may not speak to."""
+    """Raised where all addresses of a host are refused."""
 
     def __init__(self, host: str, kind: Kind) -> None:
         super().__init__(f"{host} has a {kind} address")
@@ -55,8 +55,8 @@ class AddressRefused(Exception):
 class Web:
     """The HTTP clients of one runtime, closed with it.
 
-    Tools with the same rules share connections. Tools with different ones never do: else one that may not
-    reach a private host could be handed a connection that another one opened to it.
+    Tools with the same address rules share connections. Others do not, because a tool could otherwise use a connection to a
+    private host that another tool has opened.
     """
 
     def __init__(self, *, resolve: Resolver | None = None, verify: ssl.SSLContext | None = None) -> None:
@@ -85,13 +85,13 @@ class Web:
 
     @property
     def tls(self) -> ssl.SSLContext:
-        """The TLS context. Made once: reading all the authorities takes a while."""
+        """Return the TLS context, made once because loading the CA certificates is slow."""
         if self._verify is None:
             self._verify = httpx2.create_ssl_context(trust_env=False)
         return self._verify
 
     def transport(self, rules: AddressRules) -> "GuardedTransport":
-        """A guarded transport with connections of its own, for whoever brings a client; closed by that client."""
+        """Return a guarded transport with its own connections, for a client that closes it."""
         return GuardedTransport(rules, self.resolve, self.tls)
 
     async def close(self) -> None:
@@ -103,7 +103,7 @@ class Web:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request of a tool. The headers are the operator's; nothing of the caller's is among them."""
+    """A request of a tool. The headers are the operator's, and not the caller's."""
 
     method: str
     url: httpx2.URL
@@ -112,7 +112,7 @@ class Request:
 
 
 async def ask(web: Web, rules: AddressRules, request: Request, max_bytes: int) -> Returned | Failed:
-    """Send `request` and read the answer, as far as `max_bytes`. What goes wrong comes back as a value."""
+    """Send `request` and read the response, up to `max_bytes`. Failures are returned as `Failed`."""
     host = request.url.host
     safe = request.method in _SAFE_METHODS
     if web.closed:
@@ -151,7 +151,7 @@ async def ask(web: Web, rules: AddressRules, request: Request, max_bytes: int) -
     except httpx2.UnsupportedProtocol as error:
         return Failed(f"Not sent: {error}", FailureKind.REFUSED)
     except httpx2.LocalProtocolError:
-        # Its text may quote a header, and with it a password.
+        # The error's text may quote a header with a password.
         return Failed("Not sent: the request cannot be written.", FailureKind.REFUSED)
     except httpx2.TransportError as error:
         if safe:
@@ -166,11 +166,11 @@ async def ask(web: Web, rules: AddressRules, request: Request, max_bytes: int) -
 class BoundedBody:
     data: bytes
     missing: int
-    """How much was not read; where the length was not announced, what was seen of it."""
+    """The bytes that were not read; without a Content-Length, those that were received."""
 
 
 async def read_bounded(response: httpx2.Response, max_bytes: int) -> BoundedBody:
-    """The body as it came over the wire, no further than `max_bytes`."""
+    """Read the body, up to `max_bytes`."""
     data = bytearray()
     seen = 0
     async with aclosing(response.aiter_raw()) as pieces:
@@ -186,9 +186,9 @@ async def read_bounded(response: httpx2.Response, max_bytes: int) -> BoundedBody
 
 
 def shown_address(url: str) -> str:
-    """An address as people, models and logs may see it: without what may be a credential.
+    """Return a URL without credentials, for people, models and logs.
 
-    That is the user, every value in the query, and what in the path looks like a key. A place for an argument stays.
+    The user, all values in the query, and parts of the path that look like keys are removed. Placeholders stay.
     """
     try:
         parts = urlsplit(url)
@@ -209,7 +209,7 @@ async def system_resolver(host: str, port: int) -> Sequence[str]:
 
 
 async def allowed_addresses(rules: AddressRules, resolve: Resolver, host: str, port: int) -> list[Address]:
-    """Resolve a host and return the allowed addresses. Called for each connection: what a name resolves to changes."""
+    """Resolve a host and return the allowed addresses. Called for each connection, because DNS may change."""
     try:
         found: list[Address] = [ipaddress.ip_address(host)]
     except ValueError:  # a name, then
@@ -225,7 +225,7 @@ async def allowed_addresses(rules: AddressRules, resolve: Resolver, host: str, p
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """httpx2's transport, over a pool that dials through our guard."""
+    """An httpx2 transport whose pool connects to allowed addresses only."""
 
     def __init__(self, rules: AddressRules, resolve: Resolver, verify: ssl.SSLContext | None = None) -> None:
         self._pool = httpcore2.AsyncConnectionPool(
@@ -266,7 +266,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
 
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
-    """Resolves a host, judges its addresses and connects to one that passed."""
+    """Resolves a host, checks its addresses and connects to an allowed one."""
 
     def __init__(self, rules: AddressRules, resolve: Resolver) -> None:
         self._rules = rules
@@ -309,7 +309,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         deadline: float | None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None,
     ) -> httpcore2.AsyncNetworkStream:
-        """A connection to the first that answers; one that is silent may use up its share of the time and no more."""
+        """Connect to the first address that answers, each with a share of the time."""
         last: Exception | None = None
         for tried, address in enumerate(addresses):
             share = None if deadline is None else self._share(deadline, len(addresses) - tried)
@@ -367,14 +367,14 @@ def _read(response: httpx2.Response, body: BoundedBody) -> Returned:
         return Returned("", images=(Image(body.data, mime_type),))
     text = decoded(body.data, response.charset_encoding)
     if text is None and mime_type.startswith("text/"):
-        text = decoded(body.data, "cp1252")  # what browsers take unlabelled text for
+        text = decoded(body.data, "cp1252")  # the browsers' default for text without a charset
     if text is None:
         return Returned(described(mime_type, size))
     return Returned(text, cut_bytes=body.missing)
 
 
 def _how(error: httpx2.TransportError) -> str:
-    """The kind of error only: its text may name addresses that are nobody's business outside."""
+    """Describe the kind of an error, without its text, which may name internal addresses."""
     match error:
         case httpx2.ConnectTimeout():
             return "no connection in time"

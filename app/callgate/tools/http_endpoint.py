@@ -1,7 +1,7 @@
-"""One HTTP request as a tool: a method, a URL with places for arguments, and where the other arguments go.
+"""One HTTP request as a tool: a method, a URL with placeholders, and rules for the other arguments.
 
-What the model writes fills places that the operator left open, and nothing else: not the host, not a further
-path segment unless that is allowed, not a header. The finished URL is held against the template once more before it is sent.
+The model's arguments fill the placeholders and nothing else: not the host, not another path segment unless that is allowed,
+not a header. The finished URL is compared with the template before it is sent.
 """
 
 import re
@@ -30,44 +30,44 @@ _DECODED_AT_MOST = 4
 
 
 class PathValues(StrEnum):
-    """The values that may stand in a place of a URL's path."""
+    """The values that are allowed in a placeholder of a URL's path."""
 
     ONE_SEGMENT = "one_segment"
     ENCODED = "encoded"
-    """Slashes too; they are sent as `%2F`, and so stay in their segment for servers that keep to the standard."""
+    """Slashes too, sent as `%2F`, so that they stay in their segment for servers that follow the standard."""
     SEGMENTS = "segments"
     """Several segments, with slashes between them."""
 
 
 class BadTemplate(ValueError):
-    """A URL template or header that cannot be kept to, and why. For the operator."""
+    """Raised for an invalid URL template or header in the config. For the operator."""
 
 
 class BadArgument(ValueError):
-    """A value that may not stand where it belongs. For the model."""
+    """Raised for an argument that cannot fill its placeholder. For the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The arguments of a call, each in the part of the request where it belongs."""
+    """The arguments of a call, by part of the request."""
 
     path: Mapping[str, Any]
-    """Values for the places of the URL."""
+    """Values for the placeholders of the URL."""
     query: str = ""
-    """What follows those of the URL itself, encoded."""
+    """Further query parameters, encoded."""
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = None
 
 
 Spread: TypeAlias = Callable[[Mapping[str, Any]], Parts]
-"""Says of all arguments where each one goes. Raises `BadArgument`."""
+"""Assigns the arguments to the parts of the request. Raises `BadArgument`."""
 
 
 class HttpEndpoint:
     """Runs a call as one HTTP request.
 
-    Where arguments go, says `spread`. Without it those named in the path, in `query` or in `body` go there, and the
-    others become the JSON body where the method has one and no `body` is given, else query parameters.
+    `spread` assigns the arguments to the parts of the request. Without it those named in the path, in `query` or in `body` go
+    there, and the others become the JSON body if the method has one and there is no `body`, else query parameters.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class _UrlTemplate:
     path: str
     query: str
     prefix: str
-    """What every finished path starts with."""
+    """The literal beginning of the path."""
     places: frozenset[str]
     path_values: PathValues
 
@@ -148,7 +148,7 @@ class _UrlTemplate:
         try:
             origin = httpx2.URL(authority)
             prefix = _path_of(httpx2.URL(authority + _PLACE.split(path, maxsplit=1)[0]))
-        except (httpx2.InvalidURL, UnicodeError) as error:  # its text repeats parts of the address
+        except (httpx2.InvalidURL, UnicodeError) as error:  # its text quotes parts of the URL
             raise BadTemplate(f"{shown} is no address that can be used") from error
         places = frozenset(_PLACE.findall(path + "?" + parts.query))
         return cls(origin, authority, path, parts.query, prefix, places, path_values)
@@ -166,7 +166,7 @@ class _UrlTemplate:
         return url
 
     def _keeps(self, url: httpx2.URL) -> bool:
-        """The second look: by now nothing can have left its place, and if it has, the request is not sent."""
+        """True if a finished URL still has the template's origin and path. A safeguard."""
         same_origin = (url.scheme, url.host, url.port) == (self.origin.scheme, self.origin.host, self.origin.port)
         path = _path_of(url)
         slashes = path.count("/") - self.path.count("/")
@@ -175,7 +175,7 @@ class _UrlTemplate:
 
 
 def _sendable(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers that can be written. Found out at load, and without repeating the value: it may be a secret."""
+    """Check the headers at load. Errors do not quote the values, which may be secrets."""
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
             raise BadTemplate(f"{name!r} is not the name of a header")
@@ -191,9 +191,9 @@ def _path_of(url: httpx2.URL) -> str:
 
 
 def _in_path(name: str, arguments: Mapping[str, Any], allowed: PathValues) -> str:
-    """A value as part of a path: never empty, never one that climbs, and one segment unless more are allowed.
+    """Encode a value for a path: not empty, without `..`, and one segment unless more are allowed.
 
-    It is looked at as it is and as servers may read it that decode once more than they should.
+    It is checked also as servers may read it that decode it more than once.
     """
     value = _needed(name, arguments)
     if not value:
@@ -211,7 +211,7 @@ def _in_path(name: str, arguments: Mapping[str, Any], allowed: PathValues) -> st
 
 
 def _readings(value: str) -> Iterator[str]:
-    """A value, and what it becomes by decoding it again and again."""
+    """Yield a value, and the results of decoding it repeatedly."""
     yield value
     for _ in range(_DECODED_AT_MOST):
         decoded = unquote(value)
@@ -248,7 +248,7 @@ def _query(templates: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterat
 
 
 def pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Query parameters; a list is its name repeated, and what is null is left out."""
+    """Return query parameters; for a list the name is repeated, null is left out."""
     found: list[tuple[str, str]] = []
     for key, value in values.items():
         several = value if isinstance(value, list) else [value]
@@ -264,7 +264,7 @@ def encoded(query: Iterable[tuple[str, str]]) -> str:
 
 
 def _filled(template: Any, arguments: Mapping[str, Any]) -> Any:
-    """The template with its places filled. What needs an argument that is not there is left out."""
+    """Fill the placeholders of a template. Parts with missing arguments are left out."""
     match template:
         case str():
             names = _PLACE.findall(template)

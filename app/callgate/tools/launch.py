@@ -1,13 +1,13 @@
-"""The parent of one command or tool server: sets its limits, waits for it, and ends it whole, with all that it started.
+"""The parent process of one command or tool server: sets its limits, waits for it, and kills it with all its descendants.
 
-Run as a process of its own, by path (`python -I -S launch.py …`), so that it begins in some ten milliseconds: it
-imports nothing of ours and no more of the library than it must. It holds one end of a line to Callgate. When the other
-end is closed, be it because the call was given up or because Callgate was killed, the command ends. As its
-descendants' reaper it finds those, too, that left the command's process group.
+It is run by path as a process of its own (`python -I -S launch.py …`), and starts in about ten milliseconds, because it
+imports nothing of ours and little of the standard library. It has one end of a socket to Callgate. When the other end is
+closed, because the call was cancelled or Callgate was killed, the command is killed. As a subreaper it also finds descendants
+that left the command's process group.
 
-Its command line: the number of the line's descriptor, settings as `name=value`, `--`, the program
-and its argv. What it writes, a line each: `started PID`, `failed WHY`, `ended code N` or `ended signal N`, with
-`after given_up` or `after processes` behind it where it was ended and did not end by itself.
+Its command line: the number of the socket's descriptor, settings as `name=value`, `--`, the program and its argv. Its
+messages, one per line: `started PID`, `failed WHY`, `ended code N` or `ended signal N`, followed by `after given_up` or
+`after processes` where it was killed.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 GRACE_SECONDS = 0.3
-"""Between being asked to end and being ended. Less than what a cancelled tool is waited for."""
+"""The time between SIGTERM and SIGKILL. Less than the wait for a cancelled tool."""
 SWEEP_SECONDS = 5.0
-"""For what was killed to be gone. Only a process stuck in the kernel takes longer, and it cannot be helped."""
+"""The timeout for killed processes to end. Only a process stuck in the kernel takes longer."""
 LOOK_SECONDS = 0.05
-"""How often the descendants are counted, where their number is bounded."""
+"""How often the descendants are counted, where their number is limited."""
 ROOM_FOR_OTHERS = 256
-"""Threads of the same user that may come while a command runs: the system's own limit counts them all together."""
+"""Further threads of the same user while a command runs, which the system's own limit counts as well."""
 
 SYSTEM_READ = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
@@ -39,17 +39,17 @@ SYSTEM_READ = (
     "/etc/gai.conf", "/etc/services", "/etc/protocols",
     "/dev/random", "/dev/urandom", "/proc/self", "/proc/cpuinfo", "/proc/meminfo",
 )  # fmt: skip
-"""What nearly every program reads to begin at all; readable under Landlock without being listed."""
+"""Paths that nearly all programs need, readable under Landlock without being listed."""
 SYSTEM_WRITE = ("/dev/null", "/dev/zero", "/dev/full")
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _LINUX = sys.platform == "linux"
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""What a service manager or a terminal may send to everybody. The line says when to end, and nothing else does."""
+"""Signals that a service manager or a terminal may send to all processes. Only the socket decides when to end."""
 
 
 def landlock_abi() -> int:
-    """The version of Landlock that this kernel has; 0 where it has none."""
+    """Return the version of Landlock in this kernel; 0 where it has none."""
     return max(_syscall(_CREATE_RULESET, None, 0, 1), 0) if _LINUX else 0
 
 
@@ -83,14 +83,14 @@ def main(arguments: list[str]) -> None:
         return
     if ("streams", "given") in settings:
         _give_streams_away()
-    _say(line, f"started {0 if own_pids else pid}")  # a number inside the namespace is somebody else's outside
+    _say(line, f"started {0 if own_pids else pid}")  # a PID inside the namespace is another process's outside
     most = next((int(value) for name, value in settings if name == "processes"), 0)
     grace = next((float(value) for name, value in settings if name == "grace"), GRACE_SECONDS)
     _say(line, _ended(_ChildWatch(line, wake, pid), most, grace))
 
 
 def try_pid_namespace() -> None:
-    """End with code 0 where commands can have a PID namespace, else with what stands in the way."""
+    """Exit with code 0 if commands can have a PID namespace, else with the reason."""
     try:
         _enter_pid_namespace()
     except _NotStarted as error:
@@ -98,18 +98,18 @@ def try_pid_namespace() -> None:
 
 
 class _NotStarted(Exception):
-    """The command could not be started, and why."""
+    """Raised where the command could not be started."""
 
 
 def _close_all_but(line: int) -> None:
-    """Close what else was inherited: a copy of a pipe's end hides from the other end that it was closed."""
+    """Close all other inherited descriptors, because a copy of a pipe's end would keep the pipe open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.closerange(3, line)
     os.closerange(line + 1, max(min(soft, 1 << 20), line + 1) if soft != resource.RLIM_INFINITY else 1 << 20)
 
 
 def _give_streams_away() -> None:
-    """Leave the standard streams to the command alone, so that their other end notices when it closes them."""
+    """Close our copies of the standard streams, so that their other end notices when the command closes them."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
@@ -124,9 +124,9 @@ _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1 << 1, 1 << 2, 1 << 3
 
 
 def _enter_pid_namespace() -> None:
-    """Go on as the first process of a new PID namespace: when it ends, the kernel ends all the others there.
+    """Continue as the first process of a new PID namespace: when it ends, the kernel kills all others there.
 
-    The process that was started stays outside and waits. When it is killed, the first process is, and so all of them.
+    The original process stays outside and waits. When it is killed, the first process is killed too, and so all of them.
     """
     user, group = os.geteuid(), os.getegid()
     try:
@@ -153,7 +153,7 @@ def _enter_pid_namespace() -> None:
         os.close(held)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if select.select([alive], [], [], 0)[0]:
-            os._exit(1)  # whoever waits outside was killed before that took effect
+            os._exit(1)  # the process outside was killed before the death signal was set
         os.close(alive)
         _mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE)
         _mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
@@ -167,7 +167,7 @@ def _mount(what: bytes, where: bytes, kind: bytes | None, flags: int) -> None:
 
 
 def _be_woken() -> int:
-    """A descriptor that becomes readable when a child ends."""
+    """Return a descriptor that becomes readable when a child ends."""
     wake, write = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(write, False)
@@ -179,7 +179,7 @@ def _be_woken() -> int:
 
 
 def _say(line: int, text: str) -> None:
-    # The reader may be gone, and then nobody is left to report it to.
+    # The reader may be gone.
     with contextlib.suppress(OSError):
         os.write(line, text.replace("\n", " ").encode(errors="replace") + b"\n")
 
@@ -197,7 +197,7 @@ def _become(parent: int, report: int, settings: list[tuple[str, str]], program: 
         for number in (*_IGNORED, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
-        # When memory runs out, the kernel is to take a tool and not the server.
+        # When memory runs out, the kernel should kill a tool and not the server.
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("500")
         for name, value in settings:
@@ -211,7 +211,7 @@ def _become(parent: int, report: int, settings: list[tuple[str, str]], program: 
             _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         if ("landlock", "on") in settings:
             step = "Landlock"
-            # From here on only what is listed can be opened, by this process and by all that come of it.
+            # From here on only listed paths can be opened, by this process and all its descendants.
             abi = landlock_abi()
             rights = max(bits for since, bits in _RIGHTS.items() if since <= abi)
             attributes = (
@@ -244,9 +244,9 @@ def _become(parent: int, report: int, settings: list[tuple[str, str]], program: 
 def _limit(name: str, value: str) -> None:
     match name:
         case "cpu_seconds":
-            _set(resource.RLIMIT_CPU, int(value), room=1)  # first a signal that can be told from others, then the end
+            _set(resource.RLIMIT_CPU, int(value), room=1)  # first SIGXCPU, which is recognizable, then SIGKILL
         case "memory_bytes":
-            # Not the address space: runtimes reserve gigabytes of it that they never touch.
+            # Not the address space, because runtimes reserve gigabytes that they do not use.
             _set(resource.RLIMIT_DATA, int(value))
         case "file_bytes":
             _set(resource.RLIMIT_FSIZE, int(value))
@@ -254,7 +254,7 @@ def _limit(name: str, value: str) -> None:
             _set(resource.RLIMIT_NOFILE, int(value))
         case "processes":
             if _LINUX:
-                # Threads in the system, and so at least as many as this user's, at the price of one short file.
+                # The number of all threads in the system, an upper bound for this user's that is cheap to read.
                 with open("/proc/loadavg") as file:
                     threads = int(file.read().split()[3].partition("/")[2])
                 _set(resource.RLIMIT_NPROC, threads + int(value) + ROOM_FOR_OTHERS)
@@ -271,7 +271,7 @@ def _set(kind: int, value: int, room: int = 0) -> None:
 
 
 class _ChildWatch:
-    """One command that runs, with all its descendants."""
+    """One running command with all its descendants."""
 
     def __init__(self, line: int, wake: int, pid: int) -> None:
         self._line = line
@@ -281,8 +281,8 @@ class _ChildWatch:
         self.childless = False
 
     def wait(self, seconds: float | None, *, listen: bool = True) -> bool:
-        """Until a child ends, the time is over or, then True, the line is closed."""
-        # Not `select`, which takes no descriptor above 1023: the line has the number that it had in Callgate.
+        """Wait until a child ends or the time is over, or return True when the socket is closed."""
+        # Not `select`, which takes no descriptor above 1023: the socket has the number that it had in Callgate.
         poll = select.poll()
         for each in (self._wake, self._line) if listen else (self._wake,):
             poll.register(each, select.POLLIN)
@@ -305,7 +305,7 @@ class _ChildWatch:
 
 
 def _ended(watch: _ChildWatch, most: int, grace: float) -> str:
-    """Wait for the end of the command, or bring it about; then end what it left behind."""
+    """Wait for the end of the command, or kill it; then kill its remaining descendants."""
     why = ""
     while watch.status is None and not why:
         if watch.wait(LOOK_SECONDS if most else None) and watch.status is None:
@@ -325,7 +325,7 @@ def _ended(watch: _ChildWatch, most: int, grace: float) -> str:
 
 
 def _sweep(watch: _ChildWatch) -> None:
-    """Kill everything that came of the command. Again and again, because what is killed may just have had children."""
+    """Kill all descendants of the command, repeatedly, because they may have forked meanwhile."""
     deadline = time.monotonic() + SWEEP_SECONDS
     while not watch.childless and time.monotonic() < deadline:
         if watch.status is None or not _LINUX:
@@ -342,7 +342,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _descendants() -> Iterator[int]:
-    """All that came of this process, as far as /proc says; those that lost their parents count as our children."""
+    """Yield all descendants of this process in /proc; orphans are our children."""
     children = _listed if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else _looked_for()
     found = [os.getpid()]
     while found:
@@ -362,7 +362,7 @@ def _listed(pid: int) -> Iterator[int]:
 
 
 def _looked_for() -> Callable[[int], Iterable[int]]:
-    """Find the children of a process by their parents' ids, where the kernel keeps no lists of children."""
+    """Return a function that finds children by parent ids, where the kernel has no lists of children."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
@@ -381,10 +381,10 @@ _TRUNCATE, _IOCTL_DEV = 1 << 14, 1 << 15
 _READING = _EXECUTE | _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""All that can be done with files, by the version that first knew of it."""
+"""All file access rights, by the Landlock version that introduced them."""
 _SCOPES_SINCE = 6
 _ALL_SCOPES = 0b11
-"""Signals and abstract sockets: it may reach neither us nor anything else outside."""
+"""Signals and abstract sockets to processes outside are forbidden."""
 
 
 def _opened(path: str) -> int:
@@ -392,7 +392,7 @@ def _opened(path: str) -> int:
 
 
 def _opened_without_links(path: str) -> int:
-    """No part of a path that was listed may be a link by now: a command that writes beside it could have made one."""
+    """Open a path without following links, because another command may have put a link there."""
     how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS)
     place = _syscall(_OPENAT2, _AT_FDCWD, os.fsencode(path), how, len(how))
     if place >= 0:
@@ -436,7 +436,7 @@ def _checked(result: int, what: str) -> int:
 
 
 def _syscall(number: int, *arguments: int | bytes | None) -> int:
-    """With every number as wide as a register: what a variadic function leaves undefined could be anything."""
+    """Call `syscall` with all numbers as 64-bit values, because it is variadic."""
     wide = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     return int(_libc().syscall(ctypes.c_long(number), *wide))
 

@@ -1,4 +1,4 @@
-"""Lists the server tools for people: their tokens in a prompt, and which cannot be used and why."""
+"""Describes the server tools for people: their tokens in a prompt, and the reasons for those that cannot be used."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from callgate.tools.registry import NameClash, Quarantined, RegisteredTool
 from callgate.tools.source_supervisor import SourceStatus
 
 CHARS_PER_TOKEN = 4
-"""A rule of thumb: tokenizers differ, and a bill is not made from this."""
+"""A rough estimate, not used for costs."""
 
 
 def tool_facts(tool: RegisteredTool) -> dict[str, Any]:
-    """One tool that can be used, as its users may see it. Where it really is stays with the operator."""
+    """Describe a usable tool for its users, without its location."""
     policy = tool.tool.policy
     return {
         "name": tool.name,
@@ -27,7 +27,7 @@ def tool_facts(tool: RegisteredTool) -> dict[str, Any]:
 
 
 def operators_facts(tool: RegisteredTool) -> dict[str, Any]:
-    """The same, and what only the operator should know."""
+    """Describe a usable tool for the operator."""
     policy = tool.tool.policy
     return {
         **tool_facts(tool),
@@ -38,7 +38,7 @@ def operators_facts(tool: RegisteredTool) -> dict[str, Any]:
 
 
 def prompt_tokens(tool: RegisteredTool) -> int:
-    """About how many tokens of every prompt the tool costs where it is offered."""
+    """Estimate the tokens of the tool in each prompt."""
     return -(-len(bytes(tool.schema)) // CHARS_PER_TOKEN)
 
 

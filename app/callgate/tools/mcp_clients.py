@@ -1,7 +1,7 @@
-"""The HTTP clients of a session with a server, behind one guard: the SDK's, which carries the session, and ours for calls.
+"""The two HTTP clients of a session with an MCP server: the SDK's for the session, and ours for calls.
 
-Both look at every address after DNS and dial exactly what was judged; neither follows a redirect, keeps a cookie, or
-reads proxies and credentials out of the environment.
+Both check addresses after each name lookup and connect to the checked address; neither follows redirects, keeps cookies, or
+reads proxies and credentials from the environment.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from callgate.tools.mcp_wire import MAX_MESSAGE_BYTES
 
 EVENTS = "text/event-stream"
 GOODBYE_SECONDS = 1.0
-"""For a server to take its session back."""
+"""The timeout for deleting the session."""
 
 
 def sdk_client(tap: "Tap", headers: Mapping[str, str]) -> httpx2.AsyncClient:
@@ -43,7 +43,7 @@ def sdk_client(tap: "Tap", headers: Mapping[str, str]) -> httpx2.AsyncClient:
 
 
 def direct_client(web: Web, url: str, rules: AddressRules) -> HttpClient:
-    """Ours, because a call over it costs a tenth of what it costs over httpx2."""
+    """Return our own client, with a tenth of the cost of httpx2 for a call."""
 
     async def resolve(host: str, port: int) -> list[AddressInfo]:
         loop = asyncio.get_running_loop()
@@ -59,8 +59,8 @@ def direct_client(web: Web, url: str, rules: AddressRules) -> HttpClient:
 class Tap(httpx2.AsyncBaseTransport):
     """The SDK's HTTP client: over the guarded transport, without redirects, with bounded answers.
 
-    It also overhears what the SDK keeps to itself: the id of the session, why a request was refused, and that the
-    server cannot be reached.
+    It also records what the SDK does not expose: the id of the session, why a request was refused, and that the server cannot
+    be reached.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Tap(httpx2.AsyncBaseTransport):
         self._stream_is_life = stream_is_life
         self.session_id = ""
         self.status = 0
-        """Of the last answer."""
+        """The status of the last response."""
         self.trouble = ""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -95,7 +95,7 @@ class Tap(httpx2.AsyncBaseTransport):
             self.trouble = ""
         if response.is_redirect:
             await response.aclose()
-            # An error of the protocol's, which the SDK passes on as it is.
+            # A protocol error, which the SDK passes on.
             body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": self.trouble}}
             return httpx2.Response(502, json=body, request=request)
         self.session_id = response.headers.get("mcp-session-id", self.session_id)
@@ -110,7 +110,7 @@ class Tap(httpx2.AsyncBaseTransport):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """An answer that ends in an error when it is too long. Events are bounded one by one, by the SDK."""
+    """A response body that raises when it is too long. Events are bounded one by one, by the SDK."""
 
     def __init__(self, response: httpx2.Response, over: Callable[[], None] | None) -> None:
         self._stream = response.stream
@@ -138,9 +138,9 @@ class _Bounded(httpx2.AsyncByteStream):
 def host_of(url: str) -> str:
     try:
         host = yarl.URL(url).host
-        httpx2.URL(url)  # the SDK's own reading, which must not fail later
+        httpx2.URL(url)  # the SDK parses it as well, which must not fail later
     except (ValueError, httpx2.InvalidURL) as error:
-        # The text of the error repeats parts of the address, which may hold a key.
+        # The text of the error quotes parts of the URL, which may have a key.
         raise ValueError("not an address that can be used") from error
     if not host:
         raise ValueError("not an address that can be used: it names no host")

@@ -1,7 +1,7 @@
 """Tool descriptions from MCP servers: cleaned of invisible characters, and pinned to notice changes.
 
-A description is text that a model obeys. One that changes after somebody approved of the tool is worth a warning,
-and so is one that holds characters nobody can see; those are taken out.
+A description is text that a model may obey. A description that changes later is logged, and so is one with invisible
+characters, which are removed.
 """
 
 import fnmatch
@@ -25,37 +25,37 @@ if TYPE_CHECKING:
 log = structlog.get_logger("callgate.tools")
 
 MAX_PINS = 20_000
-"""Tools that are remembered. A server that invents new ones for ever is not."""
+"""The limit of pinned tools, against a server that lists ever new ones."""
 _HEADER_KEY = "x-mcp-header"
 _SAYS = frozenset({"description", "title", "$comment"})
-"""Where a schema speaks to readers. What stands elsewhere is data, and the server means every character of it."""
+"""Keywords of a schema with text for readers. All others are data, and not cleaned."""
 _UNSEEN_CATEGORIES = frozenset({"Cf", "Cc", "Co", "Cn", "Cs"})
 _SELECTORS = (range(0xFE00, 0xFE10), range(0xE0100, 0xE01F0))
-"""Variation selectors: marks to Unicode, and a place to hide any bytes in."""
+"""Variation selectors, in which data can be hidden."""
 _BLANKS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""Letters and symbols that have no shape."""
+"""Letters and symbols that are rendered as blanks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A tool as its server describes it, made fit to be offered."""
+    """A tool as its server describes it, cleaned."""
 
     name: str
-    """The server's own."""
+    """The server's own name for it."""
     description: str
     parameters: Mapping[str, Any]
     safety: Safety | None
-    """What its annotations suggest; None where they say nothing."""
+    """The class that its annotations suggest; None where there are none."""
     direct: bool
-    """Whether a call is an ordinary one, which can go past the SDK."""
+    """Whether its calls can bypass the SDK."""
     digest: str
-    """Of name, title, description, schema and annotations as they came."""
+    """The digest of name, title, description, schema and annotations as received."""
     plain_digest: str
-    """Of name, description and schema alone."""
+    """The digest of name, description and schema only."""
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """One tool as it was when it was seen last."""
+    """The last known description of a tool."""
 
     digest: str
     safety: Safety | None = None
@@ -63,10 +63,10 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 class Pins:
-    """The descriptions of tools when they were last seen. Kept as long as the process, and longer in a file."""
+    """The last known descriptions of tools, for the life of the process, or in a file."""
 
     def __init__(self, changed: Callable[[str, str], None] | None = None, file: Path | None = None) -> None:
-        """Raises `DamagedPins` where the file is there and cannot be read; it is left as it is."""
+        """Raises `DamagedPins` where the file cannot be read; it is not changed."""
         self._changed = changed
         self._file = file
         self._seen: dict[str, Pin | str] = {} if file is None else _read(file)
@@ -75,15 +75,15 @@ class Pins:
         self._failure = ""
 
     def keep_in(self, seen: Mapping[str, Pin], keep: Callable[[str, Pin], None]) -> None:
-        """From now on with what was seen elsewhere, and each change kept there."""
+        """Use the pins of another store from now on, and write changes there."""
         self._seen = {**seen}
         self._file, self._keep = None, keep
 
     def look(self, server: str, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """Remember what is new, report what has changed, and hold each tool to the strictest class it ever had.
+        """Pin new tools, report changes, and keep for each tool the strictest class that it ever had.
 
-        A server that says of a tool in use that it only reads now would lift its approval and have it run again after
-        failures. Only the operator may say so: by `safety` in the config, or by removing the pin.
+        A server could otherwise remove the approval of a tool, and have it retried, by declaring it read-only. Only the
+        operator may do so: by `safety` in the config, or by removing the pin.
         """
         held: list[Descriptor] = []
         for each in descriptors:
@@ -113,7 +113,7 @@ class Pins:
         return held
 
     def _write(self, file: Path) -> None:
-        """In one step, so that a crash leaves the old file or the new one. A failure is logged and tried again."""
+        """Write the file atomically. A failure is logged, and writing is tried again later."""
         fresh = file.with_suffix(".new")
         try:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -130,7 +130,7 @@ class Pins:
 
 
 class DamagedPins(ValueError):
-    """The file of pins is there, and cannot be read. Starting without it would miss every change since."""
+    """Raised where the file of pins cannot be read. Starting without it would miss changes."""
 
 
 def _read(file: Path) -> dict[str, Pin | str]:
@@ -138,7 +138,7 @@ def _read(file: Path) -> dict[str, Pin | str]:
         seen = msgspec.json.decode(file.read_bytes(), type=dict[str, Pin | str])
         if file.stat().st_mode & 0o077:
             file.chmod(0o600)
-    except (FileNotFoundError, NotADirectoryError):  # that the folder is none is said where it is made
+    except (FileNotFoundError, NotADirectoryError):  # an invalid folder is reported elsewhere
         return {}
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
@@ -149,18 +149,18 @@ def _read(file: Path) -> dict[str, Pin | str]:
 
 
 _STRICTNESS = (Safety.READ_ONLY, None, Safety.WRITE, Safety.DESTRUCTIVE)
-"""A tool that says nothing is taken for one that writes."""
+"""A tool without annotations counts as one that writes."""
 
 
 def _is_same(known: Pin | str, tool: Descriptor) -> bool:
-    """True if a tool looks as it did. Files of older versions hold digests that leave the annotations out."""
+    """True if a tool has not changed. Files of older versions have digests without the annotations."""
     return known.digest == tool.digest if isinstance(known, Pin) else known == tool.plain_digest
 
 
 def described(tool: "types.Tool") -> Descriptor:
     annotations = tool.annotations
     words = tool.description or tool.title or (annotations.title if annotations else None) or ""
-    # The protocol takes a tool for destructive unless it says otherwise; that much suspicion would mean nothing.
+    # The protocol's default is destructive, which would make the class meaningless.
     if annotations is None:
         safety = None
     elif annotations.read_only_hint:
@@ -193,7 +193,7 @@ def described(tool: "types.Tool") -> Descriptor:
 
 
 def is_callable(tool: "types.Tool") -> bool:
-    """Not one that runs only as a task of its own: nobody here would come back for the result."""
+    """True unless the tool runs only as an MCP task, which is not supported."""
     return tool.execution is None or tool.execution.task_support != "required"
 
 
@@ -202,7 +202,7 @@ def is_allowed(name: str, patterns: tuple[str, ...] | None) -> bool:
 
 
 def visible(text: str) -> str:
-    """`text` without the characters that show nothing and are read all the same."""
+    """Remove invisible characters from a text."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(character for character in text if _is_seen(character))

@@ -1,8 +1,8 @@
 """MCP transports over HTTP: streamable HTTP, and the older SSE.
 
-The SDK holds the session, on a transport that looks at every address and follows no redirect. A tool call over
-streamable HTTP goes past the SDK: one POST in the session that it opened, and an answer read from JSON or from events.
-Only the operator's headers are sent; nothing of a caller's.
+The SDK has the session, on a transport that checks every address and follows no redirects. A tool call over streamable HTTP
+bypasses the SDK: one POST in its session, with an answer in JSON or events. Only the operator's headers are sent, and no
+caller's.
 """
 
 import asyncio
@@ -50,24 +50,24 @@ from callgate.tools.mcp_wire import (
 )
 
 EXCERPT_BYTES = 65_536
-"""Of an answer that is no result: enough for an error of the protocol's."""
+"""The limit of a response with a protocol error."""
 ASIDE_SECONDS = 2.0
-"""For what is sent on the side and nobody waits for: a cancellation, a reply to a server's question."""
+"""The timeout of messages in the background: a cancellation, a reply to a server's request."""
 MAX_RESUMPTIONS = 5
-"""Of one answer. Servers may hang up during a long call and go on when asked again."""
+"""Resumptions of one answer. Servers may close the stream during a long call, and continue it on request."""
 RESUME_SECONDS = 1.0
 LONGEST_RESUME_SECONDS = 15.0
 METHOD_NOT_FOUND = -32601
 _DEADLINES = Deadlines(connect=CONNECT_TIMEOUT, first_byte=inf, idle=inf, total=inf)
-"""The toolbox keeps the time of a call."""
+"""Without timeouts but for connecting, because the toolbox enforces the timeout of a call."""
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 _NO_POST = frozenset({400, 404, 405})
 _TOO_BUSY = frozenset({429, 503})
 _BEHIND_A_GATEWAY = frozenset({502, 504})
-"""What a gateway says when the server behind it has not answered: the call may have got there."""
+"""Statuses of a gateway whose server has not answered, and may have received the call."""
 _JSON = "application/json"
 _HOME_SUFFIXES = (".internal", ".local", ".lan", ".localhost", ".home.arpa", ".svc")
-"""Names that nobody can register."""
+"""Suffixes of names that cannot be registered in public."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +75,19 @@ class HttpSpec:
     """The address of a server over HTTP, with its settings."""
 
     url: str = field(repr=False)
-    """Some servers want a key in it, so it is not shown."""
+    """Not shown, because it may include a key."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     sse: bool | None = None
-    """Whether it speaks the older SSE; None where that is to be found out."""
+    """Whether it uses the older SSE transport; None to detect it."""
     rules: AddressRules = PUBLIC_ONLY
 
 
 def rules_for(url: str, *, allow_private: bool | None = None) -> AddressRules:
     """Return the addresses that a server's URL may lead to.
 
-    Its own host's private addresses where the operator says so; and, where nothing is said, if the host is plainly one
-    of the operator's own: a private address, `localhost`, a name without a dot. A public name that turns out to lead
-    into the private network is refused. Link-local and metadata addresses are refused always.
+    Private addresses of its own host are allowed where the operator says so, and by default if the host is certainly the
+    operator's own: a private address, `localhost`, a name without a dot. A public name with a private address is refused.
+    Link-local and metadata addresses are always refused.
     """
     host = host_of(url)
     if allow_private is None:
@@ -101,7 +101,7 @@ def rules_for(url: str, *, allow_private: bool | None = None) -> AddressRules:
 
 
 class _Link:
-    """The base of both transports: a tap on incoming messages, what is to be closed, and the event of a lost server."""
+    """The base of both transports: a tap on incoming messages, cleanup, and the future of a lost server."""
 
     transport = "tcp"
 
@@ -154,8 +154,7 @@ class HttpLink(_Link):
 
     @property
     def may_be_older(self) -> bool:
-        """True if the server would not take a POST, as those that only know SSE do not, and nobody said what it
-        knows."""
+        """True if the server refused the POST, as servers with only SSE do, and the config does not name the transport."""
         return self.spec.sse is None and self._tap.status in _NO_POST
 
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
@@ -182,7 +181,7 @@ class HttpLink(_Link):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        self._lost("")  # what is cancelled from here on is reported to nobody
+        self._lost("")  # closed by us: no further errors are reported
         for task in self._aside:
             task.cancel()
         if self._aside:
@@ -194,7 +193,7 @@ class HttpLink(_Link):
         assert self._client is not None, "a call before the session was opened"
         return self._client
 
-    # A call past the SDK --------------------------------------------------------------------------
+    # A call that bypasses the SDK -----------------------------------------------------------------
 
     async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
         if self.gone.done():
@@ -203,7 +202,7 @@ class HttpLink(_Link):
         try:
             return await self._asked(id, method, params, report)
         except asyncio.CancelledError:
-            if not self._terms.modern:  # from 2026-07-28 on, hanging up says the same
+            if not self._terms.modern:  # since 2026-07-28 closing the stream cancels
                 self._send_aside(cancellation(id))
             raise
         except AddressRefused as refused:
@@ -212,7 +211,7 @@ class HttpLink(_Link):
         except ConnectFailed as error:
             self._lost(f"it cannot be reached ({getattr(error.__cause__, 'strerror', None) or 'no connection'})")
             raise NotSent from error
-        except TimedOut as error:  # of its deadlines only that for connecting ever passes
+        except TimedOut as error:  # only the deadline for connecting is finite
             self._check()
             raise NotSent from error
         except TransportError as error:
@@ -240,7 +239,7 @@ class HttpLink(_Link):
         return answer if answer is not None else await self._resumed(reading)
 
     async def _follow(self, response: Response, reading: "_AnswerStream") -> RpcAnswer | None:
-        """Read events until the answer; None where the stream ends before it."""
+        """Read events until the answer; None where the stream ends before."""
         try:
             async for data in response.chunks():
                 for event in reading.feed(data):
@@ -251,7 +250,7 @@ class HttpLink(_Link):
         except EventTooLarge as answer_too_large:
             return answer_in_part(answer_too_large.front, answer_too_large.missing)
         except Broken:
-            pass  # as good as ended: it may be resumed
+            pass  # like an end: it may be resumed
         return None
 
     async def _event(self, event: Event, reading: "_AnswerStream") -> RpcAnswer | None:
@@ -266,7 +265,7 @@ class HttpLink(_Link):
             case RpcMessage(method="notifications/tools/list_changed"):
                 self._check()
             case RpcMessage(method=str(method), id=int() | str() as id):
-                # Answer a server's request with an error: we offer nothing to ask for, and it must not be left waiting.
+                # Answer a server's request with an error, because we support none.
                 reply: dict[str, Any] = {"jsonrpc": "2.0", "id": id}
                 if method == "ping":
                     reply["result"] = {}
@@ -274,11 +273,11 @@ class HttpLink(_Link):
                     reply["error"] = {"code": METHOD_NOT_FOUND, "message": "Method not found"}
                 self._send_aside(encoded(reply))
             case _:
-                pass  # log lines, and what we do not know
+                pass  # log messages, and unknown notifications
         return None
 
     async def _resumed(self, reading: "_AnswerStream") -> RpcAnswer:
-        """The rest of an answer whose stream ended early, as long as the server says where to go on."""
+        """Resume an answer whose stream ended early, as long as the server sends event ids."""
         for _ in range(MAX_RESUMPTIONS):
             if reading.last_id is None:
                 break
@@ -292,7 +291,7 @@ class HttpLink(_Link):
                     reading.again()
                     answer = await self._follow(response, reading)
             except (TransportError, AddressRefused):
-                break  # whatever it is, the call itself was sent
+                break  # the call itself was sent
             if answer is not None:
                 return answer
         self._check()
@@ -302,7 +301,7 @@ class HttpLink(_Link):
         body, _ = await _read(response, response.headers, EXCERPT_BYTES)
         message = read_message(body)
         error = message.error if message is not None else None
-        # The protocol says 404; older servers say 400 and something about the session.
+        # The protocol requires 404; older servers send 400 with a text about the session.
         if self._tap.session_id and (
             response.status == 404
             or (response.status == 400 and error is not None and "session" in error.message.lower())
@@ -338,7 +337,7 @@ class HttpLink(_Link):
 
 
 class SseLink(_Link):
-    """One session over the older SSE transport. Rare enough by now that calls go through the SDK."""
+    """One session over the older SSE transport, which is rare; calls go through the SDK."""
 
     direct = False
 
@@ -346,7 +345,7 @@ class SseLink(_Link):
         super().__init__(spec, web, stream_is_life=True)
 
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
-        """Do nothing: the SDK keeps what was agreed."""
+        """Do nothing: the SDK keeps the terms."""
 
     async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
         raise AssertionError("what is asked over SSE goes through the SDK")
@@ -359,7 +358,7 @@ class SseLink(_Link):
 
 
 class _AnswerStream:
-    """An answer that comes as events, over one stream or several."""
+    """An answer as events, over one or several streams."""
 
     def __init__(self, id: str, report: Report) -> None:
         self.id = id
@@ -384,7 +383,7 @@ def _type(headers: Mapping[str, str]) -> str:
 
 
 async def _read(response: Response, headers: Mapping[str, str], max_bytes: int) -> tuple[bytes, int]:
-    """The body as far as `max_bytes`, and how much more of it was seen or announced."""
+    """Read the body up to `max_bytes`; return also the number of missing bytes."""
     if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise Unreadable("The tool's server sent an encoded answer, which was not asked for.")
     announced = int(headers.get("content-length", 0))

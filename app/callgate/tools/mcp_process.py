@@ -1,7 +1,7 @@
-"""Runs an MCP server as a child process: with a clean environment, its output read, and ended with all its children.
+"""Runs an MCP server as a child process, with a clean environment.
 
-Between it and us stands the launcher that commands have too. It ends the server with all that it forked: when it is told
-to, when the server ends by itself, and when we are gone, be it by `kill -9`.
+Its parent is the launcher, as for commands. It kills the server with all its descendants: on request, when the server ends
+by itself, and when Callgate ends, also by `kill -9`.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ from callgate.tools.process import BOOT
 from callgate.tools.source_supervisor import CannotOpen
 
 INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
-"""What a child gets of our environment: enough to find programs and its home, and nothing that may be a secret."""
+"""The variables of our environment that a child gets, none of which is secret."""
 EXIT_SECONDS = 1.0
-"""For a server whose input was closed, which is how the protocol asks it to end."""
+"""The time for a server to end after its input was closed, as the protocol requires."""
 TERMINATE_SECONDS = 1.0
 KILL_SECONDS = 0.5
 HASTY_SECONDS = 0.3
-"""For a server that is ended before it was in service: nothing is under way in it."""
+"""The same for a server that has not been used yet."""
 LAST_WORDS_SECONDS = 0.2
-"""For output that is still in the pipe when its writer has ended."""
+"""The time for output that is still in the pipe after the server has ended."""
 SAID_BYTES = 4096
 MAX_UNREAD_BYTES = 16 * 1024 * 1024
-"""Of input that the server does not take. Beyond it the server is stuck, and holds our memory."""
+"""Bytes of input that the server has not read, beyond which it is taken for stuck."""
 
 
 @dataclass(frozen=True, slots=True)
 class StdioSpec:
-    """The command of a server that speaks over its standard streams, with its settings."""
+    """The command of a server on standard streams, with its settings."""
 
     command: str
     args: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class StdioSpec:
 
 
 class NotReading(Exception):
-    """The server has not taken its input for megabytes."""
+    """Raised where the server does not read its input."""
 
 
 class ServerProcess(asyncio.SubprocessProtocol):
@@ -62,9 +62,9 @@ class ServerProcess(asyncio.SubprocessProtocol):
         self._process: asyncio.SubprocessTransport | None = None
         self._line: socket.socket | None = None
         self._reported = b""
-        """What the launcher wrote to the line so far."""
+        """The launcher's messages so far."""
         self._pid = 0
-        """Of the server itself, which leads a process group."""
+        """The process id of the server, which leads a process group."""
 
     @classmethod
     async def start(
@@ -99,12 +99,12 @@ class ServerProcess(asyncio.SubprocessProtocol):
             child.kill()
             raise CannotOpen(f"{spec.command} cannot be run: {error.strerror}") from None
         except BaseException:
-            child.kill()  # it may run already, and then nobody else knows of it
+            child.kill()  # it may be running already
             raise
         return child
 
     async def _begun(self, loop: asyncio.AbstractEventLoop, spec: StdioSpec) -> None:
-        """Returns when the launcher has started the server."""
+        """Wait until the launcher has started the server."""
         assert self._line is not None
         while b"\n" not in self._reported:
             said = await loop.sock_recv(self._line, 4096)
@@ -119,7 +119,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
         raise CannotOpen(_missing(spec) if why == os.strerror(errno.ENOENT) else f"{spec.command} cannot be run: {why}")
 
     def write(self, data: bytes) -> None:
-        """Hand `data` to the server's input. One that has ended gets nothing; `ended` reports it."""
+        """Write to the server's input. Ignored after its end, which `ended` reports."""
         pipe = self._pipe(0)
         if pipe is None or pipe.is_closing():
             return
@@ -128,7 +128,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
         pipe.write(data)
 
     def pause(self) -> None:
-        """Let its output wait in the pipe."""
+        """Pause reading its output."""
         if (pipe := self._pipe(1)) is not None and not pipe.is_closing():
             cast("asyncio.ReadTransport", pipe).pause_reading()
 
@@ -137,11 +137,11 @@ class ServerProcess(asyncio.SubprocessProtocol):
             cast("asyncio.ReadTransport", pipe).resume_reading()
 
     def note(self, words: bytes) -> None:
-        """Keep what it said besides the protocol: when it fails, this is why."""
+        """Keep output that is not of the protocol, for the reason of a failure."""
         self._said = (self._said + words)[-SAID_BYTES:]
 
     async def stop(self, *, in_haste: bool = False) -> None:
-        """End it and all that it forked. Takes no longer than the three waits together, and in haste half a second."""
+        """End it with all its descendants, within the three timeouts together, or within half a second if `in_haste`."""
         try:
             if (pipe := self._pipe(0)) is not None:
                 pipe.close()
@@ -158,7 +158,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
             self.kill()
 
     def kill(self) -> None:
-        """The same at once, without asking. Safe at any time."""
+        """Kill it with all its descendants at once. Safe at any time."""
         if self._pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
@@ -166,7 +166,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
         if self._late is not None:
             self._late.cancel()
         if self._process is not None:
-            # The launcher too, and with it the server, even if we do not know its number yet.
+            # The launcher too, and so the server, even if its process id is not known yet.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 self._process.close()
         if self._line is not None:
@@ -188,17 +188,17 @@ class ServerProcess(asyncio.SubprocessProtocol):
         if fd == 1 and self._exited.is_set():
             self._finish()
         elif fd == 1:
-            # It usually exits at the same moment, and its exit code says more.
+            # It usually exits at the same moment, and its exit code is more precise.
             self._late = asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self._finish)
 
     def process_exited(self) -> None:
         self._exited.set()
-        self._pid = 0  # from now on the number may be somebody else's
+        self._pid = 0  # from now on the id may be another process's
         if self._late is not None:
             self._late.cancel()
             self._finish()
         else:
-            # A fork may hold the pipe open for ever, so its end is not waited for.
+            # A forked process may keep the pipe open, so its end is not awaited.
             self._late = asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self._finish)
 
     def _finish(self) -> None:
@@ -234,12 +234,12 @@ class ServerProcess(asyncio.SubprocessProtocol):
 def environment(configured: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a child: a few plain variables of ours, and those that the operator configured."""
     ours = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    # a value that starts like this was a shell function once, and some shells still run it
+    # An exported shell function, which some shells still run.
     return {name: value for name, value in ours.items() if not value.startswith("()")} | dict(configured)
 
 
 def why_not_there(spec: StdioSpec) -> str:
-    """Why a server could not be started, as far as that shows without starting it; empty where nothing speaks against it."""
+    """Return why a server cannot be started, as far as it is known without starting it; else empty."""
     own = Path(spec.cwd or ".", spec.command)
     if _program(spec, environment(spec.env)) is None or ("/" in spec.command and not own.is_file()):
         return _missing(spec)
@@ -250,7 +250,7 @@ def _program(spec: StdioSpec, env: Mapping[str, str]) -> str | None:
     """Return the path of the program; None if it, or its folder, is not there."""
     if spec.cwd is not None and not Path(spec.cwd).is_dir():
         return None
-    if "/" in spec.command:  # looked for in the server's own folder, by the launcher
+    if "/" in spec.command:  # relative to the server's own folder, in the launcher
         return spec.command
     return shutil.which(spec.command, path=env.get("PATH", os.defpath))
 

@@ -23,7 +23,7 @@ def outcome_of(answer: RpcAnswer) -> Outcome:
         return Failed("The tool asks a person for input, and nobody can be asked from here.", FailureKind.REFUSED)
     words, images = _read(result.content)
     text = "\n".join(words)
-    if not (words or images) and bytes(result.structured):  # it is the same again for programs
+    if not (words or images) and bytes(result.structured):  # the same content for programs, used if there is no other
         text = msgspec.json.format(result.structured, indent=-1).decode("utf-8", "replace")
     if result.is_error:
         return Failed(text or "The tool failed and did not say why.")

@@ -1,7 +1,7 @@
-"""An MCP server as a source of tools: one session shared by all requests, opened again when it is lost.
+"""An MCP server as a source of tools: one session for all requests, opened again when it is lost.
 
-`registry` keeps the source open and names its tools; `mcp_session` holds the session. Here tools are made of what the
-server lists, and calls become outcomes.
+`registry` keeps the source open and names its tools; `mcp_session` has the session. This module makes tools of the server's
+list, and outcomes of its answers.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ from callgate.tools.mcp_wire import SESSION_FORGOTTEN, Forgotten, Gone, NotSent,
 from callgate.tools.source_supervisor import CannotOpen, MustRenew
 
 REOPEN_SECONDS = 10.0
-"""How long a call waits for a new session when the server has forgotten the old one."""
+"""How long a call waits for a new session when the server has lost the old one."""
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """A server as the operator wrote it down."""
+    """A server's settings in the config."""
 
     name: str
     transport: StdioSpec | HttpSpec
     prefix: str
-    """Goes before the names of its tools; empty for none."""
+    """The prefix for the names of its tools; empty for none."""
     allowed_tools: tuple[str, ...] | None = None
     policy: Policy = DEFAULT_POLICY
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """What the operator said of the policy; outranks what a server suggests."""
+    """The operator's policy, which takes precedence over the server's annotations."""
 
 
 class McpSource:
@@ -58,7 +58,7 @@ class McpSource:
         self._tools: tuple[Tool, ...] = ()
         self._reopened = asyncio.Event()
         self._renewing = False
-        """Whether a server that is well gets a new session; calls wait for it."""
+        """Whether a running server is getting a new session, for which calls wait."""
         self._speaks_sse = False
 
     @property
@@ -72,7 +72,7 @@ class McpSource:
         except CannotOpen as refusal:
             if not (isinstance(link, HttpLink) and link.may_be_older):
                 raise
-            # As the protocol has it for an address that takes no POST. Where that fails too, the first failure is raised.
+            # The protocol's fallback to SSE for a URL that refuses POST. If that fails too, the first failure is raised.
             try:
                 session = await self._opened(SseLink(link.spec, self._web))
             except CannotOpen:
@@ -101,7 +101,7 @@ class McpSource:
             await session.close()
 
     async def call(self, tool: Descriptor, arguments: Mapping[str, Any], context: RunContext) -> RpcAnswer:
-        """Call a tool on the session there is; on the next one too, where this one is the only thing wrong."""
+        """Call a tool; a second time on a new session, where the server only refused the old one."""
         session = self._session or await self._renewed(None)
         try:
             answer = await session.call(tool.name, arguments, context.report, direct=tool.direct)
@@ -110,12 +110,12 @@ class McpSource:
             session = await self._renewed(session)
             return await session.call(tool.name, arguments, context.report, direct=tool.direct)
         if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and tool.direct:
-            # Refused for its form, before anything ran; the SDK knows how to mend that.
+            # Refused for its format, before anything ran; the SDK supports other versions.
             return await session.call(tool.name, arguments, context.report, direct=False)
         return answer
 
     async def _renewed(self, old: Session | None) -> Session:
-        """The session after this one, which is being opened. `NotSent` where none is, or it cannot be."""
+        """Wait for the session after this one. Raises `NotSent` where none is being opened, or that fails."""
         async with asyncio.timeout(REOPEN_SECONDS):
             while self._session is None or self._session is old:
                 if not self._renewing:
@@ -197,10 +197,10 @@ class McpTool:
 
 
 def prefixed(prefix: str, name: str) -> str:
-    """`github` and `search` make `github_search`; a name that starts so already is kept."""
+    """Add a prefix: `github` and `search` make `github_search`; a name with the prefix is kept."""
     return name if not prefix or name.startswith(f"{prefix}_") else f"{prefix}_{name}"
 
 
 def legal_prefix(server: str) -> str:
-    """A server's name as the start of its tools' names."""
+    """Return a server's name as a legal prefix."""
     return _ILLEGAL.sub("_", server).strip("_")

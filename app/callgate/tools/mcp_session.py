@@ -1,8 +1,8 @@
 """One session with a server, from connecting to closing, inside a task of its own.
 
-The SDK's client has to be left in the task that entered it, and cancelling that task twice makes it hang. So nobody
-else touches it: the task is told to end by an event, and cancelled once if it does not. Calls come from the tasks of
-requests and go over the link, or through the client where the link has no way of its own.
+The SDK's client has to be closed in the task that opened it, and cancelling that task twice makes it hang. So the task is
+ended by an event, and cancelled once if it does not end. Calls come from the tasks of requests and use the link directly, or
+the client where the link cannot bypass the SDK.
 """
 
 import asyncio
@@ -26,39 +26,39 @@ from callgate.tools.mcp_wire import Gone, NotSent, RpcAnswer, RpcError, Terms, U
 from callgate.tools.source_supervisor import CannotOpen, reason
 
 ASK_SECONDS = 20.0
-"""For an answer to anything but a tool call: a greeting, a list."""
+"""The timeout of requests other than tool calls: initialization, lists."""
 STOP_SECONDS = 3.5
-"""For an orderly end. Less than a source has to close, so that the disorderly one also fits."""
+"""The timeout for an orderly end. Less than a source's timeout for closing, so that there is time to abort."""
 ABORT_SECONDS = 0.5
 RELIST_SECONDS = 0.25
-"""Between two lists. Some servers announce each of fifty tools by itself."""
+"""The least interval between two lists, because some servers announce each tool separately."""
 LISTEN_AGAIN_SECONDS = 2.0
 FOREVER = 86_400.0
-"""The toolbox keeps the time of a call; the SDK would take its own otherwise."""
+"""The SDK's timeout of a call, because the toolbox enforces another."""
 MAX_PAGES = 100
 MAX_TOOLS = 2_000
 CLIENT = types.Implementation(name="callgate", version=__version__)
 
 
 class Link(Transport, Protocol):
-    """A way to a server: a transport for the SDK, and what a session needs besides."""
+    """A connection to a server: a transport for the SDK, and further methods for a session."""
 
     transport: str
-    """What messages go over, as OpenTelemetry calls it."""
+    """The transport's name in OpenTelemetry."""
     direct: bool
-    """Whether it has a way of its own, past the SDK: `ask`."""
+    """Whether calls can bypass the SDK, by `ask`."""
     gone: "asyncio.Future[str]"
     """Done when the server cannot be reached over this link any more, with the reason; empty if we closed it."""
     trouble: str
-    """The last thing that went wrong below the protocol; says more than the SDK's error."""
+    """The last error below the protocol, more precise than the SDK's error."""
 
     @property
     def session_id(self) -> str:
-        """The server's id of the session; empty where it has none."""
+        """The server's id of the session; empty if there is none."""
         ...
 
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
-        """Take the terms of the session, and what to call when the tools, or the server itself, need a look."""
+        """Set the terms of the session, and a function to call when the tools or the server should be checked."""
         ...
 
     async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer: ...
@@ -84,7 +84,7 @@ class Session:
         link.gone.add_done_callback(lambda _: self._leave())
 
     async def open(self) -> None:
-        """Connect and list. Raises what went wrong; then nothing is left of it."""
+        """Connect and list the tools. Raises the first error, after cleaning up."""
         self._task = asyncio.create_task(self._live(), name="session of a tool server")
         try:
             await asyncio.wait([self._opened, self._task], return_when=asyncio.FIRST_COMPLETED)
@@ -95,7 +95,7 @@ class Session:
             raise CannotOpen(self._why)
 
     async def lost(self) -> str:
-        """Returns when the session is over, with the reason."""
+        """Wait for the end of the session; return the reason."""
         await self._ended.wait()
         return self._why
 
@@ -107,12 +107,12 @@ class Session:
         await self._abort(ABORT_SECONDS)
 
     def check(self) -> None:
-        """List the tools again: to see whether the server is still there, or because it says that they changed."""
+        """List the tools again, because they changed, or to check whether the server is still there."""
         self._changed = True
         self._stirred.set()
 
     async def call(self, name: str, arguments: Mapping[str, Any], report: Report, *, direct: bool) -> RpcAnswer:
-        """Call a tool. `Gone` where the server went away; anything else a server says is an answer."""
+        """Call a tool. Raises `Gone` where the connection was lost."""
         if self._ended.is_set() or self._client is None:
             raise NotSent("the session has ended")
         if (trace := TRACE.get()) is not None:
@@ -162,7 +162,7 @@ class Session:
             ) as client:
                 await self._attend(client)
         except asyncio.CancelledError:
-            pass  # ours, or the SDK's: when a transport breaks it cancels whoever holds the client
+            pass  # ours, or the SDK's, which cancels the client's task when a transport breaks
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - whatever it was, the session is over and says why
             first: BaseException = error
             while isinstance(first, BaseExceptionGroup):
@@ -201,7 +201,7 @@ class Session:
                 await _ended(listening)
 
     async def _listed_again(self, client: Client) -> bool:
-        """False where the server has no time for it: one that does a thing at a time may be in a long call."""
+        """List the tools again; False where the server did not answer in time, perhaps because of a long call."""
         self._changed = False
         try:
             await self._list(client)
@@ -231,7 +231,7 @@ class Session:
         except MCPError as error:
             if error.code != types.METHOD_NOT_FOUND:
                 raise
-            return [], None  # a server may have other things to offer than tools
+            return [], None  # a server without tools
         except ValidationError:
             if not self._link.direct:
                 raise
@@ -239,13 +239,13 @@ class Session:
         return page.tools, page.next_cursor
 
     async def _lenient_page(self, cursor: str | None) -> tuple[list[types.Tool], str | None]:
-        """The SDK refuses a whole list for one odd tool. Here each stands for itself, and the registry judges it."""
+        """Read a page of tools one by one, because the SDK refuses a whole list for one invalid tool."""
         async with asyncio.timeout(ASK_SECONDS):
             answer = await self._link.ask("tools/list", {} if cursor is None else {"cursor": cursor}, ignore_progress)
         page = _pages.decode(answer.raw)
         tools: list[types.Tool] = []
         for raw in page.tools:
-            with contextlib.suppress(ValidationError):  # nothing that could be called by a name
+            with contextlib.suppress(ValidationError):  # not even a name
                 tools.append(types.Tool.model_validate_json(bytes(raw)))
         return tools, page.next_cursor
 
@@ -254,14 +254,14 @@ class Session:
             self.check()
 
     async def _listen(self, client: Client) -> None:
-        """From 2026-07-28 on, changes are sent to those who subscribe to them."""
+        """Subscribe to changes, as required since 2026-07-28."""
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as events:
                     async for _ in events:
                         self.check()
             except (SubscriptionLost, TimeoutError):
-                pass  # asked again below, and what was missed is listed
+                pass  # subscribed again below, after which the tools are listed
             except (ListenNotSupportedError, MCPError, anyio.ClosedResourceError, anyio.BrokenResourceError):
                 return
             await asyncio.sleep(LISTEN_AGAIN_SECONDS)
@@ -275,7 +275,7 @@ class Session:
         self._stirred.set()
 
     async def _abort(self, patience: float) -> None:
-        """Cancel the task, once, and let it go if it does not end."""
+        """Cancel the task, once, and abandon it if it does not end."""
         assert self._task is not None
         if self._task.done() or self._aborted:
             return
@@ -299,4 +299,4 @@ async def _ended(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.wait([task])
     if not task.cancelled():
-        task.exception()  # seen: the session is over either way
+        task.exception()  # marks it as retrieved: the session is over

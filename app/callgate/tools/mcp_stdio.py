@@ -1,7 +1,7 @@
 """The MCP transport over a child's standard streams.
 
-The SDK holds the session; a tool call goes past it: its line is written here and its answer taken out of the stream
-before the SDK sees it. Ids of our calls are texts and the SDK's are numbers, so the two never meet.
+The SDK has the session; a tool call bypasses it: its line is written here and its answer is taken out of the stream before
+the SDK. The ids of our calls are strings and the SDK's are numbers.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ from callgate.tools.mcp_wire import (
 )
 
 MAX_FOR_SDK = 256
-"""Messages that wait for the SDK. A server that sends more at once waits for it too, and with it its answers."""
+"""Queued messages for the SDK, beyond which reading from the server is paused."""
 RETRY_SECONDS = 0.01
 MAX_SKIPPED_BYTES = 256 * 1024 * 1024
-"""Of one line. What has not ended by then is no message."""
+"""The longest line."""
 
 
 class StdioLink:
-    """One life of a server's process. To the SDK a transport, to a session a way past the SDK."""
+    """The connection to one server process: a transport for the SDK, and direct calls for a session."""
 
     direct = True
     transport = "pipe"
@@ -81,7 +81,7 @@ class StdioLink:
             self._child.write(request(id, method, params, self._terms) + b"\n")
             return await waiting.answer(report)
         except asyncio.CancelledError:
-            with contextlib.suppress(NotReading):  # then it will not read this either
+            with contextlib.suppress(NotReading):  # the cancellation would not be read either
                 self._child.write(cancellation(id) + b"\n")
             raise
         except NotReading:
@@ -101,7 +101,7 @@ class StdioLink:
         return for_sdk, from_sdk
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._ended("")  # from here on its end is our doing
+        self._ended("")  # closed by us
         try:
             if self._child is not None:
                 await self._child.stop(in_haste=kind is not None)
@@ -112,7 +112,7 @@ class StdioLink:
                 await asyncio.wait([self._writing])
 
     def kill(self) -> None:
-        """End the process at once, and with it everything that waits for it."""
+        """Kill the process at once, and fail the waiting calls."""
         if self._child is not None:
             self._child.kill()
         self._ended("")
@@ -129,7 +129,7 @@ class StdioLink:
                 except NotReading:
                     self._ended("it does not read what it is sent")
 
-    # What the server says -------------------------------------------------------------------------
+    # Messages of the server -----------------------------------------------------------------------
 
     def _received(self, data: bytes) -> None:
         for line in self._lines.feed(data):
@@ -167,7 +167,7 @@ class StdioLink:
         return True
 
     def _route_in_part(self, line: Line) -> None:
-        """An answer that was too long. Whose it is stands at one of its ends."""
+        """Route an answer that was too long, by the id at its beginning or end."""
         id = id_in_head(line.data) or id_in_tail(line.tail)
         waiting = self._waiting.get(id or "")
         if waiting is None:
@@ -181,7 +181,7 @@ class StdioLink:
         try:
             message = jsonrpc_message_adapter.validate_json(data, by_name=False)
         except ValidationError:
-            return  # JSON, and not the protocol's
+            return  # JSON, but no message of the protocol
         self._backlog.append(SessionMessage(message))
         if self._again is None:
             self._hand_over()

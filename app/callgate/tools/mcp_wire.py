@@ -1,7 +1,7 @@
-"""MCP on the wire, as far as a tool call needs it: requests written, lines cut, answers read.
+"""The MCP messages of tool calls: writes requests, splits lines, reads answers.
 
-The SDK does the same for everything, at the price of several models and tasks for each call. What is read here is
-no more than a call needs, and all of it is bounded: a message that is too long is read as far as it is kept.
+The SDK needs several models and tasks for each call. Here only the fields for a call are read, and all sizes are bounded: of
+a message that is too long the beginning is read.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from callgate.conversation.ports import Report
 from callgate.http.trace_context import trace_headers
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
-"""Of one message: an image as large as providers take, in base64, and some around it."""
+"""The limit of a message: the largest image that providers take, in base64, and some more."""
 TAIL_BYTES = 256
-"""Of a message that was too long: servers in TypeScript write the id last."""
+"""Bytes at the end of a message that was too long, where servers in TypeScript write the id."""
 
 _MODERN_META = "io.modelcontextprotocol/"
 _LAST_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,64})"\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
@@ -32,7 +32,7 @@ class Terms:
 
     version: str
     modern: bool
-    """Whether each request says by itself who asks and in which version, as from 2026-07-28 on."""
+    """Whether each request has the client and the version, as required since 2026-07-28."""
     client: Mapping[str, str] = field(default_factory=dict)
 
     def meta(self, token: str) -> dict[str, Any]:
@@ -47,27 +47,27 @@ class Terms:
 
 
 class Gone(Exception):
-    """The way to the server is closed. What was sent may or may not have had an effect."""
+    """The connection to the server is lost. What was sent may or may not have had an effect."""
 
     sent = True
 
 
 class NotSent(Gone):
-    """The same, but nothing of the call reached the server."""
+    """The connection is lost, and nothing of the call reached the server."""
 
     sent = False
 
 
 SESSION_FORGOTTEN = "it no longer knows our session"
-"""Why a link is gone where the server is well and has only forgotten who we are."""
+"""The reason where the server is running and has only lost the session."""
 
 
 class Forgotten(NotSent):
-    """The server runs and does not know our session. It refused the call for that alone."""
+    """The server does not know our session, and refused the call for that."""
 
 
 class Unreadable(Exception):
-    """Raised for an answer that the protocol does not allow. The text is for the model."""
+    """Raised for an answer that is invalid by the protocol. The text is for the model."""
 
 
 class RpcError(msgspec.Struct):
@@ -83,7 +83,7 @@ class Resource(msgspec.Struct):
 
 
 class Content(msgspec.Struct):
-    """A piece of a result, of whatever type: what a type does not have is not there."""
+    """A part of a result, with the fields of all types."""
 
     type: str = ""
     text: str | None = None
@@ -102,7 +102,7 @@ class Result(msgspec.Struct):
 
 
 class RpcMessage(msgspec.Struct):
-    """Anything that a server says."""
+    """A message of a server."""
 
     id: int | str | None = None
     method: str | None = None
@@ -127,7 +127,7 @@ class RpcAnswer:
     missing: int = 0
     """Bytes of the message that were not kept."""
     raw: msgspec.Raw = field(default_factory=msgspec.Raw, repr=False, compare=False)
-    """The result as it came, for those who asked for something else than a tool's result."""
+    """The undecoded result, for requests other than tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +156,12 @@ def encoded(message: Mapping[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(message)
     except (OverflowError, UnicodeEncodeError, msgspec.MsgspecError):
-        # integers beyond 64 bits and the like: the slower writer takes them
+        # Values that msgspec does not take, such as integers beyond 64 bits.
         return json.dumps(message, separators=(",", ":")).encode()
 
 
 def batch_of(data: bytes) -> list[bytes]:
-    """The messages of a batch, which the protocol once had; a single one is returned as it is."""
+    """Split a batch, which the protocol once had, into messages."""
     if not data.lstrip().startswith(b"["):
         return [data]
     try:
@@ -171,7 +171,7 @@ def batch_of(data: bytes) -> list[bytes]:
 
 
 def read_message(data: bytes) -> RpcMessage | None:
-    """The message, or None where this is none."""
+    """Read a message; None where it is invalid."""
     try:
         return _message.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -179,7 +179,7 @@ def read_message(data: bytes) -> RpcMessage | None:
     if not data.lstrip().startswith(b"{"):
         return None
     try:
-        # lone surrogates, broken UTF-8 and NaN spoil a value, not the answer that it stands in
+        # Lone surrogates, invalid UTF-8 and NaN make single values invalid, not the whole message.
         read = json.loads(data.decode("utf-8", "replace"), parse_constant=lambda _: None)
         return _message.decode(json.dumps(read, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError, msgspec.MsgspecError):
@@ -187,7 +187,7 @@ def read_message(data: bytes) -> RpcMessage | None:
 
 
 def answer_in(message: RpcMessage) -> RpcAnswer:
-    """The answer that a response carries."""
+    """Return the answer in a response."""
     if message.error is not None:
         return RpcAnswer(error=message.error)
     try:
@@ -197,12 +197,12 @@ def answer_in(message: RpcMessage) -> RpcAnswer:
 
 
 def answer_from(result: Mapping[str, Any]) -> RpcAnswer:
-    """The answer in a result that is decoded already."""
+    """Return the answer for a result that is decoded already."""
     return _converted(dict(result), 0)
 
 
 def answer_in_part(head: bytes, missing: int) -> RpcAnswer:
-    """Read an answer of which only the front was kept."""
+    """Read an answer of which only the beginning was kept."""
     try:
         message = pydantic_core.from_json(head, allow_partial="trailing-strings")
     except ValueError as error:
@@ -219,7 +219,7 @@ def id_in_tail(tail: bytes) -> str | None:
 
 
 def id_of_unreadable(data: bytes) -> str | None:
-    """Return the id in a message that cannot be read as an answer: it stands at one of its ends."""
+    """Find the id in a message that cannot be parsed, at its beginning or end."""
     return id_in_head(data) or id_in_tail(data[-TAIL_BYTES:])
 
 
@@ -229,7 +229,7 @@ def id_in_head(head: bytes) -> str | None:
 
 
 def progress_of(message: RpcMessage) -> tuple[int | str | None, RpcProgress] | None:
-    """The id of the call that a notification is about, and its progress."""
+    """Return the id of the call that a progress notification is about, and its progress."""
     try:
         read = _progress.decode(message.params)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -242,7 +242,7 @@ def progress_of(message: RpcMessage) -> tuple[int | str | None, RpcProgress] | N
 
 
 class Waiting:
-    """A call under way: fed by whoever reads, awaited by whoever called. The latest progress counts, and the first answer."""
+    """A running call: fed by the reader, awaited by the caller. The latest progress counts, and the first answer."""
 
     __slots__ = ("_answer", "_error", "_news", "_progress")
 
@@ -290,14 +290,14 @@ class Line:
 
 
 class Lines:
-    """Cuts a stream at its newlines. Of a line that is too long the front is kept, and the last few bytes."""
+    """Splits a stream into lines. Of a line that is too long the beginning and the last bytes are kept."""
 
     def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max = max_bytes
         self._kept = bytearray()
         self._tail = b""
         self.missing = 0
-        """What was not kept of the line that is being read."""
+        """The number of dropped bytes of the current line."""
 
     def feed(self, data: bytes) -> Iterator[Line]:
         *whole, rest = data.split(b"\n")
@@ -310,7 +310,7 @@ class Lines:
         self._take(rest)
 
     def rest(self) -> Line:
-        """Return what stands after the last newline."""
+        """Return the data after the last newline."""
         return self._line()
 
     def _take(self, piece: bytes) -> None:
