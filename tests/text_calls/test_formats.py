@@ -68,6 +68,27 @@ HARMONY = (
 GEMMA = '<|tool_call>call:get_weather{city:<|"|>A<|"|>}'
 
 
+LISTS = {
+    "hermes": "<tool_call>[{}]</tool_call>",
+    "tool_calls": "<tool_calls>[{}]</tool_calls>",
+    "nemotron": "<TOOLCALL>[{}]</TOOLCALL>",
+    "granite": "<|tool_call|>[{}]",
+    "phi4": "functools[{}]",
+    "mistral": "[TOOL_CALLS] [{}]",
+}
+"""How a list of calls is written."""
+
+
+def list_cases(format: str) -> list[Any]:
+    """A bracket too many breaks the call it stands behind, in a list as elsewhere."""
+    around, weather = LISTS[format], broken("get_weather", "invalid_json")
+    return [
+        case(format, around.replace("{}", WEATHER_JSON + "}"), incomplete=[weather]),
+        case(format, around.replace("{}", WEATHER_JSON + "\n }"), incomplete=[weather]),
+        case(format, around.replace("{}", f"{TIME_JSON}, {WEATHER_JSON}}}"), [TIME], [weather]),
+    ]
+
+
 def bare_cases(format: str) -> list[Any]:
     """Both formats of bare JSON read the same."""
     return [
@@ -298,6 +319,7 @@ CASES = [
         incomplete=[broken("get_weather", "invalid_markup")],
     ),
     case("hermes", "<tool_call>[" + WEATHER_JSON + "," + TIME_JSON + "]</tool_call>", [WEATHER, TIME]),
+    *(each for format in LISTS for each in list_cases(format)),
     case(
         "hermes",
         "<tool_call>```json\n" + WEATHER_JSON + "\n```\n</tool_call>",

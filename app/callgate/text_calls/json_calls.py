@@ -54,6 +54,8 @@ class JsonBody:
     """Blanks behind a body without end mark: they belong to the prose that follows."""
     is_followed: bool = False
     """Another value comes before the end."""
+    bracket_behind: bool = False
+    """A closing bracket that closes nothing stands where the body broke."""
 
     @property
     def is_blank(self) -> bool:
@@ -82,9 +84,11 @@ def read_body(cursor: TextCursor, ends: Ends, watch: tuple[str, ...] = ()) -> St
         yield from cursor.space(after.append)
     at_end, mark = yield from _end(cursor, ends, fenced and not closed_fence)
     if scan.state is State.BROKEN:
+        bracket_behind = (yield from cursor.peek()) == "}"
         if not at_end:
             mark = yield from _skip(cursor, ends)
-        return JsonBody(text, scan, unread_flaw if at_end else Flaw.INVALID_JSON, mark, repaired)
+        flaw = unread_flaw if at_end else Flaw.INVALID_JSON
+        return JsonBody(text, scan, flaw, mark, repaired, bracket_behind=bracket_behind)
     is_fence_open = fenced and not closed_fence and not cursor.dry
     if at_end and not is_fence_open:
         return JsonBody(text, scan, None, mark, repaired)
@@ -148,10 +152,12 @@ class CallObjects:
             yield cut_off(flaw=body.flaw or Flaw.INVALID_JSON)
             return
         spoilt = body.flaw if scan.state is State.CLOSED else None
-        for entry in scan.entries:
-            flaw = spoilt if entry.end >= 0 else body.flaw
-            yield self.one_written(entry, body.text, flaw, repaired=body.repaired)
         last_is_whole = bool(scan.entries) and scan.entries[-1].end >= 0
+        if last_is_whole and body.bracket_behind and not body.text[scan.entries[-1].end :].strip():
+            last_is_whole = False
+        for at, entry in enumerate(scan.entries, 1):
+            is_whole = entry.end >= 0 and (last_is_whole or at < len(scan.entries))
+            yield self.one_written(entry, body.text, spoilt if is_whole else body.flaw, repaired=body.repaired)
         if scan.state is State.CLOSED or (last_is_whole and scan.state is State.OPEN):
             return
         if not scan.entries or (last_is_whole and body.flaw is Flaw.INVALID_JSON):
