@@ -35,7 +35,7 @@ async def found_run(manager: RuntimeManager, id: str, only: str | None) -> Recor
     found = await read_runs(manager.shared.recorder.get, id)
     if found is not None and only in (None, found.row.key):
         return found
-    place = None if found is not None or manager.run_news is None else await manager.run_news.place_of(id)
+    place = None if found is not None else await manager.place_of(id)
     if place is None or only not in (None, place.key):
         raise no_such_run(id)
     raise ChatError(

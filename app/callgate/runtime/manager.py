@@ -20,11 +20,11 @@ from callgate.config.watch import changes, digest_of
 from callgate.conversation.ids import new_id
 from callgate.runtime.builders.errors import BadEntry
 from callgate.runtime.builders.models import model_entries
-from callgate.runtime.builders.stores import claims_of, news_of, responses_of, run_streams_of, store_of
+from callgate.runtime.builders.stores import claims_of, news_of, responses_of, run_sockets_of, run_streams_of, store_of
 from callgate.runtime.builders.tools import import_tools
 from callgate.runtime.lease import OpenRuntime
 from callgate.runtime.reload import ConfigSource, ReloadResult, changed_blocks, needs_restart, reads_otherwise
-from callgate.runtime.run_news import RunNews
+from callgate.runtime.run_news import RunNews, RunPlace
 from callgate.runtime.runtime import Runtime
 from callgate.runtime.shared import SharedResources
 from callgate.runtime.siblings import Siblings
@@ -69,6 +69,7 @@ class RuntimeManager:
         self._news = news_of(config, self._on_news)
         self.run_news = None if self._news is None else RunNews(self.shared.recorder, self.store, self._news.say)
         """The news of runs between the processes that share a Redis."""
+        self._run_sockets = run_sockets_of(config, self.shared.recorder)
         self.run_streams = run_streams_of(config)
         """The streams of running runs, for clients of other processes."""
         self.closers: list[Callable[[], Awaitable[None]]] = []
@@ -85,6 +86,11 @@ class RuntimeManager:
     def is_ready(self) -> bool:
         """True if a load balancer should send requests here; not while fewer than half of the workers are left."""
         return self._is_open and (self._siblings is None or self._siblings.are_enough)
+
+    async def place_of(self, run: str) -> RunPlace | None:
+        """Return which other process has a run, of those that share a Redis or a data folder; None where none says so."""
+        others = self.run_news or self._run_sockets
+        return None if others is None else await others.place_of(run)
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics of all workers, and their content type."""
@@ -115,6 +121,8 @@ class RuntimeManager:
             await self._siblings.open(lambda: self.metrics.exposition()[0])
         if self._news is not None:
             self._news.open()
+        if self._run_sockets is not None:
+            await self._run_sockets.open()
         self._is_open = True
         return self
 
@@ -124,6 +132,8 @@ class RuntimeManager:
             await close()
         if self._siblings is not None:
             await self._siblings.close()
+        if self._run_sockets is not None:
+            await self._run_sockets.close()
         if self._news is not None:
             await self._news.close()
         if self.run_news is not None:

@@ -10,9 +10,11 @@ from callgate.config.schema import Config
 from callgate.ledger.database import Database, DatabaseAway
 from callgate.ledger.shared import SharedLedger, open_ledger
 from callgate.ledger.sqlite import FILE, DamagedLedger, check_ledger, is_gone
+from callgate.recorder.recorder import Recorder
 from callgate.recorder.recording import RecordPolicy
 from callgate.runtime.builders.errors import BadEntry
 from callgate.runtime.ledger_store import LedgerStore
+from callgate.runtime.run_sockets import RunSockets
 from callgate.stores.claims import Claims, LockedProcesses, OneProcess, PulsingProcesses
 from callgate.stores.disk import DiskStore
 from callgate.stores.memory import MemoryStore
@@ -64,6 +66,13 @@ def fleet_of(config: Config, on_lost: Callable[[int], None]) -> "Fleet | None":
     from callgate.fleet.fleet import Fleet
 
     return Fleet(config.store.redis_url.get_secret_value(), config.store.prefix, on_lost)
+
+
+def run_sockets_of(config: Config, recorder: Recorder) -> RunSockets | None:
+    """Build what says to other processes which runs are here, where they share a data folder and no Redis."""
+    if config.data_dir is None or config.store.redis_url is not None:
+        return None
+    return RunSockets(recorder, Path(config.data_dir))
 
 
 def claims_of(config: Config, store: KeyValueStore, process: Callable[[], str]) -> Claims:
