@@ -30,6 +30,10 @@ async def serving(upstream: Upstream, folder: Path, **options: Any) -> AsyncIter
         yield client
 
 
+def sockets_in(folder: Path) -> list[Path]:
+    return list(folder.glob("*.sock"))
+
+
 @contextlib.asynccontextmanager
 async def under_way(upstream: Upstream, client: httpx.AsyncClient, headers: dict[str, str]) -> AsyncIterator[str]:
     """A run whose tool is at work."""
@@ -58,7 +62,7 @@ async def test_it_is_said_which_process_has_a_run_that_is_under_way(upstream: Up
         async with asyncio.timeout(10):
             while (ended := await here.get(f"/v1/runs/{run}", headers=alice)).status_code == 404:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # a thread writes it, and nobody is told
-    assert await asyncio.to_thread(list, tmp_path.glob("*.sock")) == []
+    assert sockets_in(tmp_path) == []
 
     for answer in (elsewhere, export):
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "run_not_here")
