@@ -39,3 +39,9 @@ async def test_every_refusal_has_the_shape_of_its_path(
     assert set(body) == {"type", "error", "request_id"}
     assert (body["type"], body["request_id"]) == ("error", "req-7")
     assert set(usual.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_calls_side_by_side_that_meet_the_same_error_are_one_error() -> None:
+    taken = [ChatError(503, "Another process carries this run on.", code="run_taken_over") for _ in range(2)]
+    assert errors.as_chat_error(BaseExceptionGroup("two", taken)) is taken[0]
+    assert errors.as_chat_error(BaseExceptionGroup("two", [taken[0], ValueError("ours")])).status == 500

@@ -93,8 +93,8 @@ async def working(stores: Stores, pool: str = "gpu", concurrency: int = 1) -> As
 class Proxy:
     """What a proxy has of a fleet, without a server around it."""
 
-    def __init__(self, shared: SharedLedger, fleet: Fleet, registry: Registry) -> None:
-        self.shared, self.fleet, self.registry = shared, fleet, registry
+    def __init__(self, shared: SharedLedger, fleet: Fleet, ledger: FleetLedger, registry: Registry) -> None:
+        self.shared, self.fleet, self.fleet_ledger, self.registry = shared, fleet, ledger, registry
         self.database = shared.database
         self.said: list[tuple[str, float | None]] = []
 
@@ -164,7 +164,7 @@ async def proxying(stores: Stores) -> AsyncIterator[Proxy]:
         return Web()
 
     try:
-        yield Proxy(shared, fleet, registry_of(config, no_web, threads, processes, fleet=fleet))
+        yield Proxy(shared, fleet, ledger, registry_of(config, no_web, threads, processes, fleet=fleet))
     finally:
         await fleet.close()
         await processes.close()

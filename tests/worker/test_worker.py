@@ -292,7 +292,11 @@ async def test_whoever_can_write_to_redis_alone_neither_answers_nor_kills_a_call
             heard.append(await client.publish(control_channel(prefix, fleet.redis), each))
         assert heard == [1] * 6
         assert await call == Returned("rested")
+        order = revoke_message("nobody_runs_it", control_exchange(prefix), await proxy.fleet_ledger.key())
+        assert await client.publish(control_channel(prefix, fleet.redis), order) == 1
+        assert await proxy.call("add", a=1, b=1) == Returned("2")
     assert worker.log.count("not signed with the key") >= 2
+    assert "Failed to mark" not in worker.log
 
 
 async def test_a_call_that_takes_too_long_is_killed_by_its_proxy_and_else_by_its_worker(

@@ -41,8 +41,10 @@ def as_chat_error(failure: BaseException) -> ChatError:
     """Return the error for the client. Any exception but our own errors becomes a 500 without details."""
     if isinstance(failure, ChatError):
         return failure
-    if isinstance(failure, BaseExceptionGroup) and len(failure.exceptions) == 1:
-        return as_chat_error(failure.exceptions[0])
+    if isinstance(failure, BaseExceptionGroup):
+        first, *others = failure.exceptions
+        if all(isinstance(each, ChatError) for each in others):  # calls side by side met the same
+            return as_chat_error(first)
     log.error("request_failed", exc_info=failure)
     return ChatError(500, SERVER_ERROR, type="server_error")
 

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from celery import Celery
+from celery.backends.base import DisabledBackend
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.prefork import TaskPool
+from celery.states import STARTED
 
 from callgate.fleet.message import TASK, control_exchange, queue_of
 from callgate.worker import transport
@@ -31,15 +33,22 @@ class _Prefork(TaskPool):  # type: ignore[misc]  # celery has no types
     Pool = _AttentivePool
 
 
+class NoResults(DisabledBackend):  # type: ignore[misc]  # celery has no types
+    """Results are in the ledger. Asked for the state of a call that is to be killed, it leaves that to the worker that runs it;
+    Celery's own raises, and each other worker would log that."""
+
+    def get_state(self, *_: object) -> str:
+        return str(STARTED)
+
+
 def celery_app(redis_url: str, prefix: str, pools: Sequence[str], key: bytes, *, fresh_process: bool = False) -> Celery:
     """`key` is the ledger's, with which orders are signed."""
     transport.use(key)
-    app = Celery("callgate", broker=redis_url, set_as_current=False)
+    app = Celery("callgate", broker=redis_url, backend=f"{__name__}:{NoResults.__name__}", set_as_current=False)
     app.conf.update(
         accept_content=["json"],
         task_serializer="json",
         result_serializer="json",
-        result_backend=None,
         task_ignore_result=True,
         task_acks_late=False,
         task_create_missing_queues=False,
