@@ -1,7 +1,7 @@
-"""Names that every provider takes, made from any text at all: at most 64 of `[A-Za-z0-9_-]`.
+"""Makes names that all providers accept out of any text: at most 64 of `[A-Za-z0-9_-]`.
 
-A legal name is kept. Any other gets a suffix that is a hash of the whole original, so two texts that look
-alike once cleaned stay two names, and the same text gives the same name on every machine and in every order.
+A legal name is kept. Any other gets a suffix with a hash of the whole original, so that different texts have different
+names, and the same text has the same name on every machine.
 """
 
 import hashlib
@@ -9,18 +9,18 @@ import re
 
 MAX_LENGTH = 64
 RESERVED_PREFIX = "callgate__"
-"""Under which a server tool is offered when a client's tool has its name."""
+"""The prefix of a server tool with the same name as a client's tool."""
 
 _HASH_DIGITS = 8
-"""32 bits: among ten thousand tools of one cleaned-up name a clash is a matter of one in a hundred; the
-registry sets such a pair apart as it does any other clash."""
+"""32 bits: among ten thousand tools of one cleaned name the probability of a clash is one in a hundred; the registry resolves
+it like any other clash."""
 MAX_STEM = MAX_LENGTH - _HASH_DIGITS - 1
-"""What is left of a text in front of its hash."""
+"""The longest part of a text before its hash."""
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def legal_name(text: str) -> str:
-    """`text` if it is a legal name, else the nearest legal name with a hash of `text` behind it."""
+    """Return `text` if it is a legal name, else a cleaned name with a hash of `text`."""
     if is_legal(text):
         return text
     return hashed_name(text, text)
@@ -31,9 +31,9 @@ def is_legal(text: str) -> bool:
 
 
 def hashed_name(text: str, identity: str, prefix: str = "") -> str:
-    """A legal name that starts like `text` and differs from others of its kind by a hash of `identity`.
+    """Return a legal name that starts like `text`, with a hash of `identity`.
 
-    It never comes to lie under our own prefix, unless that is the `prefix` asked for.
+    It never begins with our own prefix, unless that is the given `prefix`.
     """
     digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_DIGITS]
     stem = _ILLEGAL.sub("_", text).strip("_")

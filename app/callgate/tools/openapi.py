@@ -1,7 +1,7 @@
-"""Many tools from one OpenAPI document: an operation each, run as an `HttpEndpoint`.
+"""Tools from an OpenAPI document: one for each operation, run as an `HttpEndpoint`.
 
-The document stands in a file, which is read at the start, or at an address, from which it is fetched when the source
-opens. What an operation asks for that we do not do leaves that operation out, with the reason, and no other.
+The document is a file, which is read at the start, or a URL, which is fetched when the source opens. An operation with
+unsupported features is left out, with the reason.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from callgate.tools.openapi_schema import Dictionary
 from callgate.tools.tool_filter import nearest
 
 MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
-"""The largest public ones have half of that."""
+"""Twice the size of the largest public documents."""
 ACCEPTED = "application/json, text/plain;q=0.9, */*;q=0.5"
-"""Many servers have a page for people, and give it to whoever does not say otherwise."""
+"""Without an Accept header many servers send a web page."""
 
 _RENAME_PLACE = re.compile(r"\{(?:name|method|tag)\}")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]+")
@@ -35,7 +35,7 @@ _SAFETY = {"GET": Safety.READ_ONLY, "HEAD": Safety.READ_ONLY, "DELETE": Safety.D
 
 
 class Unavailable(Exception):
-    """The document could not be fetched, and why."""
+    """Raised where the document could not be fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +51,34 @@ class OperationFilter:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The operator's settings of an API, beside the address of its document."""
+    """The operator's settings of an API, except for the place of its document."""
 
     base_url: str | None = None
     auth: Mapping[str, str] = field(default_factory=dict)
-    """By the names of the document's security schemes."""
+    """Credentials by the names of the document's security schemes."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Sent with every call."""
     selection: OperationFilter = OperationFilter()
     rules: AddressRules = PUBLIC_ONLY
     policy: Policy = DEFAULT_POLICY
     safety: Safety | None = None
-    """Of all its tools; else the method of each says it."""
+    """The class of all its tools; by default it depends on their methods."""
     path_values: PathValues = PathValues.ONE_SEGMENT
     prefix: str = ""
-    """Goes before the names of its tools, with `_` between; empty for none."""
+    """The prefix for the names of its tools, without the `_`; empty for none."""
     rename: Mapping[str, str] = field(default_factory=dict)
-    """Names of operations, or globs, and what their tools are called: a text with places `{name}`, `{method}`, `{tag}`."""
+    """New names of tools, with placeholders `{name}`, `{method}`, `{tag}`, by operation names or globs."""
 
 
 class OpenApiSource:
-    """The tools of one document."""
+    """The source of one document's tools."""
 
     kind = "openapi"
 
     def __init__(self, name: str, api: Api, place: str, web: Callable[[], Web] = Web) -> None:
-        """`place` is the document's file or address. A file that cannot be used is a `BadDocument` at once.
+        """`place`: the document's file or URL. An invalid file raises `BadDocument` at once.
 
-        `web` makes the connections, which are the source's own: it may be taken over by another runtime.
+        `web` makes the connections, which belong to the source, because another runtime may take it over.
         """
         self.name = name
         self._make_web = web
@@ -126,7 +126,7 @@ class OpenApiSource:
         return self._tools
 
     def left_out(self) -> tuple[tuple[str, str], ...]:
-        """The operations that are no tools although they were asked for, each with the reason."""
+        """Return the selected operations that are no tools, each with the reason."""
         return self._left_out
 
     async def close(self) -> None:
@@ -160,7 +160,7 @@ class OpenApiSource:
         return tools, left_out
 
     def _check(self, document: OpenApiDocument, operations: Iterable[Operation]) -> None:
-        """Check that everything the operator names is there."""
+        """Raise for names in the settings that are not in the document."""
         words = [word for operation in operations for word in operation.words]
         for pattern in (*self._api.selection.include, *self._api.selection.exclude):
             if pattern != "*" and not fnmatch.filter(words, pattern):
@@ -178,7 +178,7 @@ class OpenApiSource:
                 raise BadDocument(f"`auth` names {name!r}, and its security schemes are: {known}")
 
     def _wanted(self, operation: Operation) -> str:
-        """Return the name of its tool: the first of `rename` that names it, else its own name; then the prefix."""
+        """Return the name of an operation's tool: by the first matching entry of `rename`, else its own, with the prefix."""
         rename = self._api.rename
         pattern = (
             operation.name

@@ -1,7 +1,7 @@
-"""An OpenAPI document as plain values: read from JSON or YAML, its references followed, its servers and auth known.
+"""Reads an OpenAPI document from JSON or YAML, and resolves its references, servers and authentication.
 
-References lead within the document only. What they may lead to is bounded, because a document can come from a server
-and be made to grow without end while it is read.
+References within the document only. Sizes are bounded, because a document may come from a server and grow exponentially when
+its references are followed.
 """
 
 import re
@@ -16,9 +16,9 @@ import yaml
 
 METHODS = ("get", "head", "post", "put", "patch", "delete")
 MAX_REFERENCES = 50
-"""Of references to references. More are a ring."""
+"""The longest chain of references; a longer one is taken for a cycle."""
 MAX_MERGED = 100_000
-"""Entries that merge keys bring in. Merging what was merged multiplies them, so that a small document could be any size."""
+"""Entries added by merge keys, which multiply when they are nested."""
 
 _SUPPORTED = re.compile(r"3\.[0-2](\.|$)")
 _VARIABLE = re.compile(r"\{([^{}]+)\}")
@@ -26,23 +26,23 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 class BadDocument(ValueError):
-    """A document from which no tools can be made, and why. For the operator."""
+    """Raised for a document from which no tools can be made. For the operator."""
 
 
 class LeftOut(ValueError):
-    """An operation that cannot be a tool, and why. The others are not touched by it."""
+    """Raised for an operation that cannot be a tool. Does not affect others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation of a document, not looked into yet."""
+    """One operation of a document, not parsed yet."""
 
     method: str
-    """In capitals."""
+    """In upper case."""
     path: str
     node: Mapping[str, Any]
     item: Mapping[str, Any]
-    """The path's own node: parameters and servers that its operations share."""
+    """The path item, with parameters and servers that its operations share."""
 
     @property
     def title(self) -> str:
@@ -50,7 +50,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Its operationId, else made of method and path."""
+        """Its operationId, else a name from method and path."""
         given = self.node.get("operationId")
         if isinstance(given, str) and given.strip():
             return given.strip()
@@ -58,7 +58,7 @@ class Operation:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The names by which an operator may select it: its name, its method and path, its tags."""
+        """The texts by which it can be selected: its name, its method and path, its tags."""
         tags = self.node.get("tags")
         return (self.name, self.title, *(str(tag) for tag in (tags if isinstance(tags, list) else ())))
 
@@ -75,7 +75,7 @@ class OpenApiDocument:
     """A document of version 3.0, 3.1 or 3.2."""
 
     def __init__(self, root: Mapping[str, Any], address: str | None = None) -> None:
-        """`address` is where it came from, if that is a URL."""
+        """`address`: its URL, if it has one."""
         version = str(root.get("openapi", ""))
         if not _SUPPORTED.match(version):
             if "swagger" in root:
@@ -105,14 +105,14 @@ class OpenApiDocument:
     def operations(self) -> Iterator[Operation]:
         for path, item in self._paths.items():
             if not str(path).startswith("/"):
-                continue  # extensions (`x-…`) stand here too
+                continue  # extensions (`x-…`)
             whole = self.followed(item)
             for method in METHODS:
                 if isinstance(node := whole.get(method), Mapping):
                     yield Operation(method.upper(), str(path), node, whole)
 
     def followed(self, node: Any) -> Mapping[str, Any]:
-        """Return a node, or what its references lead to."""
+        """Return a node with its references resolved."""
         for _ in range(MAX_REFERENCES):
             if not isinstance(node, Mapping):
                 raise LeftOut("something in it is no mapping where one should be")
@@ -122,7 +122,7 @@ class OpenApiDocument:
         raise LeftOut("a reference leads round in a ring")
 
     def at(self, reference: str) -> Any:
-        """The node that a reference names."""
+        """Return the node that a reference names."""
         if not reference.startswith("#"):
             raise LeftOut(f"`$ref: {reference[:100]}` leads out of the document, and nothing is fetched")
         node: Any = self.root
@@ -137,7 +137,7 @@ class OpenApiDocument:
         return node
 
     def server(self, operation: Operation) -> str:
-        """Return the URL of an operation's server, as the document has it."""
+        """Return the URL of an operation's server, by the document."""
         for node in (operation.node, operation.item, self.root):
             servers = node.get("servers")
             if isinstance(servers, list) and servers and isinstance(servers[0], Mapping):
@@ -149,7 +149,7 @@ class OpenApiDocument:
         if not found.startswith(("http://", "https://")):
             raise LeftOut(f"its server `{server}` is no address; `base_url` can say where it is")
         if self.address and _origin(found) != _origin(self.address):
-            # What a document from the net says must not decide who is sent the credentials.
+            # A document from the network must not decide where credentials are sent.
             raise LeftOut(
                 f"its server {found} is another than the document's; if that is meant, say so with `base_url`"
             )
@@ -161,7 +161,7 @@ class OpenApiDocument:
         return schemes if isinstance(schemes, Mapping) else {}
 
     def credentials(self, operation: Operation, auth: Mapping[str, str]) -> Credentials:
-        """For the first way of the operation's that `auth` has everything for; none where it asks for none."""
+        """Return the credentials for the operation's first security requirement that `auth` satisfies; none if it needs none."""
         ways = operation.node.get("security", self.root.get("security"))
         for way in ways if isinstance(ways, list) else ():
             if isinstance(way, Mapping) and way and all(name in auth for name in way):
@@ -226,21 +226,21 @@ def _parsed(text: str) -> Any:
         AttributeError,
         LookupError,
         TypeError,
-    ):  # PyYAML trusts a tag: `!!int abc` fails as Python does
+    ):  # from PyYAML for an invalid tagged value such as `!!int abc`
         raise BadDocument("not readable as YAML: a value is not what its tag or its looks promise") from None
 
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The one in C reads ten times faster, and such documents can be long."""
+"""The loader in C is ten times as fast, which matters for long documents."""
 
 
 class _JsonYamlLoader(_Base):  # type: ignore[misc]  # which of the two it is depends on how PyYAML was built
-    """YAML as OpenAPI means it, which is what JSON has: no dates, `no` is a word, and `010` is ten."""
+    """Loads YAML with JSON's types, as OpenAPI requires: no dates, `no` is a string, and `010` is ten."""
 
     merged = 0
 
     def flatten_mapping(self, node: Any) -> None:
-        """Put what merge keys bring in before the node's own entries: of those with one key the last counts."""
+        """Put merged entries before the node's own entries, which take precedence."""
         brought: list[Any] = []
         own: list[Any] = []
         for key, value in node.value:

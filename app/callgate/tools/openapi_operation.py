@@ -1,7 +1,7 @@
-"""One operation of an OpenAPI document as the arguments of a tool, and these as a request again.
+"""Translates an operation of an OpenAPI document to the arguments of a tool, and arguments to a request.
 
-An argument has the name of the parameter it stands for, where that is legal and no other has it. The properties of a
-JSON body stand beside the parameters, as long as the body is required and nothing but properties.
+An argument has the name of its parameter, if that is legal and unique. The properties of a JSON body are arguments beside the
+parameters if the body is required and has only properties; otherwise the body is one argument.
 """
 
 import re
@@ -15,7 +15,7 @@ from callgate.tools.openapi_document import LeftOut, Operation
 from callgate.tools.openapi_schema import Dictionary, Schemas
 
 MAX_DESCRIPTION = 2_000
-"""Characters. Some documents keep their whole manual there, and it is sent with every request."""
+"""Characters of a description, because some are very long and all are sent with every request."""
 MAX_NAME = 64
 BODY = "body"
 
@@ -32,16 +32,16 @@ _OURS = frozenset({
     "host", "content-length", "transfer-encoding", "connection", "cookie", "te", "trailer", "upgrade", "expect",
     "proxy-authorization", "idempotency-key",
 })  # fmt: skip
-"""Headers that are not a model's to write: the specification says so of the first ones, good sense of the others."""
+"""Headers that a model may not set: the first ones by the specification, the others for security."""
 _DELIMITERS = {"form": ",", "spaceDelimited": "%20", "pipeDelimited": "%7C"}
 _USUAL_STYLES = {"path": "simple", "query": "form", "header": "simple", "cookie": "form"}
 _ORDER = ("path", "query", "header", "cookie")
-"""Who gets the plain name, should two places have a parameter of the same one."""
+"""The order of precedence for the plain name, where several places have a parameter of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter, and the argument that stands for it."""
+    """A parameter, and the name of its argument."""
 
     argument: str
     name: str
@@ -53,31 +53,31 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class BodyShape:
-    """The shape of the body: one argument, or several that are its properties."""
+    """The format of the body: one argument, or several that are its properties."""
 
     media_type: str
     argument: str | None
     properties: Mapping[str, str]
-    """Arguments and the properties that they stand for, where there is no single one."""
+    """The properties by argument, where the body is not a single argument."""
     styles: Mapping[str, str]
-    """Of a form's fields, where the document says one."""
+    """The styles of a form's fields, where the document sets them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The parts of a tool for an operation."""
+    """The description and schema of an operation's tool, and the assignment of its arguments."""
 
     description: str
     schema: Mapping[str, Any]
     path: str
-    """With the arguments' names in its places."""
+    """The path, with argument names in its placeholders."""
     parameters: tuple[Parameter, ...]
     body: BodyShape | None
     query: str = ""
-    """What stands in every request's query, encoded."""
+    """The fixed query parameters, encoded."""
 
     def spread(self, arguments: Mapping[str, Any]) -> Parts:
-        """Each argument in its part of the request."""
+        """Assign the arguments to the parts of the request."""
         given = [(each, arguments[each.argument]) for each in self.parameters if each.argument in arguments]
         given = [(each, value) for each, value in given if value is not None]
         headers = {each.name: _header(each, value) for each, value in given if each.place == "header"}
@@ -99,7 +99,7 @@ class Shape:
 
 
 def shape_of(dictionary: Dictionary, operation: Operation, fixed: frozenset[str]) -> Shape:
-    """The tool that an operation makes. `fixed` are headers and query parameters that the operator fills in."""
+    """Make the tool of an operation. `fixed`: headers and query parameters that the operator sets."""
     return _Shaping(dictionary, operation, fixed).shape()
 
 
@@ -131,7 +131,7 @@ class _Shaping:
         )
 
     def _argument(self, name: str, place: str) -> str:
-        """A legal name that no other argument has."""
+        """Return a legal and unique name."""
         clean = _ILLEGAL.sub("_", name)[:MAX_NAME]
         if not re.match(r"[A-Za-z_]", clean):
             clean = f"_{clean}"[:MAX_NAME]
@@ -174,7 +174,7 @@ class _Shaping:
             yield Parameter(argument, name, place, style, explode is True, as_json_text)
 
     def _declared(self) -> dict[tuple[str, str], Mapping[str, Any]]:
-        """By place and name; what an operation says outranks what its path says."""
+        """Return the parameters by place and name; those of the operation take precedence over those of its path."""
         found: dict[tuple[str, str], Mapping[str, Any]] = {}
         for holder in (self._operation.item, self._operation.node):
             listed = holder.get("parameters")
@@ -196,7 +196,7 @@ class _Shaping:
             self._required.append(argument)
 
     def _path(self, arguments: Mapping[str, str]) -> str:
-        """The path with arguments in its places. Every place needs one."""
+        """Return the path with argument names in its placeholders, each of which needs one."""
 
         def place(found: "re.Match[str]") -> str:
             if found.group(1) not in arguments:
@@ -237,7 +237,7 @@ class _Shaping:
 
 
 def _is_all_properties(schema: Mapping[str, Any]) -> bool:
-    """True if an object is its properties and nothing else, so that they can stand for it."""
+    """True if an object schema has only properties, so that these can be arguments."""
     notes = {"title", "description", "example", "examples", "xml", "externalDocs", "deprecated", "default"}
     said = {key for key in schema if key not in notes and not str(key).startswith("x-")}
     return (
@@ -256,7 +256,7 @@ def _styles(media: Any) -> dict[str, str]:
 
 
 def _preferred(content: Mapping[str, Any]) -> tuple[str, Any]:
-    """The media type that we write, of those that are taken. Its own parameters are left away: we write UTF-8."""
+    """Return the media type of the body that we support. Its parameters are ignored: we write UTF-8."""
     for kind in (JSON, FORM, TEXT):
         for media_type, media in content.items():
             if kind.match(media_type):
@@ -272,7 +272,7 @@ def _preferred(content: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def _query(parameter: Parameter, value: Any) -> Iterator[str]:
-    """The pairs of one parameter, encoded; what delimits its parts is not, or they could not be told apart."""
+    """Yield the encoded pairs of one parameter; delimiters of its parts are not encoded."""
     name = _quoted(parameter, parameter.name)
     if parameter.as_json:
         yield f"{name}={_quoted(parameter, as_json(value).decode())}"
@@ -301,7 +301,7 @@ def _deep(parameter: Parameter, name: str, value: Any) -> Iterator[str]:
             for key, each in value.items():
                 yield from _deep(parameter, f"{name}[{key}]", each)
         case list():
-            # The specification is silent. Servers that read brackets read these.
+            # Not specified, but usual for servers that support brackets.
             for at, each in enumerate(value):
                 yield from _deep(parameter, f"{name}[{at if isinstance(each, dict) else ''}]", each)
         case None:
@@ -366,7 +366,7 @@ def _form(value: Any, styles: Mapping[str, str]) -> str:
 
 
 def _field(name: str, value: Any, styles: Mapping[str, str]) -> Parameter:
-    """A field is written as a query parameter is; an object is JSON, unless the document says otherwise."""
+    """Return a form field as a query parameter; an object is JSON, unless the document sets a style."""
     style = styles.get(name, "form")
     known = style in _DELIMITERS or style == "deepObject"
     whole = isinstance(value, dict) and name not in styles

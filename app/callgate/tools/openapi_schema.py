@@ -1,7 +1,6 @@
-"""Schemas of an OpenAPI document, in the terms of JSON Schema 2020-12.
+"""Converts schemas of an OpenAPI document to JSON Schema 2020-12.
 
-What they refer to comes along under `$defs`. What 3.0 says in its own way is said as everybody says it, and what only
-a server may write is left out: a model is never asked for it.
+Referenced schemas are included under `$defs`, keywords of OpenAPI 3.0 are translated, and read-only properties are left out.
 """
 
 import re
@@ -12,9 +11,9 @@ from typing import Any
 from callgate.tools.openapi_document import MAX_REFERENCES, BadDocument, LeftOut, OpenApiDocument
 
 MAX_NODES = 20_000
-"""Of one operation's schemas. References and aliases can make a small document enormous."""
+"""The limit for one operation's schemas. References and aliases can make a small document enormous."""
 MAX_ALL_NODES = 1_000_000
-"""Of a whole document: some seconds of reading."""
+"""The limit for a whole document: some seconds of reading."""
 MAX_DEPTH = 100
 
 _PLAIN = frozenset({
@@ -30,7 +29,7 @@ _ONE = frozenset({
 _SEVERAL = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _NAMED = frozenset({"properties", "patternProperties", "dependentSchemas"})
 _ELSEWHERE = frozenset({"$id", "$dynamicRef", "$recursiveRef"})
-"""They give references another meaning than the document's."""
+"""Keywords that change the meaning of references."""
 _TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 
 
@@ -40,11 +39,11 @@ class _Definition:
     schema: dict[str, Any] | bool
     nodes: int
     uses: tuple[str, ...]
-    """The references in it."""
+    """The definitions that it refers to."""
 
 
 class Dictionary:
-    """The schemas of a document that are referred to, each read once, under a name of its own."""
+    """The referenced schemas of a document, each read once, with unique names."""
 
     def __init__(self, document: OpenApiDocument) -> None:
         self.document = document
@@ -72,7 +71,7 @@ class Dictionary:
 
 
 class Schemas:
-    """The schemas of one operation; what they refer to gathers in `definitions`."""
+    """Converts the schemas of one operation, and collects referenced ones in `definitions`."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         self._dictionary = dictionary
@@ -81,12 +80,12 @@ class Schemas:
         self.definitions: dict[str, Any] = {}
 
     def read(self, schema: Any) -> dict[str, Any]:
-        """`schema` as JSON Schema. References in it point to `#/$defs/…`."""
+        """Convert a schema. References in it become `#/$defs/…`."""
         reading = _SchemaReader(self._dictionary)
         found = reading.read(schema)
         self._count(reading.nodes)
         unread = list(reading.uses)
-        while unread:  # one after the other, however long a chain of references is
+        while unread:  # iterative, because chains of references may be long
             if (reference := unread.pop()) not in self._seen:
                 self._seen.add(reference)
                 definition = self._dictionary.definition(reference)
@@ -96,7 +95,7 @@ class Schemas:
         return {} if found is True else {"not": {}} if found is False else found
 
     def followed(self, schema: Any) -> Mapping[str, Any]:
-        """Return a schema with its references followed, however many there are."""
+        """Return a schema with its references resolved."""
         return self._dictionary.document.followed(schema) if isinstance(schema, Mapping) else {}
 
     def _count(self, nodes: int) -> None:
@@ -106,7 +105,7 @@ class Schemas:
 
 
 class _SchemaReader:
-    """One schema on its way into JSON Schema."""
+    """Converts one schema."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         self._dictionary = dictionary
@@ -156,8 +155,7 @@ class _SchemaReader:
                 found[key] = [self.read(each) for each in value]
             elif key in _NAMED and isinstance(value, Mapping):
                 found[key] = {str(name): self.read(each) for name, each in value.items()}
-        # Mistakes that are common in such documents, and harmless, are dropped rather than held against the
-        # operation.
+        # Common harmless mistakes are dropped, and the operation is kept.
         if not isinstance(found.get("required", []), list):
             del found["required"]  # Swagger 2 had it on the property itself
         if isinstance(kind := found.get("type"), str) and kind not in _TYPES:
@@ -168,7 +166,7 @@ class _SchemaReader:
         return _as_in_2020(found, schema) if self._document.is_3_0 else found
 
     def _drop_read_only(self, found: dict[str, Any], properties: Any) -> None:
-        """A property that only the server writes is not asked for."""
+        """Drop read-only properties."""
         if not isinstance(properties, Mapping):
             return
         for name in [str(name) for name, schema in properties.items() if self._is_read_only(schema)]:

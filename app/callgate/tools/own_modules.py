@@ -1,7 +1,7 @@
-"""Imports the operator's modules beside the config file, and checks their names.
+"""Makes the operator's modules beside the config file importable, and checks their names.
 
-Their folder comes first on the import path. A file in it that is called like a module of the standard library, of ours or of a
-library that we use would be loaded in that one's place, by whoever imports it next: so such a name is looked for elsewhere.
+Their folder comes first on the import path. A file in it with the name of a module of the standard library, of Callgate or of
+a library that it uses would replace that module: so such names are looked up elsewhere.
 """
 
 import re
@@ -17,7 +17,7 @@ OURS = "callgate"
 
 
 class _NeededFirst:
-    """Finds the modules that Callgate needs where they are, as if the operator's folders held none of these names."""
+    """Finds the modules that Callgate needs, ignoring the operator's folders."""
 
     def __init__(self) -> None:
         self._folders: list[str] = []
@@ -39,7 +39,7 @@ class _NeededFirst:
             if (file := _file_of(name, folder)) is not None and _owner(name, file, folder) is not None:
                 spec = BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name)
                 if (spec := spec or PathFinder.find_spec(name, _elsewhere(folder))) is None:
-                    # Of the standard library for another system: whoever tries to import it expects that it is not here.
+                    # A standard library module of another system, whose importers expect this error.
                     raise ModuleNotFoundError(f"No module named {name!r}", name=name)
                 return spec
         return None
@@ -49,7 +49,7 @@ _needed_first = _NeededFirst()
 
 
 def make_importable(*folders: Path) -> None:
-    """Put folders of the operator's first on the import path, the last of them before the others."""
+    """Put the operator's folders first on the import path, the last of them before the others."""
     for each in map(str, folders):
         if each in sys.path:
             sys.path.remove(each)
@@ -60,7 +60,7 @@ def make_importable(*folders: Path) -> None:
 
 
 def name_taken(module: str) -> str:
-    """Why a module of this name in the operator's folders is refused; empty where it is not."""
+    """Return why a module of this name in the operator's folders is refused; else empty."""
     top = module.partition(".")[0]
     for folder in map(Path, dict.fromkeys((sys.path[0], *_needed_first.folders))):
         if (file := _file_of(top, folder)) is not None and (owner := _owner(top, file, folder)) is not None:
@@ -69,8 +69,7 @@ def name_taken(module: str) -> str:
 
 
 def hiding(folder: Path) -> Iterator[str]:
-    """Return the files of a folder that are never loaded because Callgate needs another module of their name. For a
-    warning."""
+    """Yield a warning for each file of a folder that is never loaded because Callgate needs another module of its name."""
     names = (each.stem if each.suffix == ".py" else each.name for each in sorted(folder.iterdir()))
     for name in dict.fromkeys(names):
         if (file := _file_of(name, folder)) is not None and (owner := _owner(name, file, folder)) is not None:
@@ -99,7 +98,7 @@ def _elsewhere(folder: Path) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _used() -> frozenset[str]:
-    """The distributions that Callgate is installed with, as they write their names."""
+    """Return the distributions that Callgate depends on, by their own spelling."""
     found: set[str] = set()
     wanted = [OURS]
     while wanted:

@@ -1,7 +1,7 @@
-"""Commands as child processes: started without a shell, read no further than allowed, and never left behind.
+"""Runs commands as child processes: without a shell, with bounded output, and never left behind.
 
-Each command has a launcher for a parent (`launch.py`), which sets its limits and ends it with all its descendants.
-We hold a line to the launcher: closing it ends the command, and so does our own death, whatever it is.
+The parent of each command is a launcher (`launch.py`), which sets its limits and kills it with all its descendants. We have a
+socket to the launcher: when it is closed, also by our own death, the command is killed.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ from callgate.tools.concurrency import ConcurrencyLimiter
 log = structlog.get_logger("callgate.tools")
 
 DEFAULT_SIZE = 16
-"""Commands at the same time, of all tools together: each is a process or more, and memory that is not ours to bound."""
+"""Concurrent commands of all tools together."""
 STDERR_TAIL = 4_000
-"""Bytes of standard error that are kept. What went wrong stands at its end."""
+"""Bytes at the end of standard error that are kept."""
 MAX_STDERR = 16 * 1024 * 1024
-"""What a command may write there at all. More is a flood, and reading it costs processor time."""
+"""The limit of standard error, beyond which the command is killed."""
 CLOSE_SECONDS = 2.0
 END_SECONDS = launch.GRACE_SECONDS + launch.SWEEP_SECONDS + 1.0
-"""For a launcher to end. One that takes longer was stopped by its own command."""
+"""The timeout for a launcher to end. One that takes longer was stopped by its own command."""
 TRY_SECONDS = 10.0
-"""For trying whether a namespace can be had, which takes some twenty milliseconds."""
+"""The timeout for testing whether there are namespaces, which takes about twenty milliseconds."""
 _READ_AT_ONCE = 262_144
 _LAUNCHER = str(Path(launch.__file__).resolve())
 _IMPORT = f"import sys; sys.path.append({str(Path(_LAUNCHER).parent)!r}); import launch"
 BOOT = f"{_IMPORT}; launch.main(sys.argv[1:])"
-"""Imported rather than run by path, so that its compiled form is used. Our folder comes last and hides nothing."""
+"""Imported rather than run by path, so that its cached bytecode is used. Our folder is last on the path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ProcessLimits:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The only places a command can open, beside the system's own programs and libraries."""
+    """The only paths that a command can open, beside the system's programs and libraries."""
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command to run, whole."""
+    """One command to run."""
 
     program: str
     """Its absolute path."""
@@ -77,12 +77,12 @@ class Command:
     paths: Paths | None = None
     """None for no restriction."""
     own_pids: bool = False
-    """Run it in a PID namespace: it sees no process but those it started, and none of them outlives it."""
+    """Run it in a PID namespace: it sees only processes that it started, and none of them outlives it."""
 
 
 @functools.cache
 def has_pid_namespaces() -> bool:
-    """True if commands can have PID namespaces here. Tried once, and where they cannot it is logged."""
+    """True if commands can have PID namespaces here. Tested once, and logged if not."""
     try:
         tried = subprocess.run(  # noqa: S603 - an argv, and no shell
             [sys.executable, "-I", "-S", "-c", f"{_IMPORT}; launch.try_pid_namespace()"],
@@ -103,53 +103,53 @@ def has_pid_namespaces() -> bool:
 
 
 class EndReason(StrEnum):
-    """EndReason a command ended."""
+    """How a command ended."""
 
     ITSELF = "itself"
     GIVEN_UP = "given_up"
     PROCESSES = "processes"
-    """It started more of them than it may."""
+    """It started too many processes."""
     STDOUT = "stdout"
     STDERR = "stderr"
-    """It wrote more than is read there."""
+    """It wrote too much to standard error."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """A command that is over, with everything it started."""
+    """The result of a command that has ended with all its descendants."""
 
     why: EndReason
     code: int | None
     signal: int | None
     stdout: bytes
     missing: int
-    """How much more was seen, where reading stopped."""
+    """Bytes that were received beyond the limit."""
     stderr: bytes
     """The end of it."""
 
 
 class NotStarted(Exception):
-    """The command was not started, and why."""
+    """Raised where the command was not started."""
 
 
 class TooLong(NotStarted):
-    """The arguments are more than the system passes on."""
+    """Raised where the arguments are longer than the system allows."""
 
 
 class Closed(NotStarted):
-    """The runtime that the tool belongs to is closed."""
+    """Raised where the runtime of the tool is closed."""
 
 
 class LauncherDied(Exception):
-    """The launcher is gone without a word, and the command with it. How far it came is not known."""
+    """Raised where the launcher died, and the command with it, at an unknown point."""
 
 
 class CommandProcesses:
-    """The commands of one runtime, ended with it."""
+    """The running commands, killed at the end."""
 
     def __init__(self, size: int = DEFAULT_SIZE) -> None:
         self.queue = ConcurrencyLimiter(size)
-        """The places. To be entered before `run`, for waiting must not use up a command's time."""
+        """The limiter, entered before `run`, because a command's timeout does not include the wait."""
         self._running: set[_Child] = set()
         self._closed = False
 
@@ -158,7 +158,7 @@ class CommandProcesses:
         return len(self._running)
 
     async def run(self, command: Command, max_bytes: int) -> CommandResult:
-        """Run a command to its end. Cancelling ends it, with everything it started, before this returns."""
+        """Run a command to its end. Cancelling kills it with all its descendants before this returns."""
         if self._closed:
             raise Closed("the runtime that this tool belongs to is closed")
         child = _Child(command, max_bytes)
@@ -172,7 +172,7 @@ class CommandProcesses:
             raise
 
     async def close(self) -> None:
-        """End what runs. Commands still waiting for a place are turned away when it is their turn."""
+        """Kill the running commands. Waiting ones are refused when it is their turn."""
         self._closed = True
         running = list(self._running)
         for child in running:
@@ -182,7 +182,7 @@ class CommandProcesses:
 
 
 class _Child:
-    """One launcher and the command under it. Everything happens in callbacks, so that it is over even if nobody waits."""
+    """One launcher with its command. Runs in callbacks, so that it ends also if its caller was cancelled."""
 
     def __init__(self, command: Command, max_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -213,7 +213,7 @@ class _Child:
                         env=command.env,
                         cwd="/",
                         pass_fds=(line,),
-                        start_new_session=True,  # what a terminal sends to us is not for the tools
+                        start_new_session=True,  # signals of a terminal are not for tools
                     )
             except OSError as error:
                 if error.errno == errno.E2BIG:
@@ -225,8 +225,8 @@ class _Child:
         self._loop.add_reader(self._err, self._read_stderr)
 
     def end(self) -> None:
-        """Have the command ended. It is over a moment later."""
-        with contextlib.suppress(OSError):  # it has just ended by itself, and its end is on the way to us
+        """Ask the launcher to kill the command."""
+        with contextlib.suppress(OSError):  # it has just ended by itself
             self._line.shutdown(socket.SHUT_WR)
         if self._patience is None and not self.over.done():
             self._patience = self._loop.call_later(END_SECONDS, self._launcher.kill)
@@ -258,7 +258,7 @@ class _Child:
         return piece
 
     def _stop_reading(self, why: EndReason) -> None:
-        """A flood: nothing more is read, and the command is ended."""
+        """Stop reading, and kill the command."""
         self._flood = self._flood or why
         self._loop.remove_reader(self._out)
         self._loop.remove_reader(self._err)
@@ -273,7 +273,7 @@ class _Child:
             said = b""  # the launcher was killed
         self._said += said
         if not said:
-            # The launcher is gone, and with it whatever could still write: what is in the pipes is all there will be.
+            # The launcher and all writers have ended: the rest of the output is in the pipes.
             for read in (self._read_stdout, self._read_stderr):
                 while not self._flood and read():
                     pass
@@ -288,7 +288,7 @@ class _Child:
                 self.over.set_result(self._ended())
             except (NotStarted, LauncherDied) as error:
                 self.over.set_exception(error)
-                self.over.exception()  # seen: whoever ran it may have been cancelled
+                self.over.exception()  # marks it as retrieved: the caller may have been cancelled
 
     def _ended(self) -> CommandResult:
         words: dict[str, str] = {}
@@ -313,9 +313,9 @@ class _Child:
 
     @staticmethod
     def _kill_group(pid: str) -> None:
-        """Kill a process group whose launcher is gone. The command itself died with it; this is for its children.
+        """Kill a process group whose launcher has died. The command itself died with it, but not its children.
 
-        In a namespace they died too, and there is no number.
+        In a namespace they died too, and there is no process id.
         """
         if pid not in ("", "0"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -347,7 +347,7 @@ def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int
 
 @contextlib.contextmanager
 def _file_of(content: bytes) -> Iterator[int]:
-    """A file to read `content` from. A file and no pipe: it need not be fed, and a command may leave it unread."""
+    """Yield the descriptor of a file with `content`. Unlike a pipe it needs no writer, and may be left unread."""
     if not content:
         with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor is what is wanted
             yield nothing.fileno()

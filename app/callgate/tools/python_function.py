@@ -1,7 +1,7 @@
 """Python functions as tools: marked with `@tool`, or named by an import path.
 
-The schema comes from the type hints and the docstring, by way of pydantic; the same pydantic model turns the
-arguments into what the hints say before the call. Async functions run in the event loop, others in threads.
+A pydantic model is made from the type hints and the docstring: it gives the schema, and validates the arguments before the
+call. Async functions run in the event loop, others in threads.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ log = structlog.get_logger("callgate.tools")
 
 
 class NotATool(Exception):
-    """A function that cannot be offered to a model, and why. For whoever wrote it or named it in the config."""
+    """Raised for a function that cannot be a tool. For its author and the operator."""
 
 
 def python_tool(
@@ -51,7 +51,7 @@ def python_tool(
     defaults: Policy = DEFAULT_POLICY,
     overrides: Mapping[str, Any] | None = None,
 ) -> Tool:
-    """A tool out of a function. The config's settings count most, then the decorator's, then the defaults."""
+    """Make a tool of a function. Settings of the config take precedence over the decorator's, and these over the defaults."""
     executor = PythonFunction(function, threads)
     mark = mark_of(function) or Mark()
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -68,7 +68,7 @@ def python_tool(
 
 
 def functions_at(path: str) -> tuple[Callable[..., Any], ...]:
-    """The function at `package.module:function`, or every marked one of `package.module`."""
+    """Return the function at `package.module:function`, or all marked ones of `package.module`."""
     module_name, _, attribute = path.partition(":")
     if attribute:
         return (_function_at(path),)
@@ -125,19 +125,19 @@ class PythonFunction:
         except Unwritable as error:
             return Failed(f"The tool ran, but returned {error}.")
         except OSError as error:
-            # Files, sockets, DNS, timeouts: the world may be better on the next try.
+            # Files, sockets, DNS, timeouts: a retry may succeed.
             self._log_raised(error)
             return Failed(_said(error), FailureKind.UNAVAILABLE)
         except asyncio.CancelledError as error:
             if times_cancelled() > cancelled_before:
                 raise
-            return Failed(_said(error))  # something inside the tool was cancelled, and not the tool by us
+            return Failed(_said(error))  # cancelled inside the tool, and not by us
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code: anything may come, and is the model's to read
             self._log_raised(error)
             return Failed(_said(error))
 
     def _log_raised(self, error: BaseException) -> None:
-        """The model reads what was raised, and whoever wrote the tool has to see where. No argument stands in this."""
+        """Log where a tool raised, for its author. Without arguments."""
         log.warning("tool_raised", tool=self.name, where=raised_at(error), exc_info=error)
 
     async def _call(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -147,8 +147,8 @@ class PythonFunction:
         return await value if inspect.isawaitable(value) else value
 
 
-class _background:  # noqa: N801 - reads as a word of the language, like asyncio.timeout
-    """A task that lives as long as the block; what it raises comes out of the block."""
+class _background:  # noqa: N801 - lower case like asyncio.timeout
+    """A context manager that runs a task during the block; its exception is raised at the end of the block."""
 
     def __init__(self, work: typing.Coroutine[Any, Any, None]) -> None:
         self._work = work
@@ -164,7 +164,7 @@ class _background:  # noqa: N801 - reads as a word of the language, like asyncio
 
 
 class _Signature:
-    """A function's parameters: the schema a model is shown, and the way from arguments to a call."""
+    """A function's parameters: the schema for models, and the conversion of arguments for a call."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._name = _name_of(function)
@@ -180,7 +180,7 @@ class _Signature:
                 self.context = parameter.name
                 self._parameters.append(("", parameter))
                 continue
-            place = f"p{len(fields)}"  # names of parameters may be ones that a pydantic model keeps for itself
+            place = f"p{len(fields)}"  # a parameter's name may be reserved in pydantic models
             said = explained.get(parameter.name)
             default = parameter.default
             if default is inspect.Parameter.empty:
@@ -216,7 +216,7 @@ class _Signature:
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The text before the first section of a docstring, and what is said of each parameter."""
+    """Return the text before the first section of a docstring, and the descriptions of the parameters."""
     try:
         doc = parse(text)
     except ParseError:
@@ -224,7 +224,7 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
     explained = {
         name.strip().lstrip("*"): " ".join((each.description or "").split())
         for each in doc.params
-        for name in each.arg_name.split(",")  # numpy explains several at once
+        for name in each.arg_name.split(",")  # numpy's style may describe several at once
     }
     return (doc.description or "").strip(), explained
 
@@ -251,7 +251,7 @@ def _model(name: str, fields: dict[str, Any]) -> type[BaseModel]:
 
 
 class _WithoutTitles(GenerateJsonSchema):
-    """Titles repeat the names, and a model reads each of them in each request."""
+    """Leaves out titles, which repeat the names and cost tokens."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -279,7 +279,7 @@ def _module(name: str) -> ModuleType:
             raise NotATool(f"there is no module {name}{_near_module(name)}") from error
         advice = f"install it for the Python that runs Callgate ({sys.executable} -m pip install ...)"
         raise NotATool(f"{name} cannot be imported: {error} ({raised_at(error)}): {advice}") from error
-    except Exception as error:  # importing runs a stranger's code, which may fail in any way
+    except Exception as error:  # importing runs code of the user, which may raise anything
         where = f" ({place})" if (place := raised_at(error)) else ""
         raise NotATool(f"{name} cannot be imported: {_said(error)}{where}") from error
     return module
@@ -307,14 +307,14 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _hinted(function: Callable[..., Any]) -> Any:
-    """Return the function with the annotations: of a callable object, its `__call__`."""
+    """Return the function with the annotations: for a callable object its `__call__`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__
 
 
 def raised_at(error: BaseException) -> str:
-    """The line of a tool where something went wrong: the innermost one that is neither a library's nor ours."""
+    """Return the line of a tool that raised: the innermost one that is neither a library's nor ours."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<frozen ")]
@@ -330,6 +330,6 @@ _NOT_THEIRS = (*map(sysconfig.get_path, _LIBRARIES), str(Path(__file__).resolve(
 
 
 def _said(error: BaseException) -> str:
-    """An exception for a model: its type and message, never a traceback."""
+    """Describe an exception for a model: its type and message, without a traceback."""
     message = str(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

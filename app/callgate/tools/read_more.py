@@ -1,7 +1,7 @@
-"""Keeps the rest of results that were too long, and offers it to the model page by page.
+"""Keeps results that were too long, and offers the rest to the model page by page.
 
-`KeptResults` keeps them for all requests, within bounds. `ResultPages` is the part of one conversation. `PagedToolbox` goes
-around a toolbox and offers `read_more` from the moment that something lies on the pages.
+`KeptResults` keeps them for all requests, within bounds. `ResultPages` is the part of one conversation. `PagedToolbox` wraps
+a toolbox, and offers the tool `read_more` when there is a result to read.
 """
 
 import hashlib
@@ -26,15 +26,15 @@ from callgate.tools.schema import compile_schema
 
 NAME = "read_more"
 SECONDS = 900.0
-"""Long enough for a model that thinks between pages, and for a client that comes back with its own results."""
+"""How long a result is kept."""
 MAX_BYTES = 64 * 1024 * 1024
 MAX_KEPT = 1000
 MAX_BYTES_OF_ONE = 4 * 1024 * 1024
 MAX_NAMED = 64
-"""Results that one history can have taken over from another process: a client may make up any number of ids."""
+"""Results of one history that are fetched from other processes; a client may send any number of ids."""
 _ID = re.compile(rb"kept_[0-9a-f]{24}")
 _NOTE_ROOM = 200
-"""Bytes of a page that are left for the line about what comes after it."""
+"""Bytes of a page for the line about the next page."""
 PARAMETERS: Mapping[str, Any] = {
     "type": "object",
     "properties": {
@@ -43,23 +43,23 @@ PARAMETERS: Mapping[str, Any] = {
     },
     "required": ["id"],
 }
-"""Without anything that some provider refuses."""
+"""Without keywords that some provider refuses."""
 DESCRIPTION = "Reads on in a tool result that was too long to be shown whole."
 
 
 @dataclass(frozen=True, slots=True)
 class KeptResult:
-    """One result, as far as it was read."""
+    """One result, as far as it was read from the tool."""
 
     owner: str
     data: bytes
     unread: int
-    """Bytes of the tool's answer that were never read."""
+    """Bytes of the tool's answer that were not read."""
     until: float
 
 
 class SharedResults(Protocol):
-    """The results shared by processes that serve as one. Nothing here raises: what cannot be had is not there."""
+    """The results that several processes share. Does not raise; unreachable results are missing."""
 
     async def put(self, id: str, kept: bytes, seconds: float) -> None: ...
 
@@ -71,14 +71,14 @@ class KeptResults:
 
     def __init__(self, *, max_bytes: int = MAX_BYTES, now: Callable[[], float] = time.monotonic) -> None:
         self.shared: SharedResults | None = None
-        """Set where other processes may be asked to read on."""
+        """Set where other processes may be asked for further pages."""
         self._max_bytes = max_bytes
         self._now = now
         self._kept: OrderedDict[str, KeptResult] = OrderedDict()
         self._bytes = 0
 
     def keep(self, owner: str, run_id: str, text: str, unread: int) -> str:
-        """The id to ask for it with. The same result of the same run has the same one, so that repeats stay repeats."""
+        """Keep a result and return its id. The same result of the same run has the same id, so that repetitions are noticed."""
         data = text.encode("utf-8", "replace")
         if len(data) > MAX_BYTES_OF_ONE:
             unread += len(data) - MAX_BYTES_OF_ONE
@@ -89,7 +89,7 @@ class KeptResults:
         return id
 
     async def save(self, ids: Iterable[str]) -> None:
-        """Let other processes have these, before anybody is given their ids."""
+        """Share results with other processes, before their ids are sent to the model."""
         if self.shared is None:
             return
         for id in ids:
@@ -97,7 +97,7 @@ class KeptResults:
                 await self.shared.put(id, _encode((kept.owner, kept.unread, kept.data)), SECONDS)
 
     async def fetch(self, owner: str, ids: Sequence[str]) -> None:
-        """Take over what other processes kept for this owner."""
+        """Fetch results that other processes keep for this owner."""
         missing = [id for id in ids if id not in self._kept]
         if self.shared is None or not missing:
             return
@@ -147,12 +147,12 @@ class ResultPages(msgspec.Struct, eq=False):
     _run_id: str
     ids: set[str] = set()
     name: str = NAME
-    """What the tool for reading on is called in this conversation."""
+    """The name of the `read_more` tool in this conversation."""
 
     def keep(self, whole: Returned, max_bytes: int) -> Returned:
-        """A result that is too long, cut, with a note on where the rest is."""
+        """Keep a result that is too long; return it shortened, with a note about the rest."""
         left = max_bytes - _NOTE_ROOM
-        if left <= 0 or size_of(whole.text) <= max_bytes:  # nothing could be shown, or nothing be read on
+        if left <= 0 or size_of(whole.text) <= max_bytes:  # no room for the note, or no rest
             short, missing = cut(whole.text, max_bytes, already_missing=whole.cut_bytes)
             return replace(whole, text=_sayable(short), cut_bytes=missing)
         short, missing = cut(whole.text, left, already_missing=whole.cut_bytes)
@@ -166,8 +166,7 @@ class ResultPages(msgspec.Struct, eq=False):
         await self._kept_results.save(self.ids)
 
     async def recall(self, messages: Sequence[Message]) -> None:
-        """Take back what an earlier request of the same conversation kept, here or at another process, going by what its
-        history names."""
+        """Load the results of earlier requests of the conversation that its history names, also from other processes."""
         if not self._kept_results.count and self._kept_results.shared is None:
             return
         named: dict[str, None] = {}
@@ -200,7 +199,7 @@ class ResultPages(msgspec.Struct, eq=False):
 
 
 class PagedToolbox:
-    """Around another toolbox. Offers `read_more` while there is something to read."""
+    """Wraps a toolbox, and offers `read_more` while there is something to read."""
 
     _offered: OfferedTool | None = None
 
@@ -243,7 +242,7 @@ class PagedToolbox:
             outcome = await self._inner.run(call, report)
             if len(self._pages.ids) != before:
                 await self._pages.save()
-            self._tool()  # what it kept may be gone before anybody asks for it
+            self._tool()  # made now, because the result may have expired when it is called
             return outcome
         return self._pages.page(call.arguments["id"], call.arguments.get("offset", 0), self._page_bytes)
 
@@ -251,7 +250,7 @@ class PagedToolbox:
         return (tool := self._tool()) is not None and name == tool.name
 
     def _tool(self) -> OfferedTool | None:
-        """Once it was offered it stays known: a call that comes too late is answered with that, and not as an unknown tool."""
+        """Return the tool. Once offered it stays known, so that a late call gets a proper answer."""
         if (pages := self._pages).ids and self._offered is None and pages:
             self._offered = OfferedTool(pages.name, PARAMETERS, _check)
         return self._offered
@@ -272,7 +271,7 @@ def _shared_start(text: str, other: str) -> str:
 
 
 def _sayable(text: str) -> str:
-    """Lone surrogates cannot be sent on; they become question marks."""
+    """Replace lone surrogates, which cannot be encoded, by question marks."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -285,7 +284,7 @@ def _rest(start: int, end: int, kept: KeptResult) -> str:
 
 
 def _whole_letter(data: bytes, at: int) -> int:
-    """The nearest place before `at` where a letter of UTF-8 begins."""
+    """Return the nearest place before `at` where a UTF-8 character begins."""
     while 0 < at < len(data) and data[at] & 0xC0 == 0x80:
         at -= 1
     return at

@@ -1,12 +1,12 @@
-"""All server tools: those of the config and those that sources have, under names that are legal and unique.
+"""The registry of all server tools, of the config and of sources, with legal and unique names.
 
-Schemas are compiled and encoded here, once. A tool that cannot be used is listed with the reason and does not
-touch the others; a source that cannot be opened is listed, tried again, and its tools appear when it is back.
+Schemas are compiled and encoded here, once. A tool that cannot be used is listed with the reason, without affecting others; a
+source that cannot be opened is listed and retried, and its tools appear when it is open.
 
-Rules about a tool (approval, filters, limits) belong to its origin, which is its source and its name there. Where two
-sources ask for one name neither gets it, the clash is logged and listed, and the rules of both go on holding. While a
-source has not been open yet nobody knows what it will ask for, so that until then a name alone grants and exempts nothing
-that another source has, if it could ask for that name too.
+Rules about a tool (approval, filters, limits) belong to its origin, which is its source and its name there. If two sources
+claim one name, neither gets it, the clash is logged and listed, and the rules of both still apply. While a source has not
+been open yet its names are unknown, so that until then a pattern with a name alone grants and exempts nothing of another
+source, if the unopened one could claim that name too.
 """
 
 import asyncio
@@ -30,22 +30,22 @@ from callgate.tools.source_supervisor import Delay, SourceState, SourceStatus, S
 from callgate.tools.tool_filter import ToolFilter, is_glob, narrowed, spelt_out
 
 FIRST_WAIT = 5.0
-"""How long a start waits for the first try of every source; slower ones go on in the background."""
+"""How long a start waits for the first attempt to open every source; slower ones continue in the background."""
 MAX_SCHEMA_BYTES = 262_144
-"""Of one tool, encoded. It is sent with every request; what is larger is a mistake or an attack."""
+"""The limit of one encoded tool, which is sent with every request."""
 MAX_CLAIMS = 10_000
-"""Names that are remembered after their tools are gone. A server that invents new ones for ever is not remembered."""
+"""Claimed names that are kept after their tools are gone, bounded against a server that lists ever new ones."""
 CONFIG = ""
-"""The source of tools that stand in the config by themselves."""
+"""The source of tools that are entries of the config."""
 CONFIG_ADDRESS = "config"
-"""What stands for it in addresses, and so is no source's name."""
+"""The name of that source in addresses, which no other source may have."""
 
 log = structlog.get_logger("callgate.tools")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolAtSource:
-    """A tool under the name its source has for it, which is the one that its entry in the config knows."""
+    """A tool by its name at the source, which is used in the source's entry in the config."""
 
     name: str
     address: str
@@ -62,18 +62,18 @@ class RegisteredTool:
     """A tool with its name and its origin."""
 
     tool: Tool
-    """Under its final name and with its compiled schema."""
+    """With its final name and its compiled schema."""
     source: str
-    """The name of the source that has it; `CONFIG` for none."""
+    """The name of its source; `CONFIG` for none."""
     original: str
-    """What the source calls it."""
+    """Its name at the source."""
     schema: msgspec.Raw
     """`{"type":"function",…}`, encoded."""
     offered: OfferedTool
     claimed: str
-    """The name it asks for, and has unless another source asks for it too."""
+    """The name that it claims, which it gets unless another source claims it too."""
     contested: bool = False
-    """Whether a source that was not open yet may ask for its name too."""
+    """Whether a source that has not been open yet may claim its name too."""
 
     @property
     def name(self) -> str:
@@ -87,14 +87,14 @@ class RegisteredTool:
         return ToolAtSource(self.original, self.address)
 
     def under(self, name: str) -> "RegisteredTool":
-        """The same tool, offered under another name."""
+        """Return the tool with another name."""
         schema = encoded(name, self.tool.description, self.offered.parameters)
         return replace(self, schema=schema, offered=replace(self.offered, name=name))
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A tool that cannot be offered, and why."""
+    """A tool that cannot be offered, with the reason."""
 
     name: str
     source: str
@@ -103,11 +103,11 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class NameClash:
-    """A name that not everything that asks for it can have, and what each is called."""
+    """A name that several tools claim, and the names that these got."""
 
     claimed: str
     names: tuple[tuple[str, str], ...]
-    """The address of each, and its name; empty for one that is not there at present."""
+    """The address and the name of each; an empty name for one that is missing at present."""
 
     def __str__(self) -> str:
         named = ", ".join(f"{origin} is {f'called {name}' if name else 'not there now'}" for origin, name in self.names)
@@ -126,10 +126,10 @@ class Registry:
         approval: ApprovalRule = NO_RULE,
         pool: SourcePool | None = None,
     ) -> None:
-        """`approval` is the rule for tools of which neither their entry nor they themselves say anything.
+        """`approval`: the rule for tools without a setting in their entry or of their own.
 
-        `pool` has sources that are open already; without one the registry opens all of its own, and `delay` and `on_status`
-        are theirs.
+        `pool` has sources that are open already; without one the registry opens all sources itself, with `delay` and
+        `on_status`.
         """
         self.limits = limits or ConcurrencyLimits()
         self._approval = approval
@@ -140,7 +140,7 @@ class Registry:
         self._own: tuple[Tool, ...] = ()
         self._supervisors: dict[str, SourceSupervisor] = {}
         self._in_order: list[tuple[str, SourceSupervisor]] = []
-        """The same by their names."""
+        """The supervisors, sorted by name."""
         self._given_back: set[str] = set()
         self._seen: list[tuple[str, tuple[Tool, ...]]] | None = None
         self._tools: tuple[RegisteredTool, ...] = ()
@@ -150,11 +150,11 @@ class Registry:
         self._schemas: frozenset[bytes] = frozenset()
         self._claims: dict[str, set[tuple[str, str]]] = {}
         self._listed: set[str] = set()
-        """The sources that have been open, and so have said which names they ask for."""
+        """The sources that have been open, so that their names are known."""
         self._compiled: dict[bytes, Check] = {}
 
     def add(self, *tools: Tool, approval: ApprovalRule = NO_RULE) -> None:
-        """Take in tools of the config. They keep their names against anything a source has."""
+        """Register tools of the config. Their names take precedence over those of sources."""
         for tool in tools:
             if tool.name in self._fixed:
                 raise ValueError(f"two tools are called {tool.name}: leave one out, or give it another name")
@@ -172,10 +172,10 @@ class Registry:
         approval: ApprovalRule = NO_RULE,
         identity: Hashable | None = None,
     ) -> None:
-        """Take in a source, which is opened with the registry. `concurrency` bounds its calls, all tools together; `is_here`
-        says that each process has one of its own.
+        """Register a source, which is opened with the registry. `concurrency` limits the calls of all its tools together;
+        `is_here`: each process has its own instance.
 
-        Where the pool has a source with the same `identity` open, that one is used and `source` never opened.
+        If the pool has an open source with the same `identity`, that one is used and `source` is not opened.
         """
         if source.name in self._wanted:
             raise ValueError(f"two sources are called {source.name!r}")
@@ -189,9 +189,8 @@ class Registry:
         self.limits.limit_source(source.name, concurrency, is_here=is_here)
 
     async def open(self, wait: float = FIRST_WAIT, only: Collection[str] | None = None) -> None:
-        """Start opening all sources, or `only` some, and wait a while for their first try. Those that fail do not fail the
-        start."""
-        # Borrowed here and not when they were added: a registry that is never opened has nothing to give back.
+        """Start to open all sources, or `only` some, and wait a while for their first attempts. Failures do not raise."""
+        # Borrowed here and not in `add_source`, because a registry that is never opened is not closed either.
         for name, (identity, source) in self._wanted.items():
             if name not in self._supervisors and (only is None or name in only):
                 self._supervisors[name] = self._pool.borrow(identity, source)
@@ -207,19 +206,19 @@ class Registry:
             await asyncio.wait(first)
 
     async def close(self) -> None:
-        """Give all sources back, side by side. Those that nobody else uses are closed."""
+        """Give all sources back, concurrently. Those without other borrowers are closed."""
         borrowed = [self._wanted[name][0] for name in self._supervisors if name not in self._given_back]
         self._given_back |= set(self._supervisors)
         await asyncio.gather(*(self._pool.give_back(identity) for identity in borrowed))
 
     def tools(self) -> tuple[RegisteredTool, ...]:
-        """All tools as they are now, in the order of their names. Cheap while nothing changes."""
+        """Return all current tools, sorted by name. Cheap while nothing changes."""
         self._look()
         return self._tools
 
     @property
     def is_complete(self) -> bool:
-        """True if every source is open, so that what is not there now is not only late."""
+        """True if every source is open, so that a missing tool does not exist."""
         return len(self._supervisors) == len(self._wanted) and all(
             each.status.state is SourceState.READY for each in self._supervisors.values()
         )
@@ -229,7 +228,7 @@ class Registry:
         return tuple(self._wanted)
 
     def has_schema(self, schema: bytes) -> bool:
-        """True if an encoded schema is that of one of these tools, under its own name."""
+        """True if an encoded schema is that of one of these tools, with its own name."""
         return schema in self._schemas
 
     def find(self, name: str) -> RegisteredTool | None:
@@ -237,7 +236,7 @@ class Registry:
         return self._by_name.get(name)
 
     def may_have(self, name: str) -> tuple[str, ...]:
-        """The sources that may have a tool of this name or address; none where the config has it itself."""
+        """Return the sources that may have a tool of this name or address; none where it is a tool of the config."""
         if name.removeprefix(f"{CONFIG_ADDRESS}/") in self._fixed:
             return ()
         if "/" in name:
@@ -245,16 +244,16 @@ class Registry:
         return tuple(each for each, (_, source) in self._wanted.items() if _may_ask_for(name, source))
 
     def select(self, patterns: Sequence[str]) -> tuple[RegisteredTool, ...]:
-        """The tools that one of the patterns names. A pattern with a slash is for `source/name`."""
+        """Return the tools that match one of the patterns. A pattern with a slash matches `source/name`."""
         return narrowed(self.tools(), [ToolFilter(tuple(patterns))])
 
     def clashes(self) -> tuple[NameClash, ...]:
-        """The names that several tools ask for."""
+        """Return the names that several tools claim."""
         self._look()
         return self._clashes
 
     def quarantined(self) -> tuple[Quarantined, ...]:
-        """The tools that cannot be offered: those that we cannot use, and those that sources themselves leave out."""
+        """Return the tools that cannot be offered: invalid ones, and those that sources leave out."""
         self._look()
         sources = ((name, supervisor.source) for name, supervisor in self._in_order)
         left_out = ((name, source.left_out()) for name, source in sources if isinstance(source, HasLeftOut))
@@ -267,14 +266,14 @@ class Registry:
         return (*(supervisor.status for supervisor in self._supervisors.values()), *unopened)
 
     def handed_over(self) -> tuple[str, ...]:
-        """Sources that need not be opened, because they are open already. To be asked before the registry is opened."""
+        """Return the sources that are already open in the pool. To be called before the registry is opened."""
         return tuple(sorted(name for name, (identity, _) in self._wanted.items() if self._pool.has(identity)))
 
     def may_free(self, source: str, pattern: str) -> bool:
-        """True if a pattern of the rule for all can lift the approval of tools of a source.
+        """True if a pattern of the general rule can remove the approval of a source's tools.
 
-        A source has a say in the names of its tools, so a glob of names frees them only where its beginning is the prefix of
-        that source and no other. `*` spells no name, and means everything.
+        Because a source chooses the names of its tools, a glob frees them only if its beginning is the prefix of that source
+        and of no other. `*` means all tools.
         """
         if not source or "/" in pattern or pattern == "*" or not is_glob(pattern):
             return True
@@ -288,9 +287,9 @@ class Registry:
         return [name for name, length in fitting.items() if length == longest] == [source]
 
     def _look(self) -> None:
-        """Build everything anew if any source has other tools than at the last look."""
+        """Rebuild the tools if those of any source have changed."""
         if not self._supervisors and self._seen is not None and len(self._seen) == 1:
-            return  # there is the config alone, which stays as it is
+            return  # only tools of the config, which do not change
         there = [(CONFIG, self._own)]
         for name, supervisor in self._in_order:
             if supervisor.status.state is SourceState.READY:
@@ -316,7 +315,7 @@ class Registry:
         self._quarantined = tuple(sorted(broken, key=lambda each: (each.name, each.source)))
         self._by_name = {each.name: each for each in self._tools}
         self._schemas = frozenset(bytes(each.schema) for each in self._tools)
-        # Log each clash once, and again when it has become another.
+        # Log each clash once, and again when it has changed.
         clashes = tuple(
             NameClash(
                 claimed, tuple((address(*each), names[each][0] if each in names else "") for each in sorted(claims))
@@ -349,7 +348,7 @@ class Registry:
         taken = RegisteredTool(
             final, source, original, schema, OfferedTool(name, parameters, check), claimed, contested=contested
         )
-        # Whether its calls wait for approval: its entry says, else the tool itself, else the rule for all.
+        # Whether it needs approval: by its entry, else by the tool itself, else by the general rule.
         policy = taken.tool.policy
         of_entry = self._approval_of.get((taken.source, taken.original)) or self._approval_of.get(taken.source, NO_RULE)
         said = of_entry.opinion(taken, policy.safety, taken.at_source())
@@ -364,7 +363,7 @@ class Registry:
     def _named(
         self, there: list[tuple[str, tuple[Tool, ...]]]
     ) -> tuple[dict[tuple[str, str], tuple[str, Tool]], list[tuple[str, Tool]]]:
-        """A name for every tool, whatever the order they came in; and those that a source has twice."""
+        """Return a name for every tool, independent of their order; and the tools that a source has twice."""
         found: dict[tuple[str, str], Tool] = {}
         twice: list[tuple[str, Tool]] = []
         for source, tools in there:
@@ -387,7 +386,7 @@ class Registry:
                 names[identity] = (_another(identity, found[identity], kept), found[identity])
                 kept.add(names[identity][0])
         for identity in sorted(found.keys() & bare.keys()):
-            # A name that was made for another tool is not to be had, even by who asks for no other.
+            # A name that was made for another tool is taken, also for a tool that claims it.
             free = bare[identity] not in kept or identity[0] == CONFIG
             name = bare[identity] if free else _another(identity, found[identity], kept | set(bare.values()))
             kept.add(name)
@@ -396,12 +395,12 @@ class Registry:
 
 
 def address(source: str, original: str) -> str:
-    """The origin of a tool, in the form in which patterns of the config name it."""
+    """Return the address of a tool for patterns of the config."""
     return f"{source or CONFIG_ADDRESS}/{original}"
 
 
 def whole_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema as providers want it: an object with properties, even if there are none."""
+    """Return the schema as providers require it: an object with `properties`, even if there are none."""
     if not isinstance(parameters, Mapping):
         raise SchemaError("the schema of the arguments is not an object")
     if parameters.get("type", "object") != "object":
@@ -427,7 +426,7 @@ def _json(value: Any) -> bytes:
 
 
 def _wanted(tool: Tool) -> str:
-    """The name a tool gets if nobody else asks for it. Names under our own prefix are not to be had."""
+    """Return the name that a tool claims. Names with our own prefix are changed."""
     original = tool.wanted or tool.name
     if original.startswith(RESERVED_PREFIX):
         return hashed_name(original, original)
@@ -439,9 +438,9 @@ def _may_ask_for(name: str, source: Source) -> bool:
 
 
 def _owner(claims: set[tuple[str, str]]) -> tuple[str, str] | None:
-    """Return the owner of a name: the config, else the only source that ever had it, else None.
+    """Return the owner of a name: the config, else the only source that ever claimed it, else None.
 
-    Claims outlive their tools, so that a server which comes and goes does not rename the tools of another.
+    Claims outlive their tools, so that a server which comes and goes does not change the names of another's tools.
     """
     fixed = sorted(claim for claim in claims if claim[0] == CONFIG)
     if fixed:

@@ -1,8 +1,7 @@
 """Turns the return value of a tool into text and images of bounded size.
 
-Bytes are described and never dumped, base64 never stands in text, and where something was left out a note
-says how much. Executors read from outside no further than `RunContext.max_bytes`; here the rest is cut to
-what the tool's policy lets a model see.
+Bytes and base64 are replaced by descriptions, and where something was left out a note says how much. Executors read up to
+`RunContext.max_bytes`; here the text is cut to the limit of the tool's policy.
 """
 
 import codecs
@@ -22,23 +21,23 @@ from callgate.calls.outcome import Failed, Image, Outcome, Returned
 
 MAX_IMAGES = 8
 MAX_IMAGE_BYTES = 5 * 1024 * 1024
-"""Of the image itself. The strictest of the large providers takes 5 MB an image."""
+"""The limit of the decoded image, that of the strictest large provider."""
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
-"""What models that can see agree on."""
+"""The types that all models with vision take."""
 
 PLAIN_LETTERS = 511
-"""Shorter than any file in base64 that is looked for."""
+"""Characters of the longest base64 text that is not replaced."""
 _HEAD_SHARE = 3
-"""Of four parts that are kept, three from the front: what a thing is usually stands there, how it ended at the end."""
+"""Of four kept parts three are from the beginning, and one from the end."""
 _COUNTED_AT_ONCE = 1 << 20
 
 
 class Unwritable(TypeError):
-    """A value that cannot be written as JSON."""
+    """Raised for a value that cannot be encoded as JSON."""
 
 
 def returned(value: Any, max_bytes: int) -> Returned:
-    """The result of a Python function as a model will read it."""
+    """Convert the result of a Python function for a model."""
     match value:
         case Returned():
             return value
@@ -53,7 +52,7 @@ def returned(value: Any, max_bytes: int) -> Returned:
 
 
 def as_text(value: Any, max_bytes: int) -> str:
-    """A string as it is, bytes described, and everything else as compact JSON (None is `null`)."""
+    """Convert a value to text: strings as they are, bytes by a description, anything else as compact JSON."""
     match value:
         case str():
             return value
@@ -64,11 +63,11 @@ def as_text(value: Any, max_bytes: int) -> str:
 
 
 def as_json(value: Any) -> str:
-    # msgspec would write bytes as base64 and the fields of an `Image`; only the standard library asks about both.
+    # msgspec would encode bytes as base64 and the fields of an `Image`; the standard library calls `default` for both.
     try:
         return _encoder.encode(value)
     except (TypeError, ValueError, RecursionError):
-        pass  # keys that are no text, or numbers that JSON does not have
+        pass  # keys that are no strings, or numbers that JSON does not have
     try:
         return _encoder.encode(_encodable(value))
     except (TypeError, ValueError, RecursionError) as error:
@@ -91,13 +90,13 @@ def _key(key: Any) -> str:
 
 
 def described(mime_type: str, size: int | None, note: str = "") -> str:
-    """Return the text in place of bytes that a model cannot read."""
+    """Return the description of bytes that a model cannot read."""
     length = f"{size} bytes" if size is not None else "of unknown size"
     return f"[{mime_type or 'binary data'}, {length}, not shown{': ' + note if note else ''}]"
 
 
 def decoded(data: bytes, charset: str | None) -> str | None:
-    """`data` as text, or None if it is none. A character cut in two at the end is let go."""
+    """Decode `data`, or return None if it is no text. A cut character at the end is dropped."""
     is_wide = (charset or "").lower().replace("_", "-").startswith(("utf-16", "utf-32"))
     if b"\0" in data and not is_wide:
         return None
@@ -111,7 +110,7 @@ def decoded(data: bytes, charset: str | None) -> str | None:
 
 
 def is_plainly_fit(outcome: Outcome, max_bytes: int) -> bool:
-    """True if a model can be given this as it is: a short text without anything in it to look at."""
+    """True if an outcome certainly needs no changes: a short plain text."""
     return (
         isinstance(outcome, Returned)
         and len(outcome.text) <= min(max_bytes, PLAIN_LETTERS)
@@ -122,7 +121,7 @@ def is_plainly_fit(outcome: Outcome, max_bytes: int) -> bool:
 
 
 def bounded(outcome: Outcome, max_bytes: int) -> Outcome:
-    """The outcome with no more than `max_bytes` of text, and no image that a provider would refuse."""
+    """Return the outcome with at most `max_bytes` of text, and without images that a provider would refuse."""
     if isinstance(outcome, Failed):
         return replace(outcome, text=_clean(cut(outcome.text, max_bytes)[0]))
     images, notes = _sifted(outcome.images)
@@ -132,10 +131,10 @@ def bounded(outcome: Outcome, max_bytes: int) -> Outcome:
 
 
 def cut(text: str, max_bytes: int, already_missing: int = 0) -> tuple[str, int]:
-    """`text` within `max_bytes` of UTF-8, and how many bytes are not in it.
+    """Cut a text to `max_bytes` of UTF-8; return also the number of missing bytes.
 
-    `already_missing` is what was never read: then the end of `text` is not the end of the answer, and
-    showing it as such would mislead, so only the front is kept.
+    `already_missing`: bytes that were not read. Then the end of `text` is not the end of the answer, so that only the
+    beginning is kept.
     """
     size = size_of(text)
     if size <= max_bytes and not already_missing:
@@ -159,7 +158,7 @@ def cut(text: str, max_bytes: int, already_missing: int = 0) -> tuple[str, int]:
 
 
 def size_of(text: str) -> int:
-    """Bytes of UTF-8, without making a second copy of a text that may be very large."""
+    """Return the bytes of a text in UTF-8, without encoding all of it at once."""
     if text.isascii():
         return len(text)
     pieces = range(0, len(text), _COUNTED_AT_ONCE)
@@ -233,4 +232,4 @@ def _known(charset: str) -> bool:
 
 _TEXT_CODECS = frozenset({"ascii", "utf-8", "utf-8-sig", "gbk", "gb2312", "gb18030", "big5", "shift_jis", "johab"})
 _TEXT_FAMILIES = ("utf-", "iso8859", "cp", "euc_", "koi8", "mac", "iso2022", "shift_jis", "big5", "tis", "hz")
-"""Python's registry also holds codecs that are no charsets (zip, rot13, idna); a server may not choose those."""
+"""The allowed charsets, because Python's codecs include others (zip, rot13, idna) that a server must not choose."""

@@ -1,7 +1,7 @@
-"""A tool's JSON Schema, compiled once; then a check that costs next to nothing while arguments satisfy it.
+"""Compiles a tool's JSON Schema into a check of arguments.
 
-A schema comes from wherever its tool comes from, so it is not trusted: a `$ref` that leads out of the document is
-refused and never fetched. What is wrong with arguments is said as a `FlawDetail`, in terms a model can act on.
+Schemas are not trusted: a `$ref` to another document is refused and never fetched. Errors are returned as a `FlawDetail` that
+a model can act on.
 """
 
 import difflib
@@ -19,28 +19,28 @@ from callgate.calls.offer import Check
 from callgate.calls.states import FlawDetail
 
 MAX_LOOKED_AT = 512
-"""Characters of a value that is held against a pattern with look-around or back references: matching such a pattern may
-take time in proportion to a power of the length. A longer value does not satisfy it."""
+"""The longest value that is matched with a pattern with look-around or back references, which may take superlinear time. A
+longer value does not satisfy it."""
 _LINEAR = RegexOptions()
 _BACKTRACKING = FancyRegexOptions(backtrack_limit=100_000)
 _OF_DATA = frozenset({"const", "default", "enum", "example", "examples"})
-"""Keywords with data, which may look like a schema."""
+"""Keywords whose values are data and no schemas."""
 _OF_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
-"""Keywords with schemas under names, which may look like keywords."""
+"""Keywords whose values are schemas by name."""
 MAX_ERRORS = 32
-"""How many errors are looked at to find the most telling one; a list of a million wrong items has a million."""
+"""How many errors are compared to find the most useful one; a list may have a million."""
 MAX_QUOTE = 120
-"""Characters of a value the model wrote that are repeated to it."""
+"""Characters of the model's value that are quoted to it."""
 MAX_EXPECTED = 400
-"""Characters of schema in a problem; an enum of two hundred names does not help more when it is whole."""
+"""Characters of a schema in an error."""
 
 
 class SchemaError(ValueError):
-    """A schema that cannot be used, and why."""
+    """Raised for a schema that cannot be used."""
 
 
 def compile_schema(parameters: Mapping[str, Any]) -> Check:
-    """The check for arguments under this schema. Raises `SchemaError` for a schema that is none, or that is not whole."""
+    """Compile a schema into a check. Raises `SchemaError` for an invalid schema, or one that refers to others."""
     schema = dict(parameters)
     outside: list[str] = []
 
@@ -48,16 +48,16 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
         outside.append(uri)
         raise LookupError(uri)
 
-    # `format` is a note in the current drafts and a check in old ones; for a tool it is a note in all of them.
+    # `format` is an annotation in current drafts and an assertion in old ones; here it is always an annotation.
     compiled = partial(jsonschema_rs.validator_for, retriever=deny, validate_formats=False)
     try:
         try:
             validator = compiled(schema, pattern_options=_LINEAR)
         except ValidationError as error:
-            # Whether a schema was refused for a pattern that the linear engine does not know.
+            # The schema may have been refused for a pattern that the linear engine does not support.
             if not isinstance(error.kind, ValidationErrorKind.Format):
                 raise
-            compiled(schema, pattern_options=_BACKTRACKING)  # what is wrong with it is reported where it stands
+            compiled(schema, pattern_options=_BACKTRACKING)  # raises for any other error
             schema = _with_bounded_patterns(schema)
             validator = compiled(schema, pattern_options=_BACKTRACKING)
     except ValidationError as error:
@@ -82,9 +82,9 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
 
 
 def _with_bounded_patterns(schema: Any) -> Any:
-    """The schema with every pattern that only a backtracking engine knows applied to short values, and no others.
+    """Bound the length of values for every pattern that needs a backtracking engine.
 
-    Names of properties cannot be bounded so, and a schema that has such a pattern for them is refused.
+    Names of properties cannot be bounded, and a schema with such a pattern for them is refused.
     """
     if isinstance(schema, list):
         return [_with_bounded_patterns(each) for each in schema]
@@ -119,7 +119,7 @@ def _is_linear(pattern: str) -> bool:
 
 
 def _most_telling(errors: Iterable[ValidationError]) -> ValidationError:
-    """A name nobody knows explains the name that is missing, and a missing one matters more than a wrong value."""
+    """Return the most useful error: an unknown property comes before a missing one, and that before a wrong value."""
     found = min(errors, key=_rank)
     match found.kind:
         case ValidationErrorKind.AnyOf(context=branches) | ValidationErrorKind.OneOfNotValid(context=branches):
@@ -137,7 +137,7 @@ def _rank(error: ValidationError) -> int:
 
 
 def _inside(branches: Sequence[Sequence[ValidationError]]) -> ValidationError | None:
-    """The error of the one alternative that was evidently meant: the only one that is not of another type altogether."""
+    """Return the error of the alternative that was meant: the only one of the value's type."""
     near = [branch for branch in branches if not any(isinstance(e.kind, ValidationErrorKind.Type) for e in branch)]
     return _most_telling(near[0]) if len(near) == 1 and near[0] else None
 
@@ -164,7 +164,7 @@ def _problem(error: ValidationError, schema: Mapping[str, Any]) -> FlawDetail:
             expected = f"only the properties {_list(map(_json, known))}" if known else "no properties"
             return FlawDetail(pointer, expected, _short(names[0]), _meant(names[0], known))
         case _:
-            # The keyword that was missed, with its value: `{"minimum": 1}`.
+            # The violated keyword with its value: `{"minimum": 1}`.
             keyword = str(error.schema_path[-1]) if error.schema_path else error.kind.name
             wanted = _at(schema, error.schema_path)
             return FlawDetail(

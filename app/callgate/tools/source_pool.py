@@ -1,7 +1,7 @@
 """Shares open sources between registries: on a reload the new one takes over those of the old.
 
-A source is known by its identity, which says all that it was made from. The last to give it back closes it, so a server
-whose entry did not change is never restarted, and one that did is closed when the last request has left it.
+A source is known by its identity, a digest of all its settings. The last borrower closes it, so that a server with an unchanged
+entry is not restarted, and one with a changed entry is closed after its last request.
 """
 
 from collections.abc import Callable, Hashable
@@ -18,7 +18,7 @@ class _Lease:
 
 
 class SourcePool:
-    """`on_status` is called with each change of a source, whoever has it at the time."""
+    """The open sources of the process. `on_status` is called with each change of a source."""
 
     def __init__(
         self, on_status: Callable[[SourceStatus], None] | None = None, *, delay: Delay = reopening_delay
@@ -31,7 +31,7 @@ class SourcePool:
         return len(self._leases)
 
     def borrow(self, identity: Hashable, source: Source) -> SourceSupervisor:
-        """The supervisor of a source with this identity. Where there is none, `source` is opened and kept under it."""
+        """Return the supervisor of the source with this identity, after opening `source` if there is none."""
         lease = self._leases.get(identity)
         if lease is None:
             lease = self._leases[identity] = _Lease(SourceSupervisor(source, self._on_status, delay=self._delay))
@@ -43,9 +43,9 @@ class SourcePool:
         return identity in self._leases
 
     async def give_back(self, identity: Hashable) -> None:
-        """The last to give it back waits until it is closed."""
+        """Give a source back; the last borrower waits until it is closed."""
         lease = self._leases[identity]
         lease.borrowers -= 1
         if not lease.borrowers:
-            del self._leases[identity]  # whoever wants it from now on opens one anew
+            del self._leases[identity]  # a new borrower opens another one
             await lease.supervisor.stop()

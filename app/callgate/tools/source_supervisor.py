@@ -1,7 +1,7 @@
-"""Keeps a source open: one task for each opens it, closes it, and opens it again when it is lost.
+"""Keeps a source open: one task per source opens it, closes it, and opens it again when it is lost.
 
-One task from first to last, because MCP sessions and task groups insist on being left where they were entered.
-An event ends it; it is cancelled only while opening, or when it does not end in time.
+One task, because MCP sessions and task groups have to be left in the task that entered them. An event ends it; it is cancelled
+only while opening, or when it does not end in time.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from callgate.tools.concurrency import times_cancelled
 from callgate.tools.executor import Source
 
 OPEN_SECONDS = 30.0
-"""For one try to open: a server in a container or behind npx may have to be fetched first."""
+"""The timeout of one attempt to open; a server in a container or by npx may have to be downloaded first."""
 CLOSE_SECONDS = 5.0
 CANCEL_SECONDS = 1.0
 STEADY_SECONDS = 60.0
-"""A source that was open for that long was well; losing it is a first failure again and not one more."""
+"""After so long a source counts as stable, so that losing it is a first failure again."""
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 60.0
 
@@ -36,38 +36,38 @@ class SourceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """The state of a source, for people."""
+    """The state of a source."""
 
     name: str
     kind: str
     state: SourceState = SourceState.OPENING
     error: str = ""
     failures: int = 0
-    """Failed tries since it was last well."""
+    """Failed attempts since it was last open."""
     seconds: float | None = None
-    """How long opening it took, the last time it could be opened."""
+    """How long it took to open it the last time."""
     since: float = 0.0
-    """Since when it has been ready, or has not, in seconds since 1970."""
+    """When it became ready or unready, in seconds since 1970."""
 
 
 @runtime_checkable
 class CanBeLost(Protocol):
-    """A source that may go away by itself."""
+    """A source that may be lost by itself."""
 
     async def lost(self) -> str:
-        """Return, once the open source is gone, with the reason. It is then closed and opened again.
+        """Wait until the open source is lost; return the reason. It is then closed and opened again.
 
-        Raises `MustRenew` where the source is well and only has to be opened anew; its tools stay on offer meanwhile.
+        Raises `MustRenew` where the source only has to be opened again; its tools stay offered meanwhile.
         """
         ...
 
 
 class MustRenew(Exception):
-    """An open source is well, and has to be closed and opened again. No failure of it."""
+    """Raised where an open source has to be closed and opened again without a failure."""
 
 
 Delay: TypeAlias = Callable[[int], float]
-"""Seconds to wait after so many failures."""
+"""Returns the seconds to wait after a number of failures."""
 
 
 reopening_delay: Delay = partial(full_jitter, first=FIRST_DELAY, longest=LONGEST_DELAY, least=0.1)
@@ -100,11 +100,11 @@ class SourceSupervisor:
         self._task = asyncio.create_task(self._keep(), name=f"source {self.source.name}")
 
     async def tried(self) -> None:
-        """Returns when the first try to open is over, however it went."""
+        """Wait for the end of the first attempt to open."""
         await self._tried.wait()
 
     async def stop(self) -> bool:
-        """Close the source. False if it did not end although it was cancelled; then it is left behind."""
+        """Close the source. False if it did not end although it was cancelled; then it is abandoned."""
         self._stopping.set()
         if self._task is None:
             return True
@@ -124,7 +124,7 @@ class SourceSupervisor:
             self._say(SourceState.CLOSED, self.status.error)
 
     async def _once(self) -> None:
-        """Open it, stay with it as long as it lives, close it; and after a failure wait a while."""
+        """Open it, wait until it is lost, close it; after a failure wait before the next attempt."""
         if not self._renewing:
             self._say(SourceState.OPENING, self.status.error)
         self._renewing = False
@@ -159,7 +159,7 @@ class SourceSupervisor:
         return None
 
     async def _stay(self) -> str | None:
-        """None when it was stopped; else why the source is gone."""
+        """Wait for the end of the source; return None when it was stopped, else why it was lost."""
         clock = asyncio.get_running_loop().time
         began = clock()
         if self.status.state is not SourceState.READY:
@@ -220,11 +220,11 @@ class SourceSupervisor:
 
 
 class CannotOpen(Exception):
-    """Raised by a source that knows why, in a sentence for people."""
+    """Raised by a source with a reason for people."""
 
 
 def reason(error: BaseException | None) -> str:
-    """The first thing that went wrong, out of however many groups it is wrapped in."""
+    """Return the first error in nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     message = str(error)

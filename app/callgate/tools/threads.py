@@ -1,8 +1,8 @@
 """Threads for tools that are ordinary Python functions: a bounded pool of our own.
 
-A thread cannot be stopped. When its call is given up, the thread is let go: it counts as stuck, keeps its
-place in the pool until it comes back by itself, and is never waited for. A call that finds every thread stuck
-is refused at once. The threads are daemons, so a stuck one does not keep the process from ending.
+A thread cannot be stopped. When its call is cancelled, the thread is abandoned: it counts as stuck, keeps its place in the
+pool until it returns, and is never joined. When all threads are stuck a call is refused at once. The threads are daemons, so
+that a stuck one does not keep the process from ending.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from callgate.tools.concurrency import ConcurrencyLimiter
 T = TypeVar("T")
 
 DEFAULT_SIZE = 32
-"""Tools mostly wait for something; far fewer than requests, so that a slow library cannot take the machine."""
+"""Far fewer than requests, so that a slow library cannot use up the machine."""
 _JOIN_SECONDS = 1.0
-"""For idle threads to end: milliseconds, unless the machine is starved."""
+"""The timeout for idle threads to end, which takes milliseconds."""
 
 
 class NoThreadLeft(Exception):
-    """Every thread is stuck in a call that was given up, or the pool is closed."""
+    """Raised where every thread is stuck in a cancelled call, or the pool is closed."""
 
 
 class ThreadPool:
-    """Runs functions in threads; belongs to one event loop, and to one runtime that closes it."""
+    """Runs functions in threads, for one event loop."""
 
     def __init__(self, size: int = DEFAULT_SIZE, name: str = "tool") -> None:
         self._size = size
@@ -40,11 +40,11 @@ class ThreadPool:
         self._stuck = 0
         self._closed = False
         self.queue = ConcurrencyLimiter(size)
-        """For callers whose time must not begin before there is a thread."""
+        """The limiter for callers whose timeout must not begin before there is a thread."""
 
     @property
     def stuck(self) -> int:
-        """Threads whose call was given up and which have not come back."""
+        """The number of threads whose call was cancelled and has not returned."""
         return self._stuck
 
     @property
@@ -52,7 +52,7 @@ class ThreadPool:
         return self._size
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` in a thread with this task's context variables, and return or raise what it does."""
+        """Run `work` in a thread with this task's context variables; return its result or raise its exception."""
         worker = await self._worker()
         loop = asyncio.get_running_loop()
         job: _Job[T] = _Job(work, loop.create_future(), contextvars.copy_context())
@@ -71,7 +71,7 @@ class ThreadPool:
         return result  # type: ignore[return-value]  # None where there is an error, and then we are not here
 
     def close(self) -> None:
-        """End idle threads and let go of the others; they end when their call does."""
+        """End idle threads and abandon the others, which end with their calls."""
         self._closed = True
         idle, self._idle = self._idle, []
         for worker in idle:
@@ -106,11 +106,11 @@ class ThreadPool:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._free(waiter.result())  # handed over in the very moment we were cancelled
+                self._free(waiter.result())  # a thread was given at the moment of the cancellation
             raise
 
     def _finished(self, worker: "_Worker", job: "_Job[Any]", result: Any, error: BaseException | None) -> None:
-        """Back in the loop: hand over what came of a job, and its thread to whoever waits."""
+        """Pass on the result of a job, and its thread to the next caller. Called in the event loop."""
         if job.given_up:
             self._stuck -= 1
             self.queue.give_up()
@@ -161,7 +161,7 @@ def _work(
         try:
             loop.call_soon_threadsafe(finished, worker, job, result, error)
         except RuntimeError:
-            return  # the loop is closed: nobody waits, and nobody will send another job
+            return  # the event loop is closed
         del job, result, error
 
 
@@ -171,7 +171,7 @@ def _outcome(job: _Job[Any]) -> tuple[Any, BaseException | None]:
     try:
         return job.context.run(job.work), None
     except StopIteration as error:
-        # Neither a coroutine nor a future can raise it without its becoming something else.
+        # Coroutines and futures cannot raise StopIteration.
         return None, RuntimeError(f"StopIteration: {error}")
     except BaseException as error:  # noqa: BLE001 - whatever a tool raises, SystemExit too, belongs to its caller
         return None, error

@@ -1,9 +1,8 @@
-"""Selects the server tools for a model, a key or a request. Filters only ever narrow.
+"""Selects the server tools for a model, a key or a request. Filters only narrow the selection.
 
-A filter of the config belongs to a tool's origin. A pattern with a slash is held against `source/name`, which nobody
-else can take. A pattern without one is held against the name that the tool asks for *and* the name it got: where
-several sources ask for one name, or one that has not been open yet may, it means none of them, and the operator says
-which with a slash.
+A filter of the config belongs to a tool's origin. A pattern with a slash matches `source/name`, which is unique. A pattern
+without one has to match the name that the tool claims *and* the name that it got: where several sources claim one name, or one
+that has not been open yet may, it matches none of them, and the operator needs a slash.
 """
 
 import difflib
@@ -17,47 +16,47 @@ from typing import Protocol, TypeVar
 from callgate.conversation.errors import ChatError
 
 MAX_REQUEST_BYTES = 8192
-"""Of the patterns that one request sends: room for a hundred names."""
+"""The limit of the patterns of one request: about a hundred names."""
 MAX_REQUEST_GLOBS = 32
-"""Of these, those that every tool has to be held against; plain names are looked up."""
+"""The limit of globs among them, each of which is compared with every tool."""
 MAX_REQUEST_GLOB = 256
-"""Characters of one of these: they are compiled, and the last of them are remembered."""
+"""Characters of a glob, which is compiled and cached."""
 MAX_NEAR = 5
-"""Patterns for which a near name is looked for: each is compared with every tool."""
+"""Patterns for which a similar name is searched, which compares all tools."""
 _GLOB = re.compile(r"[*?\[]")
 
 
 class Named(Protocol):
-    """Something that patterns can be held against."""
+    """Something that patterns can match."""
 
     @property
     def name(self) -> str:
-        """The name that models are offered."""
+        """The name for models."""
         ...
 
     @property
     def claimed(self) -> str:
-        """The name that it would have if no other source had the same."""
+        """The name that it claims."""
         ...
 
     @property
     def contested(self) -> bool:
-        """True if another source may have that name as well, which is unknown before it has been open."""
+        """True if another source, which has not been open yet, may claim that name as well."""
         ...
 
     @property
     def address(self) -> str:
-        """`source/name as the source has it`."""
+        """`source/name`, by its name at the source."""
         ...
 
 
 @dataclass(frozen=True)
 class ToolFilter:
-    """Lets through what one of its patterns names; without patterns, nothing."""
+    """Admits tools that match one of its patterns; without patterns, none."""
 
     patterns: tuple[str, ...]
     by_given_name: bool = False
-    """For what a request sends: it names tools as they were offered to it."""
+    """True for patterns of requests, which match the names that are offered."""
 
     def admits(self, tool: Named) -> bool:
         if tool.address in self._exact:
@@ -79,19 +78,19 @@ class ToolFilter:
 
 
 def names_exactly(pattern: str, tool: Named) -> bool:
-    """True if a pattern of the config means this tool, and not only something that asks for its name."""
+    """True if a pattern of the config matches this tool unambiguously."""
     return ToolFilter((pattern,)).admits(tool)
 
 
 def names_loosely(pattern: str, tool: Named) -> bool:
-    """True if a pattern means this tool or any other that asks for its name: for rules that guard."""
+    """True if a pattern matches this tool or any other that claims its name: for rules that restrict."""
     return any(glob_matches(pattern, name) for name in (tool.address, tool.name, tool.claimed))
 
 
 def requested_filter(text: str | None) -> ToolFilter | None:
     """Read the filter in `X-Callgate-Tools` or `metadata.tools` of a request: `none`, or names and globs with commas.
 
-    None where nothing was said. Something was said where it is empty: then nothing is let through.
+    None where it is missing. An empty one admits nothing.
     """
     if text is None:
         return None
@@ -106,7 +105,7 @@ def requested_filter(text: str | None) -> ToolFilter | None:
 
 @dataclass(frozen=True)
 class NameFilter:
-    """Lets through the tools that have one of these names, and reads nothing into them."""
+    """Admits the tools with exactly these names."""
 
     names: frozenset[str]
 
@@ -118,7 +117,7 @@ T = TypeVar("T", bound=Named)
 
 
 def narrowed(tools: Iterable[T], filters: Sequence[ToolFilter | NameFilter | None]) -> tuple[T, ...]:
-    """The tools that every filter lets through; a filter that is None has no opinion."""
+    """Return the tools that all filters admit; None as a filter admits all."""
     opinions = [each for each in filters if each is not None]
     return tuple(tool for tool in tools if all(each.admits(tool) for each in opinions))
 
@@ -137,27 +136,27 @@ def glob_matches(pattern: str, text: str) -> bool:
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Takes time in proportion to the text, for `fnmatch` writes atomic groups. `re` remembers the last few hundred."""
+    """Compile a glob. Matching is linear, because `fnmatch` uses atomic groups. `re` caches some hundred patterns."""
     return re.compile(fnmatch.translate(pattern))
 
 
-# Patterns that name nothing -----------------------------------------------------------------------
+# Patterns that match nothing ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Unmatched:
-    """A pattern that names no tool there is."""
+    """A pattern that matches no tool."""
 
     pattern: str
     near: str = ""
-    """The nearest name that there is; empty where none is near."""
+    """The most similar name; empty where there is none."""
 
     def __str__(self) -> str:
         return f"{self.pattern[:64]!a} names no tool" + (f"; did you mean {self.near!a}?" if self.near else "")
 
 
 def unmatched(patterns: Iterable[str], tools: Sequence[Named], *, by_given_name: bool = False) -> tuple[Unmatched, ...]:
-    """The patterns that name none of the tools; `*` names whatever there is, and so is never among them."""
+    """Return the patterns that match none of the tools; never `*`."""
     found: list[Unmatched] = []
     for pattern in dict.fromkeys(patterns):
         one = ToolFilter((pattern,), by_given_name)
@@ -167,7 +166,7 @@ def unmatched(patterns: Iterable[str], tools: Sequence[Named], *, by_given_name:
 
 
 def _near(pattern: str, tools: Sequence[Named]) -> str:
-    """A tool whose name is like the pattern; where several sources ask for that name, the address of one of them."""
+    """Return the name of a tool that is similar to the pattern; its address where several sources claim the name."""
     for tool in tools:
         if pattern in (tool.claimed, tool.name) and tool.name != tool.claimed:
             return tool.address
@@ -175,7 +174,7 @@ def _near(pattern: str, tools: Sequence[Named]) -> str:
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """The nearest of some names, or nothing."""
+    """Return the most similar of some names, or an empty string."""
     return next(iter(difflib.get_close_matches(word[:128], known[:2000], n=1)), "")
 
 

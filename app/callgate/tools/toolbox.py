@@ -1,8 +1,8 @@
 """The tools of one request: the server tools that it may use, and the client's own.
 
-The name decides who runs a call: the client's name wins, and a server tool of the same name is
-offered as `callgate__<name>`. Here every kind of tool is held to its policy in the same way: approval, places,
-time, tries, and the size of what comes back.
+The name decides who runs a call: the client's tools take precedence, and a server tool of the same name is offered as
+`callgate__<name>`. The toolbox enforces the policy of every kind of tool in the same way: approval, concurrency, timeout,
+retries, and the size of the result.
 """
 
 import asyncio
@@ -29,23 +29,22 @@ from callgate.tools.registry import RegisteredTool
 from callgate.tools.results import bounded, is_plainly_fit
 
 KEPT_BYTES = 4 * 1024 * 1024
-"""What an executor reads at most, if the policy does not let the model see even more: enough for the end of a
-long answer and for an image, and little enough to hold for a few hundred calls."""
+"""The limit for an executor, unless the policy allows the model even more: enough for an image, and small enough for a few
+hundred calls."""
 STOP_SECONDS = 0.5
-"""For a cancelled tool to stop. The client must not wait longer, so what does not stop is let go."""
+"""The timeout for a cancelled tool to stop, after which it is abandoned."""
 DESCRIBED_CHARS = 1000
-"""Of a tool's description in the span of each of its calls."""
+"""Characters of a tool's description in the spans of its calls."""
 FIRST_DELAY = 0.2
 LONGEST_DELAY = 5.0
-_bits = random.Random().getrandbits  # noqa: S311 - tells calls apart, guards nothing
+_bits = random.Random().getrandbits  # noqa: S311 - distinguishes calls, no secret
 _WORTH_TRYING_AGAIN = frozenset({FailureKind.UNAVAILABLE, FailureKind.UNKNOWN})
 
 QUEUE_SECONDS = 30.0
-"""For a place. A call that waits has done nothing, and its own time begins when it does."""
+"""The timeout for a place, separate from the call's own timeout."""
 
 Approve: TypeAlias = Callable[[Tool, ReadyCall, Report, str], Awaitable[Failed | None]]
-"""Asks whoever decides about calls that need approval, and reports the wait; None lets the call run. The last argument is the
-call's key."""
+"""Waits for the approval of a call, and reports the wait; None lets the call run. The last argument is the call's key."""
 
 
 class RunRecord(Protocol):
@@ -53,15 +52,15 @@ class RunRecord(Protocol):
 
     @property
     def key(self) -> str:
-        """The key of the call in the journal; empty where none is kept."""
+        """The key of the call in the journal; empty where there is none."""
         ...
 
     def wait(self) -> None:
-        """It waits for approval or for a place."""
+        """Record that it waits for approval or for a place."""
         ...
 
     async def begin(self) -> Failed | None:
-        """It is about to begin, and does if this returns None."""
+        """Record that it begins; it runs only if this returns None."""
         ...
 
     def end(self, outcome: Outcome) -> None: ...
@@ -70,15 +69,15 @@ class RunRecord(Protocol):
 
 
 class Journal(Protocol):
-    """Records the runs of tools."""
+    """Records calls of tools."""
 
     def record(self, call: ReadyCall, turn: int, *, writes: bool, offered: bool) -> RunRecord:
-        """`offered`: workers begin it, when it stands where they look."""
+        """Return the record of a call. `offered`: workers begin it, once it is in the ledger."""
         ...
 
 
 class _NoRecord:
-    """The record of a call that nobody keeps."""
+    """The record of a call without a journal."""
 
     key = ""
 
@@ -102,17 +101,17 @@ class RunAccount(msgspec.Struct, frozen=True, gc=False):
     outcome: Outcome
     tries: int
     waited: float
-    """Seconds for approval and for a place."""
+    """Seconds of waiting for approval and a place."""
     seconds: float
-    """Seconds at work, all tries together."""
+    """Seconds of all attempts together."""
 
 
 retry_delay: Callable[[int], float] = partial(full_jitter, first=FIRST_DELAY, longest=LONGEST_DELAY)
-"""Seconds to wait after so many failures."""
+"""Returns the seconds to wait after a number of failures."""
 
 
 class ToolSet:
-    """Server tools that go together, in the shapes every request needs them in."""
+    """A set of server tools, in the formats that requests need."""
 
     __slots__ = ("by_name", "offer", "schemas", "writes")
 
@@ -121,10 +120,10 @@ class ToolSet:
         self.offer: Offer = {each.name: each.offered for each in self.by_name.values()}
         self.schemas: Sequence[msgspec.Raw] = tuple(each.schema for each in self.by_name.values())
         self.writes = any(each.tool.policy.safety is not Safety.READ_ONLY for each in self.by_name.values())
-        """Whether any of them may change the world."""
+        """Whether any of them may have side effects."""
 
     def apart_from(self, theirs: Mapping[str, object]) -> "ToolSet":
-        """The same under names none of which is one of theirs."""
+        """Return the set with other names for tools that have the name of a client's tool."""
         if theirs.keys().isdisjoint(self.by_name):
             return self
         kept = {name: each for name, each in self.by_name.items() if name not in theirs}
@@ -141,7 +140,7 @@ class ToolSet:
 
 
 class RequestToolbox(msgspec.Struct, eq=False):
-    """The toolbox of one conversation; for `n` of them, one each."""
+    """The toolbox of one chat."""
 
     server_tools: ToolSet | Sequence[RegisteredTool]
     client: Sequence[msgspec.Raw] = ()
@@ -152,7 +151,7 @@ class RequestToolbox(msgspec.Struct, eq=False):
     queue_seconds: float = QUEUE_SECONDS
     on_run: Callable[[RunAccount], None] | None = None
     on_cut: Callable[[Returned, int], Returned] | None = None
-    """Given a result that is too long, and the bytes it may take, it says what the model gets."""
+    """Called with a result that is too long, and its limit; returns what the model is sent."""
     delay: Callable[[int], float] = retry_delay
     offer: Offer = {}
     schemas: Sequence[msgspec.Raw] = ()
@@ -173,7 +172,7 @@ class RequestToolbox(msgspec.Struct, eq=False):
         self.schemas = (*client, *selection.schemas) if client else selection.schemas
 
     def plan(self, calls: Sequence[Call]) -> Plan:
-        """Each call of a turn in exactly one pile. Asked once a turn."""
+        """Put each call of a turn into exactly one list. Called once per turn."""
         self._turn += 1
         ours: list[ReadyCall] = []
         theirs: list[Call] = []
@@ -196,7 +195,7 @@ class RequestToolbox(msgspec.Struct, eq=False):
         return self._by_name[call.name].tool.policy.safety is not Safety.READ_ONLY
 
     async def run(self, call: ReadyCall, report: Report) -> Outcome:
-        """Run one call of ours. What the tool does wrong is an outcome; cancelling stops the tool."""
+        """Run one call of ours. Failures of the tool are outcomes; cancelling stops the tool."""
         entry = self._by_name[call.name]
         if (trace := TRACE.get()) is not None:
             described = {"gen_ai.tool.description": entry.tool.description[:DESCRIBED_CHARS] or None}
@@ -235,7 +234,7 @@ class RequestToolbox(msgspec.Struct, eq=False):
         return replace(self.on_cut(whole, max_bytes), images=outcome.images)
 
     async def _admitted(self, run: "_CallRun", slots: Slots, record: RunRecord) -> Failed | None:
-        """None when the run may begin, its places taken; else why it may not."""
+        """Wait for approval and take the places; return None when the call may run, else the failure."""
         if run.tool.policy.require_approval:
             if self.approve is None:
                 return Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
@@ -265,7 +264,7 @@ class RequestToolbox(msgspec.Struct, eq=False):
 
 
 class _CallRun(msgspec.Struct, eq=False):
-    """One call, from its first try to its outcome."""
+    """One call, from its first attempt to its outcome."""
 
     tool: Tool
     call: ReadyCall
@@ -282,7 +281,7 @@ class _CallRun(msgspec.Struct, eq=False):
         return self._context.key
 
     async def outcome(self, slots: Slots) -> Outcome:
-        """The tool's answer within its time, tried again where that is safe and may help."""
+        """Return the tool's outcome within its timeout, with retries where they are safe and may help."""
         policy = self.tool.policy
         deadline = monotonic() + policy.timeout
         further = policy.retries if policy.safety is Safety.READ_ONLY else 0
@@ -313,7 +312,7 @@ class _CallRun(msgspec.Struct, eq=False):
 
 
 async def _end_of(task: "asyncio.Task[Outcome]", seconds: float) -> None:
-    """Wait for a task, but not for longer. `asyncio.wait` for one, at a third of its cost."""
+    """Wait for a task with a timeout. Like `asyncio.wait` for one task, at a third of the cost."""
     loop = asyncio.get_running_loop()
     over = loop.create_future()
 
@@ -331,7 +330,7 @@ async def _end_of(task: "asyncio.Task[Outcome]", seconds: float) -> None:
 
 
 async def _executed(tool: Tool, call: ReadyCall, context: RunContext) -> Outcome:
-    """As a coroutine of its own, so that whatever an executor does before it first waits is inside the task too."""
+    """Run the executor. A coroutine, so that all of the executor runs inside the task."""
     return await tool.executor.execute(call, context)
 
 
@@ -341,7 +340,7 @@ def _outcome_of(task: "asyncio.Task[Outcome]") -> Outcome:
     error = task.exception()
     if error is None:
         return task.result()
-    # An executor that raises is a mistake of ours. One call is not worth the whole chat, but it must be seen.
+    # An executor that raises is a bug of ours, which is logged; the chat goes on.
     asyncio.get_running_loop().call_exception_handler(
         {"message": f"the executor of {task.get_name()} raised", "exception": error, "task": task}
     )
@@ -349,18 +348,18 @@ def _outcome_of(task: "asyncio.Task[Outcome]") -> Outcome:
 
 
 _let_go: set["asyncio.Task[Outcome]"] = set()
-"""Tasks that did not stop when they were cancelled. Kept, because the loop itself holds tasks only weakly."""
+"""Tasks that did not stop when they were cancelled. Kept, because the event loop has only weak references."""
 
 
 async def _stop(task: "asyncio.Task[Outcome]", slots: Slots) -> None:
-    """Cancel a tool and wait for its end, but not for long. One that goes on keeps its places until it ends."""
+    """Cancel a tool and wait for its end, with a timeout. One that goes on keeps its places until it ends."""
     task.cancel()
     try:
         await asyncio.wait([task], timeout=STOP_SECONDS)
     finally:
         if task.done():
             if not task.cancelled():
-                task.exception()  # seen: it lost the race against the clock, and nobody asks any more
+                task.exception()  # marks it as retrieved
         else:
             held = slots.hand_over()
             _let_go.add(task)
@@ -383,7 +382,7 @@ class _ClientFunction(msgspec.Struct, gc=False):
 
 
 class _ClientTool(msgspec.Struct, gc=False):
-    """No more of a client's tool than is needed to know its name; the schema stays text until somebody asks."""
+    """The name of a client's tool; the schema is decoded lazily."""
 
     type: str = "function"
     function: _ClientFunction | None = None
@@ -395,18 +394,18 @@ _schema = msgspec.json.Decoder(dict[str, Any])
 
 
 def only_named(client: Sequence[msgspec.Raw], names: frozenset[str]) -> Sequence[msgspec.Raw]:
-    """Those of the client's tools that have one of these names."""
+    """Return the client's tools with one of these names."""
     return [raw for raw in client if not names.isdisjoint(_by_name([raw]))]
 
 
 def _by_name(client: Sequence[msgspec.Raw]) -> dict[str, msgspec.Raw]:
-    """The client's tools by name, each with its undecoded parameters. One that cannot be read has no name for us."""
+    """Return the undecoded parameters of the client's tools by name. Unreadable tools are left out."""
     found: dict[str, msgspec.Raw] = {}
     for raw in client:
         try:
             tool = _client_tool.decode(raw)
         except msgspec.DecodeError:
-            continue  # goes to the provider as it came; what is wrong with it is the provider's to say
+            continue  # sent on unchanged; the provider reports what is wrong with it
         one = tool.custom or tool.function
         if one is not None and one.name:
             found[one.name] = one.parameters
@@ -414,7 +413,7 @@ def _by_name(client: Sequence[msgspec.Raw]) -> dict[str, msgspec.Raw]:
 
 
 class _LazyOffer(Mapping[str, OfferedTool]):
-    """All tools on offer; a schema of the client's is decoded when a call asks for it."""
+    """All offered tools; a client's schema is decoded when it is needed."""
 
     def __init__(self, server_tools: Mapping[str, RegisteredTool], theirs: Mapping[str, msgspec.Raw]) -> None:
         self._server_tools = server_tools
@@ -425,7 +424,7 @@ class _LazyOffer(Mapping[str, OfferedTool]):
         if name in self._server_tools:
             return self._server_tools[name].offered
         if name not in self._decoded:
-            # A client's schema is used for what it is worth; one that is no object says nothing.
+            # A client's schema that is no object is ignored.
             try:
                 parameters = _schema.decode(self._theirs[name])
             except msgspec.DecodeError:
