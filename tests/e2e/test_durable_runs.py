@@ -286,6 +286,18 @@ async def test_a_process_that_drains_hands_its_runs_over(pair: Pair) -> None:
     assert pair.ran() == ["a"]
 
 
+@IN_POSTGRES
+async def test_an_id_that_no_database_takes_is_one_that_does_not_exist(pair: Pair) -> None:
+    async with pair.app() as one:
+        for id in ("%00", "run_a%00b", "%ED%A0%80", "%FF"):
+            answers = [
+                await get(one, f"/v1/chat/completions/{id}"),
+                await raw_post(one, {}, path=f"/v1/runs/{id}/cancel"),
+                await decide(one, id),
+            ]
+            assert [answer.status for answer in answers] == [404] * 3, id
+
+
 @IN_SQLITE
 async def test_a_run_that_ends_every_process_that_resumes_it_is_given_up(pair: Pair, tmp_path: Path) -> None:
     gate = asyncio.Event()

@@ -201,7 +201,7 @@ class DurableRuns:
     async def find(self, id: str, caller: str, *, sees_all: bool = False) -> StoredRun:
         """Return a run of this caller. Raises `ChatError` 404."""
         found = None
-        if self._ledger is not None:
+        if self._ledger is not None and id.isprintable():  # databases do not take every character
             async with _available():
                 found = await self._ledger.find(id)
         if found is None or not (sees_all or found.caller == caller):

@@ -155,7 +155,9 @@ class SharedApprovals:
             return {**settled.asked.facts(), "decision": str(settled.decision), "by": settled.by}
         if (written := self._written.get(id)) is not None:
             await asyncio.wait({written})
-        found = await self._fetch("SELECT facts, hash, state FROM approvals WHERE id = ?1", id)
+        found = []
+        if id.isprintable():  # databases do not take every character
+            found = await self._fetch("SELECT facts, hash, state FROM approvals WHERE id = ?1", id)
         if not found:
             raise not_found()
         facts, of, state = found[0]
