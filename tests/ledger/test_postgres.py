@@ -10,6 +10,7 @@ import pytest
 
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.entry import NotRecorded, RunState
+from callgate.ledger.presence import NEVER
 from tests.harness.needs import needs
 from tests.harness.postgres import PostgresServer, postgres_server
 from tests.ledger.entries import entry
@@ -68,6 +69,7 @@ async def test_after_an_outage_of_the_server_no_process_counts_as_dead_before_it
                     await asyncio.sleep(0.01)
                 stopped = time.time()
                 await asyncio.sleep(presence.dead_after)  # in which no process can report
+                assert presence.silence == NEVER, "whoever asks before the first beat takes nobody for dead"
                 await asyncio.to_thread(server.start, "fsync=off")
                 # Just as this process, the other was seen last before.
                 await ledger.database.fetch("UPDATE processes SET seen_at = ?1 WHERE name = 'other'", stopped - 0.5)

@@ -48,11 +48,17 @@ class Presence:
     def silence(self) -> float:
         """Seconds of silence after which a process is taken for dead.
 
-        More for a while where the database, or this process, has been away, by as much: nobody was heard then. At the
-        beginning it is not known whether they were."""
-        if self._database.sees_deaths or _since(self._heard_since) >= self.dead_after:
+        While this process cannot say that it lives, nobody is: perhaps none of them can. Afterwards it is longer for a while, by
+        as much as that took. At the beginning it is not known whether they could."""
+        if self._database.sees_deaths:
             return self.dead_after
-        return self.dead_after + self._away
+        if self.is_away or _since(self._beat_at) > self.dead_after / 2:
+            return NEVER
+        return self.dead_after + self._grace
+
+    @property
+    def _grace(self) -> float:
+        return 0.0 if _since(self._heard_since) >= self.dead_after else self._away
 
     async def open(self) -> None:
         """Raises `DatabaseAway`: a process that cannot say that it lives would be taken for dead."""
@@ -90,8 +96,8 @@ class Presence:
         if self._beat_at[0] == inf:
             self._heard_since = now
         elif self.is_away or _since(self._beat_at) > self.dead_after / 2:
-            before = self.silence - self.dead_after  # of the last time, where that is not long ago
-            self._heard_since, self._away = now, before + _since(self._beat_at)
+            # With that of the last time, where it is not long ago.
+            self._heard_since, self._away = now, self._grace + _since(self._beat_at)
         self._beat_at = now
         if not news:
             return
