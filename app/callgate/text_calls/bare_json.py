@@ -1,8 +1,8 @@
-"""Calls that nothing marks: JSON objects on lines of their own, bare or in a code fence (rules B2 to B5).
+"""Reads calls without marks: JSON objects on lines of their own, bare or in a code fence (rules B2 to B5).
 
-A line that begins with a brace, a bracket or a fence is held while it can still be a call to an offered tool, and not
-longer: a name that is no tool's, a key that no call has room for, anything after the object, and it is prose.
-JSON that is found to be no call is prose up to where it closes, so that a line inside it is not taken for a call.
+A line that begins with a brace, a bracket or a fence is held as long as it can be a call of an offered tool: with an unknown
+name, a key that calls do not have, or text after the object it is prose. JSON that is no call is prose up to its end, so that
+a line inside it is not taken for a call.
 """
 
 import re
@@ -22,7 +22,7 @@ from callgate.text_calls.quoting import FENCED
 from callgate.text_calls.text_cursor import Sink, Steps, TextCursor
 
 LONGEST_FENCE = 16
-"""A longer run of fence characters is a ruler and no fence."""
+"""A longer run of fence characters is a horizontal line and no fence."""
 
 LONGEST_INFO = 40
 
@@ -34,17 +34,17 @@ CALLS: Final = CallObjects()
 
 BARE_OPENINGS: Final = ("{", "[")
 JSON_MARKS: Final = {"<tool_call>": Ends(("</tool_call>",)), "[TOOL_CALLS]": Ends(loose=True)}
-"""What opens calls in JSON elsewhere, and what ends them there."""
+"""The marks around JSON calls of other formats."""
 
 
 def read_bare_json(out: EventSink) -> Steps[None]:
-    """The whole grammar: prose, calls on lines of their own, and fences around them."""
+    """Read prose, calls on lines of their own, and fences around them."""
     reading = _Bare(out)
     yield from reading.read()
 
 
 def read_bare_or_marked_json(out: EventSink) -> Steps[None]:
-    """The same, and the marks that models were trained on, wherever they stand."""
+    """Read the same, and calls between the marks of other formats anywhere."""
     reading = _Bare(out, marks=tuple(JSON_MARKS))
     yield from reading.read()
 
@@ -87,7 +87,7 @@ class _Bare:
                 return
 
     def _line_start(self) -> Steps[bool]:
-        """Read what begins at the start of a line, if it is held for a call. False: it is prose."""
+        """Read a possible call at the start of a line. False: it is prose."""
         char = yield from self._cursor.peek()
         if char in BARE_OPENINGS:
             if char == "[" and self._marks and (mark := (yield from self._cursor.one_of(self._marks))) is not None:
@@ -103,7 +103,7 @@ class _Bare:
         return False
 
     def _pass_line(self) -> Steps[bool]:
-        """Emit text up to the end of the line, or to where a line may begin anew. False: the text has ended."""
+        """Emit text up to the end of the line, or to a dropped token that ends it. False: the text has ended."""
         while True:
             mark = yield from self._lines.step()
             if mark is None:
@@ -138,7 +138,7 @@ class _Bare:
             held.settle(self._out)
 
     def _is_dropped(self) -> Steps[bool]:
-        """A token that is dropped ends a line as well as a line break does."""
+        """Read a dropped token, which ends a line like a line break."""
         mark = yield from self._cursor.one_of(self._out.dropped)
         if mark is None:
             return False
@@ -148,8 +148,8 @@ class _Bare:
     # Values
 
     def _value(self, held: _HeldText, *, keep: bool = False) -> Steps[bool]:
-        """Read one value into `held`. False: it is no call, or the last one of the text; nothing is held any more, but
-        with `keep` what is no call."""
+        """Read one value into `held`. False: it is no call, or the last one of the text, and nothing is held any more, except
+        with `keep` a value that is no call."""
         candidate = Candidate(self._out.tools)
         yield from candidate.read(self._cursor)
         calls = candidate.calls()
@@ -175,7 +175,7 @@ class _Bare:
     # Fences
 
     def _fence(self, char: str) -> Steps[bool]:
-        """Read a fence and what is in it. False: it is none, and nothing was read."""
+        """Read a fence and its content. False: it is no fence, and nothing was read."""
         fence = yield from self._cursor.run(_TICKS if char == "`" else _WAVES, LONGEST_FENCE)
         if fence is None or len(fence) < 3:
             self._cursor.back(fence or "")
@@ -191,15 +191,15 @@ class _Bare:
         yield from self._cursor.space(held.add)
         if (yield from self._cursor.peek()) in BARE_OPENINGS and (yield from self._fenced_calls(held, fence)):
             return True
-        # What was held for calls is quoted text.
+        # The held text is quoted.
         calls = held.calls[:]
         held.release(self._out)
         self._out.note_not_run(calls, FENCED)
         return True
 
     def _fenced_calls(self, held: _HeldText, fence: str) -> Steps[bool]:
-        """Values up to the closing fence, behind which the message ends. False: they are not all calls, or not all of
-        the message, and are still held."""
+        """Read values up to the closing fence at the end of the message. False: they are not all calls, or not the whole
+        message, and are still held."""
         while True:
             if not (yield from self._value(held, keep=True)):
                 return not held.pieces
@@ -226,7 +226,7 @@ class _Bare:
                 return
 
     def _closes(self, held: _HeldText, fence: str) -> Steps[bool]:
-        """Match the closing fence here, with nothing else on its line."""
+        """Read the closing fence, if it is here and alone on its line."""
         found = yield from self._cursor.run(_TICKS if fence[0] == "`" else _WAVES, LONGEST_FENCE)
         if not found:
             return False
@@ -238,7 +238,7 @@ class _Bare:
 
 
 class Candidate:
-    """One JSON value that may be a call, or a list of calls, watched while it comes."""
+    """One JSON value that may be a call, or a list of calls, while its text comes."""
 
     def __init__(self, tools: Collection[str]) -> None:
         self.scan = JsonScan(CALLS.watch, wary=True)
@@ -262,7 +262,7 @@ class Candidate:
                 return
 
     def pass_rest(self, cursor: TextCursor, sink: Sink) -> Steps[None]:
-        """Read the rest of a value that is no call, up to where it closes or breaks."""
+        """Read the rest of a value that is no call, up to its end or error."""
         self.scan.wary, self.scan.one_line = False, True
         while True:
             text = self._feed(cursor)
@@ -273,7 +273,7 @@ class Candidate:
 
     @property
     def broke_in_string(self) -> bool:
-        """A call to an offered tool broke where a string ended, or did not: it is not known what of the rest is inside."""
+        """True if a call of an offered tool broke at a string, so that the end of its text is unknown."""
         scan, entry = self.scan, self.scan.entry
         if scan.state is not State.BROKEN or entry is None or not _has_keys_of_call(entry):
             return False
@@ -282,7 +282,7 @@ class Candidate:
         return is_offered and (scan.in_string or scan.flawed or self.text.rstrip().endswith('"'))
 
     def calls(self) -> list[CallWritten] | None:
-        """The calls that this is; None if it is something else, or not all there."""
+        """Return the calls; None if the value is something else, or incomplete."""
         scan, text = self.scan, self.text
         if scan.state is not State.CLOSED or self._is_hopeless or not scan.entries:
             return None
@@ -291,7 +291,7 @@ class Candidate:
         return [CALLS.one_written(entry, text, None) for entry in scan.entries]
 
     def calls_of_cut_text(self) -> tuple[list[CallWritten], str]:
-        """The calls of a value in which the text ended, and what is prose of it. A call counts from its name on."""
+        """Return the calls of a value in which the text ended, and the prose in it. A call with a name counts."""
         scan, text = self.scan, self.text
         if self._is_hopeless or scan.state is not State.OPEN or not scan.is_beginning:
             return [], text
@@ -334,8 +334,8 @@ class Candidate:
         return resolve_name(name, self._tools) is not None or is_parallel(name, self._tools)
 
     def _is_whole_call(self, entry: JsonEntry, text: str) -> bool:
-        """It has the keys of a call, and is JSON: what is broken is prose where nothing marks it as a call. What is JSON
-        and cannot be run all the same (a key given twice) is a call, so that the model is sent an error for it."""
+        """True for JSON with the keys of a call; broken JSON is prose without marks. JSON that the gate refuses, such as a
+        duplicate key, is a call, so that the model is sent an error."""
         written = CALLS.one_written(entry, text, None)
         if written.flaw is not None or not _has_keys_of_call(entry):
             return False

@@ -1,8 +1,8 @@
-"""Tool calls that come as content blocks: pieces by index, each block one call, whole only when its block stops.
+"""Reads tool calls in content blocks: pieces by index, one call per block, complete when its block stops.
 
-A block holds its call as XML (`<invoke name="…"><parameter name="…">…`, with or without the `<function_calls>` around
-it) or as one JSON object with `name` and `arguments` (or `input`, or `parameters`). Nothing is judged before the block
-has stopped, however finished it looks. What a call has to be is not said here: the turn's gate decides, as for any call.
+A block has its call as XML (`<invoke name="…"><parameter name="…">…`, with or without the `<function_calls>` around it) or as
+one JSON object with `name` and `arguments` (or `input`, or `parameters`). It is read only after the block has stopped, and
+checked by the gate like any call.
 """
 
 import re
@@ -17,11 +17,11 @@ from callgate.conversation.events import CallWritten
 from callgate.conversation.turn import TurnBuilder
 
 Compile: TypeAlias = Callable[[Mapping[str, Any]], Check]
-"""Makes a check of a JSON Schema."""
+"""Compiles a JSON Schema into a check."""
 
 
 def required_only(parameters: Mapping[str, Any]) -> Check:
-    """The least that a schema asks: no required parameter is missing. Whoever can compile schemas passes that instead."""
+    """Make a check for missing required parameters only, for callers without a schema compiler."""
     required = [name for name in parameters.get("required") or () if isinstance(name, str)]
 
     def check(arguments: dict[str, Any]) -> FlawDetail | None:
@@ -35,10 +35,10 @@ def required_only(parameters: Mapping[str, Any]) -> Check:
 
 
 class ToolUseBuffer:
-    """Gathers content blocks by index. `handle_content_block_stop` says what came of one.
+    """Gathers content blocks by index. `handle_content_block_stop` returns the call of one.
 
-    `attempt_count` is the number of broken calls running; from `max_attempts` on the buffer is `exhausted`, and whoever
-    asks the model again and again should end there. A whole call, or `reset()` after a tool ran, starts the count anew.
+    `attempt_count` is the number of consecutive broken calls; at `max_attempts` the buffer is `exhausted`, and the caller should
+    stop to ask the model again. A whole call, or `reset()` after a tool ran, resets the count.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ToolUseBuffer:
             self._ids.setdefault(index, tool_id)
 
     def handle_content_block_stop(self, index: int) -> ReadyCall | BrokenCall | None:
-        """The call of this block, settled; None if the index held nothing. The index is free again afterwards."""
+        """Return the checked call of this block; None if the index had no block. The index is free afterwards."""
         text = "".join(self._pieces.pop(index, ())).strip()
         id = self._ids.pop(index, None)
         if not text:
@@ -86,7 +86,7 @@ class ToolUseBuffer:
         return call
 
     def reset(self) -> None:
-        """A tool ran: count attempts anew. Blocks that are still open stay, their other halves are on the way."""
+        """Reset the count of attempts, after a tool ran. Open blocks are kept."""
         self.attempt_count = 0
 
     def _settled(self, written: CallWritten, id: str | None) -> ReadyCall | BrokenCall:
@@ -108,7 +108,7 @@ class ToolUseBuffer:
         calls = building.finish().calls
         if len(calls) == 1:
             return calls[0]
-        # One call that unfolds into several (`multi_tool_use.parallel`) has no place in a block that holds one.
+        # A call that holds several (`multi_tool_use.parallel`) is not supported in a block.
         return BrokenCall(id or self._new_id(), written.name, Flaw.INVALID_MARKUP, str(written.arguments))
 
 
@@ -119,7 +119,7 @@ _FENCED = re.compile(r"```[a-z]*\s*\n(?P<body>.*?)\s*```", re.DOTALL)
 
 
 def _from_markup(text: str, tools: Mapping[str, Collection[str]]) -> CallWritten:
-    # The readers of all formats load longer than all else here, and blocks of JSON do without.
+    # Imported here, because the readers are slow to load and JSON blocks do not need them.
     from callgate.text_calls.reader import reader_for
     from callgate.text_calls.writers import ANTML
 
@@ -127,7 +127,7 @@ def _from_markup(text: str, tools: Mapping[str, Collection[str]]) -> CallWritten
     found = [event for event in (*reader.feed(text), *reader.finish()) if isinstance(event, CallWritten)]
     if len(found) == 1:
         return found[0]
-    # No call is in it, or several are: a block is one call, and picking one would lose the others without a word.
+    # No call, or several: a block has one call, and choosing one would silently drop the others.
     return CallWritten(name=found[0].name if found else None, arguments=text, flaw=Flaw.INVALID_MARKUP)
 
 
@@ -145,13 +145,13 @@ def _from_json(text: str, *, repaired: bool) -> CallWritten:
     name = value.get("name") if isinstance(value, dict) else None
     keys = [key for key in _ARGUMENT_KEYS if isinstance(value, dict) and key in value]
     if len(keys) > 1:
-        # Which of them is meant is not said.
+        # Ambiguous.
         return CallWritten(name=_string(name), arguments=text, flaw=Flaw.INVALID_JSON)
     return CallWritten(name=_string(name), arguments=value[keys[0]] if keys else None, repaired=repaired)
 
 
 def _name_in(text: str) -> str | None:
-    """The name in a text that is not whole, if its string was closed: `{"name": "x", "argum` names x."""
+    """Return the name in an incomplete text, if its string is closed: `{"name": "x", "argum` names x."""
     at = 1
     while key := _MEMBER.match(text, at):
         try:

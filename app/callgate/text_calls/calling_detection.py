@@ -1,8 +1,8 @@
-"""Finds out how a model calls tools when they are first offered to it, and remembers it.
+"""Finds out how a model calls tools when they are first offered to it, and keeps the result.
 
-`CallingDetector` decides for one deployment: by what is known of the model, by its family, or else by asking it to call a tool
-once (`families`). `DetectingModel` goes around the deployment and asks it in that way from then on. A decision that could
-not be made, because the model did not answer, is not remembered; such a request goes on with native calls.
+`CallingDetector` decides for one deployment: by what is known about the model, by its family, or else by a probe, a request to
+call a tool (`families`). `DetectingModel` wraps the deployment and asks it accordingly. If the probe got no answer the result
+is not kept, and the request uses native calls.
 """
 
 import asyncio
@@ -25,28 +25,28 @@ from callgate.text_calls.families import (
 )
 
 REFUSED = frozenset({400, 404, 415, 422, 501, 502})
-"""How a server may answer that takes no tools. llama.cpp says 500, which reaches us as 502; so do lost connections."""
+"""Statuses of servers that refuse tools. llama.cpp sends 500, which becomes 502 here, as do lost connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallingMode:
-    """The way in which a model is asked for its calls, and where that was decided."""
+    """How a model is asked for calls, and how that was decided."""
 
     format: str
-    """`native`, or the text format it is asked for in a prompt."""
+    """`native`, or a text format that is described in a prompt."""
     decided_by: str
-    """`config`, `model_info`, `litellm`, `family`, `provider` or `probe`; `nobody` where it could not be found out."""
+    """`config`, `model_info`, `litellm`, `family`, `provider` or `probe`; `nobody` where it is unknown."""
     detail: str = ""
 
 
 UNDECIDED = CallingMode(NATIVE, "nobody")
 
 SupportLookup: TypeAlias = Callable[[], Awaitable[bool | None]]
-"""What a library knows of native calls of this very model; None if it does not know the model."""
+"""Looks up native calls of this model in litellm's list; None if it is not listed."""
 
 
 class CallingDetector:
-    """Decides how one deployment is asked. `on_decided` is called with the decision, and each time that none could be made."""
+    """Decides how one deployment is asked. `on_decided` is called with each decision, failed ones included."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class CallingDetector:
         format: str | None = None,
         may_be_probed: bool = True,
     ) -> None:
-        """`format` is what it is asked in should it have no native calls; its family's own if not given. One that may
-        not be probed is taken at its provider's word, which is that it calls natively."""
+        """`format`: the text format if it has no native calls; by default that of its family. Without `may_be_probed` native
+        calls are assumed, as its provider documents."""
         self.choice: CallingMode | None = None
         self._model_name = model_name
         self._format = format or format_for(model_name)
@@ -69,20 +69,20 @@ class CallingDetector:
         self._failures = 0
 
     async def foresee(self) -> CallingMode | None:
-        """The choice as far as it can be made without asking the model; None where it will be asked."""
+        """Return the choice that is made without a probe; None where the model will be probed."""
         if self.choice is None:
             await self._look_up()
         return self.choice
 
     async def choose(self, model: Model, *, may_probe: bool) -> CallingMode:
-        """The choice. Requests that come while the model is probed wait for it, and share it even where it failed;
-        those that may not probe do not need it badly enough to wait."""
+        """Return the choice. Requests during a probe wait for it, and share its result, also a failure; those that may not
+        probe do not wait."""
         if self.choice is None:
             await self._look_up()
         if self.choice is None and may_probe:
             failures = self._failures
             async with self._lock:
-                # One that was cancelled while it asked has decided nothing; the next in line then asks.
+                # A cancelled probe has decided nothing; the next request probes.
                 if not self._is_answered(failures):
                     try:
                         can = await _calls_natively(model)
@@ -94,7 +94,7 @@ class CallingDetector:
         return self.choice or UNDECIDED
 
     def _is_answered(self, failures: int) -> bool:
-        """True if another probe has ended since this number was read."""
+        """True if another probe has failed since this number was read."""
         return self.choice is not None or self._failures != failures
 
     async def _look_up(self) -> None:
@@ -113,7 +113,7 @@ class CallingDetector:
 
 
 class DetectingModel:
-    """A model that is asked natively or in a prompt, as its detector says. `prompted` makes a prompted model of it."""
+    """A model that is asked natively or in a prompt, by its detector. `prompted` wraps it in a prompted model."""
 
     def __init__(self, model: Model, detector: CallingDetector, prompted: Callable[[Model, str], Model]) -> None:
         self.name = model.name
@@ -126,7 +126,7 @@ class DetectingModel:
         if self._settled is not None:
             return self._settled.ask(ask)
         if isinstance(ask, Passthrough) and not ask.has_tools:
-            return self._model.ask(ask)  # there is nothing to call, so that nothing has to be decided for it
+            return self._model.ask(ask)  # there are no tools, so that no decision is needed
         return self._ask(ask)
 
     @asynccontextmanager
@@ -144,15 +144,14 @@ class DetectingModel:
 
 
 async def _calls_natively(model: Model) -> bool:
-    """True if the model answers an offer of a tool with a native call. Raises what it failed with where that says
-    nothing about tools."""
+    """True if the model answers the probe with a native call. Raises its error where that is not about tools."""
     try:
         return judge_probe(await _answer(model, probe_ask()))
     except ChatError as refusal:
         if refusal.status not in REFUSED:
             raise
-    # It may be the tools that were refused, or anything else: the same question without them tells. If that is
-    # answered and the first one is refused a second time, it was no passing trouble either.
+    # To find out whether the tools were refused, the same request is sent without them. If that is answered and the first
+    # one is refused a second time, it was the tools.
     await _answer(model, control_ask())
     try:
         return judge_probe(await _answer(model, probe_ask()))

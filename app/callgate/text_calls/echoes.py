@@ -1,8 +1,8 @@
-"""Finds out whether the text of a call stands in the request: then the model repeats it, and does not call.
+"""Finds out whether the text of a call is in the request: then the model only repeats it.
 
-What users and tools wrote is compared without blanks and escapes, so that a call that was quoted as a JSON string, or laid
-out otherwise, is found as well. Instructions (system and developer messages) are not looked at: an operator's example
-of a call without arguments would forbid that very call.
+Texts of users and tools are compared without blanks and escapes, so that a call quoted as a JSON string, or with another
+layout, is found as well. Instructions (system and developer messages) are not compared, because an operator's example of a
+call without arguments would forbid that call.
 """
 
 import json
@@ -18,21 +18,21 @@ from callgate.text_calls.event_sink import Item
 WATCHED_ROLES: Final = frozenset({"user", "tool", "function"})
 
 BUDGET: Final = 256_000_000
-"""Characters that are searched in one answer; a quarter of a second. Calls beyond it are taken for echoes, because it is
-not known that they are none; it takes hundreds of calls after a history of a megabyte."""
+"""Characters that are searched in one answer, in a quarter of a second. Further calls are taken for echoes, for safety; this
+needs hundreds of calls after a history of a megabyte."""
 
 MOST_TRIES: Final = 1000
-"""Braces of one text that begin no JSON object. A text with more is none that a person wrote around one."""
+"""The limit of braces in one text that begin no JSON object."""
 _DECODER = json.JSONDecoder()
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
 _ENTITIES = ("&lt;", "&gt;", "&quot;", "&amp;", "&#")
 
 
 class Echoes(Protocol):
-    """Knows the text of a request."""
+    """Compares calls with the text of a request."""
 
     def is_echo(self, item: Item) -> bool:
-        """True if the text of these calls stands in it."""
+        """True if the text of these calls is in it."""
         ...
 
 
@@ -45,7 +45,7 @@ NO_ECHOES: Final[Echoes] = _NoEchoes()
 
 
 class RequestEchoes:
-    """The texts of users and tools. Nothing is looked at before a call was read."""
+    """The texts of users and tools, which are decoded when the first call is compared."""
 
     def __init__(self, messages: Iterable[Message]) -> None:
         self._messages = messages
@@ -76,7 +76,7 @@ class RequestEchoes:
 
 
 def _spellings(text: str, name: str) -> Iterable[str]:
-    """The text of a call, and the same without the tag around all calls."""
+    """Return the text of a call, and the same without the tag around all calls."""
     yield text
     own_tag = text.rfind("<", 0, text.find(name)) if name in text else -1
     if own_tag > 0:
@@ -84,8 +84,7 @@ def _spellings(text: str, name: str) -> Iterable[str]:
 
 
 def _names_call(text: str, name: str | None, arguments: Any) -> bool:
-    """True if a JSON object of the text is this call, whatever the order of its fields and whatever stands around
-    it."""
+    """True if a JSON object in the text is this call, with its fields in any order."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -99,7 +98,7 @@ def _names_call(text: str, name: str | None, arguments: Any) -> bool:
             except (ValueError, RecursionError):
                 tries += 1
                 if tries > MOST_TRIES:
-                    return True  # it is not known that none of the rest is the call
+                    return True  # the rest is not searched: taken for an echo
                 end = at + 1
             else:
                 if any(called == name and with_ == arguments for called, with_ in _calls_in(found)):
@@ -109,7 +108,7 @@ def _names_call(text: str, name: str | None, arguments: Any) -> bool:
 
 
 def _calls_in(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Every name and arguments that stand beside each other anywhere in a value."""
+    """Return all pairs of name and arguments anywhere in a value."""
     waiting = [value]
     while waiting:
         value = waiting.pop()
@@ -132,7 +131,7 @@ def _texts(content: Any) -> Iterable[str]:
 
 
 def _plain(text: str) -> str:
-    """The text without what quoting and layout change: blanks, escapes, entities."""
+    """Return the text without blanks, escapes and entities, which quoting and layout change."""
     if any(entity in text for entity in _ENTITIES):
         text = unescape(text)
     if "\\" in text:

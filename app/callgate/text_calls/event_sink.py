@@ -1,10 +1,8 @@
-"""Gathers what a reader finds in a text: prose, reasoning and calls, in order; and what is the same for all formats.
+"""Collects what a reader finds in a text: prose, reasoning and calls, in order; and handles what all formats have in common.
 
-`<think>` blocks and a format's own reasoning channels are reasoning wherever a grammar reads prose, tokens that
-mean nothing to a user are dropped, and everything else that is no mark of the grammar is prose. The marks themselves
-are known by the grammars. What is quoted, repeated or only considered is prose as well, whatever its form: a mark in a
-quoted place opens nothing, and a call that was read is kept, with its text, until the text has ended, because what
-follows may show that it was no call.
+`<think>` blocks and a format's own reasoning channels become reasoning, special tokens are dropped, and everything else that is
+no mark of the grammar is prose. Text that is quoted, repeated or part of the reasoning is no call: a mark in a quoted place
+opens nothing, and a call is held, with its text, until the text has ended, because later text may show that it was no call.
 """
 
 import json
@@ -28,25 +26,25 @@ THINK_TAGS: Final[Mapping[str, str]] = {"<think>": "</think>", "<thinking>": "</
 TAB = quoting.TAB
 
 ASIDE: Final = ""
-"""What `Prose.step` returns for a mark that is dealt with already: reasoning, or a dropped token."""
+"""What `Prose.step` returns for a mark that it has handled: of reasoning, or a dropped token."""
 
 Thinking = Literal["unknown", "prefilled", "none"]
-"""Whether the model's template opens its thinking: `unknown` holds text back until it shows, `prefilled` takes the text
-for reasoning from its beginning, `none` lets it out at once. A call before a lone end of thinking runs in no case."""
+"""Whether the model's template opens its thinking: with `unknown` text is held until it is clear, with `prefilled` the text
+begins as reasoning, with `none` text is emitted at once. A call before a lone end of thinking never runs."""
 
 _SPECIAL = re.compile(
     r"(?:[ \t\r;,]|<\|[^|<>\n]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|</?[\w:｜]{1,40}>|\[/?[A-Z_]{2,40}\]|<\w{1,20}_of_\w{1,20}>"
     r"|<\w{1,20}\|>|<\|\w{1,20}>|\[e~\[)*"
 )
-"""What may stand behind a call on its line: blanks, separators, special tokens and end tags."""
+"""What may follow a call on its line: blanks, separators, special tokens and end tags."""
 _SPECIAL_STARTS = "<[ \t\r;,"
 _SPECIAL_LIMIT = 512
 _SPOKEN = frozenset({quoting.LISTED, quoting.TABLE, quoting.INDENTED, quoting.QUOTATION})
-"""Quoted places in which a model's own tokens may stand all the same, at the end of an answer: they are dropped there."""
+"""Kinds of quoting inside which special tokens at the end of an answer are still dropped."""
 _NEW_MESSAGE = re.compile(r"<\|(?:start|message|channel|content_\w+|message_model|im_start|open|START_\w+)\|>")
-"""Tokens behind which prose has nothing to do with a call before."""
+"""Tokens after which prose is unrelated to a call before them."""
 _BEFORE_CALL = frozenset({"<|python_tag|>"})
-"""Tokens behind which a call may stand as at the beginning of a line."""
+"""Tokens that count as the beginning of a line for a call after them."""
 _PLACEHOLDER = re.compile(r"\{\w*\}")
 _PYTHON_CALL = re.compile(r"\[\s*([\w.\-]+)\(")
 _PYTHON_PART = re.compile(
@@ -57,11 +55,11 @@ _COLON = re.compile(r"[:：]")
 _FENCE_RUN = re.compile(r"```+|~~~+")
 _WORDS = re.compile(r"\w[.,:;!?]?[ \t]+\w")
 _MOST_UNREAD = 16_384
-"""Pieces of prose that are kept before they are joined: a list of single letters takes ten times their room."""
+"""Pieces of prose that are kept before they are joined, because small strings take much memory."""
 _READ_AGAIN = 262_144
-"""Characters of one answer that are read twice, because what a quoted mark opened was no call. Beyond that, it is taken for one."""
+"""Characters of one answer that may be read twice, where a quoted mark opened no call. Beyond that it is taken for a call."""
 _CALL_HERE = "\ue000"
-"""Stands for a call where it is asked what a place is quoted by: a character that nobody writes."""
+"""A private-use character as the placeholder of a call for the quote tracker."""
 _NO_INTRO = f" \t\r\n{_CALL_HERE}"
 _MENTION_LIMIT = 120
 _INTRO_LIMIT = 400
@@ -74,7 +72,7 @@ class _BrokenText(str):
 
 
 class RestartError(Exception):
-    """The grammar has to begin anew: what it took for a call was thinking, and the cursor stands behind it."""
+    """Raised to restart the grammar after the cursor: what it took for a call was thinking."""
 
 
 TEXT, REASONING, CALLS = "text", "reasoning", "calls"
@@ -82,22 +80,22 @@ TEXT, REASONING, CALLS = "text", "reasoning", "calls"
 
 @dataclass(slots=True)
 class Item:
-    """A stretch of the text: prose, reasoning, or calls and the text they were read from."""
+    """A section of the text: prose, reasoning, or calls with their text."""
 
     kind: str
     text: str
     start: int = 0
-    """Where calls begin in the whole text."""
+    """The position of calls in the whole text."""
     at_line_start: bool = False
-    """Nothing but blanks stands before them on their line."""
+    """Only blanks precede them on their line."""
     calls: list[CallWritten] = field(default_factory=list)
     end: int = 0
     size: int = 0
-    """How much of the text is the calls'; what follows was read behind them and means nothing."""
+    """The length of the calls' own text; what follows are end marks and blanks."""
     span: OpenSpan | None = None
-    """What was open before the calls and quotes them if it closes behind them."""
+    """A quotation that was open before the calls, and quotes them if it closes after them."""
     quoted: str | None = None
-    """Why they are known not to run."""
+    """The reason why they do not run."""
     intro: str = ""
     """The last line before them."""
 
@@ -111,33 +109,32 @@ class Item:
 
     @property
     def has_prose_in_it(self) -> bool:
-        """More than end marks was read behind the calls."""
+        """True if more than end marks was read after the calls."""
         return _WORDS.search(self.text, self.size) is not None
 
     @property
     def aside(self) -> str:
-        """The evidence, beside prose behind the calls, that they may be an example: prose that was read with them, or
-        that they are indented as code."""
+        """Return evidence that the calls may be an example: prose that was read with them, or indentation as code."""
         if self.has_prose_in_it:
             return self.text[self.size :].strip()
         return quoting.INDENTED if self.span is not None and quoting.INDENTED in self.span.ends else ""
 
 
 EchoCheck: TypeAlias = Callable[[Item], bool]
-"""Whether the text of calls stands in the request."""
+"""Returns whether the text of calls is in the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unclosed:
-    """Reasoning that was never closed, and has a line in it that begins like a call."""
+    """Unclosed reasoning with a line in it that begins like a call."""
 
     text: str
     call_may_begin: int
-    """Where in the text that line is."""
+    """The position of that line."""
 
 
 class EventSink:
-    """Collects the events of what was read so far, and answers grammars' questions about it."""
+    """Collects the events of the text so far, and its state for grammars."""
 
     def __init__(
         self,
@@ -153,13 +150,14 @@ class EventSink:
         fenced_runs: bool = True,
         is_judging: bool = True,
     ) -> None:
-        """`unmarked`: in prose, it may open a call that nothing marks and in whose value the rest stands. `is_judging`: whether quoted calls are prose. Without it every call that the grammar finds is one."""
+        """`unmarked`: text that every call without marks has; prose with it may begin a call with the rest in its value.
+        `is_judging`: whether quoted calls are prose; without it every call that the grammar finds counts."""
         self.cursor = cursor
         self.tools = tools
         self.indent = 0
-        """Columns of blanks since the line began; -1 once the line has other text."""
+        """The indentation of the line in columns; -1 once it has other text."""
         self.is_silent = True
-        """Nothing but blanks was said so far."""
+        """The text has only blanks so far."""
         self.channels = {**THINK_TAGS, **(channels or {})}
         self.dropped = dropped
         self.openings = openings
@@ -167,20 +165,19 @@ class EventSink:
         self.fenced_runs = fenced_runs
         self.is_judging = is_judging
         self.may_end_alone = thinking != "prefilled"
-        """A closing think tag that comes now would be the first think tag of the text."""
+        """There was no think tag so far."""
         self.had_lone_end = False
         self.is_spoilt = False
-        """A call broke off within a string, or one may be quoted, where nothing marks its end: what follows may all be a
-        part of it."""
+        """A call without an end mark broke off in a string, or may be quoted, so that all following text may be part of it."""
         self.quoting = ""
-        """Why what the grammar reads now is quoted: its calls are not run, and its text is prose."""
+        """The reason why the current text is quoted: its calls do not run, and its text is prose."""
         self.unclosed: Unclosed | None = None
-        """Reasoning in which the text ended."""
+        """The reasoning in which the text ended."""
         self.not_run: list[ModelEvent] = []
         self._torn: Torn | None = None
         self._unmarked = unmarked if is_judging else ""
         self._braced: list[str] = []
-        """Prose from the first piece on in which a call that nothing marks may begin."""
+        """Prose since the first piece in which a call without marks may begin."""
         self._holds_all = thinking == "unknown"
         self._holds_reasoning = False
         self._events: list[ModelEvent] = []
@@ -190,13 +187,13 @@ class EventSink:
         self._run_is_text = True
         self._context = QuoteTracker() if is_judging else None
         self._quoted_here: str | None = None
-        """What quotes the place behind all that the context has read."""
+        """How the place after all text that the quote tracker has read is quoted."""
         self._unread: list[str] = []
-        """Prose that the context has not read."""
+        """Prose that the quote tracker has not read yet."""
         self._is_plain = True
-        """There was nothing but prose so far."""
+        """There was only prose so far."""
         self._open_line: list[Item] = []
-        """Calls behind which the line has not ended yet."""
+        """Calls on the current line."""
         self._line_rest = ""
         self._prose_line = False
         self._tail = ""
@@ -208,7 +205,7 @@ class EventSink:
     # -- what grammars add
 
     def add_text(self, text: str) -> None:
-        """Prose that was not read by `Prose`: a mark that opened nothing, or text that was held for a call."""
+        """Add prose that was not read by `Prose`: a mark that opened nothing, or text that was held for a call."""
         if self.quoting or not text:
             return
         if self.may_end_alone and "</think" in text and self.is_judging:
@@ -216,7 +213,7 @@ class EventSink:
         self.add_prose(text)
 
     def add_prose(self, text: str, context: str | None = None) -> None:
-        """`context`: what stands for this text where it is asked what a place is quoted by."""
+        """Add prose. `context`: its replacement for the quote tracker."""
         if self.indent >= 0 or "\n" in text:
             self.indent = _indent_after(self.indent, text)
         if self.is_silent:
@@ -224,7 +221,7 @@ class EventSink:
         if self._unmarked and (self._braced or self._unmarked in text):
             self._braced.append(text)
         if self._is_plain:
-            # Nothing was found so far: this is what happens with nearly every delta.
+            # The usual case: nothing but prose so far.
             self.cursor.forget()
             self._unread.append(text if context is None else context)
             self._run.append(text)
@@ -273,7 +270,7 @@ class EventSink:
             self._items.append(block)
             self._blocks += 1
             self._open_line.append(block)
-            # What a broken call has swallowed may open a quotation of what follows.
+            # The text of a broken call may open a quotation of later text.
             self._note_call_text(raw, is_whole=call.flaw is None)
         block.calls.append(call)
         block.size, block.end = len(block.text), self.cursor.offset
@@ -286,8 +283,8 @@ class EventSink:
             self._open_line.clear()
 
     def _may_be_in_value(self) -> bool:
-        """True if prose may quote a call in whose value the rest stands: it has a brace that begins no whole JSON
-        object, or, in Python's notation, a call that is not closed."""
+        """True if the current place may be in a value of a call that prose quotes: after a brace that begins no whole JSON
+        object, or an unclosed call in Python's notation."""
         text = "".join(self._braced)
         self._braced.clear()
         if text and self._unmarked == "[":
@@ -312,7 +309,7 @@ class EventSink:
         return False
 
     def forget(self, mark: str = "") -> None:
-        """Drop `mark`, which was read last: it means nothing and is no part of a call."""
+        """Drop `mark`, which was read last and is no part of a call."""
         if self.quoting:
             return
         if not self._blocks:
@@ -321,13 +318,13 @@ class EventSink:
         self._swallow(self._take())
         if not mark or _NEW_MESSAGE.search(mark):
             return
-        # A mark behind calls was read, that may stand on a line of its own: they end with its line.
+        # After a mark behind calls, perhaps on a line of its own, the calls end with its line.
         if not self._open_line and self._items and self._items[-1].calls and not self._run:
             self._open_line = [self._items[-1]]
             self._line_rest = ""
 
     def drop(self, mark: str) -> None:
-        """A mark that was just read is that of a reasoning channel: nobody's text, and no part of a call before it."""
+        """Drop the mark of a reasoning channel, which is no part of a call before it."""
         if not self._blocks:
             self.cursor.forget()
         elif before := self._take().removesuffix(mark):
@@ -339,7 +336,7 @@ class EventSink:
     # -- what is quoted
 
     def quoted(self) -> str | None:
-        """Why a call that began here would be quoted; None if it would not."""
+        """Return why a call at this place would be quoted; None if it would not."""
         if self._unread and self._context is not None:
             self._read_unread(self._context)
             self._quoted_here = self._context.quoted()
@@ -368,7 +365,7 @@ class EventSink:
         self._tail = (self._tail + text)[-_INTRO_LIMIT:]
 
     def begin_message(self) -> None:
-        """Close the quotations of the prose before: they quote nothing that comes now."""
+        """Close all open quotations at the beginning of a message."""
         self._unread.clear()
         self._tail = ""
         self._quoted_here = None
@@ -376,7 +373,7 @@ class EventSink:
             self._context = QuoteTracker()
 
     def begin_quoted(self, mark: str, reason: str) -> None:
-        """A mark, just read, in a quoted place: the grammar reads on, up to `end_quoted`, as if it opened a call."""
+        """Begin a quoted call after its mark was read: the grammar reads it up to `end_quoted` like a call."""
         if self.cursor.untaken > len(mark):
             self._swallow(self.cursor.take().removesuffix(mark))
             self.cursor.put_back(mark)
@@ -385,13 +382,13 @@ class EventSink:
         self._quoted_calls = []
 
     def _note_call_text(self, text: str, *, is_whole: bool) -> None:
-        """A call that is kept. What a broken one has swallowed may begin a quotation of what follows; if there are fences
-        in it, it is not known which of them are its own."""
+        """Note the text of a call for the quote tracker. The text of a broken one may begin a quotation, and its fences may or
+        may not be its own."""
         self._unread.append(_CALL_HERE if is_whole else _BrokenText(text))
 
     def end_quoted(self, *, reads_again: bool = True) -> None:
-        """All that was read since the mark is prose. `reads_again`: where it was no call, what follows the mark is read
-        once more, because it was quoted, if at all, by what stands around it."""
+        """Make all text since the mark prose. `reads_again`: if it was no call, the text after the mark is read again, because
+        it may have marks of its own."""
         if not self.quoting:
             return
         reason, self.quoting = self.quoting, ""
@@ -429,12 +426,12 @@ class EventSink:
     # -- thinking
 
     def begin_channel(self) -> None:
-        """A reasoning channel opened: what was held back for a lone end of thinking is prose."""
+        """Open a reasoning channel: text that was held for a lone end of thinking is prose."""
         self.may_end_alone = False
         self._holds_all = False
 
     def passes_channel(self, mark: str) -> bool:
-        """Read the reasoning channel whose mark was just read, if all of it is here."""
+        """Read the reasoning channel after its mark, if it is complete."""
         cursor, end = self.cursor, self.channels[mark]
         place = cursor.text.find(end, cursor.at)
         if place < 0:
@@ -456,7 +453,7 @@ class EventSink:
         return self._channel_marks[ends]
 
     def hold_reasoning(self, *, held: bool) -> None:
-        """Keep reasoning back from here on, or no longer: a call may begin here, should the reasoning never be closed."""
+        """Begin or end to hold reasoning back, because a call may begin here if the reasoning is never closed."""
         self._end_run()
         if held and not self._blocks:
             self._emit(self._items)
@@ -464,8 +461,8 @@ class EventSink:
         self._holds_reasoning = held
 
     def end_alone(self, *, in_value: bool = False) -> None:
-        """A closing think tag came first: all that precedes it is reasoning, save for prose that may be out already.
-        `in_value`: of a call that is quoted, perhaps, by what closes behind."""
+        """Handle a closing think tag without an opening one: all text before it is reasoning, except for prose that was
+        emitted. `in_value`: it is in a value of a call that may be quoted."""
         self._end_run()
         is_reasoning = self._holds_all
         for item in self._items:
@@ -485,10 +482,10 @@ class EventSink:
             self.begin_message()
 
     def _restart_behind_lone_end_in(self, text: str) -> None:
-        """The same in quoted text that was just taken."""
+        """Restart the grammar after a lone end of thinking in quoted text that was just read."""
         found = _LONE_END.search(text)
         if found is None or is_in_value(text[: found.start()]):
-            # Quoted to its end, whatever its values speak of.
+            # The whole call is quoted, with any tags in its values.
             return
         self.end_alone()
         self.add_reasoning(text[: found.start()])
@@ -496,7 +493,7 @@ class EventSink:
         raise RestartError
 
     def _look_for_lone_end(self, text: str) -> None:
-        """A lone end of thinking in text that a grammar held for a call."""
+        """Look for a lone end of thinking in text that a grammar held for a call."""
         found = _LONE_END.search(text)
         if found is None:
             return
@@ -511,7 +508,7 @@ class EventSink:
         raise RestartError
 
     def _restart_behind_lone_end(self, block: Item, start: int = 0) -> None:
-        """Read again what was taken for a broken call, and is a mark mentioned in thinking that ends inside it."""
+        """Restart the grammar after a lone end of thinking in a broken call, which was only a mark in the thinking."""
         found = _LONE_END.search(block.text, start)
         if found is None:
             return
@@ -527,8 +524,8 @@ class EventSink:
     # -- what follows a call
 
     def _add_behind_block(self, text: str) -> None:
-        """Text behind a call that is kept: end marks that were read and not said belong to the call's text, and prose
-        on the same line shows that it was no call."""
+        """Add text after a held call: end marks belong to the call's text, and prose on the same line shows that it was no
+        call."""
         taken = self._take()
         if taken != text:
             if taken.endswith(text):
@@ -555,7 +552,7 @@ class EventSink:
             self._line_rest = ""
 
     def _take(self) -> str:
-        """Take what was read since the last time. What was put back after a call was added is not the call's."""
+        """Take the text since the last call of this. Text that was put back after a call does not belong to the call."""
         text = self.cursor.take()
         if self._blocks and not self._run and (last := self._items[-1]).kind == CALLS:
             overlap = last.end - (self.cursor.offset - len(text))
@@ -584,11 +581,11 @@ class EventSink:
                 self._restart_behind_lone_end(last, last.size if last.is_whole else 0)
 
     def _demote_prose(self, blocks: list[Item]) -> None:
-        """Prose goes on behind these. A broken call is still reported to the model if it stood by itself before."""
+        """Make calls prose because prose follows them. A broken call is still reported to the model if it was alone before."""
         self._demote([block for block in blocks if block.is_whole or not block.at_line_start], quoting.PROSE_BEHIND)
 
     def _demote(self, blocks: list[Item], reason: str) -> None:
-        """These are prose after all."""
+        """Make calls prose."""
         if not self.is_judging:
             return
         for block in blocks:
@@ -597,7 +594,7 @@ class EventSink:
             self._blocks -= 1
 
     def note_nested(self, name: str) -> None:
-        """A call to this tool stands in a value of a broken one."""
+        """Note a call of this tool in a value of a broken call."""
         if not self.quoting:
             self.not_run.append(CallNotRun(name, quoting.NESTED))
 
@@ -607,7 +604,7 @@ class EventSink:
     # -- what comes out
 
     def take(self) -> list[ModelEvent]:
-        """The events since the last time, as far as nothing that follows can change what they are."""
+        """Return the new events that later text cannot change."""
         if self._is_plain and not self._holds_all:
             if not self._run:
                 return []
@@ -631,7 +628,7 @@ class EventSink:
         return events
 
     def finish(self, is_echo: EchoCheck) -> list[ModelEvent]:
-        """All that is left, now that the text has ended."""
+        """Return the remaining events at the end of the text."""
         self.end_quoted(reads_again=False)
         self._end_run()
         self.forget()
@@ -648,7 +645,7 @@ class EventSink:
         return events
 
     def replace_unclosed(self, items: list[Item]) -> None:
-        """Replace what was kept back of unclosed reasoning by these events."""
+        """Replace the held part of unclosed reasoning."""
         self._end_run()
         del self._items[-1:]
         self._items += items
@@ -662,7 +659,7 @@ class EventSink:
         return self._items
 
     def _judge_nested(self) -> None:
-        """Calls inside of others are a part of them, and who has calls inside that its reader did not see was misread."""
+        """Make calls inside other calls a part of those, and mark calls whose reader missed inner calls as broken."""
         if self._torn is not None:
             self._judge_torn(self._torn)
         suspects = [item for item in self._items if item.kind == CALLS and has_open_marks(item)]
@@ -680,8 +677,8 @@ class EventSink:
             at += 0 if item.kind == REASONING else len(item.text)
 
     def _judge_torn(self, torn: Torn) -> None:
-        """An end of thinking stood in the value of a call. If that call is ended behind it, it was no end of thinking,
-        and what stands before the call's end is a part of its value."""
+        """Handle an end of thinking in the value of a call. If the call ends after it, it was no end of thinking, and the text
+        up to the call's end is part of its value."""
         items = [item for item in self._items if item.kind != REASONING]
         end = torn.reach("".join(item.text for item in items))
         at = 0
@@ -703,7 +700,7 @@ class EventSink:
                 continue
             swallowed = item.text[item.size :]
             if swallowed or not item.is_whole:
-                # What closes a quotation may have been swallowed by a broken call.
+                # The end of a quotation may be in the text of a broken call.
                 rest.add_before(swallowed if item.is_whole else item.text)
             if item.quoted is not None:
                 self._demote([item], item.quoted)
@@ -721,7 +718,7 @@ class EventSink:
                 self._demote([item], reason)
 
     def _emit(self, items: list[Item]) -> None:
-        """Runs of prose and of reasoning are one event each."""
+        """Emit items; consecutive prose or reasoning is one event."""
         run: list[str] = []
         kind = TEXT
         for item in items:
@@ -749,7 +746,7 @@ _LINE_REST = re.compile(r"[^<{\[\n]*")
 _SENTENCE_ENDS = re.compile(r"[\"'”’»).,;:!?]+(?:\s|$)")
 _WORDS_BEHIND = re.compile(r"[ \t]+([^\W\d_]+)(?:[ \t]+[^\W_]|[.,;:!?](?:\s|$)|[ \t]*$)")
 _LATER_END = re.compile(r"(?:^|\n)[ \t]*</think(?:ing)?>")
-"""An end of thinking that was not opened, behind another one: at a line's beginning, where nobody writes about the tag."""
+"""A further lone end of thinking: only at the beginning of a line, because inside a line the tag may be mentioned."""
 _LONE_END = re.compile("|".join(map(re.escape, THINK_TAGS.values())))
 
 
@@ -763,13 +760,13 @@ class Prose:
         self._asides = (*out.channels, *out.dropped)
         self._lone_ends = frozenset(out.channels.values()) - set(self._asides)
         self._stray_ends = self._lone_ends - frozenset(THINK_TAGS.values())
-        """Tokens of the format; think tags may as well be something that the model writes about."""
+        """The tokens of the format, without think tags, which a model may write about."""
         self._finder = finder((*marks, *self._asides, *sorted(self._stray_ends)))
         self._first_finder = finder((*marks, *self._asides, *sorted(self._lone_ends)))
 
     def step(self) -> Steps[str | None]:
-        """Text goes out up to the next mark, which is read and returned. `ASIDE`: it was none of the grammar's and
-        is dealt with. None: the text has ended."""
+        """Emit text up to the next mark, read and return it. `ASIDE`: it was no mark of the grammar and is handled. None: the
+        text has ended."""
         out = self._out
         if out.quoting:
             out.end_quoted()
@@ -798,7 +795,7 @@ class Prose:
         return ASIDE
 
     def _aside(self, out: EventSink, mark: str) -> Steps[None]:
-        """A mark that opens no call."""
+        """Handle a mark that opens no call."""
         if mark in out.channels:
             yield from read_channel(out, (out.channels[mark],), mark)
         elif mark in self._lone_ends and out.may_end_alone:
@@ -811,8 +808,7 @@ class Prose:
 
 
 def _is_mention(cursor: TextCursor, tools: Collection[str]) -> Steps[bool]:
-    """Find out whether a mark within a line is named and not used: a sentence goes on behind it, or a quotation
-    closes."""
+    """Find out whether a mark within a line is only mentioned: a sentence continues after it, or a quotation closes."""
     while True:
         end = min(cursor.at + _MENTION_LIMIT, len(cursor.text))
         found = _LINE_REST.match(cursor.text, cursor.at, end)
@@ -831,8 +827,8 @@ def _is_mention(cursor: TextCursor, tools: Collection[str]) -> Steps[bool]:
 
 
 def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps[None]:
-    """Reasoning up to one of `ends`. From where a line begins like a call it is kept back: should the reasoning never
-    be closed, it may have ended there."""
+    """Read reasoning up to one of `ends`. It is held from a line that begins like a call, where it may have ended if it is
+    never closed."""
     cursor = out.cursor
     out.drop(mark)
     out.begin_channel()
@@ -874,7 +870,7 @@ def _indent_after(indent: int, text: str) -> int:
 
 
 def _end_of_list(text: str, start: int) -> int:
-    """Return the end of a list in Python's notation that begins there; 0 if none does."""
+    """Return the end of a list in Python's notation at `start`; 0 if there is none."""
     depth = 0
     for part in _PYTHON_PART.finditer(text, start):
         mark = part.group()

@@ -1,9 +1,8 @@
-"""Chooses the way of calling for each family of models, where the configuration says `tool_calling: auto`.
+"""Chooses how each family of models is asked for calls, with `tool_calling: auto`.
 
-litellm's model information is the first witness: it comes in as a value, because this package knows no litellm. Of a
-model it does not know nothing follows from the family's own format: the servers of these models mostly read that
-format themselves and answer in native calls, while the same weights behind another template ignore tools altogether,
-with status 200. So such a model is probed once. Who asks, and who remembers the verdict, is the caller's business.
+litellm's model information comes first, as a value. For an unlisted model the family's own format does not decide, because
+most servers read that format themselves and return native calls, while others silently ignore tools. So such a model is
+probed once, by the caller.
 """
 
 import re
@@ -23,14 +22,14 @@ NATIVE = "native"
 PROBE = "probe"
 
 FALLBACK = "hermes"
-"""For a family that is not known: marked, so that JSON in prose stays prose, and many open models were trained on it."""
+"""The format for an unknown family: with marks, so that JSON in prose stays prose, and known to many open models."""
 
 
 def tool_calling_for(model_name: str, supports_native: bool | None) -> str:
-    """`native`, a format, or `probe`: ask the model `probe_ask()`, then go by `judge_probe`.
+    """Return `native`, a format, or `probe`: ask the model `probe_ask()`, then use `judge_probe`.
 
-    `supports_native` is what is known of this very model, None where nothing is. litellm's own answer is False for
-    every model that its list lacks: the caller distinguishes the two and passes None for those.
+    `supports_native`: what is known of this model, None if nothing is. litellm returns False for unlisted models, for which
+    the caller passes None.
     """
     if supports_native is not None:
         return NATIVE if supports_native else format_for(model_name)
@@ -38,18 +37,18 @@ def tool_calling_for(model_name: str, supports_native: bool | None) -> str:
 
 
 def format_for(model_name: str) -> str:
-    """The format to ask a model for once it is known that it has no native calls."""
+    """Return the text format for a model without native calls."""
     return known_format(model_name) or FALLBACK
 
 
 def known_format(model_name: str) -> str | None:
-    """The format of the model's family; None for a family that is not known."""
+    """Return the format of the model's family; None for an unknown family."""
     name = _bare(model_name)
     return next((format for pattern, format in _FAMILIES if re.search(pattern, name)), None)
 
 
 def _bare(model_name: str) -> str:
-    """The name in lower case, without provider and organisation, with one kind of separator."""
+    """Return the name in lower case, without provider and organisation, with one kind of separator."""
     last = model_name.lower().rstrip("/").rsplit("/", 1)[-1]
     return re.sub(r"[\s_:@]+", "-", last)
 
@@ -58,12 +57,12 @@ _HOSTED = re.compile(
     r"^(?:gpt-(?:3\.5|4|5)|chatgpt-|o[134](?:-|$)|(?:\w+\.)*claude-|gemini-|grok-|"
     r"deepseek-(?:chat|reasoner)$|mistral-(?:large|medium|small)-latest$|(?:codestral|ministral)-.*latest$|nova-)"
 )
-"""Served by their makers alone, always with native calls."""
+"""Models that are only served by their makers, with native calls."""
 
 _NO_SIZE = r"(?![\d.]*b)"
-"""A number that is a version and not the size of a model, as 7 is in `gemma-7b`."""
+"""Excludes sizes, such as 7 in `gemma-7b`, for which only a version should match."""
 
-# The first that matches counts: finetunes and distillates before the family they are named after.
+# The first match counts: finetunes and distillates before the families in their names.
 _FAMILIES = (
     (r"hermes", "hermes"),
     (r"functionary.*(?:v?3[.-]1)", "functionary_v31"),
@@ -125,7 +124,7 @@ _FAMILIES = (
 PROBE_TOOL = "report_word"
 PROBE_WORD = "ready"
 PROBE_TOKENS = 512
-"""Room for a model that thinks before it calls, and an end to one that rambles."""
+"""The token limit of a probe, with room for reasoning."""
 
 _PROBE_PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -135,18 +134,18 @@ _PROBE_PARAMETERS: dict[str, Any] = {
 
 
 def probe_ask() -> ModelRequest:
-    """A question that a model with native calls answers with one. One that ignores tools answers in prose, if at all;
-    a server that refuses tools answers with an error, which is a no as well.
+    """Make the probe: a request that a model with native calls answers with one. A model that ignores tools answers in prose;
+    a server that refuses tools with an error.
 
-    The call is not forced, because real requests seldom force one: a server may well manage a forced call by grammar and
-    refuse, or ignore, tools that are only offered. A wrong no costs a few tokens, a wrong yes all tools.
+    The call is not forced, because real requests seldom force one, and a server may support forced calls by grammar and
+    refuse or ignore tools that are only offered. A wrong no costs a few tokens, a wrong yes all tools.
     """
     function = {"name": PROBE_TOOL, "description": "Reports one word.", "parameters": _PROBE_PARAMETERS}
     return replace(control_ask(), tools=(msgspec.Raw(msgspec.json.encode({"type": "function", "function": function})),))
 
 
 def control_ask() -> ModelRequest:
-    """The same question with no tool on offer. Whoever refuses this one refuses something else than tools."""
+    """Make the same request without tools. A server that refuses this one refuses something else than tools."""
     return ModelRequest(
         messages=({"role": "user", "content": f'Call the tool {PROBE_TOOL} with the word "{PROBE_WORD}".'},),
         params={"max_tokens": PROBE_TOKENS, "temperature": 0},
@@ -155,7 +154,7 @@ def control_ask() -> ModelRequest:
 
 
 def judge_probe(events: Iterable[ModelEvent]) -> bool:
-    """True if the answer to `probe_ask` held a whole native call of its tool. Which word it reports does not matter."""
+    """True if the answer to `probe_ask` has a whole native call of its tool, with any word."""
     building = TurnBuilder({PROBE_TOOL: OfferedTool(PROBE_TOOL, _PROBE_PARAMETERS)}, lambda: "call_probe")
     building.feed([event for event in events if not (isinstance(event, CallWritten) and event.from_text)])
     return any(isinstance(call, ReadyCall) and call.arguments.get("word") for call in building.finish().calls)

@@ -1,4 +1,4 @@
-"""The formats, each in a few lines: its marks, and which grammar reads what they open."""
+"""Defines the formats: the marks of each, and the grammars that read what they open."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ from callgate.text_calls.tag_calls import (
 from callgate.text_calls.text_cursor import Steps, finder
 
 Block = Callable[[EventSink, str], Steps[bool]]
-"""Reads what a mark opened. False: it was no opening after all, the mark is prose and nothing more was read."""
+"""Reads what a mark opened. False: it opened nothing, the mark is prose and nothing more was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class Grammar:
 
     read: Callable[[EventSink], Steps[None]]
     channels: Mapping[str, str] = field(default_factory=dict)
-    """The format's own reasoning channels, with what closes them."""
+    """The format's own reasoning channels, with their end marks."""
     dropped: tuple[str, ...] = ()
-    """Tokens that mean nothing to a user."""
+    """Tokens that are dropped."""
     openings: tuple[str, ...] = ()
-    """How a call may begin."""
+    """The beginnings of calls."""
     ends_thinking: tuple[str, ...] = ()
-    """Tokens that end thinking which is never closed wherever they stand in it; nobody writes about them."""
+    """Tokens that end unclosed thinking at any place, because they do not occur in prose."""
     unmarked: str = ""
-    """What every call of a format has that marks none: behind prose with it, a call may be a part of a quoted one's value."""
+    """Text that every call has in a format without marks: after prose with it, a call may be in a value of a quoted one."""
 
 
 def marked(
@@ -58,8 +58,8 @@ def marked(
     strays: tuple[str, ...] = (),
     ends_thinking: tuple[str, ...] = (),
 ) -> Grammar:
-    """Prose in which certain marks open something: `blocks` calls, `asides` anything else. `strays` are end marks that are no
-    text behind what they end."""
+    """Make a grammar of prose with marks: `blocks` open calls, `asides` anything else. `strays`: end marks that are dropped if
+    they are repeated."""
     all_blocks = {**blocks, **(asides or {})}
 
     def read(out: EventSink) -> Steps[None]:
@@ -76,7 +76,7 @@ def marked(
 
 
 def swallow(out: EventSink, strays: tuple[str, ...]) -> Steps[None]:
-    """Read end marks that come once more behind a call; they are no text."""
+    """Read and drop repeated end marks after a call."""
     held: list[str] = []
     while True:
         yield from out.cursor.space(held.append)
@@ -106,7 +106,7 @@ def _bare(grammar: Tags, out: EventSink, _: str) -> Steps[bool]:
 
 
 def _tags_or_json(grammar: Tags) -> Block:
-    """Calls as tags, or call objects in the same wrapper."""
+    """Read calls as tags, or call objects in the same wrapper."""
 
     def block(out: EventSink, wrapper: str) -> Steps[bool]:
         yield from out.cursor.space()
@@ -119,12 +119,12 @@ def _tags_or_json(grammar: Tags) -> Block:
 
 
 def json_block(begin: str, end: str, objects: CallObjects | None = None, *, rows: bool = False) -> dict[str, Block]:
-    """Call objects between two marks."""
+    """Make a block of call objects between two marks."""
     return {begin: call_objects(objects or CallObjects(), Ends((end,), rows=rows))}
 
 
 def open_json_block(*begins: str, end: str, objects: CallObjects | None = None) -> dict[str, Block]:
-    """Call objects behind a mark, with nothing that has to end them."""
+    """Make a block of call objects after a mark, with an optional end mark."""
     return dict.fromkeys(begins, call_objects(objects or CallObjects(), Ends((end,), others=begins, loose=True)))
 
 
@@ -185,8 +185,8 @@ GLM: Final = keys_and_values()
 
 
 def tool_call(usual: Block, words: Vocabulary = GLM) -> Block:
-    """Read what stands between the tags that most models use, by what it begins with: call objects, a function with its
-    parameters, or the name of a tool. Anything else is read, and reported, as the format has it."""
+    """Read the content of the tags that most models use, by its beginning: call objects, a function with its parameters, or
+    the name of a tool. Anything else is read, and reported, as the usual format."""
 
     def block(out: EventSink, mark: str) -> Steps[bool]:
         cursor = out.cursor
@@ -214,7 +214,7 @@ def internlm2(out: EventSink, _: str) -> Steps[bool]:
 
 
 def hunyuan(out: EventSink, mark: str) -> Steps[bool]:
-    """A list of call objects; or the wrapper of calls that have tags of their own."""
+    """Read a list of call objects, or calls as tags in the same wrapper."""
     cursor = out.cursor
     yield from cursor.space()
     if (yield from cursor.peek()) in ("[", "{"):
@@ -224,7 +224,7 @@ def hunyuan(out: EventSink, mark: str) -> Steps[bool]:
 
 
 def longcat(out: EventSink, _: str) -> Steps[bool]:
-    """A call object, or a name with tags for its arguments."""
+    """Read a call object, or a name with tags for its arguments."""
     yield from out.cursor.space()
     if (yield from out.cursor.peek()) in ("{", "["):
         yield from CallObjects().read(out, Ends((LONGCAT.call_end,)))
@@ -233,17 +233,17 @@ def longcat(out: EventSink, _: str) -> Steps[bool]:
 
 
 def named(words: Vocabulary) -> Block:
-    """A call whose name is the text behind its tag."""
+    """Read a call whose name is the text after its tag."""
     return lambda out, _: Tags(words).named_by_text(out)
 
 
 def bare_function(words: Vocabulary) -> Block:
-    """A call outside of its wrapper."""
+    """Read a call outside of its wrapper."""
     return lambda out, _: Tags(words).bare_if_offered(out)
 
 
 def gemma4_channel(out: EventSink, mark: str) -> Steps[bool]:
-    """Thinking, by the name of its channel; without a name the mark means nothing."""
+    """Read thinking, by the name of its channel; without a name the mark is dropped."""
     if (yield from out.cursor.one_of(("thought",))) is not None:
         yield from read_channel(out, (GEMMA4_CHANNEL_END,), f"{mark}thought")
     else:
@@ -256,14 +256,14 @@ def gemma(marks: GemmaMarks) -> dict[str, Block]:
 
 
 def phi4(out: EventSink, mark: str) -> Steps[bool]:
-    """The mark ends with the bracket that opens the list."""
+    """Read a list of calls whose opening bracket is part of the mark."""
     out.cursor.back(mark[-1])
     yield from CallObjects().read(out, Ends(loose=True))
     return True
 
 
 def action(out: EventSink, mark: str) -> Steps[bool]:
-    """A list of call objects in a code fence."""
+    """Read a list of call objects in a code fence."""
     held = [mark]
     yield from out.cursor.space(held.append)
     if (yield from out.cursor.one_of((FENCE,))) is None:
@@ -275,7 +275,7 @@ def action(out: EventSink, mark: str) -> Steps[bool]:
 
 
 def end_of_citation(out: EventSink, _: str) -> Steps[bool]:
-    """The sources of what was cited: `</co: 0:[1,2]>`."""
+    """Read and drop the sources of a citation: `</co: 0:[1,2]>`."""
     sources = yield from out.cursor.run(_SOURCES, HEAD_LIMIT)
     if (yield from out.cursor.one_of((">",))) is None:
         out.cursor.back(sources or "")
@@ -284,7 +284,7 @@ def end_of_citation(out: EventSink, _: str) -> Steps[bool]:
 
 
 def gigachat(out: EventSink, mark: str) -> Steps[bool]:
-    """A separator of messages, with the header of a call behind it or nothing to show."""
+    """Read a separator of messages, with or without the header of a call."""
     yield from out.cursor.space()
     if mark == GIGACHAT_MESSAGE and (yield from out.cursor.one_of((GIGACHAT_HEADER,))) is None:
         return True
@@ -293,7 +293,7 @@ def gigachat(out: EventSink, mark: str) -> Steps[bool]:
 
 
 def inkling_header(out: EventSink, _: str) -> Steps[bool]:
-    """The header of a message, perhaps with a name in it, up to the token that says what the message is."""
+    """Read the header of a message, perhaps with a name, up to the token of the message's kind."""
     name = yield from out.cursor.run(NAME, HEAD_LIMIT)
     contents = (*INKLING_CALLS, INKLING_THINKING, *INKLING_TOKENS)
     if (found := (yield from out.cursor.one_of(contents))) is not None:
@@ -304,7 +304,7 @@ def inkling_header(out: EventSink, _: str) -> Steps[bool]:
 
 
 def inkling_thinking(out: EventSink, _: str) -> Steps[bool]:
-    """Reasoning, up to its end or to what comes next."""
+    """Read reasoning, up to its end or the next message."""
     others = (INKLING_HEADER, *INKLING_CALLS, *INKLING_TOKENS[len(INKLING_ENDS) :])
     mark = yield from out.cursor.until(finder((*INKLING_ENDS, *others)), out.add_reasoning)
     if mark in others:
@@ -338,7 +338,7 @@ SEED: Final = functions("seed:tool_call")
 QUOTED: Final = keys_and_values(quoted=True)
 HY3: Final = keys_and_values(name_end="<tool_sep>")
 HY3_OPEN: Final = keys_and_values(suffix=":opensource", name_end="<tool_sep:opensource>")
-"""As the weights that anybody can have write it."""
+"""The format of the open weights."""
 LONGCAT: Final = keys_and_values("longcat_")
 
 SOLAR: Final = Vocabulary(
@@ -372,7 +372,7 @@ MINICPM5: Final = Vocabulary(
 
 
 def dsml(space: str, *wrappers: str) -> Vocabulary:
-    """DeepSeek's tags, with or without a blank behind their prefix."""
+    """Make the vocabulary of DeepSeek's tags, with or without a blank after their prefix."""
     return prefixed(
         f"{DSML}{space}",
         {f"<{DSML}{space}{wrapper}>": f"</{DSML}{space}{wrapper}>" for wrapper in wrappers},

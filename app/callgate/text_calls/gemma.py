@@ -1,4 +1,4 @@
-"""Gemma: `<|tool_call>call:N{key:value,...}<tool_call|>`, a notation of its own with strings between `<|"|>` marks.
+"""Reads calls of Gemma: `<|tool_call>call:N{key:value,...}<tool_call|>`, a notation with strings between `<|"|>` marks.
 
 FunctionGemma writes the same with other marks (`GemmaMarks`).
 """
@@ -32,7 +32,7 @@ GEMMA4: Final = GemmaMarks("<|tool_call>", "<tool_call|>", '<|"|>')
 FUNCTIONGEMMA: Final = GemmaMarks("<start_function_call>", "<end_function_call>", "<escape>")
 
 MAX_DEPTH: Final = 64
-"""Objects and lists inside one another; real arguments stay below ten."""
+"""The limit of nested objects and lists."""
 
 _CALL: Final = "call:"
 _NAME = re.compile(r"[^\s{}<>\[\],]*")
@@ -45,7 +45,7 @@ _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORDS: Final[dict[str, bool | None]] = {"true": True, "false": False, "null": None}
 _INTEGER_LIMIT: Final = 4000
-"""Digits; Python refuses to read much longer ones."""
+"""Digits of an integer; Python refuses to parse much longer ones."""
 
 
 def gemma_call(out: EventSink, marks: GemmaMarks) -> Steps[bool]:
@@ -81,7 +81,7 @@ def _broken(cursor: TextCursor, name: str | None, marks: GemmaMarks) -> Steps[Ca
 
 
 def _braces(cursor: TextCursor, marks: GemmaMarks) -> Steps[str | None]:
-    """The text from a brace to the one that closes it; None if none does. Marks in strings are data."""
+    """Read from a brace to the one that closes it; None if none does. Marks in strings are data."""
     pieces: list[str] = []
     depth = 0
     while True:
@@ -100,7 +100,7 @@ def _braces(cursor: TextCursor, marks: GemmaMarks) -> Steps[str | None]:
 
 
 class NotNotationError(ValueError):
-    """A text between braces that is not this notation."""
+    """Raised for a text between braces that is not this notation."""
 
 
 class Notation:

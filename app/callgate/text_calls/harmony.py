@@ -1,8 +1,8 @@
-"""Formats in which all text is messages, `header<|message|>body`, with a role and perhaps a channel or a recipient.
+"""Reads formats in which all text is messages, `header<|message|>body`, with a role and perhaps a channel or a recipient.
 
-In Harmony, the format of gpt-oss, a body sent to `functions.N` is the arguments of a call, one on the channel `analysis` is
-reasoning, any other is prose. Muse sends reasoning to `self` and prose to `user`; a body sent to anybody else holds calls
-as tags.
+In Harmony, the format of gpt-oss, a body for `functions.N` is the arguments of a call, one on the channel `analysis` is
+reasoning, any other is prose. Muse sends reasoning to `self` and prose to `user`; a body for any other recipient has calls as
+tags.
 """
 
 import re
@@ -29,7 +29,7 @@ _HEADER_WORDS: Final = frozenset({"assistant", "analysis", "commentary", "final"
 _WORD = re.compile(r"[A-Za-z0-9_.=:\-]*")
 _HEADER_LINE = re.compile(r"[^<\n]*")
 _HEADER_LIMIT: Final = 128
-"""A header whose first token the prompt wrote is no longer than this; without a token by then it is prose."""
+"""The longest header whose first token is in the prompt; a longer text without a token is prose."""
 
 _RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]*)")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([A-Za-z]*)")
@@ -41,7 +41,7 @@ class Framing:
 
     ends: tuple[str, ...]
     read_body: Callable[[EventSink, str], Steps[None]]
-    """Reads the body behind a header; what it leaves is prose."""
+    """Reads the body after a header; unread text is prose."""
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ class Framing:
 
 
 def read_messages(out: EventSink, framing: Framing) -> Steps[None]:
-    """The whole grammar. Text outside of all messages is prose as well."""
+    """Read messages. Text outside of messages is prose."""
     prose = out.prose(*framing.tokens)
     yield from _prefilled_header(out, framing)
     while (mark := (yield from prose.step())) is not None:
@@ -62,8 +62,8 @@ def read_messages(out: EventSink, framing: Framing) -> Steps[None]:
 
 
 def _prefilled_header(out: EventSink, framing: Framing, behind: str = "") -> Steps[None]:
-    """A header whose beginning the prompt wrote, such as ` to=functions.N<|channel|>`; `behind` the end of a message, a word
-    of one may also stand alone before the next. Anything else is prose."""
+    """Read a header whose beginning is in the prompt, such as ` to=functions.N<|channel|>`; after the end of a message
+    (`behind`) a single word of a header may also come alone. Anything else is prose."""
     cursor = out.cursor
     held: list[str] = []
     yield from cursor.space(held.append)
@@ -85,10 +85,10 @@ def _prefilled_header(out: EventSink, framing: Framing, behind: str = "") -> Ste
 
 
 def _message(out: EventSink, framing: Framing, begun: str, token: str = "") -> Steps[None]:
-    """A message of which `begun` was read; prose in it is left to be read as such."""
+    """Read a message of which `begun` was read; prose in it stays unread."""
     token = token or begun
     if begun == MESSAGE:
-        out.is_spoilt = True  # its header is prose: somebody writes about messages, perhaps with others in them
+        out.is_spoilt = True  # the header is prose: the text is about messages, perhaps with others in it
     pieces = [begun]
     while token != MESSAGE:
         mark = yield from out.cursor.until(finder(framing.tokens), pieces.append)
@@ -134,7 +134,7 @@ MUSE_CALLS: Final = "<atem:function_calls>"
 
 
 def _without_namespace(name: str, tools: Collection[str]) -> str:
-    """A tool that has no namespace is given its own name for one."""
+    """Remove the namespace from a name; for a tool without one it is the tool's own name."""
     namespace, _, rest = name.partition(".")
     return rest if namespace == rest and name not in tools else name
 

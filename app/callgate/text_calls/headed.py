@@ -1,7 +1,6 @@
-"""Calls with a header: the name stands between marks of its own, and JSON arguments follow.
+"""Reads calls with a header: the name between marks of its own, followed by JSON arguments.
 
-DeepSeek V3 and V3.1, Kimi K2, Mistral, Functionary. Each function reads what one mark opened; which marks those are
-is said in `formats`.
+DeepSeek V3 and V3.1, Kimi K2, Mistral, Functionary. Each function reads what one mark of `formats` opened.
 """
 
 import re
@@ -19,7 +18,7 @@ from callgate.text_calls.text_cursor import Steps, TextCursor, finder
 
 
 def section(out: EventSink, call: str, end: str) -> Steps[bool]:
-    """The mark around all calls. It means nothing, unless what comes behind it is no call."""
+    """Read the mark around all calls, which is prose if no call follows."""
     cursor = out.cursor
     yield from cursor.space()
     mark = yield from cursor.one_of((call, end))
@@ -31,7 +30,7 @@ def section(out: EventSink, call: str, end: str) -> Steps[bool]:
 
 
 def _header(cursor: TextCursor, end: str, call_end: str) -> Steps[tuple[str | None, str | None]]:
-    """The text before `end`, and the mark that ended it; no text unless that is `end`."""
+    """Read up to `end`; return the text and the mark that ended it, or no text if that is another mark."""
     pieces: list[str] = []
     mark = yield from cursor.until(finder((end, call_end)), pieces.append)
     return ("".join(pieces).strip() if mark == end else None), mark
@@ -47,7 +46,7 @@ DEEPSEEK_SEPARATOR: Final = "<｜tool▁sep｜>"
 
 
 def deepseek_v3(out: EventSink) -> Steps[bool]:
-    """`function<sep>N`, a line break, and JSON in a fence."""
+    """Read `function<sep>N`, a line break, and JSON in a fence."""
     cursor = out.cursor
     kind, mark = yield from _header(cursor, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END)
     if kind is None:
@@ -63,7 +62,7 @@ def deepseek_v3(out: EventSink) -> Steps[bool]:
 
 
 def deepseek_v31(out: EventSink) -> Steps[bool]:
-    """`N<sep>` and JSON."""
+    """Read `N<sep>` and JSON."""
     name, mark = yield from _header(out.cursor, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END)
     if name is None:
         out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
@@ -84,7 +83,7 @@ _COUNTER = re.compile(r":[0-9]+\Z")
 
 
 def kimi_k2(out: EventSink) -> Steps[bool]:
-    """`functions.N:I`, which is the call's id as well, and JSON."""
+    """Read `functions.N:I`, which is the call's id as well, and JSON."""
     id, mark = yield from _header(out.cursor, KIMI_ARGUMENTS, KIMI_CALL_END)
     if id is None:
         out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
@@ -110,7 +109,7 @@ SOLAR_TOKENS: Final = ("<|content|>", "<|end|>", "<|flush|>", "<|calls|>", "<|to
 
 
 def solar(out: EventSink) -> Steps[bool]:
-    """Solar Open before its second release: an id, a name and JSON, each behind a token of its own."""
+    """Read a call of Solar Open before its second release: an id, a name and JSON, each after its own token."""
     id, mark = yield from _header(out.cursor, "<|tool_call:name|>", SOLAR_CALL_END)
     name = None
     if id is not None:
@@ -135,7 +134,7 @@ _NAME_LIMIT: Final = 256
 
 
 def mistral(out: EventSink) -> Steps[bool]:
-    """A list of call objects; or a name, perhaps an id, and JSON."""
+    """Read a list of call objects, or a name, perhaps an id, and JSON."""
     cursor = out.cursor
     yield from cursor.space()
     mark = yield from cursor.one_of((_CALL_ID, _ARGS))
@@ -162,7 +161,7 @@ def mistral(out: EventSink) -> Steps[bool]:
 
 
 def final_token(out: EventSink, token: str) -> Steps[bool]:
-    """A token that is dropped at the end of the text, and prose elsewhere."""
+    """Read a token that is dropped at the end of the text, and prose elsewhere."""
     held = [token]
     yield from out.cursor.space(held.append)
     if not out.cursor.dry:
@@ -180,7 +179,7 @@ _RECIPIENT = re.compile(r"[A-Za-z0-9_.:\-]*")
 
 
 def functionary_v31(out: EventSink) -> Steps[bool]:
-    """`<function=N>`, JSON, `</function>`."""
+    """Read `<function=N>`, JSON, `</function>`."""
     head = yield from after_equals(out.cursor)
     if not head.is_whole:
         return False
@@ -189,7 +188,7 @@ def functionary_v31(out: EventSink) -> Steps[bool]:
 
 
 def functionary_v32(out: EventSink) -> Steps[None]:
-    """`>>>all` and out, `>>>N` and JSON; the prompt may have written the first mark."""
+    """Read `>>>all` and text, `>>>N` and JSON; the first mark may be in the prompt."""
     yield from _functionary_part(out, "")
     prose = out.prose(FUNCTIONARY_MARK)
     while (mark := (yield from prose.step())) is not None:
@@ -226,7 +225,7 @@ GLM4_ENDS: Final = ("<|observation|>", "<|assistant|>", "<|user|>")
 
 
 def glm4(out: EventSink) -> Steps[None]:
-    """The name of a tool on a line of its own, and JSON on the next."""
+    """Read the name of a tool on a line of its own, and JSON on the next."""
     cursor, prose = out.cursor, out.prose("\n")
     mark: str | None = ""
     while mark is not None:

@@ -1,7 +1,7 @@
-"""Rewrites a conversation with tools for models without them: earlier calls as a format's text, results as messages.
+"""Rewrites a conversation with tools for models without them: earlier calls as text in a format, results as messages.
 
-Messages that have nothing to do with tools are passed on as they are, undecoded ones undecoded. A message made here
-never stands beside another of the user's, because some providers insist that roles take turns.
+Messages without calls or results are not changed or decoded. A message made here is never next to another user message,
+because some providers require alternating roles.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,20 +18,20 @@ from callgate.text_calls.writers import PastCall, PastResult
 
 @dataclass(slots=True)
 class PromptedHistory:
-    """Messages as they are to be sent, gathered in order."""
+    """Collects the rewritten messages."""
 
     style: Style
     messages: list[Message] = field(default_factory=list)
     called: dict[str, None] = field(default_factory=dict)
     """The names of the tools called so far, in order."""
     _ours: bool = False
-    """The last message was made here, of results."""
+    """The last message was made here from results."""
 
     def add(self, messages: Sequence[Message]) -> None:
         views = [_MessageView(message, _decoded(message)) for message in messages]
         place = 0
         while place < len(views):
-            # One message, or a turn with calls and all its results. Returns where the next one begins.
+            # One message, or a turn with calls and all its results.
             view = views[place]
             after = place + 1
             if not view.calls and not view.is_result:
@@ -59,7 +59,7 @@ class PromptedHistory:
     def _rounds(
         self, calls: Sequence[PastCall], results: Sequence[PastResult]
     ) -> Iterator[tuple[Sequence[PastCall], Sequence[PastResult]]]:
-        """The turn as it is; or, in a format with one call a turn, one turn after the other."""
+        """Yield the turn; in a format with one call per turn, one turn for each call."""
         if not self.style.one_call_a_turn or len(calls) < 2:
             yield calls, results
             return
@@ -75,7 +75,7 @@ class PromptedHistory:
         self._ours = False
 
     def add_to_last_user_message(self, text: str) -> None:
-        """Say something as the user: in the last message if that is the user's, else in one more."""
+        """Add text to the last message if it is the user's, else as a new user message."""
         last = _decoded(self.messages[-1]) if self.messages else {}
         if last.get("role") == "user":
             self.messages[-1] = {**last, "content": _joined(last.get("content"), text)}
@@ -83,7 +83,7 @@ class PromptedHistory:
             self.messages.append({"role": "user", "content": text})
 
     def add_to_system_message(self, text: str) -> None:
-        """Say something as the system: behind what a leading system or developer message says, or before everything."""
+        """Add text to the leading system or developer message, or as a new first message."""
         first = _decoded(self.messages[0]) if self.messages else {}
         if first.get("role") in ("system", "developer"):
             self.messages[0] = {**first, "content": _joined(first.get("content"), text)}
@@ -93,7 +93,7 @@ class PromptedHistory:
 
 @dataclass(frozen=True, slots=True)
 class _MessageView:
-    """A message and what it says, as far as tools are concerned."""
+    """A message with its calls, results and text."""
 
     message: Message
     body: dict[str, Any]
@@ -134,7 +134,7 @@ class _MessageView:
 
 
 def _object(arguments: Any) -> dict[str, Any]:
-    """A history holds whole arguments, or `{}` where a call was broken; anything else is a client's, and says nothing."""
+    """Return arguments as an object; `{}` for anything else, which only a client can have written."""
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments)
@@ -149,7 +149,7 @@ def _decoded(message: Message) -> dict[str, Any]:
 
 
 def _joined(before: Any, after: Any) -> Any:
-    """Two contents as one: text where both are text, a list of parts where one has parts (images and the like)."""
+    """Join two contents: as text where both are text, else as a list of parts."""
     if isinstance(before, list) or isinstance(after, list):
         return [*_parts(before), *_parts(after)]
     return "\n\n".join(text for text in (before, after) if text)

@@ -1,8 +1,7 @@
-"""Calls whose body is JSON between marks: `<tool_call>{"name": …, "arguments": …}</tool_call>` and its relatives.
+"""Reads calls whose body is JSON between marks: `<tool_call>{"name": …, "arguments": …}</tool_call>` and the like.
 
-Two shapes share one way of reading a body: the body is a call object or a list of them (`CallObjects`), or the call's
-name stands in a header and the body is its arguments (`arguments_written`). Which marks a format uses is said in
-`formats`. JSON without marks is `bare_json`.
+The body is a call object or a list of them (`CallObjects`), or, with the name in a header, the arguments
+(`arguments_written`). The marks are defined in `formats`. `bare_json` reads JSON without marks.
 """
 
 import re
@@ -31,9 +30,9 @@ class Ends:
     marks: tuple[str, ...] = ()
     """Marks that belong to the body and are read with it."""
     others: tuple[str, ...] = ()
-    """Marks of what follows; the body ends before them."""
+    """Marks of other things, before which the body ends."""
     loose: bool = False
-    """Other text may follow a closed body, and is prose; only a stray closing bracket is not."""
+    """Text may follow a closed body, and is prose, except for a stray closing bracket."""
     fence_is_layout: bool = False
     """A code fence around the JSON belongs to the format; elsewhere removing it is a repair."""
     rows: bool = False
@@ -42,24 +41,24 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class JsonBody:
-    """JSON as it stood in the text, and what is wrong with it as a whole."""
+    """The JSON text of a body, and its flaw as a whole."""
 
     text: str
     scan: JsonScan
     flaw: Flaw | None = None
     mark: str | None = None
-    """The mark that ended it, whether it was read with it or belongs to what follows."""
+    """The mark that ended it, read with it or not."""
     repaired: bool = False
     after: str = ""
-    """Blanks behind a body without end mark: they belong to the prose that follows."""
+    """Blanks after a body without an end mark, which are prose."""
     is_followed: bool = False
     """Another value comes before the end."""
     bracket_behind: bool = False
-    """A closing bracket that closes nothing stands where the body broke."""
+    """A stray closing bracket is where the body broke."""
 
     @property
     def is_blank(self) -> bool:
-        """Nothing but blanks before the end mark."""
+        """True if there are only blanks before the end mark."""
         return not self.text and self.mark is not None and self.flaw is Flaw.TRUNCATED
 
 
@@ -102,7 +101,7 @@ def read_body(cursor: TextCursor, ends: Ends, watch: tuple[str, ...] = ()) -> St
 
 
 def read_value(cursor: TextCursor, scan: JsonScan) -> Steps[str]:
-    """The text of one JSON value as far as it goes; `scan` says how it ended."""
+    """Read the text of one JSON value, up to its end or error; `scan` has the state."""
     pieces: list[str] = []
     while True:
         end = scan.feed(cursor.text, cursor.at)
@@ -146,7 +145,7 @@ class CallObjects:
                 return
 
     def written(self, body: JsonBody) -> Iterator[CallWritten]:
-        """The calls of a body. In a list each is judged by itself; what is cut off or broken is the last one."""
+        """Yield the calls of a body. In a list only the last one may be cut off or broken."""
         scan = body.scan
         if scan.kind == "[" and not self.in_lists:
             yield cut_off(flaw=body.flaw or Flaw.INVALID_JSON)
@@ -164,7 +163,7 @@ class CallObjects:
             yield CallWritten(None, flaw=body.flaw, from_text=True)
 
     def one_written(self, entry: JsonEntry, text: str, flaw: Flaw | None, *, repaired: bool = False) -> CallWritten:
-        """One call object, as far as it came, from the text it lies in."""
+        """Make the call of one object in a text, which may be incomplete."""
         name = entry.member(self.name_key)
         id_member = entry.member(self.id_key) if self.id_key else None
         given = [m for key in self.argument_keys if (m := entry.member(key)) is not None]
@@ -185,7 +184,7 @@ class CallObjects:
 
 
 def arguments_written(name: str | None, body: JsonBody, *, id: str | None = None) -> CallWritten:
-    """A call whose name stood in a header and whose body is its arguments."""
+    """Make the call of a name in a header and a body with the arguments."""
     flaw = body.flaw or (Flaw.INVALID_JSON if body.scan.flawed else None)
     if body.is_blank:
         flaw = None
@@ -195,7 +194,7 @@ def arguments_written(name: str | None, body: JsonBody, *, id: str | None = None
 
 
 def cut_off(name: str | None = None, *, flaw: Flaw = Flaw.TRUNCATED, id: str | None = None) -> CallWritten:
-    """A call of which no arguments came."""
+    """Make a call without arguments that was cut off."""
     return CallWritten(name, id=id, flaw=flaw, from_text=True)
 
 
@@ -206,8 +205,8 @@ def _slice(member: Member, text: str) -> str:
 
 
 def _end(cursor: TextCursor, ends: Ends, fenced: bool) -> Steps[tuple[bool, str | None]]:
-    """Find out whether a body ends here, and return the end mark if it was read. The end of the text will do for a
-    mark, also in the middle of one."""
+    """Find out whether a body ends here, and return the end mark if it was read. The end of the text counts as a mark, also
+    in the middle of one."""
     mark = yield from cursor.one_of(ends.marks + ends.others)
     if mark is not None:
         if mark in ends.marks:
@@ -218,7 +217,7 @@ def _end(cursor: TextCursor, ends: Ends, fenced: bool) -> Steps[tuple[bool, str 
 
 
 def _skip(cursor: TextCursor, ends: Ends) -> Steps[str | None]:
-    """Leave a broken body: its end mark is read, the mark of what follows is not."""
+    """Skip the rest of a broken body with its end mark, but not the mark of something else."""
     if not (ends.marks or ends.others):
         yield from skip_all(cursor)
         return None
@@ -229,7 +228,7 @@ def _skip(cursor: TextCursor, ends: Ends) -> Steps[str | None]:
 
 
 def skip_all(cursor: TextCursor) -> Steps[None]:
-    """Read the rest of the text; it means nothing."""
+    """Read and drop the rest of the text."""
     cursor.at = len(cursor.text)
     while (yield from cursor.more()):
         cursor.at = len(cursor.text)

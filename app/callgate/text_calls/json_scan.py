@@ -1,9 +1,8 @@
-"""Finds where a JSON value closes, in text that comes in pieces; every character is looked at once.
+"""Finds the end of a JSON value in text that comes in pieces, in linear time.
 
-Nothing is decoded here but keys and names. The text of a value is judged where all JSON a model wrote is judged
-(`callgate.calls.arguments`). The scan says three things: whether the value is open, closed or broken; whether it is
-`flawed`, that is no strict JSON though its structure holds (a trailing comma, `NaN`, a bad escape); and where the
-members of the objects lie that may be calls.
+Only keys and names are decoded; `callgate.calls.arguments` parses the text of the value. The scan finds whether the value is
+open, closed or broken; whether it is `flawed`, with a correct structure but no strict JSON (a trailing comma, `NaN`, a bad
+escape); and the positions of the members of objects that may be calls.
 """
 
 import json
@@ -48,19 +47,19 @@ class _Want(Enum):
 
 @dataclass(slots=True)
 class Member:
-    """One key of an object that may be a call, and where its value lies in the text of the whole."""
+    """One key of an object that may be a call, and the position of its value."""
 
     key: str
     start: int = -1
     end: int = -1
     """-1 while the value is open."""
     text: str | None = None
-    """The value, decoded, if it is a closed string under one of the watched keys."""
+    """The decoded value, if it is a closed string under one of the watched keys."""
 
 
 @dataclass(slots=True)
 class JsonEntry:
-    """A candidate for a call: the whole value, or one element of the list that the whole value is."""
+    """A possible call: the whole value, or one element if it is a list."""
 
     is_object: bool
     start: int
@@ -79,9 +78,8 @@ class JsonEntry:
 class JsonScan:
     """The state of one value.
 
-    `watch` are the keys whose string values are wanted decoded (a call's name). With `wary`, a feed ends early
-    whenever something was learnt of what may be a call (`stirred`), and a line break in a key or a watched value
-    breaks the value: prose with a brace in it is likelier than a call.
+    `watch`: the keys whose string values are decoded (a call's name). With `wary`, a feed ends early after each key or
+    watched value (`stirred`), and a line break in one breaks the value, because it is more likely prose with a brace.
     """
 
     def __init__(self, watch: Collection[str] = (), *, wary: bool = False) -> None:
@@ -106,7 +104,7 @@ class JsonScan:
         self._base = 0
 
     def feed(self, text: str, start: int) -> int:
-        """Scan `text` from `start`; how far it belongs to the value."""
+        """Scan `text` from `start`; return where the value ends in it."""
         self._base = self.length - start
         at, end = start, len(text)
         self.stirred = False
@@ -116,7 +114,7 @@ class JsonScan:
         return at
 
     def finish(self) -> None:
-        """No text follows that could belong to the value: a number or a word is over."""
+        """End a number or word, because no more text of the value follows."""
         if self.state is State.OPEN and not self.in_string and not self._stack and self._word is not None:
             word = "".join(self._word)
             if _is_word(word):
@@ -126,7 +124,7 @@ class JsonScan:
 
     @property
     def is_beginning(self) -> bool:
-        """What was read is the beginning of some strict JSON text, or all of one."""
+        """True if the text so far is a prefix of a strict JSON text, or a whole one."""
         flawed = self.entries[-1].flawed if self._entry_is_open() else self.flawed
         if flawed or self._word is None:
             return not flawed
@@ -196,7 +194,7 @@ class JsonScan:
         if "\\" not in raw and raw.isprintable():
             return raw
         try:
-            text = str(json.loads(f'"{raw}"', strict=False))  # raw control characters are taken as they are
+            text = str(json.loads(f'"{raw}"', strict=False))  # accepts raw control characters
             text = join_surrogates(text) if _SURROGATE.search(text) else text
         except ValueError:
             text = raw
@@ -258,8 +256,8 @@ class JsonScan:
 
     def _value_begins(self, text: str, at: int) -> int:
         char = text[at]
-        # Inside a value any word is read on as one, so that what follows it is still understood; a value that
-        # begins with one is no JSON at all.
+        # Inside a value any word is read, so that the text after it can be scanned; a value that begins with an unknown word
+        # is no JSON.
         is_word = char in _WORD_STARTS or (bool(self._stack) and char.isascii() and char.isalnum())
         if not is_word and char not in '{["':
             return self._breaks(at)

@@ -1,4 +1,4 @@
-"""Lists tools in a prompt: in the ways that models were trained on, and a plain one for all others."""
+"""Lists tools in a prompt: in the formats that models were trained on, and a plain one for all others."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as a prompt speaks of it."""
+    """A tool for a prompt."""
 
     name: str
     description: str
@@ -22,7 +22,7 @@ Listing: TypeAlias = Callable[[Sequence[ToolSpec]], str]
 
 
 def in_tools_tag(tools: Sequence[ToolSpec]) -> str:
-    """Hermes, Qwen, GLM and most others: OpenAI's shape, one tool a line."""
+    """List tools for Hermes, Qwen, GLM and most others: OpenAI's format, one tool per line."""
     lines = "\n".join(_json({"type": "function", "function": _spec(tool)}) for tool in tools)
     return f"<tools>\n{lines}\n</tools>"
 
@@ -50,14 +50,14 @@ def in_phi4s_marks(tools: Sequence[ToolSpec]) -> str:
 
 
 def in_sentences(tools: Sequence[ToolSpec]) -> str:
-    """Functionary 3.1."""
+    """List tools for Functionary 3.1."""
     return "\n\n".join(
         f"Use the function '{tool.name}' to '{tool.description}'\n{_json(_spec(tool))}" for tool in tools
     )
 
 
 def as_menu(tools: Sequence[ToolSpec]) -> str:
-    """ReAct."""
+    """List tools for ReAct."""
     return "\n".join(f"{tool.name}: {tool.description} Input: {_json(compact(tool.parameters))}" for tool in tools)
 
 
@@ -65,7 +65,7 @@ def as_menu(tools: Sequence[ToolSpec]) -> str:
 
 
 def as_xml(tools: Sequence[ToolSpec]) -> str:
-    """Qwen3-Coder: tags down to each parameter, JSON for what lies below."""
+    """List tools for Qwen3-Coder: tags down to each parameter, JSON below."""
     return "\n".join(["<tools>", *(_xml_function(tool) for tool in tools), "</tools>"])
 
 
@@ -92,7 +92,7 @@ def _bare(value: Any) -> str:
 
 
 def as_typescript(tools: Sequence[ToolSpec]) -> str:
-    """Harmony and Functionary 3.2: a namespace of types. Much shorter than JSON Schema, but it cannot say everything."""
+    """List tools for Harmony and Functionary 3.2: a namespace of types, shorter and less expressive than JSON Schema."""
     types = []
     for tool in tools:
         has_parameters = bool(_mapping(tool.parameters.get("properties")))
@@ -115,7 +115,7 @@ def _ts_object(schema: Mapping[str, Any]) -> str:
 
 
 def _ts_type(schema: Any) -> str:
-    """The type, or the schema itself as JSON in a comment where TypeScript has no short word for it."""
+    """Return the type, or the schema as JSON in a comment where TypeScript has no simple type."""
     place = _mapping(schema)
     if "enum" in place:
         return " | ".join(_json(value) for value in place["enum"])
@@ -155,7 +155,7 @@ def _spec(tool: ToolSpec) -> dict[str, Any]:
 
 
 def compact(schema: Any) -> Any:
-    """The schema without what costs tokens and says nothing: generators repeat each name as a `title`."""
+    """Return the schema without titles, in which generators repeat the names."""
     if not isinstance(schema, Mapping):
         return schema
     return {
@@ -181,5 +181,5 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _json(value: Any) -> str:
-    # Without blanks: a quarter fewer tokens for the same schemas, and models read both alike.
+    # Without blanks, which saves a quarter of the tokens.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

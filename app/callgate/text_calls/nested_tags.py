@@ -1,7 +1,7 @@
-"""MiniMax M3: tags that each follow a mark, and objects and lists that are tags inside tags.
+"""Reads calls of MiniMax M3: tags that each follow a mark, with objects and lists as nested tags.
 
-`]<]minimax[>[<tool_call>` opens the calls, `]<]minimax[>[<invoke name="N">` one of them, and what is inside is named by
-the tags themselves: `]<]minimax[>[<city>Rome]<]minimax[>[</city>`. The items of a list are tags called `item`.
+`]<]minimax[>[<tool_call>` opens the calls, `]<]minimax[>[<invoke name="N">` one of them, and parameters are tags by name:
+`]<]minimax[>[<city>Rome]<]minimax[>[</city>`. The items of a list are tags called `item`.
 """
 
 import re
@@ -19,7 +19,7 @@ OPEN: Final = f"{MARK}<tool_call>"
 END: Final = f"{MARK}</tool_call>"
 ITEM: Final = "item"
 MAX_DEPTH: Final = 64
-"""Tags inside one another; real arguments stay below ten."""
+"""The limit of nested tags."""
 
 _CALL: Final = f"{MARK}<invoke"
 _CALL_END: Final = f"{MARK}</invoke>"
@@ -28,7 +28,7 @@ _KEY_LIMIT: Final = 256
 
 
 class _BrokenError(Exception):
-    """Raised where what comes next is no part of a call."""
+    """Raised where the next text is no part of a call."""
 
 
 def nested_calls(out: EventSink) -> Steps[bool]:
@@ -61,7 +61,7 @@ def _broken(cursor: TextCursor, name: str | None) -> Steps[CallWritten]:
 
 
 def _members(cursor: TextCursor, end: str, depth: int) -> Steps[dict[str, Any] | list[Any]]:
-    """The tags up to an end tag; a list where all of them are items."""
+    """Read the tags up to an end tag; return a list if all of them are items."""
     if depth > MAX_DEPTH:
         raise _BrokenError
     found: list[tuple[str, Any]] = []

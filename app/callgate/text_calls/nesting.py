@@ -1,8 +1,8 @@
-"""Finds calls that stand inside another call, where its reader took an end mark of theirs for its own.
+"""Finds calls inside another call, whose reader took their end mark for its own.
 
-The value of a parameter that is raw text may hold calls in the same format: their end marks come first. Opening and
-end marks are therefore matched over the whole text, as brackets are. A call whose own end mark comes later than its reader
-stopped was misread, and what lies in between is a part of it.
+A parameter that is raw text may contain calls in the same format, whose end marks come first. So opening and end marks are
+matched over the whole text, like brackets. A call whose own end mark is after the place where its reader stopped was misread,
+and the text between is a part of it.
 """
 
 import re
@@ -37,13 +37,13 @@ PAIRS: Final[Mapping[str, str]] = {
     "<|tool_call>": "<tool_call|>",
     "<start_function_call>": "<end_function_call>",
 }
-"""What opens one call, and what ends it."""
+"""The opening and end marks of calls."""
 
 _LEAD = re.compile(
     r"(?:[^<]{0,80}(?:<\|\w+\|>[^<]{0,80}){0,3}<\|message\|>)?(?:[\s>]*(?:<[\w:｜ ]*(?:function_calls|tool_calls?|calls|tool▁calls▁begin|tool_calls_begin)(?::\w+)?｜?>"
     r"|<\|tool_calls_section_begin\|>|<\|open\|>tools<\|sep\|>|\]<\]minimax\[>\[<tool_call>))*[\s>]*"
 )
-"""Marks around calls, of which the last may open the call itself; on the lines of a block quote as well."""
+"""Marks around calls, the last of which may open the call itself; also in a block quote."""
 _OPENING = re.compile("|".join(map(re.escape, sorted(PAIRS, key=len, reverse=True))))
 _SMALLEST: Final = 24
 """Characters of the shortest call with another inside."""
@@ -52,7 +52,7 @@ _UNPAIRED = re.compile(
     r"<\|tool_call\|>|<function_call>|\[TOOL_CALLS\]|<\|message\|>|>>>|<\|function_call\|>|function call<\|role_sep\|>|<\|content_invoke_tool_json\|>"
     r"|functools\[|Action Input:"
 )
-"""What opens one call where nothing need end it."""
+"""Opening marks of calls without an end mark."""
 
 
 _VALUE = re.compile(
@@ -67,11 +67,11 @@ _QUOTE = re.compile(r"(?<!\\)(?:\\\\)*(?:\"|<\|\"\|>|<escape>)")
 _STRAY_ENDS = re.compile(
     r"(?:^|\n)[ \t]*(?:\"[ \t]*)?\}[}\] \t]*|(?:^|\n)[ \t]*(?:</[\w:｜ ]*param(?:eter)?>|</\w*arg_value(?::\w+)?>)"
 )
-"""What ends a value and begins a line: the call around it opened before."""
+"""Ends of a value at the beginning of a line, of a call that opened before."""
 
 
 class CallText(Protocol):
-    """Calls that were read, and their text."""
+    """Calls with their text."""
 
     @property
     def text(self) -> str: ...
@@ -80,12 +80,12 @@ class CallText(Protocol):
 
 
 def has_open_marks(block: CallText) -> bool:
-    """True if more is opened in the text of these than is ended. JSON that is whole says itself where it ends."""
+    """True if the text of these calls has unmatched opening marks. Whole JSON has an unambiguous end."""
     if len(block.text) < _SMALLEST:
         return False
     own = _own_opening(block.text)
     if own is None:
-        # Strings are taken for structure: where they end is not known in JSON that is broken.
+        # Marks in strings count, because the ends of strings are unknown in broken JSON.
         opened = sum(block.text.count(char) for char in "{[") - sum(block.text.count(char) for char in "}]")
         return not block.is_whole and (
             opened > 0
@@ -100,15 +100,15 @@ def has_open_marks(block: CallText) -> bool:
 
 
 class Nesting:
-    """The marks of a whole text, matched."""
+    """Matches the marks of a whole text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._ends: dict[str, dict[int, int]] = {}
 
     def reach(self, block: CallText, start: int) -> int:
-        """Return the end of calls that begin at `start` and have open marks: behind their own end mark. Where it never
-        comes, calls that are whole end where their reader stopped, and broken ones not before the text."""
+        """Return the end of calls that begin at `start` and have open marks: after their own end mark. Without one, whole calls
+        end where their reader stopped, and broken ones at the end of the text."""
         own = _own_opening(block.text)
         if own is None:
             return len(self._text)
@@ -128,8 +128,7 @@ class Nesting:
 
 
 def is_in_value(text: str) -> bool:
-    """True if the text of a call, as far as it goes, ends within a value: in a string of JSON, or behind the tag of a
-    parameter."""
+    """True if the text of a call ends within a value: in a JSON string, or after the tag of a parameter."""
     opened = max((found.end() for found in _VALUE.finditer(text)), default=-1)
     if opened >= 0:
         return max((found.start() for found in _VALUE_END.finditer(text)), default=-1) < opened
@@ -138,13 +137,13 @@ def is_in_value(text: str) -> bool:
 
 
 class Torn:
-    """A call in a value of which the reading began anew."""
+    """A call that was interrupted in a value by a restart of the grammar."""
 
     def __init__(self, text: str) -> None:
         self._opening = (_own_opening(text) or ("", 0))[0]
 
     def reach(self, behind: str) -> int:
-        """Return where in the text behind it this call ends; 0 if it does not."""
+        """Return where in the text after it this call ends; 0 if it does not."""
         reach = 0
         if self._opening:
             is_open = 0
@@ -157,7 +156,7 @@ class Torn:
 
 
 def _own_opening(text: str) -> tuple[str, int] | None:
-    """The mark that opens the first call of a text, and where it stands."""
+    """Return the opening mark of the first call of a text, and its position."""
     lead = _LEAD.match(text)
     assert lead is not None, "it matches nothing as well"
     found = _OPENING.match(text, lead.end())

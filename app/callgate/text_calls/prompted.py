@@ -1,13 +1,11 @@
-"""A `Model` around another: asks for tool calls in a prompt, and reads them from the text of the answer.
+"""Wraps a model: describes tools in the prompt, and reads calls from the text of the answer.
 
-`PromptedModel` goes around any model. What it sends has no `tools`: they are described in the system prompt, and the
-conversation's earlier calls and results are written as text. What comes back is read, so that a call never shows as prose.
+`PromptedModel` wraps any model. Its requests have no `tools`: they are described in the system prompt, and earlier calls and
+results are written as text. Calls in the answer become events.
 
-With no tools on offer (also under `tool_choice: none`) there is nothing to describe. If the conversation has no calls
-either, question and answer pass untouched. If it has, as in the last turn of a chat that reached its limit, the model
-knows the form from its own history and may write one more call. Nobody can use that text, and a user who sees
-markup takes it for a fault, so it is read all the same: the call leaves the text, and is passed on as the event it is,
-for the gate to refuse and the diagnostics to show.
+Without offered tools (also with `tool_choice: none`) nothing is described. If the conversation has no calls either, request
+and answer are not changed. If it has, as in the last turn of a chat that reached its limit, the model may write another call
+in the format of its history. It is read as well, so that the user does not see markup, and the gate refuses it.
 """
 
 import asyncio
@@ -36,19 +34,19 @@ from callgate.text_calls.reader import TextReader, reader_for
 from callgate.text_calls.thinking import ThinkingMemory
 
 CHARACTERS_A_TOKEN = 4
-"""A rule of thumb for English and JSON; good enough to compare formats and to warn."""
+"""A rough estimate for English and JSON."""
 MARKUP = 65_536
-"""Characters of a call that are not its arguments; more than any format needs."""
+"""The limit of a call's characters beyond its arguments."""
 PARAGRAPH = "\n\n"
 SLICE = 16_384
 """Characters that are read at a time: the hardest text of this size takes about 30 ms."""
 LARGE = 65_536
-"""Characters of a text whose end is judged beside the event loop: it is looked at as a whole once more."""
+"""Characters of a text whose end is read in a thread, because all of it is checked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptCost:
-    """The tokens that a prompt for calls adds to a question."""
+    """The tokens that the description of tools adds to a prompt."""
 
     characters: int
 
@@ -58,12 +56,12 @@ class PromptCost:
 
 
 class PromptedModel:
-    """A model around another one, which is asked in the given format.
+    """Wraps a model, which is asked for calls in the given format.
 
-    `constrain` has the server hold a model to the shape of a call when one is demanded; it takes a format whose call is
-    bare JSON (`json`, `llama3_json`) and a server that knows `response_format: json_schema`. A `response_format` of the
-    client's own then becomes one more shape that the answer may have. Without `constrain` it is put in words for as
-    long as tools are on offer, because a server that enforced it would let no call through.
+    With `constrain` the server enforces the format of a call when one is required; this needs a format whose call is bare
+    JSON (`json`, `llama3_json`) and a server with `response_format: json_schema`. The client's own `response_format` is then
+    an alternative in the schema. Without `constrain` it is described in the prompt while tools are offered, because a server
+    that enforced it would prevent calls.
     """
 
     def __init__(
@@ -76,8 +74,8 @@ class PromptedModel:
         thinking: ThinkingMemory | None = None,
         fenced_runs: bool = True,
     ) -> None:
-        """`argument_bytes`: how much of one call's arguments is kept while they come; None for all of it. `thinking`: what
-        is known of the model's thinking. `fenced_runs`: whether a fence that is the whole message may be a call."""
+        """`argument_bytes`: the limit of one call's arguments; None for no limit. `thinking`: what is known of the model's
+        thinking. `fenced_runs`: whether a fence that is the whole message may be a call."""
         self.name = model.name
         self._model = model
         self._style = style_for(format)
@@ -122,9 +120,9 @@ class _PromptedAsk:
 
     ask: ModelRequest
     readable: Mapping[str, Collection[str]]
-    """The tools whose calls the answer may hold, with their parameters; none where it is not to be read."""
+    """The tools whose calls the answer may have, with their parameters; empty where it is not read."""
     asked: Sequence[Message] = ()
-    """The messages as they came, before tools were described in them."""
+    """The original messages."""
     cost: PromptCost = PromptCost(0)
 
 
@@ -190,8 +188,7 @@ def _description(ask: ModelRequest, style: Style, tools: Sequence[ToolSpec], *, 
 
 
 def _demand(choice: "_ToolChoice", tools: Sequence[ToolSpec]) -> str:
-    """Return the request for this turn alone. It stands last, so that everything before it stays the same from turn to
-    turn."""
+    """Return the instruction for this turn only, which is the last message, so that the prompt before it stays cached."""
     if not tools:
         return prompts.NO_TOOLS_NOW
     if choice.mode == "named":
@@ -201,7 +198,7 @@ def _demand(choice: "_ToolChoice", tools: Sequence[ToolSpec]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _AnswerFormat:
-    """The JSON that the client wants for an answer; no schema is any object."""
+    """The JSON format that the client wants for the answer; without a schema any object."""
 
     schema: Mapping[str, Any] | None
 
@@ -219,8 +216,7 @@ def _answer_format(ask: ModelRequest) -> _AnswerFormat | None:
 def _shapes(
     style: Style, choice: "_ToolChoice", tools: Sequence[ToolSpec], form: _AnswerFormat | None
 ) -> Mapping[str, Any] | None:
-    """Return the shapes that the server lets the model write: a call where one is required, else a call or the client's
-    form."""
+    """Return the schema that the server enforces: a call where one is required, else a call or the client's format."""
     if choice.is_demand and tools:
         return prompts.call_schema(style, choice.among(tools))
     return prompts.call_schema(style, tools, form.schema or {"type": "object"}) if form is not None else None
@@ -267,9 +263,9 @@ def _choice(value: Any) -> _ToolChoice:
 
 
 class PromptedAnswer:
-    """The inner answer with its text read, batch by batch. A batch of which all was held back is left out.
+    """The inner answer with its text read, batch by batch. Empty batches are left out.
 
-    Its first batch begins with the word that it was asked for in a prompt, and what that added to the question.
+    Its first batch begins with a `PromptedCalling` event.
     """
 
     def __init__(self, answer: ModelAnswer, reader: "_BoundedReader", asked: PromptedCalling) -> None:
@@ -304,7 +300,7 @@ class PromptedAnswer:
         except StopAsyncIteration:
             pass
         except BrokenOff as broke_off:
-            # What the reader held back did arrive, and a call that was being written is owed a verdict.
+            # Emit what the reader has held back, calls that are being written included.
             self._broke_off = broke_off
         else:
             size = sum(len(event.text) for event in batch if isinstance(event, TextDelta))
@@ -325,7 +321,7 @@ class PromptedAnswer:
         ]
 
     async def _read_in_slices(self, batch: Sequence[ModelEvent]) -> list[ModelEvent]:
-        """A large text, with others' turns between its slices."""
+        """Read a large text in slices, between which the event loop runs."""
         found: list[ModelEvent] = []
         for event in batch:
             if not isinstance(event, TextDelta):
@@ -340,7 +336,7 @@ class PromptedAnswer:
         if isinstance(event, TextDelta):
             return self._blank_filter.filtered(self._reader.feed(event.text))
         if isinstance(event, Finished):
-            # Said when the calls are out: a reason that came before a call says nothing of it.
+            # Emitted after the calls, because a finish reason before a call does not count for it.
             self._ended_in_order = classify(event.reason) <= FinishClass.TOOL_CALLS
             self._finished.append(event)
             return ()
@@ -348,8 +344,8 @@ class PromptedAnswer:
 
 
 class _BoundedReader:
-    """A reader with a limit on the size of one call. Past the limit the call is broken, and as it is not known any more
-    what in the rest of the text would be prose and what the inside of a call, the rest is dropped."""
+    """A reader with a limit on the size of one call. Beyond it the call is broken, and the rest of the text is dropped,
+    because it may be part of the call."""
 
     def __init__(self, reader: TextReader, limit: int | None) -> None:
         self._reader: TextReader | None = reader
@@ -372,10 +368,9 @@ class _BoundedReader:
 
 
 class _BlankFilter:
-    """Drops the blanks that only set a call apart from the prose around it.
+    """Drops the blanks around calls, which would be blank lines at the beginning or end of the text.
 
-    Without the call they would be blank lines at the beginning or end of what a user reads. Text that goes on behind
-    a call begins a paragraph of its own.
+    Text after a call begins a new paragraph.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Reads the keyword arguments of a call written in Python, whose values must be literals that JSON can say.
+"""Reads the keyword arguments of a call written in Python, with literals as values.
 
-Nothing is evaluated. What Python would not take, and what JSON cannot hold (bytes, sets, complex numbers, infinities,
-keys that are no strings), is refused.
+Nothing is evaluated. Invalid Python is refused, and values that JSON does not have (bytes, sets, complex numbers, infinities,
+keys that are no strings).
 """
 
 import math
@@ -10,7 +10,7 @@ import unicodedata
 from typing import Any, Final, NoReturn
 
 MAX_DEPTH: Final = 64
-"""Lists, tuples and dicts inside one another; real arguments stay below ten."""
+"""The limit of nested lists, tuples and dicts."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NAME = re.compile(r"[^\W\d]\w*")
@@ -19,12 +19,12 @@ _PLAIN = re.compile(r"[^'\"\\\r\n]+")
 _SIGN = re.compile(r"[-+]")
 _NUMBER = re.compile(r"0[xXoObB][0-9a-fA-F_]+|(?:[0-9][0-9_]*)?\.?(?:[0-9][0-9_]*)?(?:[eE][-+]?[0-9][0-9_]*)?")
 _NUMBER_LIMIT: Final = 4000
-"""Characters; Python refuses to read much longer integers."""
+"""Characters of a number; Python refuses to parse much longer integers."""
 
 _CONSTANTS: Final[dict[str, bool | None]] = {
     "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
 }  # fmt: skip
-"""JSON's words as well: models that write both mix them up, and neither is a name in the other's place."""
+"""JSON's constants as well, because models mix them up."""
 _ESCAPES: Final = {
     "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": "",
 }  # fmt: skip
@@ -35,12 +35,12 @@ _UNICODE_NAME = re.compile(r"\{([A-Za-z0-9 -]{1,100})\}")
 
 
 class NotLiteralError(ValueError):
-    """An argument that is not a name with a literal."""
+    """Raised for an argument that is not a name with a literal."""
 
 
 def read_keywords(text: str) -> tuple[dict[str, Any], bool]:
-    """The arguments of a call from the text between its parentheses, and whether a string in them had line breaks that
-    Python takes between three quotes only. Raises `NotLiteralError`."""
+    """Read the arguments between the parentheses of a call; return also whether a string has line breaks that Python allows
+    only in triple quotes. Raises `NotLiteralError`."""
     literals = _Literals(text)
     return literals.keywords(), literals.has_raw_breaks
 

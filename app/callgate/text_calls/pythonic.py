@@ -1,7 +1,7 @@
-"""Calls written in Python: a list, `[N(k=v, ...), ...]`, that is the whole text or stands between a pair of marks; or,
-between the marks of OLMo, calls on lines of their own. Between marks there may as well be call objects in JSON.
+"""Reads calls written in Python: a list, `[N(k=v, ...), ...]`, that is the whole text or between marks; or calls on lines of
+their own, between the marks of OLMo. Between marks there may also be call objects in JSON.
 
-A list that begins the text is held while it can still be one of calls to offered tools; any other list is prose.
+A list at the beginning of the text is held as long as it can have calls of offered tools; any other list is prose.
 """
 
 import re
@@ -26,7 +26,7 @@ MARKS: Final = {
 }
 END_MARKS: Final = tuple(MARKS.values())
 TEXT_ENDS: Final = (*END_MARKS, "<|eot|>", "<|eom|>", "<|eot_id|>", "<|im_end|>", "<|endoftext|>")
-"""What may end a list that is all the text."""
+"""Tokens that may follow a list that is the whole text."""
 
 _NAME = re.compile(r"[\w.:\-]*")
 _NAME_LIMIT: Final = 128
@@ -44,7 +44,7 @@ class _Ending(Enum):
 
 @dataclass(slots=True)
 class _List:
-    """A list as far as it was read, and its text in case it is none of calls."""
+    """The calls of a list so far, and its text in case it is prose."""
 
     pieces: list[str] = field(default_factory=list)
     calls: list[CallWritten] = field(default_factory=list)
@@ -53,7 +53,7 @@ class _List:
 
 
 def read_pythonic(out: EventSink) -> Steps[None]:
-    """The whole grammar."""
+    """Read calls between marks, or a list that is the whole text."""
     cursor = out.cursor
     prose = out.prose(*MARKS)
     marked: list[CallWritten] = []
@@ -70,7 +70,7 @@ def read_pythonic(out: EventSink) -> Steps[None]:
 
 
 def _whole_text(out: EventSink, marked: list[CallWritten]) -> Steps[None]:
-    """A list that is all the text; behind marked calls, the same ones written once more are none."""
+    """Read a list that is the whole text; after marked calls it may not repeat them."""
     found = _List()
     ending = yield from _read_list(out.cursor, found, out.tools, is_list=True)
     if ending is _Ending.CLOSED:
@@ -96,7 +96,7 @@ def _between_marks(out: EventSink, mark: str) -> Steps[list[CallWritten]]:
     if not (yield from cursor.peek()):
         out.add_call(cut_off())
         return []
-    # An object comes next, or a list that begins with one.
+    # An object, or a list of objects.
     offset = 0
     if (yield from cursor.peek()) == "[":
         offset = 1
@@ -128,7 +128,7 @@ def _emit_calls(out: EventSink, found: _List) -> None:
 
 
 def _read_list(cursor: TextCursor, found: _List, tools: Collection[str], *, is_list: bool) -> Steps[_Ending]:
-    """Read calls up to the bracket that closes their list; calls on lines, up to what is none."""
+    """Read calls up to the closing bracket of their list, or calls on lines up to other text."""
     keep = found.pieces.append
     if is_list and not (yield from _char(cursor, "[", keep)):
         return _Ending.NOT_CALLS
@@ -178,7 +178,7 @@ def _read_call(cursor: TextCursor, found: _List, tools: Collection[str]) -> Step
 
 
 def _parentheses(cursor: TextCursor, pieces: list[str]) -> Steps[bool]:
-    """Read up to the parenthesis that closes an open one, past strings and brackets; whether it came."""
+    """Read up to the closing parenthesis, over strings and brackets; return whether it came."""
     open_ones = [")"]
     while open_ones:
         mark = yield from cursor.until(_STRUCTURE, pieces.append)
@@ -196,7 +196,7 @@ def _parentheses(cursor: TextCursor, pieces: list[str]) -> Steps[bool]:
 
 
 def _string(cursor: TextCursor, quote: str, keep: Sink) -> Steps[bool]:
-    """Read to the end of a string that just opened; whether it came."""
+    """Read to the end of an open string; return whether it came."""
     second = yield from cursor.peek()
     third = (yield from cursor.peek(1)) if second == quote else ""
     if second == quote and third != quote:

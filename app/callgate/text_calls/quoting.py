@@ -1,9 +1,9 @@
 """Decides whether a place in a model's text is quoted: in a code fence, inline code, a block quote, quotation marks and
 the like.
 
-`QuoteTracker` is given the prose before a call's opening mark and only looked at when there is such a mark, so an answer
-without marks costs no more than being kept. It reads each character once, in lines, as Markdown does; where Markdown and
-what people mean differ (a fence in a fence of the same length) it takes the reading under which more is quoted.
+`QuoteTracker` is fed the prose before a call's opening mark, and only where there is such a mark, so that an answer without
+marks costs nothing here. It reads lines as Markdown does, each character once; in ambiguous cases (a fence in a fence of the
+same length) it assumes that more is quoted.
 """
 
 import re
@@ -26,19 +26,19 @@ NESTED: Final = "nested"
 EXAMPLE: Final = "example"
 
 TAB = 4
-"""How many columns a tab counts for; four columns make an indented (quoted) block in Markdown."""
+"""Columns of a tab; four columns make an indented (code) block in Markdown."""
 
 _CLOSERS: Final = {"“": "”", "„": "“”", "‟": "”", "«": "»", "‘": "’", "‚": "‘’", "‹": "›", "「": "」", "『": "』"}
 _TAGS = "pre|code|blockquote|q|samp|kbd|xmp|textarea|script|example|quote"
 _THOUGHTS = "thoughts?|reasoning|reflection|scratchpad|analysis|inner_monologue|seed:think|mm:think|longcat_think|think:opensource|tool_response"
-"""Tags in which models consider what to do, or repeat what a tool said, in the templates of others."""
+"""Tags of other templates for reasoning or tool results."""
 _PAIRS: Final = {
     "[think]": "[/think]",
     "◁think▷": "◁/think▷",
     "<|begin_of_thought|>": "<|end_of_thought|>",
     "<!--": "-->",
 }
-"""The same, and comments, where they are no tags."""
+"""The same marks in other notations, and comments."""
 _LINE = re.compile(
     r"([ \t\r]*)(?:(>)|(\||[-*+•◦▪▫‣⁃∙●○■□–—](?=[ \t])|\(?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{2,4})[.)](?=[ \t]))|(?=[^\s]))?"
 )
@@ -53,7 +53,7 @@ _QUOTED_LEAD = re.compile(r"[> \t]*")
 _FENCE_INFO = re.compile(r"[\w+\-.]*[ \t\r]*(?=\n|$)")
 _TRIPLE: Final = frozenset({'"""', "'''"})
 _OVER_PARAGRAPHS: Final = {"“": "”", "«": "»", "「": "」", "『": "』"}
-"""Quotation marks that may quote several paragraphs: it shows which of them opens and which closes."""
+"""Quotation marks that may span paragraphs, because opening and closing ones differ."""
 _EXAMPLE = re.compile(
     r"(?:\b(?:for (?:example|instance)|examples?|e\.g\.|zum beispiel|beispiel|z\. ?b\.|(?:par )?exemple|(?:por )?ejemplo)"
     r"(?!\w)|例如|比如|示例|たとえば)[^\n]*[:：]\W*$|^\W*(?:for (?:example|instance)|e\.g\.)\W*$",
@@ -89,15 +89,14 @@ _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
 @dataclass(frozen=True, slots=True)
 class OpenSpan:
-    """A span that began on an earlier line of the paragraph; whether it quotes a call is known when it closes behind
-    it."""
+    """A span that began on an earlier line of the paragraph, and quotes a call if it closes after it."""
 
     ticks: frozenset[int] = frozenset()
     closers: str = ""
     ends: frozenset[str] = frozenset()
-    """What closes over any number of paragraphs."""
+    """End marks that may close it any number of paragraphs later."""
     seen_ticks: frozenset[int] = frozenset()
-    """What stands in the paragraph before the place, open or not."""
+    """Runs of backticks in the paragraph before the place, open or not."""
 
     def is_closed_by(self, rest: "ParagraphRest") -> str | None:
         if any(rest.ticks[size] for size in self.ticks) or any(rest.ticks[size] % 2 for size in self.seen_ticks):
@@ -119,9 +118,8 @@ class OpenSpan:
 
 
 def is_only_shown(line: str, behind: str) -> bool:
-    """True if a call between this line and what is `behind` is shown and not made: the line introduces an example, or what is
-    not to be run, or the form of a call with prose behind it, or what could be and what is behind objects; or one of both
-    asks whether to run it."""
+    """True if a call between `line` and `behind` is only shown: the line introduces an example, or something that must not be
+    run; or a format or a possibility, and the text behind is prose or an objection; or one of both asks for permission."""
     near = behind[:_OBJECTION_WITHIN]
     if _PERMISSION.search(near):
         return True
@@ -135,7 +133,7 @@ def is_only_shown(line: str, behind: str) -> bool:
 
 
 class QuoteTracker:
-    """Follows prose, and says what the place behind it is quoted by."""
+    """Follows prose, and tells how the place after it is quoted."""
 
     def __init__(self) -> None:
         self._has_text = False
@@ -143,38 +141,38 @@ class QuoteTracker:
         self._indent = 0
         self._is_line_blank = True
         self._last = "\n"
-        """The last character that is no blank, or the line break."""
+        """The last nonblank character, or a line break."""
         self._before = "\n"
         """The last character."""
         self._previous_blank = True
         self._line_kind = ""
         self._paragraph_kind = ""
-        """What quoted a mark on a line of this paragraph: a call goes on over the next lines."""
+        """How a mark on a line of this paragraph was quoted, which counts for the next lines of its call."""
         self._item_indent = 0
-        """The column from which on a line is a part of a list item; 0 outside of lists."""
+        """The column of the text of the current list item; 0 outside of lists."""
         self._is_indented = False
-        """A mark of this paragraph stands where indented code begins: it is code if prose goes on behind it."""
+        """A mark of this paragraph is indented like code: it is code if prose follows it."""
         self._in_block_quote = False
         self._quote_line = False
-        """The line begins with the mark of a block quote."""
+        """The line begins with a block quote mark."""
         self._fences: list[str] = []
         self._fences_quoted = False
-        """They stand in a block quote, and end with it."""
+        """The fences are in a block quote, and end with it."""
         self._fence_line = ""
-        """A run of fence characters on this line, of which it is not known yet what it does."""
+        """A run of fence characters on this line, whose effect is not known yet."""
         self._ticks = 0
-        """How many open the inline code of this line."""
+        """The number of backticks that opened inline code on this line."""
         self._ticks_hold = False
-        """A mark stood in this inline code: it is believed to be some, though it goes on over lines."""
+        """A mark was in this inline code, so that it may continue over lines."""
         self._ticks_old = False
-        """It did go on over a line."""
+        """It continued over a line."""
         self._ticks_info = False
-        """Nothing but the name of a language stands behind it on its line: it is a fence, wherever it stands."""
+        """Only the name of a language follows it on its line, so that it is a fence at any place."""
         self._stale_ticks: set[int] = set()
-        """What may be the beginning of inline code on an earlier line of the paragraph."""
+        """Runs of backticks that may have opened inline code on an earlier line of the paragraph."""
         self._seen_ticks: set[int] = set()
         self._late_ends: dict[str, int] = {}
-        """What closes something that was opened on an earlier line, and quotes if it is closed."""
+        """End marks of spans from earlier lines, which quote if they are closed."""
         self._quotes: list[str] = []
         self._quote_opened_last = False
         self._html_end = ""
@@ -182,7 +180,7 @@ class QuoteTracker:
         """It began its line."""
 
     def feed(self, text: str) -> None:
-        """`text` ends where a call may begin, or anywhere in prose in which none begins."""
+        """Read prose that ends where a call may begin, or anywhere if none begins in it."""
         at, end = 0, len(text)
         while at < end:
             if self._begins_line:
@@ -201,12 +199,12 @@ class QuoteTracker:
             self._piece(found, text)
 
     def doubt_fences(self, *, any_number: bool = False) -> None:
-        """Note that fences from here on may open or close: what may stand in one is quoted if one closes behind it, or
-        if `any_number` of them does."""
+        """Note that the state of fences is uncertain from here on: text is quoted if a fence closes after it, with
+        `any_number` if there is any number of fences."""
         self._late_ends[_LONG_ANY if any_number else _LONG] = 1
 
     def quoted(self) -> str | None:
-        """Why the place behind all that was fed is quoted; None if it is not."""
+        """Return how the place after the fed text is quoted; None if it is not."""
         if self._fences or self._fence_line:
             return FENCED
         if self._html_end:
@@ -229,7 +227,7 @@ class QuoteTracker:
         return self._paragraph_kind or None
 
     def open_span(self) -> OpenSpan | None:
-        """Return the span that is open at this place and may still close behind it. Call `quoted` first."""
+        """Return the span that is open at this place and may close after it. Call `quoted` first."""
         if not self._seen_ticks and not self._quotes and not self._late_ends and not self._is_indented:
             return None
         ends = frozenset((*self._late_ends, INDENTED) if self._is_indented else self._late_ends)
@@ -245,7 +243,7 @@ class QuoteTracker:
             self._last = shown[-1]
             self._quote_opened_last = False
             if self._fence_line and self._fences:
-                # A run with words behind it closes nothing: it opens one fence more inside.
+                # A run with text after it closes nothing: it opens another fence inside.
                 self._fences.append(self._fence_line)
                 self._fence_line = ""
 
@@ -289,7 +287,7 @@ class QuoteTracker:
         return found.end()
 
     def _in_html(self, text: str, at: int) -> int:
-        """Up to the end of a quoting tag or comment; line breaks count, because lines go on behind it."""
+        """Read up to the end of a quoting tag or comment; line breaks count."""
         found = re.compile(rf"{re.escape(self._html_end)}|\n", re.IGNORECASE).search(text, at)
         if found is None:
             self._plain(text[at:])
@@ -319,7 +317,7 @@ class QuoteTracker:
             if not self._ticks or self._ticks_old:
                 self._quote(piece, before, text[found.end() : found.end() + 1])
         elif (found["tag"] or piece == "<!--") and (begins_line or not self._ticks):
-            # A block begins with its line, whatever the line before left open.
+            # A block begins a new context, also if the line before left something open.
             self._html_end, self._html_is_block = _end_of(found), begins_line
         elif (self._ticks and not self._ticks_old) or piece[0] == "~":
             return
@@ -429,8 +427,8 @@ class QuoteTracker:
 
 
 class ParagraphRest:
-    """The closing marks behind a place, gathered from the end of a text towards its beginning: in the rest of the
-    paragraph, and, of what quotes whole paragraphs, anywhere."""
+    """The closing marks after a place, collected from the end of a text to its beginning: those in the rest of the paragraph,
+    and for spans over paragraphs all of them."""
 
     def __init__(self) -> None:
         self.ticks: Counter[int] = Counter()
@@ -439,7 +437,7 @@ class ParagraphRest:
         self._ends: Counter[str] = Counter()
 
     def add_before(self, text: str) -> None:
-        """`text` stands before all that was added."""
+        """Add a text before all that was added."""
         self.has_words = self.has_words or _SHOWN.search(text) is not None
         end = _BLANK_LINE.search(text)
         paragraph_ends = len(text)
@@ -468,12 +466,12 @@ class ParagraphRest:
                 self._count(_OVER_PARAGRAPHS.get(piece, piece), opens=piece in _OVER_PARAGRAPHS)
 
     def _count(self, end: str, *, opens: bool) -> None:
-        """Count the marks that open and close here; of all counts from here on the largest is kept."""
+        """Count an opening or closing mark; the largest count from here on is kept."""
         self._ends[end] = max(0, self._ends[end] - 1) if opens else self._ends[end] + 1
 
     def closes(self, end: str) -> bool:
-        """True if this closes what was not opened behind the place. Of fences it is not known whether one is open: one
-        is if an odd number of their marks follows."""
+        """True if this mark closes something from before the place. For fences if an odd number of them follows, because it is
+        not known whether one is open."""
         if end == _LONG_ANY:
             return self._ends[_LONG] > 0
         count = self._ends[end]
@@ -485,6 +483,6 @@ _LONG_ANY: Final = "``````"
 
 
 def _end_of(found: "re.Match[str]") -> str:
-    """Return the closing mark for what this opens; empty if it opens nothing, or something that is closed by itself."""
+    """Return the closing mark for an opening one; empty for any other."""
     tag = found["tag"] or found["thought"]
     return f"</{tag.lower()}>" if tag else _PAIRS.get(found.group().lower(), "")

@@ -1,7 +1,6 @@
-"""ReAct: lines that begin with `Thought:`, `Action:`, `Action Input:` or `Final Answer:`.
+"""Reads ReAct: lines that begin with `Thought:`, `Action:`, `Action Input:` or `Final Answer:`.
 
-Only the first action of a text counts. What follows its input (an observation the model invented, and all it
-concluded from that) is dropped.
+Only the first action of a text counts. The text after its input (an invented observation and its consequences) is dropped.
 """
 
 from typing import Final
@@ -23,7 +22,7 @@ _INPUT_ENDS: Final = Ends(others=(OBSERVATION, THOUGHT, ACTION, ANSWER), loose=T
 
 
 def read_react(out: EventSink) -> Steps[None]:
-    """The whole grammar."""
+    """Read the lines of the format."""
     cursor = out.cursor
     prose = out.prose("\n")
     is_thought = False
@@ -49,11 +48,11 @@ def read_react(out: EventSink) -> Steps[None]:
 
 
 def _line(out: EventSink, prose: Prose, *, is_thought: bool) -> Steps[None]:
-    """The rest of a line that has no label."""
+    """Read the rest of a line without a label."""
     if is_thought:
 
         def add(text: str) -> None:
-            out.is_spoilt = out.is_spoilt or "{" in text  # a call may be considered, with others in its input
+            out.is_spoilt = out.is_spoilt or "{" in text  # perhaps a call in the reasoning, with others in its input
             out.add_reasoning(text)
 
         if (yield from out.cursor.until(finder(("\n",)), add)) is not None:
@@ -74,7 +73,7 @@ def _action(cursor: TextCursor) -> Steps[CallWritten]:
     if (yield from cursor.one_of((INPUT,))) is None:
         return cut_off(name)
     body = yield from read_body(cursor, _INPUT_ENDS)
-    # Nothing else stands on the line on which the input ends.
+    # The input has to end its line.
     if body.flaw is None and not (body.mark is not None or "\n" in body.after or not (yield from cursor.peek())):
         return cut_off(name, flaw=Flaw.INVALID_JSON)
     if body.scan.state is State.CLOSED and not _is_for_the_gate(body):
@@ -83,7 +82,7 @@ def _action(cursor: TextCursor) -> Steps[CallWritten]:
 
 
 def _is_for_the_gate(body: JsonBody) -> bool:
-    """An object, one encoded as a string, or null; other JSON is no input of an action."""
+    """True for an object, one encoded as a string, or null; other JSON is no input of an action."""
     if body.scan.kind == '"':
         inside = JsonScan()
         inside.feed(body.text[1:-1].replace("\\", ""), 0)

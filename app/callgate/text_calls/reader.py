@@ -1,9 +1,9 @@
 """Reads tool calls that a model wrote as text, in the formats of `tests/corpus/README.md`.
 
-`reader_for` gives the reader of a format; it is fed text as it comes and answers with model events. Prose and reasoning
-go out at once, save for an end that may still become a mark; calls come when the text has ended, because until then
-what follows may show that they were quoted or only considered (`event_sink`). How a format is written is said in
-`formats`; whether a call may run is decided by the gate (`callgate.calls`), not here.
+`reader_for` returns the reader of a format; it is fed text and returns model events. Prose and reasoning are emitted at once,
+except for an end that may become a mark; calls are emitted at the end of the text, because later text may show that they were
+quoted or part of the reasoning (`event_sink`). `formats` defines the formats; the gate (`callgate.calls`) decides whether a
+call may run.
 """
 
 from collections.abc import Collection
@@ -31,12 +31,12 @@ def reader_for(
     fenced_runs: bool = True,
     is_judging: bool = True,
 ) -> "TextReader":
-    """The reader of a format.
+    """Return the reader of a format.
 
-    `tools` are the names of the tools on offer; as a mapping, with the names of their parameters. `thinking` says whether
-    the model's template opens its thinking. `echoes` knows the text of the request. `fenced_runs`: a call of the bare
-    JSON formats may stand in a fence that is the whole message. Without `is_judging` quoted calls are calls as well: for
-    text that is known to be nothing but a call.
+    `tools`: the names of the offered tools; a mapping also has the names of their parameters. `thinking`: whether the model's
+    template opens its thinking. `echoes`: compares calls with the text of the request. `fenced_runs`: a call of the bare JSON
+    formats may be in a fence that is the whole message. Without `is_judging` quoted calls count as well, for text that is
+    known to be only a call.
     """
     return TextReader(
         GRAMMARS[format],
@@ -49,7 +49,7 @@ def reader_for(
 
 
 class TextReader:
-    """Runs a grammar over text as it comes."""
+    """Runs a grammar over text in pieces."""
 
     def __init__(
         self,
@@ -84,18 +84,18 @@ class TextReader:
 
     @property
     def had_lone_end(self) -> bool:
-        """The text had a closing think tag before any opening one: the template opens the thinking."""
+        """True if the text had a closing think tag before any opening one, so that the template opens the thinking."""
         return self._out.had_lone_end
 
     @property
     def unread_size(self) -> int:
-        """The length of the text that is kept for a call that is not whole yet."""
+        """The length of the text that is held for an incomplete call."""
         return self._cursor.untaken
 
     def feed(self, text: str) -> list[ModelEvent]:
         start = 0
         while self._out.may_end_alone and (end := text.find(_THINK_END, start + 1)) > 0:
-            # A tag that a grammar meets in the middle of something else begins a piece.
+            # A think tag in the middle of something else begins a new piece.
             self._cursor.push(text[start:end])
             self._go_on()
             start = end
@@ -121,7 +121,7 @@ class TextReader:
         return [*self._out.not_run, *events]
 
     def break_off(self, flaw: Flaw) -> list[ModelEvent]:
-        """Read no further: the call that is being read has this flaw."""
+        """Stop reading, and break the current call with this flaw."""
         events = self.finish(in_order=False)
         last = next((at for at in reversed(range(len(events))) if isinstance(events[at], CallWritten)), None)
         if last is not None:
@@ -146,8 +146,7 @@ class TextReader:
         yield from self._grammar.read(out)
 
     def _end_thinking_at_calls(self, thinking: str, call_may_begin: int) -> None:
-        """Thinking was never closed. The calls that end it, if it ends with calls that begin lines, are calls; what is
-        followed by more thinking was only considered."""
+        """Read calls at the end of unclosed thinking: calls at the beginnings of lines count, unless more thinking follows."""
         inner = TextReader(self._grammar, self._tools, fenced_runs=False)
         items = inner.items_of(thinking)
         first = len(items)
@@ -164,7 +163,7 @@ class TextReader:
             self._out.replace_unclosed([considered, *calls])
 
     def items_of(self, text: str) -> list[Item]:
-        """Return the items that are found in a whole text."""
+        """Return the items of a whole text."""
         self._out.channels, self._out.may_end_alone = {}, False
         self._cursor.push(text)
         self._go_on()

@@ -1,9 +1,8 @@
-"""Calls written as tags: `<invoke name="N"><parameter name="P">V</parameter></invoke>` and its relatives.
+"""Reads calls written as tags: `<invoke name="N"><parameter name="P">V</parameter></invoke>` and the like.
 
-Values are raw text up to their own closing tag; any other tag inside is data, save for the opening of another of the
-tool's parameters: a value that runs into one was never closed, and the call is broken. A call counts only with its own end tag
-(or as `<invoke name="N"/>`), since more parameters could follow. What the tags are called is a `Vocabulary`; the grammar
-is one.
+Values are raw text up to their own closing tag; other tags inside are data, except for the opening tag of another of the
+tool's parameters, which shows that the value was not closed, so that the call is broken. A call needs its own end tag (or
+`<invoke name="N"/>`), since more parameters could follow. The names of the tags are a `Vocabulary` of one grammar.
 """
 
 import json
@@ -21,7 +20,7 @@ from callgate.text_calls.json_scan import JsonScan, State
 from callgate.text_calls.text_cursor import Sink, Steps, Tail, TextCursor, drop, finder
 
 HEAD_LIMIT = 512
-"""The longest head of a tag (name and attributes) that is waited for; what is longer is no tag."""
+"""The longest head of a tag (name and attributes)."""
 
 CDATA: Final = "<![CDATA["
 CDATA_END: Final = "]]>"
@@ -29,7 +28,7 @@ COMMENT: Final = "<!--"
 COMMENT_END: Final = "-->"
 
 _HEAD_STARTS = frozenset(" \t\r\n>/")
-"""What stands behind a tag's name; anything else makes the name a longer word."""
+"""Characters after a tag's name; any other makes it a longer name."""
 
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _TOKEN_BLANKS = re.compile(r"[ \t\r\nĠ]*")
@@ -41,22 +40,22 @@ _WRAPPED = re.compile(r"\r?\n(.*?)\r?\n", re.DOTALL)
 _KEY = re.compile(r"[^<\r\n]*")
 _WORD = re.compile(r"[\w.:\-]+")
 _WORDS_TO_NAME = 3
-"""Within so many words behind its opening stands the name of a call."""
+"""The name of a call is within so many words after its opening."""
 _AFTER_EQUALS = re.compile(r"[^<>\r\n]*")
 
 
 @dataclass(frozen=True, slots=True)
 class TagHead:
-    """The rest of an opening tag behind its name, as far as it could be read."""
+    """The rest of an opening tag after its name, as far as it could be read."""
 
     attributes: dict[str, str]
     is_whole: bool
     is_cut: bool = False
     """The text ended in it."""
     is_closed: bool = False
-    """It closes itself: nothing stands between it and an end tag of its own."""
+    """It is self-closing."""
     text: str = ""
-    """The head as it was written, if it is whole."""
+    """The text of the head, if it is whole."""
 
     @property
     def name(self) -> str | None:
@@ -68,7 +67,7 @@ TagHeadReader = Callable[[TextCursor], Steps[TagHead]]
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tags of one format. Opening tags are given up to where their head begins."""
+    """The tags of one format. Opening tags are written up to their head."""
 
     call: str
     call_end: str
@@ -78,36 +77,36 @@ class Vocabulary:
     wrappers: dict[str, str] = field(default_factory=dict)
     """Wrapper tags and their ends."""
     value_head: TagHeadReader | None = None
-    """Where the head of a parameter is written otherwise than that of a call."""
+    """Set where the head of a parameter has another format than that of a call."""
     typed: tuple[str, str] | None = None
-    """The attribute that says whether a parameter is text or JSON, and what it says of text. A call of such a format may
-    also be one JSON object."""
+    """The attribute for the type of a parameter, text or JSON, and its value for text. A call of such a format may also be
+    one JSON object."""
     name_end: str | None = None
-    """What may stand behind a name that is the text behind its tag."""
+    """The optional mark after a name that is the text after its tag."""
     own_lines: bool = False
-    """Values stand on lines of their own: a line break at either end is none of theirs."""
+    """Values are on lines of their own: a line break at either end is not part of them."""
     key_end: str = ""
-    """What ends the name of a parameter, where the opening tag is nothing but a mark, behind which its name is text."""
+    """The mark after the name of a parameter, where the name is text after the opening tag."""
     quoted: bool = False
     """Strings may be written as JSON strings."""
     undeclared_json: bool = False
-    """Text that is JSON is meant as JSON in parameters of which the schema says nothing."""
+    """JSON text is parsed in parameters without a schema."""
     rename: Callable[[str, Collection[str]], str] | None = None
-    """What tool a name stands for, where that is not the name itself; gets the names of the tools on offer."""
+    """Returns the tool for a name, given the names of the offered tools."""
 
     @property
     def strays(self) -> tuple[str, ...]:
-        """End tags that may come behind a call whose wrapper never opened."""
+        """Return the end tags that may follow a call whose wrapper was not opened."""
         return tuple(dict.fromkeys(self.wrappers.values()))
 
 
 def attributes_up_to(
     end: str, name_key: str = "name", *, escaped: bool = False, run_together: bool = False
 ) -> TagHeadReader:
-    """Reads ` name="N" other='…'>`: quoted values, blanks around `=` allowed. Nothing is read unless all of it is.
+    """Make a reader of ` name="N" other='…'>`, with optional blanks around `=`. It reads all of the head or nothing.
 
-    `escaped`: values have entities for what XML does not take. `run_together`: the blank before the first attribute may
-    be missing, or be the letter that some tokenizers write for it.
+    `escaped`: values have XML entities. `run_together`: the blank before the first attribute may be missing, or be the
+    character that some tokenizers write for it.
     """
 
     def named(found: dict[str, str]) -> dict[str, str]:
@@ -150,7 +149,7 @@ attributes: Final = attributes_up_to(">")
 
 
 def after_equals(cursor: TextCursor) -> Steps[TagHead]:
-    """`N>` behind `<function=`. Nothing is read unless all of it is."""
+    """Read `N>` after `<function=`, all of it or nothing."""
     look = _Ahead(cursor)
     name = yield from look.run(_AFTER_EQUALS)
     if (yield from look.char()) != ">":
@@ -159,7 +158,7 @@ def after_equals(cursor: TextCursor) -> Steps[TagHead]:
 
 
 def key_up_to(end: str, value: str | None = None) -> TagHeadReader:
-    """Reads `K</arg_key><arg_value>` behind `<arg_key>`: a key that is text, what ends it, and what opens its value."""
+    """Make a reader of `K</arg_key><arg_value>` after `<arg_key>`."""
 
     def read(cursor: TextCursor) -> Steps[TagHead]:
         pieces: list[str] = []
@@ -178,7 +177,7 @@ def key_up_to(end: str, value: str | None = None) -> TagHeadReader:
 def prefixed(
     prefix: str, wrappers: dict[str, str], *, typed: tuple[str, str] | None = None, own_lines: bool = False
 ) -> Vocabulary:
-    """`<invoke name="N"><parameter name="P">`, each with a prefix."""
+    """Make the vocabulary of `<invoke name="N"><parameter name="P">`, with a prefix for each tag."""
     return Vocabulary(
         call=f"<{prefix}invoke",
         call_end=f"</{prefix}invoke>",
@@ -196,12 +195,12 @@ NAME: Final = re.compile(r"[^\s<]*")
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The grammar: calls in wrappers, or bare."""
+    """The grammar of calls in wrappers, or bare."""
 
     words: Vocabulary
 
     def wrapped(self, out: EventSink, wrapper: str) -> Steps[bool]:
-        """Read a wrapper that just opened. What is between its calls is ignored; its end may be missing."""
+        """Read a wrapper after its opening tag. Text between its calls is ignored; its end may be missing."""
         words, cursor = self.words, out.cursor
         end = words.wrappers[wrapper]
         marks = finder((words.call, end, COMMENT))
@@ -222,7 +221,7 @@ class Tags:
                 return True
 
     def bare(self, out: EventSink) -> Steps[bool]:
-        """Read a call whose tag just opened in prose. False: it is no tag, and nothing more was read."""
+        """Read a call in prose after its opening tag. False: it is no tag, and nothing more was read."""
         start = yield from self.words.head(out.cursor)
         if not start.is_whole or start.name is None:
             return (yield from self._unfinished_tag(out, start))
@@ -231,7 +230,7 @@ class Tags:
         return True
 
     def bare_if_offered(self, out: EventSink) -> Steps[bool]:
-        """The same where the tag alone is too common: only the name of a tool on offer makes it a call."""
+        """The same for a common tag, which counts only with the name of an offered tool."""
         start = yield from self.words.head(out.cursor)
         if not start.is_whole or start.name is None:
             return (yield from self._unfinished_tag(out, start))
@@ -243,11 +242,11 @@ class Tags:
         return True
 
     def in_row(self, out: EventSink) -> Steps[bool]:
-        """Read a wrapper that just opened and has calls and nothing else in it."""
+        """Read a wrapper with only calls in it, after its opening tag."""
         cursor = out.cursor
         yield from cursor.space()
         if (yield from cursor.one_of((self.words.call,))) is None:
-            # What a wrapper has in it that is no call; the wrapper's own end is where it stops.
+            # Skip other text in the wrapper, up to the wrapper's end.
             if cursor.ends_within(self.words.call):
                 broken = cut_off()
             else:
@@ -264,7 +263,7 @@ class Tags:
                 return True
 
     def named_by_text(self, out: EventSink) -> Steps[bool]:
-        """Read a call whose name is the text behind its tag, up to a blank or the next tag."""
+        """Read a call whose name is the text after its tag, up to a blank or the next tag."""
         cursor = out.cursor
         yield from cursor.space()
         name = yield from cursor.run(NAME, HEAD_LIMIT)
@@ -282,7 +281,7 @@ class Tags:
         return True
 
     def body(self, out: EventSink, name: str) -> Steps[CallWritten]:
-        """The parameters of a call up to its end tag."""
+        """Read the parameters of a call up to its end tag."""
         words, cursor = self.words, out.cursor
         values = Values(name, words)
         while True:
@@ -311,7 +310,7 @@ class Tags:
             return (yield from self._broken(cursor, name))
 
     def swallow_strays(self, out: EventSink, *blanks: str) -> Steps[None]:
-        """End tags of a wrapper that never opened (or closes twice) are no prose."""
+        """Read and drop end tags of a wrapper that was not opened, or is closed twice."""
         held = list(blanks)
         while True:
             yield from out.cursor.space(held.append)
@@ -321,7 +320,7 @@ class Tags:
             held.clear()
 
     def _unfinished_tag(self, out: EventSink, start: TagHead) -> Steps[bool]:
-        """A tag that names a tool on offer and lacks nothing but its `>` opens a call all the same, a broken one."""
+        """Read a tag of an offered tool that only lacks its `>`, as a broken call."""
         if start.is_cut or start.name is None or resolve_name(start.name, out.tools) is None:
             return False
         out.add_call((yield from self._broken(out.cursor, start.name)))
@@ -335,9 +334,9 @@ class Tags:
         out.add_call(Values(name, self.words).written() if start.is_closed else (yield from body))
 
     def _value(self, cursor: TextCursor, values: "Values", own: str, parameters: Collection[str]) -> Steps[str | None]:
-        """A raw value up to its closing tag; None if it is never closed, or another parameter begins before that: at a
-        line's beginning, or inside of another call, whose closing tag would be taken for this one's. A value that is one
-        CDATA section is its inside, untouched."""
+        """Read a raw value up to its closing tag; None if it is not closed, or another parameter begins before that: at the
+        beginning of a line, or inside another call, whose closing tag would be taken for this one's. A value that is one CDATA
+        section is the content of that."""
         words, pieces = self.words, list[str]()
         yield from _line_break(cursor, pieces.append)
         if (yield from cursor.one_of((CDATA,))) is not None:
@@ -373,8 +372,8 @@ class Tags:
         return wrapped.group(1) if wrapped else text
 
     def _key_within(self, cursor: TextCursor, pieces: list[str]) -> Steps[str | None]:
-        """The name of a parameter whose tag was just read in a value, of which it is a part; empty if it is no tag, None
-        if the text ends in it."""
+        """Return the name of a parameter whose tag was just read in a value; empty if it is no tag, None if the text ends in
+        it."""
         if not self.words.key_end:
             head = yield from (self.words.value_head or self.words.head)(cursor)
             pieces.append(head.text)
@@ -402,8 +401,7 @@ class Tags:
     def _broken(
         self, cursor: TextCursor, name: str | None, flaw: Flaw | None = None, *, sink: Sink = drop, inside: int = 0
     ) -> Steps[CallWritten]:
-        """A call with something in it that does not belong there ends at its next end tag, or, with calls open `inside` of
-        it, at the one behind theirs."""
+        """Read the rest of a broken call, up to its next end tag, or, with `inside` open calls in it, the one after theirs."""
         words = self.words
         marks = finder((words.call_end, words.call) if inside else (words.call_end,))
         while (ended := (yield from cursor.until(marks, sink))) is not None:
@@ -417,7 +415,7 @@ class Tags:
         return cut_off(name, flaw=(flaw or Flaw.INVALID_MARKUP) if ended else Flaw.TRUNCATED)
 
     def _note_calls_in(self, out: EventSink, text: str) -> None:
-        """Calls inside of a broken one are named to the operator."""
+        """Report calls inside a broken one, for the log."""
         for part in text.split(self.words.call)[1:]:
             words = _WORD.findall(part, 0, HEAD_LIMIT)[:_WORDS_TO_NAME]
             if (name := next((word for word in words if resolve_name(word, out.tools)), None)) is not None:
@@ -425,7 +423,7 @@ class Tags:
 
 
 class Values:
-    """The parameters of one call as they come."""
+    """Collects the parameters of one call."""
 
     def __init__(self, name: str, words: Vocabulary) -> None:
         self._name = name
@@ -435,9 +433,9 @@ class Values:
         self._said_text: set[str] = set()
         self._flaw: Flaw | None = None
         self.open_calls = 0
-        """Calls of the same format that began within a value and did not end there."""
+        """The number of calls that began within a value and did not end there."""
         self.swallowed: set[str] = set()
-        """Parameters of which a value names the tag, and that were not given before."""
+        """Parameters whose tags are in a value, and that were not given before."""
 
     def __bool__(self) -> bool:
         return bool(self._texts)
@@ -458,17 +456,16 @@ class Values:
                 self._flaw = self._flaw or Flaw.INVALID_JSON
 
     def may_begin(self, key: str, parameters: Collection[str]) -> bool:
-        """True if the tag of this parameter may be one that is meant: it is the tool's, as far as that is known, and
-        new."""
+        """True if the tag of this parameter may really begin one: it is new, and the tool's, as far as that is known."""
         return key not in self._texts and (not parameters or key in parameters)
 
     def written(self) -> CallWritten:
         if not self.swallowed <= self._texts.keys():
-            # It was given nowhere else: the value before it was never closed.
+            # It was not given elsewhere, so that the value before it was not closed.
             self._flaw = self._flaw or Flaw.INVALID_MARKUP
         only_text = len(self._texts) > len(self._json) + len(self._said_text)
         arguments: str | dict[str, str] = dict(self._texts)
-        if self._json:  # one JSON object with the values as they were written, for the one place that judges JSON
+        if self._json:  # one JSON object with the values as written, for `calls.arguments` to parse
             members = (
                 f"{json.dumps(key)}:{it if key in self._json else json.dumps(it)}" for key, it in self._texts.items()
             )
@@ -485,8 +482,8 @@ class Values:
 
 
 class _Ahead:
-    """Looks ahead on a cursor without reading, at most `HEAD_LIMIT` characters far, so that a head that turns out
-    to be none is still there to be read as something else."""
+    """Looks ahead on a cursor without reading, at most `HEAD_LIMIT` characters, so that a text that is no head can be read as
+    something else."""
 
     def __init__(self, cursor: TextCursor) -> None:
         self._cursor = cursor
@@ -494,7 +491,7 @@ class _Ahead:
         self.is_cut = False
 
     def char(self) -> Steps[str]:
-        """The next character; empty at the limit, and at the end of the text."""
+        """Return the next character; empty at the limit, and at the end of the text."""
         if self._offset >= HEAD_LIMIT:
             return ""
         char = yield from self._cursor.peek(self._offset)
@@ -515,7 +512,7 @@ class _Ahead:
         return self._cursor.text[at + first : at + self._offset]
 
     def mark(self, *marks: str) -> Steps[str | None]:
-        """Skip whichever of these marks comes next, if one does."""
+        """Skip the next mark, if it is one of these."""
         for mark in marks:
             for place, expected in enumerate(mark):
                 char = yield from self._cursor.peek(self._offset + place)
@@ -531,7 +528,7 @@ class _Ahead:
         self._offset += count
 
     def accept(self, count: int) -> str:
-        """Read all that was looked at, and `count` characters more."""
+        """Read all that was skipped, and `count` more characters."""
         start = self._cursor.at
         self._cursor.at += self._offset + count
         return self._cursor.text[start : self._cursor.at]
@@ -553,7 +550,7 @@ def _unquoted(text: str) -> str:
 
 
 def _is_json(text: str) -> bool:
-    """Exactly one JSON value and blanks; whether it is a strict one is judged elsewhere."""
+    """True for exactly one JSON value and blanks, strict or not."""
     scan = JsonScan()
     end = scan.feed(text, 0)
     scan.finish()

@@ -14,23 +14,23 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 
 Steps: TypeAlias = Generator[None, None, T]
-"""A piece of grammar: pauses for more text, and returns what it read."""
+"""A part of a grammar: pauses for more text, and returns what it read."""
 
 Sink: TypeAlias = Callable[[str], None]
-"""Where text goes that lies before a mark."""
+"""Takes the text before a mark."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _BLANKS = re.compile(r"[ \t\r]*")
 
 
 def drop(_: str) -> None:
-    """A sink for text that means nothing."""
+    """Discard text."""
 
 
 class Finder:
-    """Finds the first of several fixed marks, and knows which end of a text may still become one.
+    """Finds the first of several fixed marks, and whether the end of a text may become one.
 
-    No mark may be the beginning of another: the shorter one would win by accident of the cut.
+    No mark may be a prefix of another: which one is found would depend on the cut.
     """
 
     def __init__(self, marks: tuple[str, ...]) -> None:
@@ -40,7 +40,7 @@ class Finder:
         self._reach = max(map(len, marks)) - 1
 
     def held_from(self, text: str, start: int) -> int:
-        """Return the place from which the end of `text` may still become a mark; its length if none may."""
+        """Return the place from which the end of `text` may become a mark; its length if it may not."""
         at = max(start, len(text) - self._reach)
         while opening := self._openings(text, at):
             at = opening.start()
@@ -56,7 +56,7 @@ def finder(marks: tuple[str, ...]) -> Finder:
 
 
 class TextCursor:
-    """Text with a place in it. `text[at:]` is what was fed and is not yet read."""
+    """Text with a position. `text[at:]` was fed and is not read yet."""
 
     __slots__ = ("_base", "_taken", "_taken_size", "_untaken_from", "at", "ended", "text")
 
@@ -66,7 +66,7 @@ class TextCursor:
         self.ended = False
         self._base = 0
         self._taken: list[str] = []
-        """Text that was read and not yet taken, as far as it is not in `text` any more."""
+        """Text that was read and not taken yet, and is not in `text` any more."""
         self._taken_size = 0
         self._untaken_from = 0
 
@@ -90,7 +90,7 @@ class TextCursor:
         self.at = self._untaken_from = 0
 
     def take(self) -> str:
-        """The text that was read since the last time."""
+        """Return the text that was read since the last `take` or `forget`."""
         text = self.text[self._untaken_from : self.at]
         if self._taken:
             text = "".join(self._taken) + text
@@ -98,40 +98,40 @@ class TextCursor:
         return text
 
     def forget(self) -> None:
-        """Take nothing of what was read so far."""
+        """Drop the text that was read so far."""
         self._untaken_from = self.at
         if self._taken:
             self._taken.clear()
             self._taken_size = 0
 
     def untake(self, text: str) -> None:
-        """The end of what was taken is taken later."""
+        """Return the end of what was taken, to be taken later."""
         self._taken.append(text)
         self._taken_size += len(text)
 
     def put_back(self, text: str) -> None:
-        """Text that was read, to be read once more before all that is unread."""
+        """Put text that was read back, to be read again first."""
         self._base += self.at - len(text)
         self.text = text + self.text[self.at :]
         self.at = 0
         self.forget()
 
     def more(self) -> Steps[bool]:
-        """Wait for text beyond what is here. False: the text has ended."""
+        """Wait for more text. False: the text has ended."""
         if self.ended:
             return False
         yield
         return not self.ended
 
     def peek(self, offset: int = 0) -> Steps[str]:
-        """The character at `offset` without reading it; empty at the end of the text."""
+        """Return the character at `offset` without reading it; empty at the end of the text."""
         while self.at + offset >= len(self.text):
             if not (yield from self.more()):
                 return ""
         return self.text[self.at + offset]
 
     def space(self, sink: Sink = drop, *, same_line: bool = False) -> Steps[None]:
-        """Read blanks, and line breaks unless they are to stay."""
+        """Read blanks, and line breaks unless `same_line`."""
         pattern = _BLANKS if same_line else _SPACE
         while True:
             start, end = self.at, self._past(pattern)
@@ -142,7 +142,7 @@ class TextCursor:
                 return
 
     def one_of(self, marks: tuple[str, ...]) -> Steps[str | None]:
-        """Read whichever mark comes next, if one does."""
+        """Read the next mark, if it is one of these."""
         while True:
             for mark in marks:
                 if self.text.startswith(mark, self.at):
@@ -186,17 +186,17 @@ class TextCursor:
                 return found
 
     def back(self, text: str) -> None:
-        """Put back what was read last, so that someone else reads it."""
+        """Put back what was read last."""
         self.at -= len(text)
         self._untaken_from = min(self._untaken_from, self.at)
 
     @property
     def dry(self) -> bool:
-        """The text has ended and all of it is read."""
+        """True if the text has ended and all of it is read."""
         return self.ended and self.at >= len(self.text)
 
     def ends_within(self, *marks: str) -> bool:
-        """The text ends here, or in the middle of one of these marks, which is then read."""
+        """True if the text ends here, or in the middle of one of these marks, which is then read."""
         rest = self.text[self.at :] if self.ended else None
         if rest is None or (rest and not any(mark.startswith(rest) for mark in marks)):
             return False
@@ -210,7 +210,7 @@ class TextCursor:
 
 
 class Tail:
-    """A sink that forgets all but the last piece: at the end of a text that is the mark it broke off in."""
+    """A sink that keeps only the last piece: at the end of a text the incomplete mark."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -1,7 +1,7 @@
-"""Finds out whether a model's chat template opens the thinking, so that its text begins inside it and only `</think>` shows.
+"""Finds out whether a model's chat template opens the thinking, so that its text begins inside it and has only `</think>`.
 
-Of such a model everything up to `</think>` is reasoning. Where it is not known, the text of a streamed answer is held back
-until a think tag or the end: by the model's name, or else by its first answers, it shows whether that is needed.
+Of such a model everything up to `</think>` is reasoning. Where it is not known, the text of a streamed answer is held until a
+think tag or the end. It is decided by the model's name, or else by its first answers.
 """
 
 import re
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 ThinkingSetting = Literal["auto", "prefilled", "none"]
 
 ANSWERS_UNTIL_NONE: Final = 3
-"""Answers without a lone end of thinking after which a model of no known family is believed not to have any."""
+"""Answers without a lone end of thinking after which a model of an unknown family is taken not to have any."""
 
 _PREFILLED = re.compile(
     r"deepseek-?r1|r1-distill|qwq|qwen-?3.*thinking|qwen-?3[.-][5-9]|thinking-25|minimax-?m[12]|kimi-?k2.*think|"
@@ -27,7 +27,7 @@ _NOT_PREFILLED = re.compile(
 
 
 class ThinkingMemory:
-    """The state of one deployment."""
+    """What is known of one deployment's thinking."""
 
     def __init__(self, model_name: str = "", setting: ThinkingSetting = "auto") -> None:
         self._setting = setting
@@ -37,7 +37,7 @@ class ThinkingMemory:
         self._answers = 0
 
     def mode(self, *, streams: bool) -> "Thinking":
-        """The mode in which the next answer is to be read. A whole answer costs nothing to hold back."""
+        """Return the mode for reading the next answer. Holding a whole answer costs nothing."""
         if self._setting == "prefilled":
             return "prefilled"
         if self._setting == "none":
@@ -45,7 +45,7 @@ class ThinkingMemory:
         return "unknown" if self._opens or not self._is_known or not streams else "none"
 
     def learn(self, *, had_lone_end: bool) -> None:
-        """An answer has ended."""
+        """Note the end of an answer."""
         self._answers += 1
         if had_lone_end:
             self._opens = self._is_known = True

@@ -1,7 +1,7 @@
 """Writes a turn with tool calls, and results, in each format: the reverse of the reader.
 
-What is written here for the history and for worked examples is read back by the same format's reader as the same
-calls. The JSON formats hold any JSON object. The tag formats hold text only, so there some things cannot be said:
+The calls written here for the history and for examples are read back by the same format's reader as the same calls. The JSON
+formats can express any JSON object. The tag formats have only text, with these limits:
 
 - a value that is no string, under a parameter whose schema allows strings, comes back as its JSON text;
 - a parameter's name must fit its tag: no quote, angle bracket, line break or blank at its ends, and not empty;
@@ -11,8 +11,8 @@ calls. The JSON formats hold any JSON object. The tag formats hold text only, so
 - `gemma4` and `functiongemma` have no way to write their own string mark inside a string, and `pythonic` and `olmo3` no
   argument that is not an identifier.
 
-`deepseek_dsml` and `kimi_k3` mark which values are JSON and have none of these limits on values. A history with such a
-value is still written, and the model sees nearly what it said; nothing is run from it.
+`deepseek_dsml` and `kimi_k3` mark which values are JSON and do not have these limits. A history with such a value is still
+written, nearly as the model wrote it; nothing is run from it.
 """
 
 import json
@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class PastCall:
-    """A call of an earlier turn, or of a worked example."""
+    """A call of an earlier turn, or of an example."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -40,10 +40,10 @@ class PastResult:
 
 
 TurnWriter: TypeAlias = Callable[[str, Sequence[PastCall]], str]
-"""The text of an assistant message: what it said, then its calls."""
+"""Writes an assistant message: its text, then its calls."""
 
 ResultsWriter: TypeAlias = Callable[[Sequence[PastResult]], str]
-"""The text of the message that brings the results of one turn, in the order of its calls."""
+"""Writes the message with the results of one turn, in the order of its calls."""
 
 
 # Turns: JSON formats --------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def llama3_json(text: str, calls: Sequence[PastCall]) -> str:
 
 
 def json_list(begin: str, end: str = "") -> TurnWriter:
-    """A list of call objects between two marks."""
+    """Make a writer of a list of call objects between two marks."""
 
     def write(text: str, calls: Sequence[PastCall]) -> str:
         return _after(text, f"{begin}{_listed([_object(call, 'arguments') for call in calls])}{end}")
@@ -68,7 +68,7 @@ def json_list(begin: str, end: str = "") -> TurnWriter:
 
 
 def json_each(begin: str, end: str = "", *, key: str = "arguments") -> TurnWriter:
-    """A call object between two marks, one after the other."""
+    """Make a writer of call objects, each between two marks."""
 
     def write(text: str, calls: Sequence[PastCall]) -> str:
         return _after(text, "\n".join(f"{begin}{_object(call, key)}{end}" for call in calls))
@@ -123,7 +123,7 @@ def kimi_k2(text: str, calls: Sequence[PastCall]) -> str:
 
 
 def kimi_id(call: PastCall | PastResult, place: int) -> str:
-    """The header, which is the call's id. A call that came with one keeps it."""
+    """Return the header, which is the call's id. A call with an id of this format keeps it."""
     own = call.id.startswith(f"functions.{call.name}:")
     return call.id if own else f"functions.{call.name}:{place}"
 
@@ -147,7 +147,7 @@ def harmony(text: str, calls: Sequence[PastCall]) -> str:
 
 
 def react(text: str, calls: Sequence[PastCall]) -> str:
-    """One call: the format has no way to write more, and whoever writes a history in it splits turns accordingly."""
+    """Write a turn with one call; the format does not support several."""
     call = calls[0]
     thought = f"Thought: {text}\n" if text else ""
     return f"{thought}Action: {call.name}\nAction Input: {_json(call.arguments)}"
@@ -260,7 +260,7 @@ def _json_type(value: Any) -> str:
 
 
 def functions(wrapper: str) -> TurnWriter:
-    """`<function=N>` and its parameters on lines of their own, in a wrapper for each call."""
+    """Make a writer of `<function=N>` with its parameters on lines of their own, in a wrapper for each call."""
 
     def write(text: str, calls: Sequence[PastCall]) -> str:
         return _after(text, "\n".join(_function(call, wrapper) for call in calls))
@@ -278,7 +278,7 @@ def _function(call: PastCall, wrapper: str) -> str:
 def keys_and_values(
     begin: str = "<tool_call>", end: str = "</tool_call>", *, quoted: bool = False, around: tuple[str, ...] = ()
 ) -> TurnWriter:
-    """A name, and tags for each key and each value. `around` are marks around all calls."""
+    """Make a writer of a name, and tags for each key and each value. `around`: marks around all calls."""
 
     def write(text: str, calls: Sequence[PastCall]) -> str:
         bodies = [_keyed(call, begin, end, quoted=quoted) for call in calls]
@@ -331,8 +331,7 @@ def _m3_value(value: Any) -> str:
 
 
 def _value(value: Any, opening: str, closing: str, *, inline: bool) -> str:
-    """A value as raw text that reads back the same. Where values do not stand inline, readers take one line break off
-    either end."""
+    """Write a value as raw text that is read back the same. Unless `inline`, readers remove one line break at either end."""
     if not isinstance(value, str):
         return _json_without(opening, closing, value=value)
     if not _needs_cdata(value, opening, closing):
@@ -350,7 +349,7 @@ def _needs_cdata(text: str, opening: str, closing: str) -> bool:
 
 def pythonic(text: str, calls: Sequence[PastCall]) -> str:
     listed = ", ".join(f"{call.name}({_keywords(call.arguments)})" for call in calls)
-    # Beside other text a bare list is not a call, between its marks it is.
+    # A bare list counts only if it is the whole text.
     return f"{text}\n\n<|python_start|>[{listed}]<|python_end|>" if text else f"[{listed}]"
 
 
@@ -390,7 +389,7 @@ def _gemma(value: Any, mark: str = GEMMA_MARK) -> str:
 
 
 def tagged_results(results: Sequence[PastResult]) -> str:
-    """For formats that have no way of their own in plain text: each result says which tool it is from."""
+    """Write results for formats without a text format of their own, each with the name of its tool."""
     return "\n".join(_enclosed(f'<tool_result name="{each.name}">', each.text, "</tool_result>") for each in results)
 
 
@@ -482,7 +481,7 @@ def _enclosed(opening: str, body: str, closing: str) -> str:
 
 
 def _kept_inside(body: str, closing: str) -> str:
-    """The body without its own end mark: what a tool returns must not end its result and go on as somebody else."""
+    """Escape the end mark in a result, so that a tool's text cannot end its result and continue as another message."""
     return body.replace(closing, f"{closing[0]}\\{closing[1:]}")
 
 
@@ -506,7 +505,7 @@ def _json(value: Any) -> str:
 
 
 def _json_without(*marks: str, value: Any) -> str:
-    """JSON in which the marks do not occur. They can only stand inside a string, where an escape says the same."""
+    """Encode a value without the marks, which can only be inside strings and are escaped there."""
     text = _json(value)
     for mark in marks:
         text = text.replace(mark, f"\\u{ord(mark[0]):04x}{mark[1:]}")
