@@ -20,7 +20,8 @@ START_PATIENCE = 30.0
 class PostgresServer:
     """One server, which may be stopped at once and started again on the same port."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, of: "PostgresServer | None" = None) -> None:
+        """`of`: the server that it is a copy of, and follows."""
         self.folder = folder
         self.port = free_port()
         self._as: dict[str, Any] = {}
@@ -29,7 +30,11 @@ class PostgresServer:
             os.chown(folder, owner.pw_uid, owner.pw_gid)
             self._as = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
         self._process: subprocess.Popen[bytes] | None = None
-        self._run("initdb", "-D", str(folder / "data"), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+        data = str(folder / "data")
+        if of is None:
+            self._run("initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+        else:
+            self._run("pg_basebackup", "-d", of.url, "-D", data, "-R", "--no-sync", "--checkpoint=fast")
 
     @property
     def url(self) -> str:
@@ -51,6 +56,12 @@ class PostgresServer:
                 **self._as,
             )
         self._run("pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port), "-t", "0", attempts=600)
+
+    def standby(self, folder: Path) -> "PostgresServer":
+        """A server that follows this one, begun in another folder."""
+        other = PostgresServer(folder, of=self)
+        other.start("fsync=off", "max_connections=200")
+        return other
 
     def stop(self) -> None:
         """At once, as after a crash: what was committed stays."""

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import tempfile
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +33,17 @@ async def opened(url: str, schema: str, **options: Any) -> AsyncIterator[Any]:
         yield ledger
     finally:
         await ledger.close()
+
+
+@contextlib.asynccontextmanager
+async def connected(server: PostgresServer) -> AsyncIterator[Any]:
+    import asyncpg
+
+    connection = await asyncpg.connect(server.url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 async def until(ledger: Any, expected: dict[str, str]) -> None:
@@ -199,6 +212,34 @@ async def test_whoever_died_before_the_server_went_is_known_to_be_dead_without_d
                 away = time.monotonic() - died
             await until(ledger, {"of_another": "unknown"})
             assert time.monotonic() - died < presence.dead_after + away + 2.0
+
+
+async def test_after_a_failover_it_writes_to_the_server_that_takes_writes(schema: str) -> None:
+    with postgres_server() as first, tempfile.TemporaryDirectory(prefix="callgate-postgres-") as folder:
+        standby = await asyncio.to_thread(first.standby, Path(folder))
+        try:
+            both = f"127.0.0.1:{first.port},127.0.0.1:{standby.port}"
+            url = f"postgresql://postgres@{both}/postgres?target_session_attrs=read-write"
+            async with opened(url, schema, dead_after=1.0) as ledger:
+                await ledger.calls.start(entry("before"))
+                async with connected(standby) as other, connected(first) as one:
+                    async with asyncio.timeout(10):
+                        sent = await one.fetchval("SELECT pg_current_wal_lsn()::text")
+                        while not await other.fetchval(f"SELECT pg_last_wal_replay_lsn() >= '{sent}'"):  # noqa: ASYNC110
+                            await asyncio.sleep(0.01)
+                    # It stays there, and its connections with it.
+                    await one.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+                    await one.execute("SELECT pg_reload_conf()")
+                    await other.fetchval("SELECT pg_promote()")
+                async with asyncio.timeout(10):
+                    while True:
+                        with contextlib.suppress(NotRecorded):
+                            await ledger.calls.start(entry("after"))
+                            break
+                        await asyncio.sleep(0.05)
+                await until(ledger, {"before": "started", "after": "started"})
+        finally:
+            standby.stop()
 
 
 async def test_a_statement_that_is_given_up_ends_at_the_server_and_the_next_ones_share_few_connections(

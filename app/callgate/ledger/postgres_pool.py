@@ -43,6 +43,9 @@ class ConnectionPool:
                 connection = await asyncpg.connect(self._url, **self._options)
             try:
                 rows = await connection.fetch(text, *values)
+            except asyncpg.ReadOnlySQLTransactionError:
+                self._close(connection)  # after a failover: another one may lead to the server that writes now
+                raise
             except asyncpg.PostgresError:
                 self._free.append((monotonic(), connection))
                 raise

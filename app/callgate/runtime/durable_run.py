@@ -169,6 +169,7 @@ class DurableRun:
 
     async def insist(self, write: Callable[[], Awaitable[T]]) -> T:
         """Write what the run cannot continue without; retried until the ledger is there."""
+        waits = False
         while True:
             try:
                 return await write()
@@ -177,7 +178,9 @@ class DurableRun:
             except DatabaseAway as away:
                 if self.is_lost:
                     raise TakenOver from away
-                log.warning("run_waits_for_ledger", run_id=self.id, error=str(away))
+                if not waits:
+                    log.warning("run_waits_for_ledger", run_id=self.id, error=str(away))
+                waits = True
             await asyncio.sleep(AGAIN_SECONDS)
 
     def wait_for(self, entry: LedgerEntry) -> None:

@@ -140,9 +140,12 @@ class ToolProcess:
         return ledger
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        waits = False
         while True:
             try:
                 return await ask()
             except DatabaseAway as away:
-                log.warning("fleet_ledger_away", error=str(away))
+                if not waits:
+                    log.warning("fleet_ledger_away", error=str(away))
+                waits = True
             await asyncio.sleep(AGAIN_SECONDS)

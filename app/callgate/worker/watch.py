@@ -78,17 +78,21 @@ class Watch:
             return
         finally:
             self._first.set()
+        is_away = False
         try:
             while True:
                 await asyncio.sleep(min(dead_after / BEATS, LONGEST_BEAT))
                 try:
                     await self._beat()
+                    is_away = False
                     for id, child in await ledger.running_here():
                         if not _is_there(child):
                             log.error("fleet_process_lost", pid=child)
                             await ledger.child_gone(id, child)
                 except DatabaseAway as away:
-                    log.warning("fleet_ledger_away", error=str(away))
+                    if not is_away:
+                        log.warning("fleet_ledger_away", error=str(away))
+                    is_away = True
         finally:
             try:
                 await self._database.leave(self._worker)
