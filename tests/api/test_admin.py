@@ -16,6 +16,29 @@ from tests.scripted_upstream import Reply, Upstream
 pytestmark = pytest.mark.anyio
 
 
+async def test_a_key_is_told_its_name_and_what_it_may(upstream: Upstream) -> None:
+    (alice, alices), (boss, bosses) = mint_key(), mint_key()
+    keys = [
+        {"name": "alice", "hash": alices, "see": "own", "models": ["m"], "tools": ["get_*"], "approve": True},
+        {"name": "boss", "hash": bosses, "admin": True},
+    ]
+    async with serve(create_app(make_config(upstream.url, auth="keys", keys=keys))) as url, http_client(url) as client:
+        answers = [
+            (await client.get("/v1/key", headers={"authorization": f"Bearer {key}"})).json() for key in (alice, boss)
+        ]
+        refused = await client.get("/v1/key")
+    async with serve(create_app(make_config(upstream.url))) as url, http_client(url) as client:
+        nobody = (await client.get("/v1/key")).json()
+
+    assert answers[0] == {
+        "object": "key", "name": "alice", "anonymous": False, "see": "own", "approve": True, "admin": False,
+        "models": ["m"], "tools": ["get_*"],
+    }  # fmt: skip
+    assert [answers[1][right] for right in ("see", "approve", "admin")] == ["all", False, True]
+    assert [nobody[right] for right in ("name", "anonymous", "see", "admin")] == ["anonymous", True, "all", True]
+    assert refused.status_code == 401
+
+
 async def test_an_operator_sees_every_key_with_what_it_has_spent_and_no_hash(
     upstream: Upstream, tmp_path: Path
 ) -> None:

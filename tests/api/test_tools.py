@@ -47,6 +47,7 @@ async def test_a_key_sees_the_tools_it_may_use_and_an_operator_what_is_wrong_wit
                     "source": "config",
                     "safety": "read_only",
                     "require_approval": True,
+                    "prompt_tokens": 41,
                     "state": "ready",
                 }
             ],
@@ -59,6 +60,29 @@ async def test_a_key_sees_the_tools_it_may_use_and_an_operator_what_is_wrong_wit
         ]
         assert "never fetched" in all_of_it[2]["reason"]
         assert (await client.get("/v1/tools")).status_code == 401
+
+
+async def test_the_tools_of_each_model_are_counted_with_the_tokens_they_cost(upstream: Upstream) -> None:
+    (user, user_hash), (all_of_it, all_hash) = mint_key(), mint_key()
+    keys = [{"name": "user", "hash": user_hash, "tools": ["get_*"]}, {"name": "all", "hash": all_hash}]
+    settings = config_dict(upstream.url, models=["m", "few", "none"], tools=["add", "get_time"], auth="keys", keys=keys)
+    settings["model_list"][1]["tools"], settings["model_list"][2]["tools"] = ["add"], []
+    async with serve(create_app(Config.model_validate(settings))) as url, http_client(url) as client:
+        seen = {}
+        for name, key in (("user", user), ("all", all_of_it)):
+            answer = await client.get("/v1/tools?models=1", headers={"authorization": f"Bearer {key}"})
+            seen[name] = answer.json()
+    cost = {tool["name"]: tool["prompt_tokens"] for tool in seen["all"]["data"]}
+    assert [(model["id"], model["tools"], model["prompt_tokens"]) for model in seen["all"]["models"]] == [
+        ("m", 2, cost["add"] + cost["get_time"]),
+        ("few", 1, cost["add"]),
+        ("none", 0, 0),
+    ]
+    assert [(model["tools"], model["prompt_tokens"]) for model in seen["user"]["models"]] == [
+        (1, cost["get_time"]),
+        (0, 0),
+        (0, 0),
+    ]
 
 
 async def test_a_tool_is_shown_as_a_model_gets_it(upstream: Upstream) -> None:

@@ -44,6 +44,7 @@ async def test_an_approved_call_runs_and_every_other_tab_says_by_whom(upstream: 
         async with waiting(upstream, client, IMG, headers={"authorization": f"Bearer {keys['user']}"}) as asking:
             card = page.get_by_role("article", name="echo waits")
             await card.get_by_text(IMG).wait_for()
+            await card.get_by_text("Gives the text back.").wait_for()
             assert await page.title() == "(1) Approvals · Callgate"
             await other.get_by_role("button", name="Approve").wait_for()
             await page.evaluate("() => new Promise((done) => setTimeout(done, 450))")

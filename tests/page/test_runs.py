@@ -96,11 +96,11 @@ async def test_filters_are_in_the_address_and_an_empty_list_says_why(upstream: U
         page = await tabs.open(f"{url}/#/runs")
         rows = page.locator("table.runs tbody tr")
         await rows.nth(1).wait_for()
-        await page.get_by_label("only odd ones").check()
+        await page.get_by_label("problems only").check()
         await page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 1")
         await page.reload()
         await page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 1")
-        odd = await page.get_by_label("only odd ones").is_checked()
+        odd = await page.get_by_label("problems only").is_checked()
         await page.get_by_label("Tool").fill("nobody's")
         await page.keyboard.press("Enter")
         await page.get_by_text("No run matches tool nobody's, odd 1.").wait_for()
@@ -209,8 +209,11 @@ async def test_without_content_no_text_is_in_the_page_the_file_or_an_answer(
         said = []
         for tab in ("waterfall", "conversation", "events", "json"):
             await page.goto(f"{url}/#/run/{run}?tab={tab}&call=call_echo")
-            await page.get_by_text("not kept (record.content: off").first.wait_for()
+            await page.get_by_text("not kept (the config has no").first.wait_for()
             said.append(await page.content())
+            if tab == "conversation":
+                reasons = page.get_by_role("region", name="Conversation").get_by_text("not kept")
+                assert await reasons.count() == 1
         answers = [
             (await client.get(f"/v1/runs{rest}")).text
             for rest in (

@@ -85,6 +85,26 @@ async def test_without_a_key_there_is_the_shell_alone_and_a_wrong_key_is_not_kep
     assert kept == "[{},{}]"
 
 
+async def test_it_says_whose_key_it_has_and_what_that_may(upstream: Upstream, tabs: Tabs) -> None:
+    keys, auth = keyring(alice={"see": "own", "tools": ["get_*"]}, boss={"admin": True})
+    async with serving(upstream, tabs, **auth) as url:
+        page = await tabs.open(url, key=keys["alice"])
+        button = page.get_by_role("button", name="Key: alice")
+        await button.click()
+        dialog = page.get_by_role("dialog")
+        await dialog.get_by_text("key alice · sees its own runs · models: all · tools: get_*").wait_for()
+        await dialog.get_by_label("Key").fill(keys["boss"])
+        await dialog.get_by_role("button", name="Use it").click()
+        await page.get_by_role("button", name="Key: boss").wait_for()
+        title = await page.get_by_role("button", name="Key: boss").get_attribute("title")
+    async with serving(upstream, tabs) as url:
+        page = await tabs.open(url)
+        nobody = await page.get_by_role("button", name="Key: none").get_attribute("title")
+
+    assert title == "key boss · sees all runs · operates the server · models: all · tools: all"
+    assert nobody.startswith("no key · sees all runs · decides about calls · operates the server")
+
+
 async def test_a_key_that_a_link_brings_is_not_used_unasked(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(mallory={"see": "own"})
     async with serving(upstream, tabs, **auth) as url:

@@ -85,11 +85,23 @@ async def test_a_schema_that_is_no_plain_object_gets_an_editor_and_the_gate_answ
         await page.get_by_text("As sent to a model (all of it)").wait_for()
 
 
+async def test_what_each_model_reads_of_tools_with_every_request_is_said(upstream: Upstream, tabs: Tabs) -> None:
+    async with serving(upstream, tabs, models=["gpt", "spare"], entry={"tools": ["add"]}) as url:
+        page = await tabs.open(f"{url}/#/tools")
+        line = page.get_by_text("it reads with every request")
+        await line.wait_for()
+        said, cells = await line.inner_text(), await page.get_by_role("row", name="add").locator("td").all_inner_texts()
+
+    assert f"gpt 1 tool, ≈ {cells[4]} tokens; spare 1 tool, ≈ {cells[4]} tokens." in said
+
+
 async def test_a_call_without_a_model_has_no_price(upstream: Upstream, tabs: Tabs) -> None:
     async with serving(upstream, tabs) as url, http_client(url) as client:
         await client.post("/v1/tools/add/call", json={"arguments": {"a": 1, "b": 2}})
         page = await tabs.open(f"{url}/#/runs")
-        cells = await page.get_by_role("row", name="answered").locator("td").all_inner_texts()
+        row = page.get_by_role("row", name="answered")
+        await row.wait_for()
+        cells = await row.locator("td").all_inner_texts()
 
     assert (cells[2], cells[-1]) == ("tool", "–")
 

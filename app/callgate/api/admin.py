@@ -1,4 +1,4 @@
-"""`/admin`: routes for the operator alone (reload, keys)."""
+"""`/admin`: routes for the operator alone (reload, keys); and what a key may, for whoever has it."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -16,6 +16,15 @@ from callgate.runtime.manager import RuntimeManager
 def admin_routes(manager: RuntimeManager) -> APIRouter:
     router = APIRouter(tags=["operating"])
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
+
+    @router.get("/v1/key", summary="The name of this key, and what it may do, see and ask")
+    async def key(request: Request) -> Response:
+        caller = caller_of(request, "key")
+        return Response(
+            encode({"object": "key", **manager.current.rights(caller)}),
+            media_type="application/json",
+            headers={"cache-control": "no-store"},
+        )
 
     @router.post(
         "/admin/reload",

@@ -56,16 +56,21 @@ class CallBody(msgspec.Struct, forbid_unknown_fields=True):
 def tool_routes(manager: RuntimeManager) -> APIRouter:
     router = APIRouter(tags=["tools"])
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
-    servers = {"name": "servers", "in": "query", "schema": {"enum": ["1"]}, "description": "With the servers' states."}
+    wanted = {"servers": "With the servers' states.", "models": "With how many of them each model is offered."}
+    parameters = [
+        {"name": name, "in": "query", "schema": {"enum": ["1"]}, "description": text} for name, text in wanted.items()
+    ]
 
     @router.get(
-        "/v1/tools", summary="The tools of the server that this key may use", openapi_extra={"parameters": [servers]}
+        "/v1/tools", summary="The tools of the server that this key may use", openapi_extra={"parameters": parameters}
     )
     async def list_tools(request: Request) -> Response:
         runtime, caller = manager.current, caller_of(request, "tools")
         listed: dict[str, Any] = {"object": "list", "data": runtime.tool_list(caller)}
         if request.query_params.get("servers") in {"1", "true", "on"}:
             listed["servers"] = runtime.server_list(caller)
+        if request.query_params.get("models") in {"1", "true", "on"}:
+            listed["models"] = runtime.tools_by_model(caller)
         return Response(encode(listed), media_type="application/json")
 
     @router.get(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from callgate.tools.listing import clash_facts, quarantined_facts, source_facts, tool_facts
+from callgate.tools.listing import clash_facts, prompt_tokens, quarantined_facts, source_facts, tool_facts
 from callgate.tools.registry import RegisteredTool, Registry
 from callgate.tools.tool_filter import NameFilter, ToolFilter, Unmatched, narrowed, requested_filter, unmatched
 from callgate.tools.toolbox import ToolSet
@@ -71,6 +71,11 @@ class OfferedTools:
     def of_key(self, by_key: tuple[str, ...]) -> ToolSet:
         """Return all tools that a key may use."""
         return self.narrowed(("*",), by_key, None, None)
+
+    def cost(self, by_entry: tuple[str, ...], by_key: tuple[str, ...]) -> dict[str, int]:
+        """How many tools are on offer, and about how many tokens of every prompt they take."""
+        offered = self.narrowed(by_entry, by_key, None, None).by_name.values()
+        return {"tools": len(offered), "prompt_tokens": sum(map(prompt_tokens, offered))}
 
     def servers(self) -> list[dict[str, Any]]:
         """Describe the sources of tools and their states."""

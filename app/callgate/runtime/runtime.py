@@ -205,6 +205,23 @@ class Runtime(RuntimeRecording):
         """Describe the tools that a caller may use; for an operator also those that cannot be used, and why."""
         return self.offered.listed(caller.tools, with_quarantined=self.may_administer(caller))
 
+    def tools_by_model(self, caller: Caller) -> list[dict[str, Any]]:
+        """How many tools each model is offered where a caller asks it, and about how many tokens of every prompt they cost."""
+        names = self.model_names(caller)
+        return [{"id": name, **self.offered.cost(self.catalogue.entry(name).tools, caller.tools)} for name in names]
+
+    def rights(self, caller: Caller) -> dict[str, Any]:
+        """What a caller may, whether its key says so or the server has no keys."""
+        see = "all" if self.may_see_all(caller) else caller.see
+        may = {"see": see, "approve": caller.may_approve, "admin": self.may_administer(caller)}
+        return {
+            "name": caller.name,
+            "anonymous": caller.anonymous,
+            **may,
+            "models": caller.models,
+            "tools": caller.tools,
+        }
+
     def tool_for(self, name: str, model: str | None, caller: Caller) -> dict[str, Any] | None:
         """Describe one tool; with a model also how that is sent it. None where there is no such tool."""
         found = next((each for each in self.tool_list(caller) if each["name"] == name), None)

@@ -22,6 +22,7 @@ def tool_facts(tool: RegisteredTool) -> dict[str, Any]:
         "origin": tool.address,
         "safety": str(policy.safety),
         "require_approval": policy.require_approval,
+        "prompt_tokens": prompt_tokens(tool),
         "state": "ready",
     }
 
@@ -33,7 +34,6 @@ def operators_facts(tool: RegisteredTool) -> dict[str, Any]:
         **tool_facts(tool),
         "from": tool.tool.source,
         "timeout": policy.timeout,
-        "prompt_tokens": prompt_tokens(tool),
     }
 
 

@@ -28,6 +28,8 @@ const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 const notices = /** @type {HTMLElement} */ (document.getElementById("notices"));
 
 let current = "playground";
+/** Who is asking. @type {any} */
+let me = null;
 let waiting = 0;
 let isStarted = false;
 /** @type {"live" | "restarting" | "crowded" | "hidden" | "refused" | "starting"} */
@@ -45,6 +47,14 @@ const STATE_WORDS = {
   starting: ["○", "connecting"],
 };
 
+/** What the key may, in words. */
+function rights() {
+  if (!me) return "";
+  const sees = { all: "sees all runs", own: "sees its own runs", none: "sees no runs" }[/** @type {"all" | "own" | "none"} */ (me.see)];
+  const lists = [me.models, me.tools].map((names, place) => `${place ? "tools" : "models"}: ${names.includes("*") ? "all" : names.join(", ") || "none"}`);
+  return [me.anonymous ? "no key" : `key ${me.name}`, sees, me.approve ? "decides about calls" : "", me.admin ? "operates the server" : "", ...lists].filter(Boolean).join(" · ");
+}
+
 function drawBar() {
   const [mark, word] = STATE_WORDS[state];
   render(
@@ -58,7 +68,7 @@ function drawBar() {
         )}
       </nav>
       <span class="feed ${state}" title="The feed of runs">${mark} ${word}</span>
-      <button class="quiet" @click=${() => askForKey()}>${hasKey() ? "Change key" : "Key"}</button>`,
+      <button class="quiet" title=${rights()} @click=${() => askForKey()}>Key: ${me ? (me.anonymous ? "none" : me.name) : hasKey() ? "…" : "none"}</button>`,
     bar,
   );
   document.title = `${waiting ? `(${waiting}) ` : ""}${VIEWS[current].title} · Callgate`;
@@ -87,6 +97,7 @@ function askForKey(why = "", known = "") {
     render(
       html`<form @submit=${save}>
         <h2>API key</h2>
+        ${me ? html`<p>Now: ${rights()}</p>` : nothing}
         <p role="alert">${message}</p>
         <label>Key <input name="key" type="password" autocomplete="off" .value=${known} required autofocus /></label>
         <label class="check"><input name="keep" type="checkbox" /> keep it until this tab is closed</label>
@@ -152,6 +163,8 @@ async function countWaiting() {
 
 function start() {
   isStarted = true;
+  me = null;
+  get("v1/key").then((found) => ((me = found), drawBar()), () => {}); // whatever else is asked for says why
   closeFeed();
   closeFeed = feed(
     (event, data) => {

@@ -4,6 +4,7 @@
 /** @param {number | null | undefined} seconds */
 export function seconds(seconds) {
   if (seconds === null || seconds === undefined) return "–";
+  if (seconds > 0 && seconds < 0.0005) return "< 1 ms";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 100) return `${seconds.toFixed(2)} s`;
   return `${Math.round(seconds)} s`;
@@ -56,7 +57,7 @@ const STATES = {
 export const state = (state) => /** @type {[string, string]} */ (STATES[/** @type {keyof typeof STATES} */ (state)] ?? ["?", state]);
 
 const WHY_NOT_KEPT = {
-  nothing: "not kept (record.content: off, or the request asked for that)",
+  nothing: "not kept (the config has no `record: {content: on}`, or the request asked for that)",
   cut: "not kept, or never came; other texts were cut at record.content_bytes",
   aged_out: "aged out: removed to make room (record.keep)",
   content: "never came",

@@ -50,7 +50,7 @@ async function load() {
     const next = [...kept, ...waiting.filter((each) => !known.has(each.id))];
     if (next.map((each) => each.id).join() !== cards.map((each) => each.id).join()) moved = performance.now();
     cards = next;
-    state = "No call waits for a person.";
+    state = "No call waits for a person. Those of tools with `require_approval` will, here.";
   } catch (failure) {
     state = /** @type {any} */ (failure).status === 403 ? "This key may not decide about calls (`approve: on`)." : /** @type {Error} */ (failure).message;
     if (/** @type {any} */ (failure).status === 401) fail(failure);
@@ -100,6 +100,7 @@ function card(call, /** @type {number} */ now) {
     <h3>${call.tool} <small>${call.safety ?? ""} · ${call.source ?? ""}</small></h3>
     <p>asked by <b>${call.caller}</b> · <a href="#/run/${encodeURIComponent(call.run)}?call=${encodeURIComponent(call.call)}">${call.run}</a> · since ${format.time(call.since)}
       · arguments <code title=${call.hash}>${String(call.hash).slice(0, 12)}…</code></p>
+    <p>${call.description}</p>
     <pre tabindex="0">${format.shown(call.arguments)}</pre>
     ${isOver
       ? html`<p role="status">${settled.get(call.id) ?? "no longer waiting"}</p>`

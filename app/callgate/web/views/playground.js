@@ -190,7 +190,7 @@ function happen({ kind, turn: index, choice = 0, at = 0, facts = {} }) {
         text: before?.text.startsWith(each.arguments ?? "") ? before.text : (each.arguments ?? ""), // which is cut, where it is long
         pieces: before?.pieces ?? 0,
         state: each.verdict === "broken" ? "broken" : each.owner === "client" ? "handed back" : "whole",
-        note: each.verdict === "broken" ? each.flaw : (each.repairs ?? []).join(", "),
+        note: each.verdict === "broken" ? `${each.flaw}: not run` : (each.repairs ?? []).join(", "),
       });
     }
   } else {
@@ -268,7 +268,7 @@ function draw() {
         <section aria-label="What happens" class="trace">
           ${repeat(turns, (/** @type {Turn} */ turn) => `${turn.choice}.${turn.index}`, drawTurn)}
           ${open && !turns.length ? html`<p class="empty" role="status">Asked ${model} …</p>` : nothing}
-          ${ending ? html`<p>finish_reason <code>${ending}</code></p>` : nothing}
+          ${ending ? html`<p>The answer's finish_reason: <code>${ending}</code></p>` : nothing}
           ${isBlind ? html`<p class="empty">This key may not see runs: their calls are told at the end.</p>` : run ? html`<p><a href="#/run/${run}">Open ${run}</a></p>` : nothing}
           ${models.length ? nothing : html`<p class="empty" role="status">${noModels}</p>`}
           ${turns.length || open ? nothing : html`<p class="empty">Turns and calls appear here while they happen.</p>`}
@@ -313,7 +313,7 @@ function drawTurn(/** @type {Turn} */ turn) {
     )}
     ${facts
       ? html`<p><small>finish_reason <code>${(facts.finish_reasons ?? []).join(", ") || "none"}</code>
-          ${facts.usage ? html` · ${format.count(facts.usage.prompt_tokens)} + ${format.count(facts.usage.completion_tokens)} tokens` : nothing}
+          ${facts.usage ? html` · ${format.count(facts.usage.prompt_tokens)} + ${format.count(facts.usage.completion_tokens)} tokens in + out` : nothing}
           ${facts.cost === undefined ? nothing : html` · ${format.money(facts.cost)}`}
           · ${format.seconds(facts.seconds)}${(facts.findings ?? []).length ? html` · <span class="odd">${facts.findings.join(", ")}</span>` : nothing}</small></p>`
       : nothing}

@@ -99,7 +99,7 @@ function draw() {
         ${[
           format.seconds(run.seconds),
           run.turns && format.many(run.turns, "turn"),
-          run.tokens_in + run.tokens_out && `${format.count(run.tokens_in)} + ${format.count(run.tokens_out)} tokens`,
+          run.tokens_in + run.tokens_out && `${format.count(run.tokens_in)} + ${format.count(run.tokens_out)} tokens in + out`,
           run.turns && format.money(run.cost),
           run.finish_reason && `finish_reason ${run.finish_reason}`,
         ]
@@ -109,7 +109,7 @@ function draw() {
       <p>${inWords(run, turns)}</p>
       ${said.length ? html`<dl class="said">${said.map(([who, words]) => html`<dt>${who}</dt><dd tabindex="0">${words}</dd>`)}</dl>` : nothing}
       <p><small>
-        key ${run.key || "–"} · model ${run.model || "–"}${run.deployment ? ` → ${run.deployment}` : ""} · ${format.moment(run.began)} · ${run.request_id} · by ${run.process}
+        key ${run.key || "–"} · model ${run.model || "–"}${run.deployment ? ` → ${run.deployment}` : ""} · ${format.moment(run.began)} · ${run.request_id} · process ${run.process}
         ${run.trace_id ? html` · trace ${run.trace_id}` : nothing} · content ${run.kept === "content" ? "kept" : format.whyNotKept(run.kept)}
         ${run.replay_of ? html` · replay of ${runLink(run.replay_of)} (${compareLink(run.replay_of, run.id)})` : nothing}
         ${(run.replays ?? []).length
@@ -252,6 +252,9 @@ function waterfall() {
     <p class="legend"><small><i class="first"></i> until the first words <i class="speaking"></i> speaking <i class="tool"></i> tool <i class="waiting"></i> waiting for a person <i class="attempt"></i> failed attempt <i class="waited"></i> waited before the next${chosen || !all.some((turn) => turn.calls.size) ? "" : " · choose a call to see it as it was written, read and answered"}</small></p></div>`;
 }
 
+/** Texts that are not there have one reason, which is said once where all of them are gone. @param {string | undefined} kept */
+const ifKept = (kept) => (kept === undefined && ["nothing", "aged_out"].includes(run.kept) ? nothing : text(kept));
+
 /** @param {string | undefined} kept */
 const text = (kept) => (kept === undefined ? html`<p class="empty">${format.whyNotKept(run.kept)}</p>` : html`<pre tabindex="0">${format.pretty(kept)}</pre>`);
 
@@ -308,17 +311,17 @@ function conversation() {
     ${messagesOf(run).length
       ? html`<div class="messages">${messagesOf(run).map((message) => html`<article class=${message.role}><h3>${message.role}</h3><p>${wordsOf(message)}</p></article>`)}</div>
         <details><summary>The request as JSON</summary>${text(run.content?.request)}</details>`
-      : html`<h3>Request</h3>${text(run.content?.request)}`}
+      : text(run.content?.request)}
     ${turnsOf(run).map((turn) => {
       const reasoning = textOf(run, turn, `turn.${turn.index}.reasoning`);
       const words = textOf(run, turn, `turn.${turn.index}.text`);
       return html`<article class="turn"><h3>Turn ${turn.index + 1}${turn.choice ? ` · choice ${turn.choice + 1}` : ""}</h3>
         ${reasoning === undefined ? nothing : html`<details><summary>Reasoning</summary><pre tabindex="0">${reasoning}</pre></details>`}
-        ${words === undefined ? (turn.calls.size ? nothing : text(words)) : html`<pre tabindex="0">${words}</pre>`}
+        ${words === undefined ? (turn.calls.size ? nothing : ifKept(words)) : html`<pre tabindex="0">${words}</pre>`}
         ${[...turn.calls.values()].map(
           (call) => html`<div class="call ${call.verdict === "broken" ? "broken" : call.outcome ? (call.outcome === "returned" ? "done" : "failed") : ""}"><p><b>${call.name ?? "(no name)"}</b> ${markOf(call)} <small>${wordOf(call)}</small></p>
-            ${text(textOf(run, turn, `call.${call.id}.arguments`))}
-            ${call.owner === "client" ? nothing : html`<p><small>told to the model</small></p>${text(toldOf(run, turn, call))}`}</div>`,
+            ${ifKept(textOf(run, turn, `call.${call.id}.arguments`))}
+            ${call.owner === "client" || toldOf(run, turn, call) === undefined ? nothing : html`<p><small>told to the model</small></p>${text(toldOf(run, turn, call))}`}</div>`,
         )}
       </article>`;
     })}

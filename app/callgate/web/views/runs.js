@@ -157,16 +157,16 @@ function draw() {
         <label>Model ${select("model", models)}</label>
         <label>State ${select("state", STATES)}</label>
         ${text("key", "Key")} ${text("tool", "Tool")} ${text("finding", "Finding")}
-        <label class="check"><input type="checkbox" name="odd" .checked=${filter.get("odd") === "1"} /> only odd ones</label>
-        ${fresh.size ? html`<button type="button" @click=${showFresh}>${fresh.size} new</button>` : nothing}
+        <label class="check"><input type="checkbox" name="odd" .checked=${filter.get("odd") === "1"} /> problems only</label>
+        ${fresh.size ? html`<button type="button" class="fresh" @click=${showFresh}>${fresh.size} new</button>` : nothing}
       </form>
       ${hour?.data.length ? strip() : nothing}
       <div @mouseenter=${under(true)} @mouseleave=${under(false)}>
-        ${table("Runs", ["State", "Began", "Model", "Key", "#Turns / calls", "#First words", "#Took", "#Tokens", "#Cost"], repeat(rows, (row) => row.id, line), "runs")}
+        ${table("Runs", ["State", "Began", "Model", "Key", "#Turns / calls", "#First words", "#Took", "#Tokens in + out", "#Cost"], repeat(rows, (row) => row.id, line), "runs")}
       </div>
       ${rows.length ? nothing : html`<p class="empty" role="status">${emptiness()}</p>`}
       ${next ? html`<button type="button" class="quiet" ?disabled=${isLoading} @click=${() => load(next)}>Older runs</button>` : nothing}
-      <p><small>j and k move, Enter opens. A run is odd that did not simply answer.</small></p>`,
+      <p><small>j and k move, Enter opens. Problems: an error, a broken or failed call, an attempt that failed, or an end without an answer. A broken call was never run.</small></p>`,
     root,
   );
 }
@@ -193,9 +193,9 @@ function line(row, /** @type {number} */ place) {
   const took = row.state === "under_way" ? Date.now() / 1000 - row.began : row.seconds;
   const odd = [
     row.error,
-    row.broken_calls ? `${row.broken_calls} broken` : "",
-    row.failed_calls ? `${row.failed_calls} failed` : "",
-    row.attempts > row.turns && row.turns ? `${row.attempts - row.turns} asked again` : "",
+    row.broken_calls ? format.many(row.broken_calls, "broken call") : "",
+    row.failed_calls ? format.many(row.failed_calls, "failed call") : "",
+    row.attempts > row.turns && row.turns ? format.many(row.attempts - row.turns, "failed attempt") : "",
     ...row.findings,
   ].filter(Boolean);
   return html`<tr class=${place === chosen ? "chosen" : ""}>

@@ -12,7 +12,7 @@ export const title = "Tools";
 /** @type {HTMLElement} */ let root;
 /** @type {any[]} */ let tools = [];
 /** @type {any[]} */ let servers = [];
-/** @type {string[]} */ let models = [];
+/** With how many tools each is offered, and what these cost. @type {any[]} */ let models = [];
 /** The chosen tool as a model gets it. @type {any} */ let sent = null;
 let sentTo = "";
 let state = "Loading …";
@@ -25,12 +25,7 @@ export function show(main, path) {
   result = null;
   asJson = false;
   sent = null;
-  load();
-  get("v1/models").then((list) => {
-    models = list.data.map((model) => model.id);
-    if (!models.includes(sentTo)) sentTo = models[0] ?? "";
-    showSent();
-  }, fail);
+  load().then(showSent);
   draw();
 }
 
@@ -54,8 +49,10 @@ async function showSent() {
 
 async function load() {
   try {
-    const list = await get("v1/tools?servers=1");
+    const list = await get("v1/tools?servers=1&models=1");
     tools = list.data;
+    models = list.models;
+    if (!models.some((each) => each.id === sentTo)) sentTo = models[0]?.id ?? "";
     servers = list.servers ?? [];
     state = "There are no tools, or this key may use none.";
   } catch (failure) {
@@ -77,12 +74,14 @@ function draw() {
             (each) => html`<tr class=${each.name === chosen ? "chosen" : ""}>
               <td><a href="#/tools/${encodeURIComponent(each.name)}">${each.name}</a><br /><small>${(each.description ?? "").slice(0, 160)}</small></td>
               <td>${each.source}</td><td>${each.safety ?? ""}</td><td>${each.require_approval ? "asks a person" : ""}</td>
-              <td class="number">${each.parameters ? format.count(tokens(each)) : ""}</td>
+              <td class="number">${each.prompt_tokens ? format.count(each.prompt_tokens) : ""}</td>
               <td>${each.state === "ready" ? "ready" : html`<span class="odd">${each.state ?? "name clash"}: ${each.reason ?? Object.entries(each.tools ?? {}).map((pair) => pair.join(" is ")).join(", ")}</span>`}</td>
             </tr>`,
           ),
         )}
-        ${tools.length ? html`<p><small>A model that is offered all of them reads about ${format.count(ready().reduce((sum, each) => sum + tokens(each), 0))} tokens of schemas with every request.</small></p>` : html`<p class="empty" role="status">${state}</p>`}
+        ${tools.length
+          ? html`<p><small>What a model is offered, it reads with every request: ${models.map((each) => `${each.id} ${format.many(each.tools, "tool")}, ≈ ${format.count(each.prompt_tokens)} tokens`).join("; ")}.${tool ? "" : " Choose a tool to call it, and to see its schema as a model gets it."}</small></p>`
+          : html`<p class="empty" role="status">${state}</p>`}
         ${servers.length
           ? html`<h2>Servers</h2>${table(
               "Servers",
@@ -100,10 +99,6 @@ function draw() {
     root,
   );
 }
-
-const ready = () => tools.filter((each) => each.state === "ready");
-/** About as many as a prompt has of it. @param {any} tool */
-const tokens = (tool) => Math.ceil(JSON.stringify([tool.name, tool.description, tool.parameters]).length / 4);
 
 /** What came of the call of the chosen tool. @type {any} */ let result = null;
 /** @type {AbortController | null} */ let calling = null;
@@ -136,7 +131,7 @@ function detail(tool) {
 const schemaAsSent = () => html`<details open>
   <summary>As sent to a model${sent ? ` (${sent.dialect === "full" ? "all of it" : `${sent.dialect} dialect`})` : ""}</summary>
   <label>Model <select @change=${(event) => ((sentTo = event.target.value), showSent())}>
-    ${models.map((each) => html`<option ?selected=${each === sentTo}>${each}</option>`)}
+    ${models.map((each) => html`<option ?selected=${each.id === sentTo}>${each.id}</option>`)}
   </select></label>
   ${sent
     ? html`${sent.losses.length ? html`<p class="odd">Not said to it, but checked all the same: ${sent.losses.join("; ")}</p>` : nothing}
