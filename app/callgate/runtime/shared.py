@@ -1,6 +1,5 @@
 """The resources that outlive any one runtime: recorder, ledger, stores, metrics."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -12,15 +11,13 @@ from callgate.ledger.database import Database
 from callgate.ledger.entry import Ledger, NoLedger
 from callgate.ledger.fleet_calls import FleetLedger
 from callgate.ledger.shared import SharedLedger
-from callgate.recorder.recorder import Recorder
 from callgate.runtime.approval_notices import ApprovalNotices
 from callgate.runtime.builders.access import admission_of, key_store_of, limiter_of, shared_places_of
 from callgate.runtime.builders.limits import processes_of, threads_of
-from callgate.runtime.builders.stores import fleet_of, ledger_of, pins_of
+from callgate.runtime.builders.stores import fleet_of, ledger_of, pins_of, recorder_of
 from callgate.runtime.ledger_pins import LedgerPins
 from callgate.runtime.shared_approvals import SharedApprovals
 from callgate.runtime.tracing import Tracing
-from callgate.telemetry import logs
 from callgate.telemetry.metrics import Metrics
 from callgate.telemetry.tool_servers import ToolServers
 from callgate.tools.approvals import ApprovalQueue, PendingApproval, SettledApproval
@@ -54,8 +51,7 @@ class SharedResources:
         self._ledger_pins: LedgerPins | None = None
         self.sources = SourcePool(self._report_source)
         self.kept_results = KeptResults()
-        folder = None if config.data_dir is None else Path(config.data_dir)
-        self.recorder = Recorder(logs.masked, folder, self.metrics.runs_dropped.inc, self.metrics.used)
+        self.recorder = recorder_of(config, self.metrics)
         self.tracing = Tracing(self.metrics, self.recorder)
         self.approval_notices = ApprovalNotices(self.metrics, self.recorder, self.web)
         self.approvals = ApprovalQueue(self._approval_settled, on_waiting=self._approval_waits)

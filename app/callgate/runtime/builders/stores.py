@@ -23,6 +23,8 @@ from callgate.stores.redis_news import RedisNews
 from callgate.stores.responses import ResponseStore
 from callgate.stores.run_streams import RunStreams
 from callgate.stores.store import KeyValueStore
+from callgate.telemetry import logs
+from callgate.telemetry.metrics import Metrics
 from callgate.telemetry.tool_servers import ToolServers
 from callgate.tools.mcp_descriptors import DamagedPins, Pins
 
@@ -66,6 +68,12 @@ def fleet_of(config: Config, on_lost: Callable[[int], None]) -> "Fleet | None":
     from callgate.fleet.fleet import Fleet
 
     return Fleet(config.store.redis_url.get_secret_value(), config.store.prefix, on_lost)
+
+
+def recorder_of(config: Config, metrics: Metrics) -> Recorder:
+    """Build the recorder of runs, which writes where there is a `data_dir`."""
+    folder = None if config.data_dir is None else Path(config.data_dir)
+    return Recorder(logs.masked, folder, metrics.runs_dropped.inc, metrics.used)
 
 
 def run_sockets_of(config: Config, recorder: Recorder) -> RunSockets | None:
