@@ -1,2 +1,1 @@
-"""The ledger of tool calls: each is written down before it runs, so that a crash leaves no doubt about what may have
-run."""
+"""The ledger of tool calls: each is stored before it runs, so that after a crash it is known what may have run."""

@@ -1,7 +1,7 @@
 """Gathers writes to the ledger for a moment, and commits them together.
 
-Who waits for a row to be safe asks for a batch at once; what nobody waits for goes with the next that somebody does, or
-when it has waited long enough.
+A call that waits for its row to be durable triggers a batch at once; other rows are written with the next batch, or after a
+delay.
 """
 
 import asyncio
@@ -17,24 +17,24 @@ from callgate.ledger.entry import LedgerEntry, NotRecorded, RunState
 from callgate.ledger.fleet_calls import FleetOffer
 
 SOON_SECONDS: Final = 0.02
-"""How long what nobody waits for may lie in memory. A commit costs far more than what is in it."""
+"""How long rows without waiters may stay in memory."""
 BATCH: Final = 500
-"""Rows from which on a transaction takes in no more, so that nobody waits long for its end."""
+"""The limit of rows in one transaction."""
 BACKLOG: Final = 20_000
-"""Rows that may wait to be written. Beyond it everyone waits: the disk is slower than we are."""
+"""The limit of unwritten rows, beyond which every call waits for the database."""
 TAKEN_FOR_LOST = "this process was taken for dead, and the call for lost"
 
 
 class LedgerBatch(msgspec.Struct, eq=False):
-    """The rows that are written together."""
+    """The rows of one transaction."""
 
     calls: dict[str, tuple[Any, ...]] = {}
     """The newest row of each call: one that began and ended since the last batch is written once."""
     spending: list[tuple[str, str, int]] = []
     waiting: "list[tuple[asyncio.Future[None], str]]" = []
-    """Of those who wait for it to be safe, and for which call."""
+    """The futures of waiting calls, with the ids of the calls."""
     offers: "list[tuple[Callable[[bool | DatabaseAway], None], FleetOffer]]" = []
-    """Of calls to workers, which only Postgres takes."""
+    """Calls that are offered to workers; in Postgres only."""
 
     def __len__(self) -> int:
         return len(self.calls) + len(self.spending)
@@ -44,8 +44,8 @@ class LedgerBatch(msgspec.Struct, eq=False):
         return not (self.calls or self.spending or self.waiting or self.offers)
 
     def unwritten(self) -> "LedgerBatch":
-        """Return what is to be tried again where this was not written: an end that is never written would leave its call under
-        way for ever. Whoever waited is refused, so that what he waited for has not begun."""
+        """Return the rows to retry after a failure, because a call without its end would count as running. Calls that waited
+        were refused and have not begun."""
         refused = {id for _, id in self.waiting}
         batch = LedgerBatch({id: row for id, row in self.calls.items() if id not in refused}, self.spending)
         batch.shorten()
@@ -105,7 +105,7 @@ class BatchedLedger(ABC):
 
     @abstractmethod
     def _take(self, batch: LedgerBatch) -> None:
-        """Write a batch, in the order they come, and call `_settle` with it afterwards."""
+        """Write a batch, after the earlier ones, and call `_settle` with it afterwards."""
 
     def _row(
         self,
@@ -115,7 +115,7 @@ class BatchedLedger(ABC):
         note: str = "",
         result: str | None = None,
     ) -> tuple[Any, ...]:
-        """In the order of `CALL_COLUMNS`."""
+        """Return the row of a call, in the order of `CALL_COLUMNS`."""
         return (
             entry.id,
             self.process,
@@ -136,7 +136,7 @@ class BatchedLedger(ABC):
         )
 
     def _at_once(self) -> None:
-        """Who asks in one turn of the loop is written together."""
+        """Write the batch at the end of this iteration of the event loop."""
         if not self._is_urgent:
             self._is_urgent = True
             self._loop.call_soon(self._hand_over)
@@ -160,8 +160,8 @@ class BatchedLedger(ABC):
     def _settle(
         self, batch: LedgerBatch, failure: str, refused: Collection[str] = (), offered: Collection[str] = ()
     ) -> None:
-        """`refused`: the calls whose rows have an end already, which others have put down. `offered`: those that workers may
-        begin from now on."""
+        """Notify the waiters of a written batch. `refused`: the calls whose rows other processes have ended. `offered`: those
+        that workers may begin."""
         self._behind -= len(batch)
         for on_written, offer in batch.offers:
             on_written(DatabaseAway(failure) if failure else offer.id in offered)
@@ -175,7 +175,7 @@ class BatchedLedger(ABC):
 
 
 def writable(text: str | None) -> str | None:
-    """Databases take UTF-8 without NUL, and a model may write half of a pair."""
+    """Remove NUL and lone surrogates, which databases refuse."""
     if text is None or (text.isascii() and "\0" not in text):
         return text
     return text.encode(errors="replace").decode().replace("\0", "\ufffd")

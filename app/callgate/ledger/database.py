@@ -1,8 +1,7 @@
 """The database interface of the ledger, implemented for SQLite and Postgres.
 
-A statement is written once, with `?1`, `?2`, … for its values and `{now}` for the database's clock (see `tables`), and is
-a transaction of its own. Statements are so made that doing one twice does what doing it once does: where a connection was
-lost it is not known whether one was done.
+Statements are the same for both, with `?1`, `?2`, … for values and `{now}` for the database's clock (see `tables`). Each is a
+transaction of its own, and idempotent, because after a lost connection it is unknown whether it was executed.
 """
 
 from typing import Any, Protocol
@@ -11,21 +10,21 @@ from callgate.ledger.tables import Row
 
 
 class DatabaseAway(Exception):
-    """It could not be asked, or did not answer: what was asked may have been done, or not."""
+    """Raised where the database could not be reached or did not answer. The statement may or may not have been executed."""
 
 
 class Database(Protocol):
-    """Raises `DatabaseAway` where it cannot be asked."""
+    """A database of the ledger. All methods raise `DatabaseAway`."""
 
     @property
     def sees_deaths(self) -> bool:
-        """True if the end of a process is seen, and not concluded from its silence."""
+        """True if the end of a process is detected directly, and not by missing heartbeats."""
         ...
 
     async def fetch(self, statement: str, *values: Any) -> list[Row]: ...
 
     async def beat(self, process: str, kind: str, version: str) -> bool:
-        """Say that a process lives. Whether another may have died since."""
+        """Write a heartbeat; return whether another process may have died since the last one."""
         ...
 
     async def mark_lost(self, silence: float) -> list[Row]:
@@ -34,11 +33,11 @@ class Database(Protocol):
         ...
 
     async def leave(self, process: str) -> None:
-        """A process ends in order."""
+        """Remove a process that ends in order."""
         ...
 
     async def identity(self) -> str:
-        """The same for all processes that share it, and for nobody else."""
+        """Return the id of the database, the same for all processes that share it."""
         ...
 
     async def close(self) -> None: ...

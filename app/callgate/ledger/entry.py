@@ -1,4 +1,4 @@
-"""The types of the ledger: one run of a tool, its states, and the protocol of a ledger."""
+"""The types of the ledger: a call, its states, and the protocol of a ledger."""
 
 import itertools
 import secrets
@@ -13,26 +13,26 @@ _count = itertools.count()
 
 class RunState(StrEnum):
     WAITING = "waiting"
-    """It waits for approval or for a place, and has done nothing."""
+    """It waits for approval or for a place, and has not begun."""
     STARTED = "started"
-    """It may be running, and may have done anything so far."""
+    """It may be running."""
     DONE = "done"
     FAILED = "failed"
-    """It ended, or was never let begin, and said why."""
+    """It failed, or was refused before it began."""
     CANCELLED = "cancelled"
-    """It was stopped before it began, because nobody wanted it any more."""
+    """It was cancelled before it began."""
     WITHDRAWN = "withdrawn"
-    """It never began, and certainly has not run: its process ended first."""
+    """It certainly has not run, because its process ended first."""
     UNKNOWN = "unknown"
-    """It was started and nobody saw its end: cut off, timed out, or the process died. It is never run again by us."""
+    """It was started, and its end is unknown: cut off, timed out, or its process died. It is not run again."""
 
 
 class NotRecorded(Exception):
-    """The ledger cannot be written. What may change the world must then not be started."""
+    """Raised where the ledger cannot be written, so that calls with side effects must not start."""
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
-    """The start of one run."""
+    """The start of one call."""
 
     run_id: str
     turn: int
@@ -42,47 +42,47 @@ class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
     """SHA-256 of the arguments as the model wrote them."""
     key_name: str
     writes: bool
-    """The tool may change the world."""
+    """The tool may have side effects."""
     started_at: float
     arguments: str | None = None
-    """Only where the operator wants contents kept."""
+    """Set only where the config has contents stored."""
     offered: bool = False
-    """It is offered to workers next: that is what is waited for, and it is written down with this."""
+    """It is offered to workers next, in the same transaction."""
     epoch: int = 0
-    """Of the run that is carried on after a process died: whoever took it over has a higher one. 0 where none can."""
+    """The epoch of a durable run, which increases each time another process takes it over; 0 for others."""
     id: str = msgspec.field(default_factory=lambda: f"{_OURS}{next(_count):016x}")
-    """Counted within a process: rows that follow one another in the index are written to one page of it."""
+    """Consecutive within a process, so that new rows are on one page of the index."""
 
 
 class Ledger(Protocol):
-    """The ledger of calls, as one process of those that share it writes it."""
+    """The ledger of calls, as one process writes it."""
 
     @property
     def process(self) -> str:
-        """The name of this process among them; empty where nothing is written down."""
+        """The name of this process in it; empty for `NoLedger`."""
         ...
 
     def key(self, entry: LedgerEntry) -> str:
-        """The key of a call: in this ledger, and for its tool where it wants an idempotency key."""
+        """Return the key of a call in the ledger, which is also its idempotency key."""
         ...
 
     def wait(self, entry: LedgerEntry) -> None:
-        """Write down, soon, that a run waits to begin. Never raises."""
+        """Store, soon, that a call waits to begin. Never raises."""
         ...
 
     async def start(self, entry: LedgerEntry) -> None:
-        """Write a start down. Durable on return where `entry.writes` and it is not `offered`; else soon. Raises `NotRecorded`."""
+        """Store a start. Durable on return if `entry.writes` and it is not `offered`; else soon. Raises `NotRecorded`."""
         ...
 
     def end(self, entry: LedgerEntry, state: RunState, note: str = "", result: str | None = None) -> None:
-        """Write an end down, soon. Never raises: the tool has run."""
+        """Store an end, soon. Never raises, because the tool has run."""
         ...
 
     async def close(self) -> None: ...
 
 
 class NoLedger:
-    """Nothing is written down: there is no folder to write to."""
+    """The ledger of a server without one: stores nothing."""
 
     process = ""
 

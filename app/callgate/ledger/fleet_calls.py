@@ -1,8 +1,8 @@
 """The ledger's rows of calls that workers run. A worker begins a call by changing its row from `offered` to `running`,
 which succeeds once.
 
-However often a call is published, delivered or taken over, it begins at most once; and what began ends as `done`, `failed`
-or, where nobody saw its end, `unknown`. A call that is `withdrawn` has certainly not run, and may be offered again.
+However often a call is published, delivered or taken over, it begins at most once, and ends as `done`, `failed` or, where its
+end is not known, `unknown`. A `withdrawn` call has certainly not run, and may be offered again.
 """
 
 import secrets
@@ -15,7 +15,7 @@ from callgate.ledger.database import Database
 from callgate.ledger.tables import CUT_OFF, NEVER
 
 KEPT_SECONDS: Final = 7 * 86_400.0
-"""For rows that have an end: the calls themselves stand in the ledger for longer."""
+"""How long ended rows are kept; the table `calls` has them for longer."""
 
 _ALIVE: Final = "SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real})"
 _NOT_OURS: Final = (
@@ -23,7 +23,7 @@ _NOT_OURS: Final = (
     " WHERE calls.id = split_part(offer.id, '#', 1)"
     " AND (calls.ended_at IS NOT NULL OR (runs.id IS NOT NULL AND runs.owner IS DISTINCT FROM offer.process))"
 )
-"""Its call has been given up in the name of a process that was taken for dead, or its run is another's.
+"""The call was ended for a process that was taken for dead, or its run belongs to another process.
 
 Compared with NULL, so that it is looked for in the index: for `NOT EXISTS` Postgres reads all of a table that was small once."""
 OFFER: Final = (
@@ -36,13 +36,13 @@ OFFER: Final = (
     " WHERE fleet_calls.arguments_hash = excluded.arguments_hash"
     " AND (fleet_calls.process <> excluded.process OR fleet_calls.ended_at IS NULL) RETURNING id"
 )
-"""Of a JSON list of `FleetOffer`; whose state is another's, or has an end that its process has seen, is left out."""
+"""Takes a JSON list of `FleetOffer`; calls of other processes, and those with a known end, are left out."""
 _CLAIM: Final = (
     "UPDATE fleet_calls SET state = 'running', worker = ?3, child = ?4, attempt = ?5, began_at = {now}"
     " WHERE id = ?1 AND arguments_hash = ?2 AND (state = 'offered' OR (state = 'running' AND attempt = ?5))"
     " AND EXISTS (SELECT name FROM processes WHERE name = ?3 AND seen_at > {now} - CAST(?6 AS {real})) RETURNING id"
 )
-"""Not by a worker that was not seen for so long that its calls would be taken for lost."""
+"""Not for a worker without recent heartbeats, whose calls would be taken for lost."""
 _END: Final = (
     "UPDATE fleet_calls SET state = ?3, ended_at = {now}, outcome = ?4"
     " WHERE id = ?1 AND attempt = ?2 AND (state = 'running' OR outcome = ?4) RETURNING id"
@@ -69,7 +69,7 @@ _UNWANTED: Final = (
     f" WHERE ended_at IS NULL AND state = 'offered' AND (process NOT IN ({_ALIVE}) OR (process = ?2"
     " AND offered_at < {now} - CAST(?1 AS {real}) AND NOT id = ANY(CAST(?3 AS TEXT[])))) RETURNING id"
 )
-"""Also those of our own that were offered while the database did not answer, so that nobody waits for them."""
+"""Includes our own calls that were offered while the database did not answer, and are not awaited."""
 _SETTLE: Final = (
     "UPDATE calls SET state = fleet_calls.state, ended_at = fleet_calls.ended_at, note = fleet_calls.note,"
     " outcome = fleet_calls.outcome FROM fleet_calls WHERE fleet_calls.id = calls.id AND calls.ended_at IS NULL"
@@ -82,7 +82,7 @@ _CHILD_GONE: Final = (
 
 
 class FleetOffer(msgspec.Struct, frozen=True):
-    """A call, as it is offered to the workers of a pool by a process."""
+    """A call that a process offers to the workers of a pool."""
 
     id: str
     process: str
@@ -97,7 +97,7 @@ class FleetCallState(msgspec.Struct, frozen=True):
     id: str
     state: str
     seconds: float
-    """Since it began, by the database's clock."""
+    """Seconds since it began, by the database's clock."""
     outcome: bytes | None
     note: str
 
@@ -116,7 +116,7 @@ class FleetLedger:
         self._database, self.process, self.dead_after = database, process, dead_after
 
     async def key(self) -> bytes:
-        """Return the key with which proxies and workers sign messages, and make it if there is none."""
+        """Return the key with which proxies and workers sign messages; generate it if there is none."""
         while not (found := await self._database.fetch("SELECT key FROM fleet_key")):
             await self._database.fetch(
                 "INSERT INTO fleet_key VALUES (true, ?1) ON CONFLICT DO NOTHING", secrets.token_bytes(32)
@@ -124,14 +124,14 @@ class FleetLedger:
         return bytes(found[0][0])
 
     async def is_anothers(self, id: str) -> bool:
-        """Whether a call may not be offered here, because this process was taken for dead."""
+        """True if a call may not be offered here, because this process was taken for dead."""
         mine = "SELECT CAST(?1 AS TEXT) AS id, CAST(?2 AS TEXT) AS process"
         return bool(
             await self._database.fetch(f"SELECT id FROM ({mine}) AS offer WHERE EXISTS ({_NOT_OURS})", id, self.process)
         )
 
     async def claim(self, id: str, arguments_hash: str, child: int, attempt: str) -> bool:
-        """Claim a call for this worker; return whether it may begin. `attempt` is another for each delivery."""
+        """Claim a call for this worker; return whether it may begin. `attempt` is different for each delivery."""
         return bool(
             await self._database.fetch(_CLAIM, id, arguments_hash, self.process, child, attempt, self.dead_after)
         )
@@ -154,7 +154,7 @@ class FleetLedger:
         return [FleetCallState(*row) for row in rows]
 
     async def sweep(self, ours: Sequence[str], dead_after: float) -> int:
-        """End what will never end by itself; how many calls were found to be unknown. `ours` are waited for here."""
+        """End the calls of dead processes; return how many are unknown. `ours`: the calls that are awaited here."""
         lost = await self._database.fetch(_LOST, dead_after)
         await self._database.fetch(_UNWANTED, dead_after, self.process, list(ours))
         await self._database.fetch(_SETTLE, dead_after)
@@ -164,7 +164,7 @@ class FleetLedger:
         await self._database.fetch("DELETE FROM fleet_calls WHERE ended_at < {now} - CAST(?1 AS {real})", KEPT_SECONDS)
 
     async def running_here(self) -> list[tuple[str, int]]:
-        """The calls that children of this worker run, and the children."""
+        """Return the running calls of this worker, with their child processes."""
         rows = await self._database.fetch(
             "SELECT id, child FROM fleet_calls WHERE worker = ?1 AND state = 'running'", self.process
         )
@@ -181,7 +181,7 @@ class FleetLedger:
         return {pool: PoolCounts(offered, running) for pool, offered, running in rows}
 
     async def workers(self) -> list[tuple[str, str, float]]:
-        """The workers that live: the name, the pools, and when it was last seen, in seconds."""
+        """Return the living workers: name, pools, and seconds since the last heartbeat."""
         rows: list[tuple[Any, ...]] = await self._database.fetch(
             "SELECT name, kind, {now} - seen_at FROM processes WHERE kind LIKE 'worker:%'"
             " AND seen_at > {now} - CAST(?1 AS {real}) ORDER BY name",

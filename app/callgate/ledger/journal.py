@@ -1,4 +1,4 @@
-"""The journal of one request: each run of a tool goes into the ledger when it waits, when it begins and when it ends."""
+"""The journal of one request: stores each call in the ledger when it waits, begins and ends."""
 
 import hashlib
 import time
@@ -27,7 +27,7 @@ class LedgerJournal(msgspec.Struct, eq=False):
     run_id: str
     key_name: str
     mask: Callable[[str], str] | None = None
-    """Set where contents are kept: it takes secrets out of them."""
+    """Set where contents are stored; masks secrets in them."""
 
     def record(self, call: ReadyCall, turn: int, *, writes: bool, offered: bool = False) -> "LedgerRecord":
         entry = LedgerEntry(
@@ -46,7 +46,7 @@ class LedgerJournal(msgspec.Struct, eq=False):
 
 
 class LedgerRecord(msgspec.Struct, eq=False):
-    """One call in the ledger. Only a call that began can have an end that nobody saw."""
+    """One call in the ledger. Only a call that began can have an unknown end."""
 
     _ledger: Ledger
     _entry: LedgerEntry
@@ -59,13 +59,13 @@ class LedgerRecord(msgspec.Struct, eq=False):
         return self._ledger.key(self._entry)
 
     def wait(self) -> None:
-        """It waits for approval or for a place."""
+        """Store that it waits for approval or for a place."""
         if not self._waited:
             self._waited = True
             self._ledger.wait(self._entry)
 
     async def begin(self) -> Failed | None:
-        """It begins once this has returned, if it returns None. What may write is not begun unless it stands in the ledger."""
+        """Store that it begins; it may run only if this returns None. A call with side effects needs a durable row."""
         if self._waited:
             self._entry = replace(self._entry, started_at=time.time())
         try:
@@ -82,7 +82,7 @@ class LedgerRecord(msgspec.Struct, eq=False):
         self._ledger.end(self._entry, state, note, self._mask(outcome.text) if self._mask else None)
 
     def cut_off(self, error: BaseException) -> None:
-        """Write down that the request was cut off: the call is unknown, or withdrawn if it never began."""
+        """Store that the request was cut off: the call is unknown, or withdrawn if it has not begun."""
         if self._began:
             self._ledger.end(self._entry, RunState.UNKNOWN, f"{CUT_OFF}{type(error).__name__}")
         else:

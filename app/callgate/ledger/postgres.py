@@ -1,4 +1,4 @@
-"""The ledger in Postgres, for processes on several machines. Imports its driver when it is opened."""
+"""The ledger in Postgres, for processes on several machines. The driver is imported when it is opened."""
 
 import asyncio
 import functools
@@ -32,14 +32,14 @@ from callgate.ledger.tables import (
 
 CONNECT_SECONDS: Final = 3.0
 PATIENCE: Final = 5.0
-"""Seconds for one statement: a call that may write waits for its row."""
+"""The timeout of one statement in seconds."""
 CONNECTIONS: Final = 8
 AGAIN_SECONDS: Final = 0.5
-"""After a batch was refused, until it is tried again."""
+"""The delay before a failed batch is retried."""
 KEPT_SECONDS: Final = 30 * 86_400
 PRUNE_SECONDS: Final = 3600.0
 MIGRATING: Final = 5_077_015_219_116
-"""The lock that whoever makes the tables holds: any number that nobody else has."""
+"""The number of the advisory lock for migrations, chosen at random."""
 
 _BEAT: Final = (
     "INSERT INTO processes VALUES (?1, ?2, ?3, {now}) ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at"
@@ -58,7 +58,7 @@ _ROWS: Final = (
     + ", ".join(f"{column} = excluded.{column}" for column in CHANGING)
     + f" WHERE {ENDS_ONCE} RETURNING id"
 )
-"""As JSON: the driver looks at each value of an array several times, and there would be one for each column."""
+"""The rows as JSON, which is cheaper in the driver than an array for each column."""
 _PRUNE: Final = (
     "DELETE FROM calls WHERE started_at < {now} - CAST(?1 AS {real}) AND ended_at IS NOT NULL",
     "DELETE FROM spending WHERE period < to_char(to_timestamp({now} - CAST(?1 AS {real})), 'YYYY-MM')",
@@ -80,17 +80,17 @@ _LACKING: Final = (
     f" FROM ({_COLUMNS} pg_my_temp_schema()) fresh WHERE NOT EXISTS (SELECT 1 FROM ({_COLUMNS} to_regnamespace($2)) there"
     " WHERE there.relname = fresh.relname AND there.attname = fresh.attname)"
 )
-"""What adds the columns of freshly made tables that those of an older version have not."""
+"""Makes the statements that add missing columns to tables of an older version."""
 
 log = structlog.get_logger("callgate.ledger")
 
 
 class NotMigrated(Exception):
-    """The tables are missing, or of another version."""
+    """Raised where the tables are missing, or of another version."""
 
 
 class PostgresDatabase:
-    """A few connections to one server and one schema of it."""
+    """A few connections to one schema of a server."""
 
     sees_deaths: Final = False
 
@@ -98,11 +98,11 @@ class PostgresDatabase:
         self._url, self._schema, self._connections = url, schema, connections
         self._pool: ConnectionPool | None = None
         self._beats: ConnectionPool | None = None
-        """One connection, made with the first beat: a process whose others are all waited for is not dead."""
+        """One connection for heartbeats, so that these do not wait for others."""
         self._identity = ""
 
     async def open(self) -> None:
-        """Raises `DatabaseAway`, and `NotMigrated` where its tables are not those of this version."""
+        """Connect. Raises `DatabaseAway`, and `NotMigrated` where its tables are of another version."""
         options: dict[str, Any] = {
             "timeout": CONNECT_SECONDS,
             "command_timeout": PATIENCE,
@@ -126,7 +126,7 @@ class PostgresDatabase:
         return await self._asked(self.pool, statement, *values)
 
     async def _asked(self, pool: ConnectionPool, statement: str, *values: Any) -> list[Row]:
-        """Asked again once where the connection was lost: a server that was restarted has closed all of them."""
+        """Execute a statement; repeat it once where the connection was lost, as after a restart of the server."""
         import asyncpg
 
         text = _here(statement)
@@ -169,7 +169,7 @@ class PostgresDatabase:
 
 
 async def migrate(url: str, schema: str = "callgate") -> bool:
-    """Make the tables, or bring them up to date; whether there was anything to do. Several may try at once.
+    """Create or update the tables; return whether there was anything to do. Safe for concurrent callers.
 
     Raises `DatabaseAway`, and `NotMigrated` where the tables are of a later version."""
     import asyncpg
@@ -202,7 +202,7 @@ async def migrate(url: str, schema: str = "callgate") -> bool:
 
 
 class PostgresLedger(BatchedLedger):
-    """Calls in Postgres. What could not be written is kept and tried again; whoever waits for it is refused at once."""
+    """Calls in Postgres. Rows that could not be written are retried; calls that wait for them are refused at once."""
 
     def __init__(self, database: PostgresDatabase, spent: Mapping[tuple[str, str], int]) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class PostgresLedger(BatchedLedger):
         self._at_once()
 
     def _at_once(self) -> None:
-        """Whoever asks before the writer is at it is written with it: no turn of the loop is waited for."""
+        """Start to write; rows that come before the task runs are in the same batch."""
         self._is_urgent = True
         self._news.set()
 
@@ -276,7 +276,7 @@ class PostgresLedger(BatchedLedger):
             if failure and failure != self._refused:
                 log.error("ledger_not_written", error=failure)
             self._refused = failure
-            # Refused are the calls that somebody waits for and whose rows have an end already.
+            # Waiting calls whose rows have an end already are refused.
             self._settle(batch, failure, {id for _, id in batch.waiting} - begun, offered)
             if failure:
                 if self._closing:
@@ -285,7 +285,7 @@ class PostgresLedger(BatchedLedger):
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _written(self, batch: LedgerBatch) -> tuple[set[str], set[str]]:
-        """The calls whose rows were written, and those that were offered."""
+        """Write a batch; return the calls whose rows were written, and those that were offered."""
         rows = _json([dict(zip(CALL_COLUMNS, row, strict=True)) for row in batch.calls.values()])
         if not batch.offers:
             return {id for [id] in await self._database.fetch(_ROWS, rows)}, set()
@@ -293,7 +293,7 @@ class PostgresLedger(BatchedLedger):
         return {id for id, is_offer in done if not is_offer}, {id for id, is_offer in done if is_offer}
 
     def _some(self) -> LedgerBatch:
-        """Of what waits, no more than one batch."""
+        """Take up to one batch of the waiting rows."""
         whole, self._pending = self._pending, LedgerBatch()
         if len(whole.calls) > BATCH:
             rows = list(whole.calls.items())
@@ -307,7 +307,7 @@ class PostgresLedger(BatchedLedger):
         return whole
 
     def _keep(self, batch: LedgerBatch) -> None:
-        """For the next try."""
+        """Keep a batch for the next attempt."""
         later, self._pending = self._pending, batch.unwritten()
         self._behind += len(self._pending)
         self._pending.take_in(later)
@@ -318,7 +318,7 @@ def _json(what: Any) -> str:
 
 
 def _away(error: Exception) -> DatabaseAway:
-    """An address may hold a password, so nothing of it is repeated."""
+    """Convert an error, without its URL, which may have a password."""
     return DatabaseAway(f"Postgres: {type(error).__name__}: {error}"[:300])
 
 

@@ -1,7 +1,7 @@
-"""Connections to one Postgres server.
+"""A pool of connections to one Postgres server.
 
-asyncpg's own pool guards each loan with a queue, a shield and a proxy, which costs twice what a small statement does. Here
-each loan is one statement.
+asyncpg's own pool uses a queue, a shield and a proxy for each acquisition, which costs twice as much as a small statement.
+Here a connection is acquired for one statement.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     import asyncpg
 
 IDLE_SECONDS: Final = 300.0
-"""After which a connection is not trusted any more: something on the way may have forgotten it."""
+"""How long an idle connection is reused; a firewall may drop it later."""
 CLOSE_SECONDS: Final = 5.0
 
 
 class ConnectionPool:
-    """So many connections at most, each made when it is wanted. The one that was used last is used first."""
+    """Up to `most` connections, opened when needed. The one that was used last is used first."""
 
     def __init__(self, most: int, url: str, **options: Any) -> None:
         self._most, self._url, self._options = most, url, options
@@ -28,7 +28,7 @@ class ConnectionPool:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def fetch(self, text: str, *values: Any) -> "list[asyncpg.Record]":
-        """Raises whatever asyncpg raises."""
+        """Execute a statement. Raises asyncpg's errors."""
         import asyncpg
 
         async with self._places:
@@ -50,17 +50,17 @@ class ConnectionPool:
                 self._free.append((monotonic(), connection))
                 raise
             except BaseException:
-                self._close(connection)  # the server may be at the statement still
+                self._close(connection)  # the server may still be executing the statement
                 raise
             self._free.append((monotonic(), connection))
             return rows
 
     def forget(self) -> None:
-        """Use none of the connections again that are free."""
+        """Close all idle connections."""
         self._free = [(-inf, connection) for _, connection in self._free]
 
     async def close(self) -> None:
-        with contextlib.suppress(TimeoutError):  # what takes longer ends with its connection
+        with contextlib.suppress(TimeoutError):  # connections that take longer are aborted
             async with asyncio.timeout(CLOSE_SECONDS):
                 for _ in range(self._most):
                     await self._places.acquire()
@@ -70,11 +70,11 @@ class ConnectionPool:
             await asyncio.wait(self._closing)
 
     def _close(self, connection: "asyncpg.Connection[Any]") -> None:
-        """In the background: a statement that was given up is first cancelled at the server."""
+        """Close a connection in the background, because its statement is first cancelled at the server."""
         import asyncpg
 
         async def closed() -> None:
-            # One that was lost cannot be closed in order, and is aborted.
+            # A lost connection cannot be closed in order, and is aborted.
             with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
                 await connection.close(timeout=CLOSE_SECONDS)
 

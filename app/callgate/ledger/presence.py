@@ -1,4 +1,4 @@
-"""Heartbeats of the processes that share a ledger, and the calls and runs that dead ones left."""
+"""Heartbeats of the processes that share a ledger, and the cleanup after dead ones."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ after he was heard is found out a look later, and what he had is to be told with
 for the statements."""
 
 NEVER: Final = 1e15
-"""Seconds of silence after which nobody is dead who has not said that he ends."""
+"""Seconds of silence that no process reaches: only processes that left in order are dead."""
 
 _OTHERS: Final = "SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real}) AND name <> ?2 AND kind = ?3"
 
@@ -35,7 +35,7 @@ class Presence:
         version: str = "",
         kind: str = "proxy",
     ) -> None:
-        """`on_lost` is called with the number of calls that were found to be unknown, if any."""
+        """`on_lost` is called with the number of calls that became unknown, if any."""
         self._database, self.process, self._kind, self._version = database, process, kind, version
         self.dead_after = dead_after
         self._on_lost = on_lost
@@ -61,7 +61,7 @@ class Presence:
         return 0.0 if _since(self._heard_since) >= self.dead_after else self._away
 
     async def open(self) -> None:
-        """Raises `DatabaseAway`: a process that cannot say that it lives would be taken for dead."""
+        """Write the first heartbeat. Raises `DatabaseAway`."""
         await self._look()
         self._task = asyncio.create_task(self._keep_looking(), name="presence")
 
@@ -76,7 +76,7 @@ class Presence:
             log.warning("process_not_signed_off", error=str(error))
 
     async def others(self) -> int:
-        """Return how many other processes of this kind live."""
+        """Return the number of other living processes of this kind."""
         return len(await self._database.fetch(_OTHERS, self.dead_after, self.process, self._kind))
 
     async def _keep_looking(self) -> None:
@@ -96,7 +96,7 @@ class Presence:
         if self._beat_at[0] == inf:
             self._heard_since = now
         elif self.is_away or _since(self._beat_at) > self.dead_after / 2:
-            # With that of the last time, where it is not long ago.
+            # Including the last outage, if it is recent.
             self._heard_since, self._away = now, self._grace + _since(self._beat_at)
         self._beat_at = now
         if not news:
@@ -108,5 +108,5 @@ class Presence:
 
 
 def _since(then: tuple[float, float]) -> float:
-    """Seconds since then, by whichever clock says more: one of them stands still while a machine sleeps."""
+    """Return the seconds since then, by the clock with the larger result, because one stops while a machine sleeps."""
     return max(time.monotonic() - then[0], time.time() - then[1])

@@ -1,7 +1,7 @@
-"""Durable runs in the ledger: requests that another process resumes where theirs dies.
+"""Durable runs in the ledger: requests that another process resumes when theirs dies.
 
-A run has an owner and an epoch. Whoever takes it over has the next epoch, and every write of a run names its own: what an
-owner writes that was taken for dead changes nothing, and tells it so (`Fenced`).
+A run has an owner and an epoch, which increases when another process takes the run over. Every write has its epoch: a write of
+an earlier owner changes nothing, and raises `Fenced`.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from callgate.ledger.database import Database
 from callgate.ledger.entry import LedgerEntry, RunState
 
 MOST_TAKEN: Final = 16
-"""Runs that one process takes over at a time: the others want some too."""
+"""Runs that one process takes over at a time, so that others get some too."""
 
 _COLUMNS: Final = (
     "id, caller, request_digest, face, request, state, background, owner, epoch, cancel, created_at, answer"
@@ -26,7 +26,7 @@ _BEGIN: Final = (
     f" ON CONFLICT DO NOTHING RETURNING {_COLUMNS}"
 )
 _MINE: Final = "WITH mine AS (SELECT id FROM runs WHERE id = ?1 AND epoch = ?2 AND state = 'running' {share})"
-"""Locked against whoever takes the run over until what follows is done."""
+"""Locks the run against a takeover during the statement."""
 _APPEND: Final = (
     f"{_MINE} INSERT INTO journal (run_id, choice, turn, body)"
     " SELECT mine.id, CAST(?3 AS {int}), CAST(?4 AS {int}), CAST(?5 AS {blob}) FROM mine WHERE true"
@@ -49,8 +49,7 @@ _CLAIM: Final = (
     " OR (calls.state = 'started' AND calls.epoch < excluded.epoch AND {on_fleet})"
     " RETURNING id"
 )
-"""A call begins once. One that only reads may begin again with whoever takes its run over; one that a worker was offered
-is waited for on."""
+"""A call begins once. A read-only call may begin again after a takeover; one that was offered to a worker is awaited."""
 _END_CALL: Final = (
     f"{_MINE} UPDATE calls SET state = ?4, note = ?5, result = ?6, outcome = ?7, ended_at = {{now}}"
     " WHERE id = ?3 AND epoch = ?2 AND outcome IS NULL AND EXISTS (SELECT id FROM mine) RETURNING id"
@@ -66,9 +65,9 @@ _NEVER_BEGUN_CALL: Final = (
     " WHERE calls.state IN ('waiting', 'withdrawn') OR (calls.state = 'started' AND calls.epoch = excluded.epoch"
     " AND calls.process = excluded.process AND NOT {on_fleet}) RETURNING id"
 )
-"""One of ours that is `started` was claimed by a statement whose answer never came."""
+"""A `started` call of ours was claimed by a statement whose answer was lost."""
 _LEFT: Final = f"SELECT id FROM runs WHERE ended_at IS NULL AND (owner IS NULL OR owner NOT IN ({_ALIVE})) LIMIT 1"
-"""Asked first: in SQLite nobody has to wait for a question."""
+"""Checked first, because in SQLite reads do not wait for locks."""
 _TAKE: Final = (
     "UPDATE runs SET owner = ?2, epoch = epoch + 1 WHERE id IN (SELECT id FROM runs WHERE ended_at IS NULL"
     f" AND (owner IS NULL OR owner NOT IN ({_ALIVE})) ORDER BY created_at LIMIT ?3 {{skip}}) RETURNING {_COLUMNS}"
@@ -79,11 +78,11 @@ _MARK_CALLS: Final = (
     " WHERE run_id = ?1 AND epoch < ?2 AND ended_at IS NULL AND NOT {on_fleet} RETURNING id"
 )
 _PIECES: Final = ("journal", "answer_parts")
-"""Tables whose rows go with their run."""
+"""Tables whose rows are deleted with their run."""
 
 
 class Fenced(Exception):
-    """Another process carries this run on."""
+    """Raised where another process has taken the run over."""
 
 
 class StoredRun(msgspec.Struct, frozen=True):
@@ -91,18 +90,18 @@ class StoredRun(msgspec.Struct, frozen=True):
 
     id: str
     caller: str
-    """Whose it is: nobody else can ask for it."""
+    """The name of its key, the only one that can request it."""
     request_digest: bytes
     face: str
     request: bytes
     state: str
     background: bool
-    """It goes on when nobody waits for it."""
+    """It continues without clients."""
     owner: str | None
-    """None where a process gave it up in order."""
+    """None where its process ended in order."""
     epoch: int
     cancel: bool
-    """Somebody wants it stopped."""
+    """It was cancelled."""
     created_at: float
     answer: bytes | None
 
@@ -132,7 +131,7 @@ class RunLedger:
         request: bytes,
         background: bool,
     ) -> StoredRun:
-        """This run, or the one that has its key already."""
+        """Begin a run; return it, or the one that has its key already."""
         values = (id, caller, key_digest, request_digest, face, request, int(background), self.process)
         while True:
             if begun := await self._database.fetch(_BEGIN, *values):
@@ -141,7 +140,7 @@ class RunLedger:
                 f"SELECT {_COLUMNS} FROM runs WHERE id = ?1 OR (caller = ?2 AND key_digest = ?3)",
                 *values[:3],
             )
-            if found:  # else it went in between
+            if found:  # else it was deleted meanwhile
                 return _run(found[0])
 
     async def find(self, id: str) -> StoredRun | None:
@@ -149,11 +148,11 @@ class RunLedger:
         return _run(found[0]) if found else None
 
     async def follow(self, id: str) -> None:
-        """Say that somebody waits for a run at another process."""
+        """Note that a client follows a run in this process."""
         await self._database.fetch("UPDATE runs SET followed_at = {now} WHERE id = ?1 RETURNING id", id)
 
     async def is_followed(self, id: str, within: float) -> bool:
-        """True if another process has waited for it within so many seconds."""
+        """True if another process has followed it within some seconds."""
         found = await self._database.fetch(
             "SELECT id FROM runs WHERE id = ?1 AND followed_at > {now} - CAST(?2 AS {real})",
             id,
@@ -162,7 +161,7 @@ class RunLedger:
         return bool(found)
 
     async def append(self, run: StoredRun, choice: int, turn: int, body: bytes) -> None:
-        """Keep a turn of a run. Raises `Fenced`."""
+        """Store a turn of a run. Raises `Fenced`."""
         if not await self._database.fetch(_APPEND, run.id, run.epoch, choice, turn, body):
             raise Fenced
 
@@ -171,12 +170,12 @@ class RunLedger:
         return {(choice, turn): body for choice, turn, body in rows}
 
     async def append_part(self, run: StoredRun, part: int, body: bytes) -> None:
-        """Keep what a run has answered since the part before. Raises `Fenced`."""
+        """Store a part of a run's answer. Raises `Fenced`."""
         if not await self._database.fetch(_APPEND_PART, run.id, run.epoch, part, body):
             raise Fenced
 
     async def parts(self, id: str, after: int = -1) -> list[tuple[int, bytes]]:
-        """What a run that has not ended has answered behind one of its parts, whoever had it."""
+        """Return the parts of an unfinished run's answer after one, of all its owners."""
         rows = await self._database.fetch(
             "SELECT part, body FROM answer_parts WHERE run_id = ?1 AND part > ?2 ORDER BY part", id, after
         )
@@ -187,7 +186,7 @@ class RunLedger:
         return {key: StoredCall(RunState(state), bool(writes), outcome) for key, state, writes, outcome in rows}
 
     async def claim(self, run: StoredRun, entry: LedgerEntry) -> bool:
-        """Claim this call; return whether it may begin: it stands in the ledger and has not begun. Raises `Fenced`."""
+        """Claim a call; return whether it may begin: its row is stored and it has not begun. Raises `Fenced`."""
         if await self._database.fetch(_CLAIM, run.id, run.epoch, *self._call_values(entry)):
             return True
         await self.check(run)
@@ -216,7 +215,7 @@ class RunLedger:
             await self.check(run)
 
     async def check(self, run: StoredRun) -> None:
-        """Raises `Fenced` where the run is not ours any more."""
+        """Raise `Fenced` where another process has taken the run over."""
         if not await self._database.fetch(
             "SELECT id FROM runs WHERE id = ?1 AND epoch = ?2 AND state = 'running'", run.id, run.epoch
         ):
@@ -245,7 +244,7 @@ class RunLedger:
             await self._database.fetch(f"DELETE FROM {table} WHERE run_id = ?1 RETURNING run_id", run.id)
 
     async def release(self, run: StoredRun) -> None:
-        """Give a run to whoever takes it."""
+        """Release a run, for another process to take it over."""
         await self._database.fetch(
             "UPDATE runs SET owner = NULL WHERE id = ?1 AND epoch = ?2 AND state = 'running' RETURNING id",
             run.id,
@@ -266,7 +265,7 @@ class RunLedger:
         await self._database.fetch("UPDATE runs SET cancel = 1 WHERE id = ?1 AND state = 'running' RETURNING id", id)
 
     async def cancelled(self, ids: Sequence[str]) -> set[str]:
-        """Those of our runs that somebody wants stopped."""
+        """Return the runs of this process that were cancelled."""
         if not ids:
             return set()
         rows = await self._database.fetch(
@@ -275,14 +274,14 @@ class RunLedger:
         return {id for [id] in rows} & set(ids)
 
     async def prune(self, kept: float) -> None:
-        """Forget runs that ended longer ago than that."""
+        """Delete runs that ended longer ago than `kept` seconds."""
         old = "SELECT id FROM runs WHERE ended_at < {now} - CAST(?1 AS {real})"
         for table in _PIECES:
             await self._database.fetch(f"DELETE FROM {table} WHERE run_id IN ({old}) RETURNING run_id", kept)
         await self._database.fetch("DELETE FROM runs WHERE ended_at < {now} - CAST(?1 AS {real}) RETURNING id", kept)
 
     def _call_values(self, entry: LedgerEntry) -> tuple[Any, ...]:
-        """From `?3` on."""
+        """Return the values of a call, from `?3` on."""
         return (
             entry.id,
             self.process,

@@ -17,7 +17,7 @@ log = structlog.get_logger("callgate.ledger")
 
 
 class SpendingLedger(Ledger, Protocol):
-    """Calls, and the money of keys."""
+    """A ledger that also stores the spending of keys."""
 
     @property
     def spent(self) -> Mapping[tuple[str, str], int]:
@@ -29,7 +29,7 @@ class SpendingLedger(Ledger, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharedLedger:
-    """A ledger that is open."""
+    """An open ledger."""
 
     calls: SpendingLedger
     database: Database
@@ -62,7 +62,7 @@ async def open_ledger(
     on_lost: Callable[[int], None],
     version: str = "",
 ) -> SharedLedger:
-    """The ledger of a Postgres server's `url`, else of a folder.
+    """Open the ledger of a Postgres server's `url`, else of a folder.
 
     Raises `DatabaseAway`, `NotMigrated` and `DamagedLedger`, and `ModuleNotFoundError` without the driver."""
     calls: SpendingLedger

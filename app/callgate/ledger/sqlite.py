@@ -1,8 +1,7 @@
-"""The ledger in a file (SQLite, write-ahead log). One thread writes, in batches; nobody else waits for the disk.
+"""The ledger in an SQLite file (write-ahead log), written in batches by one thread.
 
-A start that may change the world is on the disk before the tool begins. After a crash the rows that still say `started`
-belong to a process that is gone: each process holds a lock file for as long as it lives, and whoever opens the ledger next
-marks the rows of those whose lock is free as `unknown`.
+The start of a call with side effects is on the disk before the tool begins. Each process holds a lock file as long as it
+lives, and the next process that opens the ledger marks `started` rows of processes whose lock is free as `unknown`.
 """
 
 import asyncio
@@ -28,14 +27,14 @@ from callgate.ledger.tables import CALL_COLUMNS, CHANGING, ENDS_ONCE, MARK_LOST,
 
 FILE: Final = "ledger.sqlite3"
 LOCKED: Final = 1e18
-"""When a process was seen that holds its lock: for as long as it does, it lives."""
+"""The time of the last heartbeat of a process with a lock file, which needs none."""
 ROWS: Final = 32
-"""Rows of one statement at most."""
+"""The limit of rows in one statement."""
 KEPT_SECONDS: Final = 30 * 86_400
 PRUNE_SECONDS: Final = 3600
 BUSY_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 0.5
-"""Between two tries to write what was refused."""
+"""The delay before a failed write is retried."""
 
 SPENT_HERE: Final = in_words(SPENT, SQLITE_WORDS)
 
@@ -46,7 +45,7 @@ EMPTIED: Final = "it was emptied; what keys have spent and what ran is no longer
 
 
 class DamagedLedger(ValueError):
-    """The file is there, and is no ledger that can be read."""
+    """Raised where the file cannot be read as a ledger."""
 
 
 def check_ledger(folder: Path) -> None:
@@ -62,7 +61,7 @@ def check_ledger(folder: Path) -> None:
                 _spent(it)
                 it.execute("SELECT count(*) FROM calls WHERE ended_at IS NULL").fetchone()
         except sqlite3.OperationalError:
-            return  # a lock, a folder that may not be written, a table that is still to be made: nothing is damaged
+            return  # locked, read-only, or without tables yet: not damaged
         except sqlite3.DatabaseError as error:
             raise _damaged(path, error) from error
 
@@ -76,7 +75,7 @@ def _damaged(path: Path, error: sqlite3.Error | str) -> DamagedLedger:
 
 
 class SqliteLedger(BatchedLedger):
-    """The file of one folder; belongs to the event loop it was opened in."""
+    """The ledger of one folder, for one event loop."""
 
     def __init__(self, folder: Path, version: str = "") -> None:
         super().__init__()
@@ -93,7 +92,7 @@ class SqliteLedger(BatchedLedger):
                 raise sqlite3.DatabaseError(EMPTIED)
             with contextlib.closing(opened(self._path)) as database:
                 _make_tables(database)
-                # Stands for as long as the lock is held: nobody has to write every second that it lives.
+                # Valid as long as the lock is held, without heartbeats.
                 database.execute("INSERT INTO processes VALUES (?, 'proxy', ?, ?)", (self.process, version, LOCKED))
                 bury(database, folder)
                 self.found_unknown = mark_lost(database)
@@ -110,7 +109,7 @@ class SqliteLedger(BatchedLedger):
         return self._spent
 
     async def close(self) -> None:
-        """Write what waits, and let go of the file. The thread ends by itself even if nobody waits for it."""
+        """Write the remaining rows and close the file. The thread ends by itself, also if this is cancelled."""
         if self._timer is not None:
             self._timer.cancel()
         self._hand_over()
@@ -136,10 +135,10 @@ class SqliteLedger(BatchedLedger):
                     failure = _commit(database, batch)
                     self._report(batch, failure)
                     for id in batch.calls:
-                        unwritten.calls.pop(id, None)  # of which there is a later row now
+                        unwritten.calls.pop(id, None)  # replaced by a later row
                     if failure:
                         unwritten.take_in(batch.unwritten())
-                # By themselves, so that a row that can never be written stands in nobody's way.
+                # In separate transactions, so that an invalid row does not block others.
                 if (time.monotonic() >= again_at or not open_) and not _commit(database, unwritten):
                     unwritten = LedgerBatch()
                 unwritten.shorten()
@@ -150,13 +149,13 @@ class SqliteLedger(BatchedLedger):
                 if time.monotonic() > pruned_at + PRUNE_SECONDS:
                     pruned_at = time.monotonic()
                     _prune(database)
-            with contextlib.suppress(sqlite3.Error):  # whoever comes next sees that its lock is free
+            with contextlib.suppress(sqlite3.Error):  # the next process sees that its lock is free
                 database.execute("DELETE FROM processes WHERE name = ?", (self.process,))
         finally:
             database.close()
 
     def _next_batch(self, seconds: float) -> tuple[LedgerBatch, bool]:
-        """Wait for rows, but not for longer, and take them; return also whether there will be more."""
+        """Wait for rows, with a timeout, and take them; return also whether there will be more."""
         whole = LedgerBatch()
         timeout = None if seconds == inf else max(seconds, 0.0)
         while len(whole) < BATCH:
@@ -173,7 +172,7 @@ class SqliteLedger(BatchedLedger):
         if failure and failure != self._refused:
             log.error("ledger_not_written", error=failure, path=str(self._path))
         self._refused = failure
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(self._settle, batch, failure)
 
 
@@ -185,7 +184,7 @@ def opened(path: Path) -> sqlite3.Connection:
 
 
 def _make(path: Path) -> None:
-    """Make the file whole or not at all: one that is there and empty was emptied, and is not a new ledger."""
+    """Create the file atomically: an existing empty file was emptied, and is no new ledger."""
     fresh = path.with_suffix(f".{secrets.token_hex(4)}")
     fresh.touch(mode=0o600)
     try:
@@ -193,7 +192,7 @@ def _make(path: Path) -> None:
             _make_tables(database)
         path.hardlink_to(fresh)
     except FileExistsError:
-        pass  # another process was as quick, and its file is as good
+        pass  # another process has created it
     except OSError:
         fresh.replace(path)  # a file system without links
     finally:
@@ -201,7 +200,7 @@ def _make(path: Path) -> None:
 
 
 def _make_tables(database: sqlite3.Connection) -> None:
-    """The tables, and those of older versions brought up to date: calls stood in `runs` once."""
+    """Create the tables, and migrate those of older versions, where `runs` had the calls."""
     columns = {name for _, name, *_ in database.execute("PRAGMA table_info(runs)")}
     of_older_version = "call_id" in columns
     database.execute("BEGIN IMMEDIATE")
@@ -219,7 +218,7 @@ def _make_tables(database: sqlite3.Connection) -> None:
 
 
 def _commit(database: sqlite3.Connection, batch: LedgerBatch) -> str:
-    """Why it could not be written, or nothing."""
+    """Commit a batch; return why it could not be written, else empty."""
     try:
         rows = list(batch.calls.values())
         writes: list[tuple[str, Sequence[Any]]] = []
@@ -242,7 +241,7 @@ def _commit(database: sqlite3.Connection, batch: LedgerBatch) -> str:
 
 @functools.cache
 def _statement(rows: int) -> str:
-    """Several rows in one statement: each takes the interpreter's lock from the event loop and gives it back several times."""
+    """Return a statement for several rows, because each statement acquires the interpreter lock several times."""
     row = f"({', '.join('?' * len(CALL_COLUMNS))})"
     ended = ", ".join(f"{column} = excluded.{column}" for column in CHANGING)
     return (
@@ -265,7 +264,7 @@ def _spent(database: sqlite3.Connection) -> dict[tuple[str, str], int]:
 
 
 def bury(database: sqlite3.Connection, folder: Path) -> bool:
-    """Take processes that are gone off the list of those that live. Whether there were any."""
+    """Remove dead processes from the table; return whether there were any."""
     gone = [
         (name,)
         for [name] in database.execute("SELECT name FROM processes WHERE seen_at = ?", (LOCKED,)).fetchall()
@@ -278,18 +277,18 @@ def bury(database: sqlite3.Connection, folder: Path) -> bool:
 
 
 def mark_lost(database: sqlite3.Connection) -> int:
-    """Calls of processes that are gone, whose end nobody saw. How many had begun."""
+    """End the calls of dead processes; return how many had begun."""
     return [state for [state] in database.execute(in_words(MARK_LOST, SQLITE_WORDS), (0.0,))].count("unknown")
 
 
 def is_gone(folder: Path, process: str) -> bool:
-    """True if the process of a ledger in this folder has ended, however it ended."""
+    """True if a process of the ledger in this folder has ended."""
     return _Lock.is_free(folder, process)
 
 
 @dataclass(slots=True)
 class _Lock:
-    """A process of ours lives for as long as its lock file is locked, however it ends."""
+    """The lock file of a process, which is locked as long as the process lives."""
 
     path: Path
     descriptor: int
@@ -311,7 +310,7 @@ class _Lock:
 
     @staticmethod
     def sweep(folder: Path) -> None:
-        """Remove the lock files of processes that are gone."""
+        """Remove the lock files of dead processes."""
         for path in folder.glob("process-*.lock"):
             if _is_free(path):
                 path.unlink(missing_ok=True)

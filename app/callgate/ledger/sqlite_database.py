@@ -1,4 +1,4 @@
-"""The `Database` of SQLite: one connection, used by one thread at a time and never by the event loop's."""
+"""The `Database` of SQLite: one connection, used by one thread at a time, and not by the event loop."""
 
 import asyncio
 import functools
@@ -14,8 +14,8 @@ from callgate.ledger.tables import IDENTITY, MARK_LOST, SQLITE_WORDS, Row, in_wo
 
 
 class SqliteDatabase:
-    """Opened with the first statement, in a folder whose ledger is open. A process lives for as long as it holds its lock,
-    so that nothing has to be written for it."""
+    """Opened with the first statement, in a folder whose ledger is open. Processes are alive as long as they hold their locks,
+    without heartbeats."""
 
     sees_deaths: Final = True
 
@@ -35,7 +35,7 @@ class SqliteDatabase:
         return await self.fetch(MARK_LOST, silence)
 
     async def leave(self, process: str) -> None:
-        """Its ledger does, with its last batch."""
+        """Do nothing: the ledger does it with its last batch."""
 
     async def identity(self) -> str:
         if not self._identity:

@@ -1,8 +1,7 @@
-"""The tables of the ledger, in words that SQLite and Postgres share.
+"""The tables of the ledger, in SQL for both SQLite and Postgres.
 
-`{real}`, `{int}`, `{blob}` are their types, `{strict}` is SQLite's word for keeping to them, and `{now}` in a statement is
-the database's own clock, in seconds since 1970: the clocks of machines that share a ledger need not agree. `{on_fleet}` is
-whether workers were offered a call.
+`{real}`, `{int}`, `{blob}` stand for types, `{strict}` for SQLite's STRICT, and `{now}` for the database's own clock in
+seconds since 1970, so that the clocks of the machines need not agree. `{on_fleet}` is true if a call was offered to workers.
 """
 
 from typing import Any, Final
@@ -104,7 +103,7 @@ CREATE TABLE IF NOT EXISTS approvals (
     "CREATE TABLE IF NOT EXISTS identity (id TEXT NOT NULL){strict}",
     "CREATE INDEX IF NOT EXISTS approvals_waiting ON approvals (since) WHERE state = 'waiting'",
 )
-"""Each statement by itself, in the order they are to be run in."""
+"""The statements, in the order in which they are executed."""
 
 POSTGRES_TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS ledger_version (version BIGINT NOT NULL)",
@@ -162,9 +161,9 @@ CREATE TABLE IF NOT EXISTS kept (
     "CREATE INDEX IF NOT EXISTS fleet_calls_open ON fleet_calls (state) WHERE ended_at IS NULL",
     "CREATE INDEX IF NOT EXISTS fleet_calls_by_end ON fleet_calls (ended_at)",
 )
-"""On one machine keys and pins have files of their own, and there is no fleet."""
+"""Tables in Postgres only; on one machine keys and pins have files of their own, and there are no workers."""
 VERSION: Final = 4
-"""Of the tables in Postgres."""
+"""The version of the tables in Postgres."""
 
 SQLITE_WORDS: Final[dict[str, str]] = {
     "real": "REAL",
@@ -194,17 +193,17 @@ CALL_COLUMNS: Final = (
     "epoch", "state", "ended_at", "note", "result",
 )  # fmt: skip
 CHANGING: Final = ("started_at", "state", "ended_at", "note", "result")
-"""What the end of a call changes in its row."""
+"""The columns that the end of a call changes."""
 SPENT: Final = (
     "INSERT INTO spending VALUES (?1, ?2, {most}(0, ?3))"
     " ON CONFLICT (key_name, period) DO UPDATE SET nano = {most}(0, spending.nano + ?3)"
 )
 PROCESS_ENDED_FIRST: Final = "the process ended first"
 NEVER: Final = "never begun: "
-"""How the note of a call begins that was not run."""
+"""The prefix of the note of a call that did not run."""
 NEVER_BEGUN: Final = f"{NEVER}{PROCESS_ENDED_FIRST}"
 CUT_OFF: Final = "cut off: "
-"""How the note of a call begins that nobody waits for any more."""
+"""The prefix of the note of a call that was cut off."""
 IDENTITY: Final = (
     "INSERT INTO identity SELECT CAST(?1 AS TEXT) WHERE NOT EXISTS (SELECT id FROM identity)",
     "SELECT min(id) FROM identity",
@@ -214,8 +213,8 @@ ENDS_ONCE: Final = (
     " OR (excluded.ended_at IS NOT NULL AND calls.epoch = 0 AND calls.process = excluded.process"
     f" AND calls.note IN ('{PROCESS_ENDED_FIRST}', '{NEVER_BEGUN}'))"
 )
-"""A row that has an end keeps it, but for one that others put down: a process that was taken for dead and was not knows better,
-where nobody has gone on in its place."""
+"""A row keeps its end, except for one written by other processes for a process that was wrongly taken for dead, unless its run
+was resumed."""
 MARK_LOST: Final = (
     "UPDATE calls SET state = CASE state WHEN 'waiting' THEN 'withdrawn' ELSE 'unknown' END, ended_at = {now},"
     f" note = CASE state WHEN 'waiting' THEN '{NEVER_BEGUN}' ELSE '{PROCESS_ENDED_FIRST}' END"
@@ -223,12 +222,11 @@ MARK_LOST: Final = (
     " AND NOT {on_fleet}"
     " RETURNING state"
 )
-"""What processes that are gone had under way. A call that waited was certainly not run, and one
-that a worker has goes on without the process that wants it."""
+"""Ends the calls of dead processes. A waiting call was certainly not run, and one on a worker goes on."""
 
 
 def in_words(statement: str, words: dict[str, str]) -> str:
-    """A statement in one database's words."""
+    """Fill the placeholders of a statement for one database."""
     for name, word in words.items():
         statement = statement.replace(f"{{{name}}}", word)
     return statement

@@ -1,4 +1,4 @@
-"""A model whose provider is picky about schemas: server-side tools are offered in its provider's dialect."""
+"""Wraps a model, to offer server-side tools in its provider's dialect of JSON Schema."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough
 
 Translate: TypeAlias = Callable[[msgspec.Raw], msgspec.Raw]
-"""From a tool's encoded schema to the one to send; a client's own tools come back as they are."""
+"""Translates a tool's encoded schema; a client's own tools are returned unchanged."""
 
 
 class AdaptedModel:
-    """Around a deployment. What is passed straight through has no tool of ours in it, and stays untouched."""
+    """Wraps a deployment. Passed-through requests have no tools of ours, and are not changed."""
 
     def __init__(self, inner: Model, translate: Translate) -> None:
         self._inner, self._translate = inner, translate
@@ -27,11 +27,11 @@ class AdaptedModel:
 
     def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
         if isinstance(ask, ModelRequest) and ask.tools:
-            # Requests of one kind offer the very same server-side tools, which are translated once.
+            # Requests of one route have the same server-side tools, which are translated once.
             before, after = self._last
             if ask.tools is not before:
                 after = tuple(map(self._translate, ask.tools))
-                # A client's own would keep the whole body alive that they came in.
+                # Not cached with a client's own tools, which would keep the whole request body alive.
                 if all(map(is_not, ask.tools, after)):
                     self._last = ask.tools, after
             ask = replace(ask, tools=after)

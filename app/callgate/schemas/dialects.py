@@ -1,7 +1,6 @@
 """Rewrites tool schemas for providers: unsupported keywords are expressed in another way, or left out and reported.
 
-Pure functions from schema to schema. The model does not see what is left out; the gate goes on checking
-arguments against the whole schema, and answers a call that breaks a bound with that bound.
+The gate still checks arguments against the whole schema, and tells the model which bound a call violates.
 """
 
 import json
@@ -13,11 +12,11 @@ from typing import Any, Literal, TypeAlias
 Dialect: TypeAlias = Literal["full", "openai", "gemini", "anthropic", "llama_cpp"]
 
 MAX_NODES = 5000
-"""Of one schema once its references are written out. Beyond it the rest is any object."""
+"""The limit of an expanded schema, beyond which nodes become any object."""
 MAX_DEPTH = 48
-"""Of one schema, counted in steps of its places. No provider takes more, and no tool needs it."""
+"""The limit of nesting in a schema."""
 MAX_REPEATS = 500
-"""llama.cpp writes a bounded repetition out in its grammar, and gives up on a few thousand of them."""
+"""The limit of bounded repetitions, which llama.cpp expands in its grammar."""
 _COMBINED = ("oneOf", "anyOf", "allOf", "enum", "const", "not")
 _ANTHROPIC_KEY = re.compile(r"[a-zA-Z0-9_.-]{1,64}\Z")
 _GEMINI_TAKES = frozenset(
@@ -32,12 +31,12 @@ _GEMINI_FORMATS = {
     "integer": frozenset({"int32", "int64"}),
 }
 _NOT_IN_GRAMMARS = re.compile(r"\(\?|\\[bBpPkAzZ1-9]|[*+?}][+?]")
-"""Of regular expressions, what llama.cpp cannot turn into a grammar: look-around, classes, back references, laziness."""
+"""Features of regular expressions that llama.cpp's grammars do not support: look-around, classes, back references, laziness."""
 
 
 @dataclass(frozen=True, slots=True)
 class Portable:
-    """A schema that a provider takes, and what of the whole one is not in it."""
+    """A schema for a provider, and what it lacks of the original."""
 
     schema: dict[str, Any]
     losses: tuple[str, ...] = ()
@@ -45,7 +44,7 @@ class Portable:
 
 
 def portable(schema: Mapping[str, Any], dialect: Dialect) -> Portable:
-    """The schema as a provider of this dialect takes it."""
+    """Rewrite a schema for a dialect."""
     match dialect:
         case "full":
             return Portable(dict(schema))
@@ -60,7 +59,7 @@ def portable(schema: Mapping[str, Any], dialect: Dialect) -> Portable:
 
 
 def dialect_of(model: str, api_base: str | None = None) -> Dialect:
-    """The dialect of a model by its litellm name, where the config leaves it open."""
+    """Return the dialect of a model by its litellm name, where the config does not set it."""
     provider, _, rest = model.lower().partition("/")
     name = rest or provider
     if provider == "gemini" or "gemini" in name.rpartition("/")[2]:
@@ -74,11 +73,11 @@ def dialect_of(model: str, api_base: str | None = None) -> Dialect:
     return "full"
 
 
-# OpenAI and Anthropic: everything but combinations at the top --------------------------------------------------------
+# OpenAI and Anthropic: no combinations at the root -------------------------------------------------------------------
 
 
 def _with_a_plain_top(schema: Mapping[str, Any]) -> Portable:
-    """The top has to be an object with properties, and nothing that combines."""
+    """Rewrite the root to an object with properties, without combinations."""
     if not any(word in schema for word in _COMBINED):
         return Portable(dict(schema))
     whole = dict(schema)
@@ -98,7 +97,7 @@ def _with_a_plain_top(schema: Mapping[str, Any]) -> Portable:
 
 
 def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """All of the parts at once."""
+    """Merge the parts of an `allOf`."""
     whole: dict[str, Any] = {}
     for part in parts:
         properties = {**whole.get("properties", {}), **part.get("properties", {})}
@@ -110,7 +109,7 @@ def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _either(choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """An object that any of the choices fits: all properties, and required what all of them require."""
+    """Merge alternatives: all properties, of which those are required that all alternatives require."""
     properties: dict[str, Any] = {}
     for choice in choices:
         for name, schema in choice.get("properties", {}).items():
@@ -140,7 +139,7 @@ def _for_anthropic(schema: Mapping[str, Any]) -> Portable:
     return Portable({**plain.schema, "properties": properties}, tuple(losses))
 
 
-# llama.cpp: what becomes of a schema is a grammar --------------------------------------------------------------------
+# llama.cpp: the schema becomes a grammar -----------------------------------------------------------------------------
 
 
 def _for_llama_cpp(schema: Mapping[str, Any]) -> Portable:
@@ -183,7 +182,7 @@ def _no_grammar_for(word: str, value: Any, node: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class _Gemini:
-    """No references, no `null`, enums of strings alone, and a short list of words."""
+    """Converts to Gemini's dialect: no references, no `null`, enums of strings only, and a short list of keywords."""
 
     root: Mapping[str, Any]
     losses: list[str] = field(default_factory=list)
@@ -217,7 +216,7 @@ class _Gemini:
             return self._node({**target, **beside}, place, (*trail, reference))
         words, trail = self._with_all(dict(node), place, trail)
         nullable = self._without_null(words)
-        if "$ref" in words:  # the one choice that was left
+        if "$ref" in words:  # of the only remaining alternative
             kept = self._node(words, place, trail)
             return {**kept, "nullable": True} if nullable else kept
         kept = self._words(words, place, trail)
@@ -226,7 +225,7 @@ class _Gemini:
     def _with_all(
         self, words: dict[str, Any], place: str, trail: tuple[str, ...]
     ) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """The node with the parts of its `allOf` in it, and the references that led to them."""
+        """Merge the parts of a node's `allOf`; return also the references that were followed."""
         parts = [part for part in words.pop("allOf", ()) if isinstance(part, Mapping)]
         if not parts:
             return words, trail
@@ -247,7 +246,7 @@ class _Gemini:
         return whole, trail
 
     def _without_null(self, words: dict[str, Any]) -> bool:
-        """Takes `null` out of a node's types and choices, and says whether it was there."""
+        """Remove `null` from a node's types and alternatives; return whether it was there."""
         nullable = bool(words.pop("nullable", False))
         if "oneOf" in words:
             words["anyOf"] = [*words.get("anyOf", ()), *words.pop("oneOf")]
@@ -349,7 +348,7 @@ class _Gemini:
 
 
 def _resolved(node: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """The node with what its own reference stands for, as far as references lead to references."""
+    """Return a node with its own reference resolved, repeatedly."""
     found = dict(node)
     for _ in range(16):
         reference = found.get("$ref")

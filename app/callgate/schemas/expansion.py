@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_EXPANDED = 20_000
-"""Of one schema, in nodes. The largest tools in use have some hundreds; libraries that expand references have no bound."""
+"""The limit of an expanded schema in nodes, because libraries that expand references have none."""
 TEXT_OF_A_NODE = 64
 """Characters of text that count as one node: a long description that is referred to often is as large as many nodes."""
 _DEFINITIONS = ("$defs", "definitions")
 
 
 class SchemaTooLarge(Exception):
-    """A schema that is too large once its references are written out, with the place where that was seen."""
+    """Raised for a schema that is too large after its references are expanded, with the place where it exceeds the limit."""
 
     def __init__(self, place: str) -> None:
         super().__init__(f"more than {MAX_EXPANDED} nodes at {place or '/'}")
@@ -19,10 +19,10 @@ class SchemaTooLarge(Exception):
 
 
 def check_expansion(schema: Any, most: int = MAX_EXPANDED) -> None:
-    """Walk a schema as one that writes its references out would, and raise `TooLarge` where it goes over `most` nodes.
+    """Count the nodes of a schema with expanded references, and raise `SchemaTooLarge` above `most`.
 
-    A reference inside itself ends there. Definitions count where they are referred to, in any scope, by the last step of the
-    reference: libraries look them up in that way.
+    Recursive references end the expansion. Definitions are found in any scope by the last step of the reference, as libraries
+    look them up.
     """
     definitions: dict[str, list[Any]] = {}
     _collect(schema, definitions, most)

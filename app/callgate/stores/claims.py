@@ -1,7 +1,7 @@
-"""Claims on idempotency keys: which process answers a request, whether a tool of it began, and its outcome.
+"""Claims on idempotency keys: which process answers a request, whether a tool of it began, and its answer.
 
-A claim is kept before anything runs, and says that a tool is about to run before one does. Where it cannot be kept nothing
-runs. A claim of a process that is gone is taken over where no tool had been begun, and is interrupted otherwise.
+A claim is stored before anything runs, and updated before the first tool runs. Where it cannot be stored nothing runs. The claim
+of a dead process is taken over if no tool had begun, and is interrupted otherwise.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from callgate.stores.store import KeyValueStore, StoreError
 
 PULSE_SECONDS: Final = 2.0
 GONE_SECONDS: Final = 8.0
-"""Without a pulse for so long a process is taken for gone."""
+"""Without a heartbeat for so long a process is taken for dead."""
 
 
 class Claim(msgspec.Struct, array_like=True, frozen=True):
-    """The value kept under a key."""
+    """The value stored under a key."""
 
     digest: bytes
-    """Of the request."""
+    """The digest of the request."""
     state: Literal["claimed", "begun", "done"]
     owner: str
     """The process that answers it."""
@@ -36,11 +36,11 @@ class Claim(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ClaimHeld(Exception):
-    """Another process is at work on this key."""
+    """Raised where another process is answering the request with this key."""
 
 
 class Interrupted(Exception):
-    """A tool had been begun when the process was lost, or the claim."""
+    """Raised where a tool had begun when the process or the claim was lost."""
 
 
 class StoreProcesses(Protocol):
@@ -50,7 +50,7 @@ class StoreProcesses(Protocol):
     def own(self) -> str: ...
 
     async def announce(self) -> None:
-        """Make sure that other processes can see that this one lives."""
+        """Make sure that other processes see that this one is alive."""
         ...
 
     async def is_alive(self, process: str) -> bool: ...
@@ -59,7 +59,7 @@ class StoreProcesses(Protocol):
 
 
 class OneProcess:
-    """Used where the store is not shared, and ends with the process."""
+    """Used where the store is not shared."""
 
     own = "this"
 
@@ -70,11 +70,11 @@ class OneProcess:
         return process == self.own
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 class LockedProcesses:
-    """Processes on one machine, each with a lock that the system lets go when it ends, however it ends."""
+    """Processes on one machine, each with a file lock that the system releases when it ends."""
 
     def __init__(self, own: Callable[[], str], is_gone: Callable[[str], bool]) -> None:
         self._own, self._is_gone = own, is_gone
@@ -84,13 +84,13 @@ class LockedProcesses:
         return self._own()
 
     async def announce(self) -> None:
-        """The lock is held already."""
+        """Do nothing: the lock is already held."""
 
     async def is_alive(self, process: str) -> bool:
         return not await asyncio.to_thread(self._is_gone, process)
 
     async def close(self) -> None:
-        """The lock belongs to the ledger."""
+        """Do nothing: the ledger releases the lock."""
 
 
 class PulsingProcesses:
@@ -122,7 +122,7 @@ class PulsingProcesses:
             try:
                 await self._pulse()
             except StoreError:
-                continue  # whoever claims next is refused, and says so
+                continue  # the next claim reports the error
 
     async def _pulse(self) -> None:
         began = time.monotonic()
@@ -131,21 +131,21 @@ class PulsingProcesses:
 
 
 class Claims:
-    """Claims in one store. Raises `StoreError` where that cannot be asked."""
+    """The claims in one store. Methods raise `StoreError`."""
 
     def __init__(self, store: KeyValueStore, processes: StoreProcesses, *, own_store: bool = False) -> None:
         """`own_store`: whether the store is closed with the claims."""
         self.outlive_us = not isinstance(processes, OneProcess)
-        """Whether a claim is there after this process has ended, and is not pushed out by others."""
+        """Whether claims survive this process, and are not evicted."""
         self._store, self._processes, self._own_store = store, processes, own_store
 
     @property
     def processes(self) -> StoreProcesses:
-        """Those that share the store."""
+        """The processes that share the store."""
         return self._processes
 
     async def claim(self, key: str, digest: bytes, seconds: float) -> Claim:
-        """A claim of ours, or the one that is there: another request's, or one that is done.
+        """Claim a key; return our claim, or the existing one of another request or a done one.
 
         Raises `ClaimHeld` and `Interrupted`."""
         await self._processes.announce()
@@ -157,12 +157,12 @@ class Claims:
             found = _decode(kept)
             if found.digest != digest or found.state == "done":
                 return found
-            # One of this process has ended without being put down as done, or nobody would ask here.
+            # A claim of this process whose request has ended without being marked as done.
             if found.owner != ours.owner and await self._processes.is_alive(found.owner):
                 raise ClaimHeld
             if found.state == "begun":
                 raise Interrupted
-            # Of several that come now, the first to take its token answers.
+            # Of several concurrent requests the first to take the token continues.
             if not await self._store.add(f"{key}:{found.token}", b"1", seconds):
                 raise ClaimHeld
             await self._store.put(key, _encode(ours), seconds)
@@ -170,7 +170,7 @@ class Claims:
         return ours
 
     async def begin(self, key: str, ours: Claim, run_id: str, seconds: float) -> None:
-        """Put down that a tool is about to run. Raises `Interrupted` where the claim has become another's."""
+        """Store that a tool is about to run. Raises `Interrupted` where another process has taken the claim."""
         begun = msgspec.structs.replace(ours, state="begun", run_id=run_id)
         kept = await self._store.get(key)
         if kept is not None and _decode(kept).token != ours.token:

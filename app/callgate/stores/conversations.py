@@ -27,15 +27,15 @@ from callgate.stores.store import KeyValueStore, StoreError
 
 HIDDEN, HINT = "unseen:", "hint:"
 LARGE = 262_144
-"""Bytes of what is put back from which on it is done in a thread."""
+"""The size of restored turns from which they are decoded in a thread."""
 HINT_SECONDS = 30 * 86_400.0
-"""Which calls ran is a few hundred bytes, and is remembered when what they returned no longer is."""
+"""How long hints are stored, which are small and outlive the results."""
 
 log = structlog.get_logger("callgate.conversations")
 
 
 class Conversations:
-    """Keeps under what calls are known by; `caller` goes into every key, so that nobody fetches another's."""
+    """Stores hidden turns by the handles of their calls; `caller` is part of every key."""
 
     def __init__(self, store: KeyValueStore, seconds: float, new_id: Callable[[], str]) -> None:
         self._store, self._seconds, self._new_id = store, seconds, new_id
@@ -43,9 +43,8 @@ class Conversations:
     async def keep(
         self, caller: str, handed: CallsHandedBack, history: Sequence[Message] = (), *, with_hint: bool = False
     ) -> CallsHandedBack:
-        """Keep what the client is not shown, before it is sent its calls. What comes back is what it may be sent:
-        a call whose id is in use, in its own history or for another chat, gets a new one, and the first call has a
-        hint of what ran beside it."""
+        """Store the hidden turns before the client is sent its calls; return the calls to send: a call whose id is in use, in
+        its history or for another chat, gets a new id, and the first call gets a hint about the calls that ran."""
         if handed.hidden is None:
             return handed
         hint = hint_of(handed.hidden)
@@ -53,7 +52,7 @@ class Conversations:
         try:
             value = encode_hidden(handed.hidden)
             if handed.hidden.names:
-                # Ids that we chose are the client's to ask with; whatever was there is this very chat, asked anew.
+                # Our own ids are unique to this chat, so that an existing value is from an earlier request of it.
                 for each in handed.calls:
                     await self._store.put(place.key(each.id), value, self._seconds)
             else:
@@ -67,7 +66,7 @@ class Conversations:
             for call in handed.calls if hint else ():
                 await self._store.put(place.key(call.id, HINT), encode_hint(hint or {}), HINT_SECONDS)
         except StoreError as error:
-            # The calls are still worth having: the client's answer to them only lacks what was not kept.
+            # The calls are still sent; later the hidden turns will be missing.
             log.warning("conversation_not_kept", calls=[call.id for call in handed.calls], error=str(error))
         if hint is None or not with_hint:
             return handed
@@ -77,8 +76,8 @@ class Conversations:
     async def made_whole(
         self, caller: str, messages: Sequence[Message], hints: Mapping[int, Hint], recovery: Recovery, max_bytes: int
     ) -> tuple[Message, ...]:
-        """The history with what was kept for its calls put back, and made again where it is gone; `max_bytes` is what may
-        be put back. A few bytes of a client's name megabytes that are kept."""
+        """Return the history with its hidden turns restored, or recovered where they are not stored any more. `max_bytes`: the
+        limit of restored bytes, because a small request may name megabytes."""
         handles = list(dict.fromkeys(handles_in(messages)))
         if not handles and not hints:
             return tuple(messages)
@@ -104,14 +103,14 @@ class Conversations:
         return await asyncio.to_thread(put_back, messages, kept) if is_large else put_back(messages, kept)
 
     async def _remembered(self, caller: str, handles: Sequence[str]) -> dict[str, Hint]:
-        """Return what is still known of turns that were dropped."""
+        """Return the stored hints of turns that are not stored any more."""
         if not handles:
             return {}
         values = await self._store.get_all([_key(caller, handle, HINT) for handle in handles], renew=HINT_SECONDS)
         return {handle: decode_hint(value) for handle, value in zip(handles, values, strict=True) if value is not None}
 
     async def _keep_again(self, caller: str, turn: ForgottenTurn, hidden: HiddenTurns) -> None:
-        """So that it is made again once, and not whenever the client returns."""
+        """Store a recovered turn, so that it is recovered only once."""
         try:
             for handle in turn.handles:
                 await self._store.add(_key(caller, handle), encode_hidden(hidden), self._seconds)
@@ -119,18 +118,18 @@ class Conversations:
             log.warning("conversation_not_kept", calls=[call.id for call in turn.calls], error=str(error))
 
     async def _claimed(self, place: "_Place", call: Call, value: bytes) -> Call:
-        """The call under an id that is free. Some providers count their ids, and every turn has a `call_0`."""
+        """Return the call with a free id, because some providers number their ids in every turn."""
         while place.is_taken(call.id):
             call = replace(call, id=self._new_id())
         while not await self._store.add(place.key(call.id), value, self._seconds):
             if await self._store.get(place.key(call.id)) == value:
-                break  # the same chat at the same place: the same question, asked again
+                break  # the same chat at the same place: a repeated request
             call = replace(call, id=self._new_id())
         return call
 
 
 class _Place:
-    """The end of a history, where calls are handed out."""
+    """The end of a history, with keys for the calls that follow it."""
 
     def __init__(self, caller: str, history: Sequence[Message]) -> None:
         self._caller, self._history = caller, history
@@ -147,8 +146,8 @@ class _Place:
 
 
 def _decoded(found: Mapping[str, bytes], max_bytes: int) -> dict[str, HiddenTurns]:
-    """Decode what was kept, by handle. Calls of one turn share it; the same words at another place of the history are
-    another turn's."""
+    """Decode the stored turns, by handle. Calls of one turn share one object; equal values at other places of the history are
+    other turns."""
     places = {handle: (value, handle.partition("\0")[2]) for handle, value in found.items()}
     if sum(len(value) for value, _ in set(places.values())) > max_bytes:
         raise ChatError(
@@ -165,5 +164,5 @@ def _decoded(found: Mapping[str, bytes], max_bytes: int) -> dict[str, HiddenTurn
 
 
 def _key(caller: str, handle: str, kind: str = HIDDEN) -> str:
-    """A digest, because ids are written by providers and may be long, and callers' names need no escaping then."""
+    """Return a digest as the key, because ids of providers may be long, and names need no escaping."""
     return kind + hashlib.sha256(f"{caller}\0{handle}".encode(errors="surrogatepass")).hexdigest()

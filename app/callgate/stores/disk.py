@@ -1,4 +1,4 @@
-"""A store in the ledger's file: what it has taken is on the disk when it says so, and is there after a crash."""
+"""A store in the ledger's file; writes are durable on return."""
 
 import asyncio
 import contextlib
@@ -13,10 +13,10 @@ from callgate.stores.store import Share, StoreError
 
 BUSY_SECONDS: Final = 5.0
 PRUNE_EVERY: Final = 256
-"""Entries added between two looks for those that have expired."""
+"""Writes between two prunings of expired entries."""
 
 SUM_EVERY: Final = 64
-"""Entries put into a share between two times that it is added up, unless it is full."""
+"""Writes to a share after which its size is summed up again."""
 
 _TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL, expires_at REAL NOT NULL) STRICT"
@@ -28,13 +28,13 @@ _SHARES: Final = (
     """CREATE TRIGGER IF NOT EXISTS kept_gone AFTER DELETE ON kept
     BEGIN DELETE FROM kept_shares WHERE key = OLD.key; END""",
 )
-"""What counts in which share, the oldest first."""
+"""The entries of each share, the oldest first."""
 _PUT: Final = "INSERT INTO kept VALUES (?1, ?2, ?3) ON CONFLICT (key) DO UPDATE SET value = ?2, expires_at = ?3"
 Result = TypeVar("Result")
 
 
 class DiskStore:
-    """One connection, used by one thread at a time and never by that of the event loop."""
+    """One connection, used by one thread at a time, and not by the event loop."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,7 +42,7 @@ class DiskStore:
         self._opened: sqlite3.Connection | None = None
         self._added = 0
         self._held: dict[str, tuple[int, int]] = {}
-        """By share: how much it held at most, as far as is known, and what was put in since it was added up."""
+        """By share: an upper bound of its size, as far as this process knows, and its writes since it was summed up."""
 
     async def get(self, key: str) -> bytes | None:
         return await self._do(lambda database: _get(database, key))
@@ -101,9 +101,8 @@ class DiskStore:
             raise
 
     def _over(self, database: sqlite3.Connection, share: Share, size: int) -> int:
-        """Return by how much a share is over its limit. Adding it up takes longer than putting something in, so that it
-        is done where what this process knows of would be too much, and now and then because others put something in as
-        well."""
+        """Return by how much a share exceeds its limit. Summing it up is slow, so that it is done only where the known size
+        is above the limit, and regularly because other processes write too."""
         held, puts = self._held.get(share.name, (share.bytes, 0))
         if held + size <= share.bytes and puts < SUM_EVERY:
             self._held[share.name] = held + size, puts + 1
@@ -114,7 +113,7 @@ class DiskStore:
         return total - share.bytes
 
     def _pruned(self, database: sqlite3.Connection) -> float:
-        """The time, at which now and then what has expired is removed."""
+        """Return the time, after removing expired entries now and then."""
         now = time.time()
         self._added += 1
         if self._added % PRUNE_EVERY == 0:

@@ -1,5 +1,4 @@
-"""A store in this process: bounded in entries and in bytes, forgetting what was not touched for longest of whoever has
-most in it."""
+"""A store in memory, bounded in entries and bytes. It evicts the least recently used entry of the largest share."""
 
 import time
 from collections import OrderedDict
@@ -31,9 +30,9 @@ class MemoryStore:
         self._clock = clock
         self._kept: dict[str, _KeptValue] = {}
         self._shares: dict[str, _CallerShare] = {}
-        """By name; what is in none stands under no name."""
+        """The shares by name; entries without a share are under the empty name."""
         self.size = 0
-        """Bytes held, keys included."""
+        """The size in bytes, keys included."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -49,13 +48,13 @@ class MemoryStore:
         self._drop(key)
         size, name = len(key) + len(value), "" if share is None else share.name
         if size > self._bytes:
-            return  # larger than the whole store: kept for no time at all
+            return  # larger than the whole store
         self._kept[key] = _KeptValue(value, self._clock() + seconds, size, name)
         held = self._shares.setdefault(name, _CallerShare())
         held.keys[key] = None
         held.size += size
         self.size += size
-        # What has expired and is never asked for goes this way too: it comes to the front and falls out.
+        # Expired entries are evicted in this way too.
         while share is not None and held.size > share.bytes:
             self._drop(next(iter(held.keys)))
         while len(self._kept) > self._entries:
@@ -78,7 +77,7 @@ class MemoryStore:
         self.size = 0
 
     def _drop_oldest_of_most(self, most: Callable[[_CallerShare], int]) -> None:
-        """Shares go first: that a decision was taken stands in none, and outlives what it was taken about."""
+        """Evict from shares first, because decisions, which are in none, have to outlive what they are about."""
         name = max(self._shares, key=lambda name: (name != "", most(self._shares[name])))
         self._drop(next(iter(self._shares[name].keys)))
 

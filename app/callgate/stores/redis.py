@@ -1,4 +1,4 @@
-"""A store in Redis, shared by all processes that name the same server and prefix. Redis itself lets things expire."""
+"""A store in Redis, shared by all processes with the same server and prefix. Redis expires the entries."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -7,10 +7,10 @@ from typing import Any, Final
 from callgate.stores.store import Share, StoreError
 
 PATIENCE = 2.0
-"""Seconds for one command. A chat can go on without what is kept here, so it does not wait long for it."""
+"""The timeout of one command in seconds, short because a chat can go on without the store."""
 
-# The sizes of a share hang in a hash, their sum under the empty name; the order in which they came in a sorted set. What
-# Redis let expire leaves both when its time is over, which all of a share have the same.
+# A hash has the sizes of a share's entries, and their sum under the empty name; a sorted set has their order. Expired entries
+# are removed from both by time, which is the same for all entries of a share.
 _IN_SHARE: Final = """
 local value, order, sizes = KEYS[1], KEYS[2], KEYS[3]
 local member, bytes, milliseconds, seconds = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
@@ -46,7 +46,7 @@ redis.call('PEXPIRE', sizes, milliseconds)
 
 
 class RedisStore:
-    """Connects when it is first asked, and again after a connection was lost."""
+    """Connects with the first command, and again after a connection was lost."""
 
     def __init__(self, url: str, prefix: str = "callgate:") -> None:
         import redis.asyncio
@@ -54,7 +54,7 @@ class RedisStore:
         from redis.backoff import NoBackoff
 
         self._prefix = prefix
-        # One retry, because a pooled connection may have been closed by the server while it lay idle.
+        # One retry, because the server may have closed an idle pooled connection.
         self._client = redis.asyncio.Redis.from_url(
             url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE, retry=Retry(NoBackoff(), 1)
         )
@@ -71,7 +71,7 @@ class RedisStore:
             return []
         async with _our_errors(), self._client.pipeline(transaction=False) as exchange:
             for key in keys:
-                # only taken down here: a pipeline sends all of them when it is executed
+                # only queued here; the pipeline sends all of them when it is executed
                 exchange.getex(self._prefix + key, px=_milliseconds(renew))  # type: ignore[unused-awaitable]
             return list(await exchange.execute())
 

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 AGAIN_SECONDS: Final = 1.0
-"""Between two tries to listen."""
+"""The delay before subscribing again."""
 PATIENCE: Final = 2.0
 LISTENING: Final = "listening"
 
@@ -18,8 +18,8 @@ log = structlog.get_logger("callgate.stores")
 
 
 class RedisNews:
-    """One channel. `on_news` is called with what others say, and with `LISTENING` whenever this process begins to listen: it
-    may have missed some."""
+    """One channel. `on_news` is called with messages of other processes, and with `LISTENING` after each subscription, because
+    messages may have been missed."""
 
     def __init__(self, url: str, prefix: str, on_news: Callable[[str], None]) -> None:
         import redis.asyncio
@@ -55,7 +55,7 @@ class RedisNews:
         import redis
 
         while True:
-            with contextlib.suppress(redis.RedisError, OSError):  # limits and the store say that it is away
+            with contextlib.suppress(redis.RedisError, OSError):  # logged by the limits and the store
                 async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
                     await channel.subscribe(self._channel)
                     self._on_news(LISTENING)

@@ -1,4 +1,4 @@
-"""Stores responses for the key that made them, until they expire or are deleted."""
+"""Stores responses by owner, until they expire or are deleted."""
 
 import asyncio
 import hashlib
@@ -9,42 +9,41 @@ import msgspec
 from callgate.stores.store import KeyValueStore, Share, StoreError
 
 CANCEL_SECONDS = 60.0
-"""How long a word to cancel waits; it is looked for every second."""
+"""How long a cancellation is stored; it is checked every second."""
 SHARES = 1024
-"""Owners whose share is at hand."""
+"""Owners whose shares are cached."""
 LARGE = 262_144
-"""Bytes of a response from which on it is read in a thread."""
+"""The size of a response from which it is decoded in a thread."""
 
 
 class StoredResponse(msgspec.Struct):
-    """One response, and all that a chat needs to go on from it. Nothing in it refers to another response, so that each
-    can be deleted by itself."""
+    """One response, with all that a chat needs to continue it. Independent of other responses, so that each can be deleted."""
 
     response: msgspec.Raw
     input: list[msgspec.Raw]
-    """The items that it answered, each with an id."""
+    """Its input items, each with an id."""
     history: list[Any]
-    """The messages of the chat, our rounds, reasoning and signatures in it; without its instructions."""
+    """The messages of the chat with our calls, reasoning and signatures; without its instructions."""
     events: list[bytes] = []
-    """Of a response that was made in the background: what is streamed again."""
+    """The events of a background response, to stream it again."""
     process: str = ""
-    """The process that makes it, while it is made."""
+    """The process that is making it."""
     approvals: dict[str, str] = {}
-    """The calls that the client has to decide about, by the ids of the items that say so."""
+    """The calls that wait for the client's decision, by the ids of the approval requests."""
     after: list[Any] = []
-    """Messages that follow the client's answers to the calls it was given: images, which no answer can hold."""
+    """Messages after the client's answers to its calls: images, which tool messages cannot have."""
     conversation: str = ""
     """The id of the first response of its chain; of a thread's message, that of the first message."""
     size: int = 0
-    """How many bytes it takes where it was found."""
+    """Its stored size in bytes."""
 
 
 class ResponseStore:
-    """Keeps responses by owner and id, so that nobody finds another's."""
+    """Stores responses by owner and id."""
 
     def __init__(self, store: KeyValueStore, seconds: float, owner_bytes: int, *, own_store: bool = False) -> None:
-        """`owner_bytes`: how much of one owner is kept; over it its oldest goes. `own_store`: whether the store is closed
-        with the responses."""
+        """`owner_bytes`: the limit of one owner, beyond which its oldest responses are evicted. `own_store`: whether the store
+        is closed with the responses."""
         self._store, self._seconds, self._own_store = store, seconds, own_store
         self._owner_bytes = owner_bytes
         self._shares: dict[str, Share] = {}
@@ -71,12 +70,12 @@ class ResponseStore:
         return found
 
     async def decide(self, owner: str, id: str, run_id: str) -> bool:
-        """Put down that a run took a decision. False where another did already."""
+        """Store that a run used a decision; return False where another one did already."""
         key, run = _key(owner, id, "decided:"), run_id.encode()
         return await self._store.add(key, run, self._seconds) or await self._store.get(key) == run
 
     async def ask_to_cancel(self, owner: str, id: str) -> None:
-        """Leave word for the process that makes a response."""
+        """Store the cancellation of a response, for the process that makes it."""
         await self._store.put(_key(owner, id, "cancel:"), b"1", CANCEL_SECONDS)
 
     async def is_to_cancel(self, owner: str, id: str) -> bool:

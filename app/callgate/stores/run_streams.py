@@ -1,6 +1,6 @@
-"""Stores the answers of running requests in Redis Streams, for clients that follow them at other processes.
+"""Stores the answers of running requests in Redis Streams, for clients that follow them in other processes.
 
-A stream may end early or be gone: the ledger has the whole answer in the end, and what was read of a stream is its beginning.
+A stream may be incomplete or missing; the ledger has the whole answer at the end.
 """
 
 from typing import Any, Final
@@ -10,12 +10,12 @@ from callgate.stores.store import StoreError
 PATIENCE: Final = 2.0
 KEPT_SECONDS: Final = 3600
 MOST_BYTES: Final = 4 * 1024 * 1024
-"""Of one answer; whoever follows gets the rest when it has ended."""
+"""The limit of one answer; followers get the rest at its end."""
 MOST_READ: Final = 100
 
 
 class RunStreams:
-    """One stream for each time that a run is carried."""
+    """One stream for each epoch of a run."""
 
     def __init__(self, url: str, prefix: str) -> None:
         import redis.asyncio
@@ -24,7 +24,7 @@ class RunStreams:
         self._client = redis.asyncio.Redis.from_url(url, socket_timeout=2 * PATIENCE, socket_connect_timeout=PATIENCE)
 
     async def add(self, id: str, epoch: int, data: bytes) -> None:
-        """Raises `StoreError`."""
+        """Add data to a stream. Raises `StoreError`."""
         import redis
 
         name = self._name(id, epoch)
@@ -37,8 +37,7 @@ class RunStreams:
             raise StoreError(f"Redis: {type(error).__name__}") from error
 
     async def read(self, id: str, epoch: int, after: str, wait: float) -> tuple[str, list[bytes]]:
-        """Read the entries after one, waiting for the first for so many seconds; return the id of the last too. Raises
-        `StoreError`."""
+        """Read the entries after one, with a timeout for the first; return also the id of the last. Raises `StoreError`."""
         import redis
 
         try:

@@ -6,38 +6,38 @@ from typing import Protocol
 
 
 class StoreError(Exception):
-    """The store could not be asked. What was kept may still be there."""
+    """Raised where the store could not be reached. Its entries may still be there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of one owner in a store. Over it the oldest of its own entries go, and no others."""
+    """The share of one owner in a store. Beyond it its own oldest entries are evicted, and no others."""
 
     name: str
     bytes: int
 
 
 class KeyValueStore(Protocol):
-    """Keys are text of ours. Nothing here is kept for ever, and a store that is full forgets the oldest."""
+    """A store of bytes by key. Entries expire, and a full store evicts the oldest."""
 
     async def get(self, key: str) -> bytes | None:
-        """Return the value kept under a key, if any."""
+        """Return the value of a key, if any."""
         ...
 
     async def get_all(self, keys: Sequence[str], *, renew: float) -> list[bytes | None]:
-        """The same for many keys in one exchange; what is there is kept for so many seconds from now on."""
+        """Return the values of several keys in one request, and renew their expiry."""
         ...
 
     async def put(self, key: str, value: bytes, seconds: float, share: Share | None = None) -> None:
-        """Keep something, in place of what was there. It counts in a share, if one is given."""
+        """Store a value, replacing an earlier one. It counts in `share`, if given."""
         ...
 
     async def add(self, key: str, value: bytes, seconds: float) -> bool:
-        """Keep something unless the key is taken; whether it was free. Of several at once exactly one succeeds."""
+        """Store a value unless the key is taken; return whether it was free. Atomic."""
         ...
 
     async def delete(self, key: str, share: Share | None = None) -> None:
-        """Forget it; `share` is the one that it was put into."""
+        """Delete a key; `share` is the one that it was put into."""
         ...
 
     async def close(self) -> None: ...

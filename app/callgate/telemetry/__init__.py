@@ -1,1 +1,1 @@
-"""Logs and metrics. Listeners get the events of a chat that its client gets, and act on nothing."""
+"""Logs and metrics, by listeners to the events of chats."""

@@ -1,4 +1,4 @@
-"""Listeners of a chat that write its events to the log and the metrics. Cheap, synchronous, one pair for each chat."""
+"""Listeners of a chat that write its events to the log and the metrics, one pair for each chat."""
 
 import logging
 from collections.abc import Container, Sequence
@@ -27,7 +27,7 @@ from callgate.telemetry.logs import Log
 from callgate.telemetry.metrics import OTHER, Metrics, OfModel
 
 CLIENTS: Final = "client"
-"""The label of all tools that clients brought; their names are theirs to choose."""
+"""The label of all client tools, whose names clients choose."""
 
 
 FAILURES: Final = frozenset(
@@ -36,11 +36,11 @@ FAILURES: Final = frozenset(
     rate_limit_exceeded insufficient_quota model_not_found
     """.split()
 )
-"""What an attempt may have failed of, in metrics."""
+"""The failures of attempts that are named in metrics."""
 
 
 class LogListener(Listener, msgspec.Struct, eq=False):
-    """Writes down what is worth reading later; how a chat ended stands in the line of its request. Arguments and results only with `content`."""
+    """Logs unusual events; the end of a chat is in its request's log line. Arguments and results only with `content`."""
 
     _run_id: str
     content: bool = False
@@ -49,7 +49,7 @@ class LogListener(Listener, msgspec.Struct, eq=False):
 
     @property
     def _log(self) -> Log:
-        """Made for each line: most chats write none."""
+        """Make the logger for each line, because most chats log nothing."""
         return Log("callgate.chat", run_id=self._run_id)
 
     @handles(handlers, Attempt)
@@ -59,19 +59,17 @@ class LogListener(Listener, msgspec.Struct, eq=False):
         fields |= {"host": by.host, "seconds": round(event.seconds, 3), "waited": round(event.wait, 3)}
         if event.instead_of:
             fields["instead_of"] = event.instead_of
-        if event.anyway and not (
-            event.reason and event.status == HTTPStatus.OK
-        ):  # which was said when it began to answer
+        if event.anyway and not (event.reason and event.status == HTTPStatus.OK):  # logged when it began to answer
             log.warning("asked_although_left_alone", **fields)
         if not event.reason:
             log.info("upstream_answered", **fields)
             return
-        say = log.info if event.is_refusal else log.warning  # a client's mistake is nobody's outage
+        say = log.info if event.is_refusal else log.warning  # a client error is no outage
         say("upstream_attempt_failed", **fields, status=event.status, reason=event.reason, detail=event.detail)
 
     @handles(handlers, CallStarted)
     def _call_started(self, event: CallStarted) -> None:
-        """Its end says all of this again, but for the arguments."""
+        """Log the arguments; all else is logged at the end of the call."""
         turn, call = event.turn, event.call
         if self.content:
             self._log.info("call_started", turn=turn, call_id=call.id, tool=call.name, arguments=call.arguments)
@@ -80,7 +78,7 @@ class LogListener(Listener, msgspec.Struct, eq=False):
 
     @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
-        """All that was odd about a turn in one line, so that it is found by the run and read at once."""
+        """Log all unusual facts about a turn in one line."""
         answer = event.answer
         if not (answer.findings or answer.broken or answer.prompted):
             return
@@ -126,14 +124,14 @@ class LogListener(Listener, msgspec.Struct, eq=False):
 
 
 class MetricsListener(Listener, msgspec.Struct, eq=False):
-    """Counts. The model has its configured name; of tools only our own are counted by name."""
+    """Counts events in metrics, by the configured name of the model, and the names of our own tools."""
 
     _metrics: Metrics
     _of_model: OfModel
     _tools: Container[str] = ()
     _answers: list[TurnAccount] = []
     _others_answered: bool = False
-    """Another model than the one that was asked for: its tokens are its own."""
+    """Another model than the requested one has answered, and its tokens are counted separately."""
 
     handlers: ClassVar[Handlers] = {}
 
@@ -155,7 +153,7 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
     @handles(handlers, Attempt)
     def _attempt(self, event: Attempt) -> None:
         if event.reason:
-            # Of a closed list: what a provider calls a client's mistake is its own word.
+            # Only codes of a closed list, because providers choose the codes of client errors.
             reason = event.reason if event.reason in FAILURES else OTHER
             result = "refused" if event.is_refusal else reason
             self._metrics.attempts.of(self._model, event.by.counted_as, event.by.host, result).inc()
@@ -182,7 +180,7 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
                 self._answering(answer).spent(answer.usage)
 
     def _answering(self, answer: TurnAccount) -> OfModel:
-        """Return the counters for the tokens of a turn: a fallback has a price of its own."""
+        """Return the counters of the model that answered a turn, because a fallback has its own price."""
         model = answer.by.counted_model or self._model
         return self._of_model if model == self._model else self._metrics.model(model, self._of_model.key)
 
@@ -211,7 +209,7 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
 
 
 def _findings(answer: TurnAccount) -> Sequence[Finding]:
-    """Those about the turn, and each call's own. The turn names what it noticed about any of its calls once more."""
+    """Return the findings of a turn and of its calls, without those of calls that the turn repeats."""
     if not answer.findings:
         return ()
     calls = (call for call in (*answer.run, *answer.handed_back) if isinstance(call, ReadyCall))

@@ -1,7 +1,7 @@
-"""Logging: one format for our lines and those of libraries, written to standard error with secrets masked.
+"""Logging: one format for our lines and those of libraries, to standard error with secrets masked.
 
-Lines are JSON for machines, or coloured text on a terminal. The ids of a request and its run stand on every line that is
-written on its behalf. The server's own access log is off: the API writes one line for each request.
+Lines are JSON, or coloured text on a terminal. All lines of a request have its id and its run's. uvicorn's access log is off,
+because the middleware writes one line for each request.
 """
 
 import asyncio
@@ -24,33 +24,32 @@ from callgate.config.secret_names import means_secret
 from callgate.telemetry.redaction import Redactor
 
 _MAX_TEXT: Final = 16_384
-"""What is longer is cut: a log line is for reading."""
+"""Characters after which a value is cut."""
 
 _QUIET: Final = (
     "LiteLLM", "LiteLLM Proxy", "LiteLLM Router", "aiohttp", "httpcore", "httpcore2", "httpx", "httpx2", "openai",
     "watchfiles",
 )  # fmt: skip
-"""Libraries that say at `info` what we say better, and at `debug` whole conversations: only their warnings count."""
+"""Libraries of which only warnings are logged, because their `debug` lines have whole conversations."""
 
 _SILENT: Final = ("client", "mcp")
-"""The MCP SDK writes a traceback for every connection that breaks, and with it what came over it. That a tool server
-went away, and why, is a line of ours."""
+"""The MCP SDK logs a traceback with received data for every lost connection, which we log ourselves."""
 
 _WITH_HANDLERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 
 _SHORT_NUMBER: Final = 1000
 
 _GATHERED_SECONDS: Final = 0.005
-"""How long lines are gathered where they come all the time."""
+"""How long lines are gathered under load."""
 
 _STANDARD_LEVELS: Final = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 def configure(redactor: Redactor, *, level: str = "info", format: str = "auto", stream: TextIO | None = None) -> None:
-    """Set up logging for the whole process. May be done again, when the config is read again.
+    """Set up logging for the whole process. May be called again on a reload.
 
-    `format` is `json`, `console`, or `auto`, which asks whether a person is watching. Without a `stream`, lines go to
-    what `sys.stderr` is at that moment.
+    `format`: `json`, `console`, or `auto`, which is `console` on a terminal. Without a `stream` lines go to the current
+    `sys.stderr`.
     """
     global _quick, _redactor  # noqa: PLW0603 - like structlog's own, this configuration is one for the process
     _redactor = redactor
@@ -73,17 +72,17 @@ def configure(redactor: Redactor, *, level: str = "info", format: str = "auto", 
 _ids: ContextVar[dict[str, str] | None] = ContextVar("callgate_ids", default=None)
 
 stand_on_every_line: Final[Callable[[dict[str, str]], object]] = _ids.set
-"""From now on in this context; ids of our own, or masked. The dict is the caller's, who may add to it later: a run's id
-is known after its request's. One variable for all of them, because each costs every request and every line."""
+"""Sets the ids that are on every line in this context; our own, or masked. The caller may add ids to the dict later. One context
+variable for all of them, because each costs something in every request."""
 
 
 def masked(text: str) -> str:
-    """A text with its secrets masked, as it would stand in a log line."""
+    """Mask the secrets in a text."""
     return str(_redactor.value(text))
 
 
 def masked_value(value: Any) -> Any:
-    """Lists and objects as plain data, with their secrets masked."""
+    """Convert a value to plain data with its secrets masked."""
     return _redactor.value(value)
 
 
@@ -91,13 +90,13 @@ _redactor = Redactor(())
 
 
 TROUBLE: Final[Counter[tuple[str, str]]] = Counter()
-"""How often each of our events was logged as a warning or an error: somebody may have to look."""
+"""How often each of our events was logged as a warning or an error, for metrics."""
 _TROUBLE_LEVELS: Final = frozenset({"warning", "error", "exception", "critical"})
 
 
 class Log:
-    """A logger for the lines that every request writes. What it writes is what structlog would write, at a fifth of the
-    cost; where structlog is set up otherwise than by `configure` (a console, a test that listens), structlog does it.
+    """A logger for lines that every request writes, with the output of structlog at a fifth of the cost. If structlog is
+    configured in another way than by `configure` (a console, a test), it uses structlog.
     """
 
     __slots__ = ("_bound", "_name")
@@ -111,7 +110,7 @@ class Log:
 
     @staticmethod
     def enabled_for(number: int) -> bool:
-        """True if a line of this level may be written, for those who would have to gather what it says."""
+        """True if lines of this level are written, for callers whose fields are costly."""
         return _quick is None or number >= _quick.threshold or _quick.processors[-1] is not _as_json
 
     def debug(self, event: str, **fields: Any) -> None:
@@ -138,9 +137,9 @@ class _Quick:
         self.threshold = threshold
         self._redactor = redactor
         self._open_names: set[str] = set()
-        """Names of fields that do not mean secrets. Our own code names them, so they are few."""
+        """Names of fields that do not mean secrets; there are few, all of our own code."""
         self.processors = processors
-        """They end with `_as_json` while structlog has them; `capture_logs` exchanges them inside this very list."""
+        """The list that structlog uses; `capture_logs` replaces its content, so that it does not end with `_as_json` then."""
         self._lines = _Lines(None, stream)
         self._second = -1
         self._until_second = ""
@@ -150,7 +149,7 @@ class _Quick:
             TROUBLE[level, event] += 1
         if event not in self._redactor.harmless:
             event = self._redactor.value(event)
-        # As structlog's stamper writes it; the part up to the second is the same for all lines of that second.
+        # In the format of structlog's stamper; the part up to the second is cached.
         nanoseconds = time.time_ns()
         second, rest = divmod(nanoseconds, 1_000_000_000)
         if second != self._second:
@@ -165,18 +164,18 @@ class _Quick:
         ours: Collection[str] = ()
         if (ids := _ids.get()) is not None:
             line |= ids
-            ours = ids.values()  # stand on the line as they are
+            ours = ids.values()  # not masked again
         line |= fields
         if not (fields.keys() <= self._open_names and self._are_harmless(fields, ours)):
             self._mask(fields, line, ours)
         self._lines.msg(_as_json(None, level, line))
 
     def _are_harmless(self, fields: dict[str, Any], ours: Iterable[str]) -> bool:
-        """True if no value has to be looked at closely. Asked of all at once, because asking of each would cost more
-        than all else about a line; what is left are times that were taken, and new values."""
+        """True if no value has to be searched for secrets. Checked for all values at once, which is much cheaper; the rest
+        are durations and new values."""
         try:
             unknown = set(fields.values()).difference(self._redactor.harmless, ours)
-        except TypeError:  # a list, or a mapping: not to be found in any set
+        except TypeError:  # an unhashable list or mapping
             return False
         for value in unknown:
             if type(value) is str or not _is_plain(value):
@@ -185,7 +184,7 @@ class _Quick:
         return True
 
     def _mask(self, fields: dict[str, Any], line: dict[str, Any], ours: Collection[str]) -> None:
-        """Mask the secrets in a line. Values found harmless are remembered from the next line on."""
+        """Mask the secrets in a line. Harmless values are cached."""
         harmless = self._redactor.harmless
         for key, value in fields.items():
             if key not in self._open_names:
@@ -200,7 +199,7 @@ class _Quick:
 
 
 def _is_plain(value: Any) -> bool:
-    """Too short to be a secret: a yes or no, a small number, a time that we took."""
+    """True for values that are too short for a secret: booleans, small numbers, durations."""
     kind = type(value)
     if kind is int or kind is float:
         return -_SHORT_NUMBER < value < _SHORT_NUMBER and (kind is int or int(value * 1000 + 0.5) / 1000 == value)
@@ -215,9 +214,9 @@ def _processors(redactor: Redactor, *, console: bool, colors: bool) -> list[Proc
     if console:
         last = [_on_one_line, structlog.dev.ConsoleRenderer(colors=colors)]
 
-    # Comes after exceptions were written out, so that their texts are masked too.
+    # After exceptions were formatted, so that their texts are masked too.
     def mask(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        # Fields that our own code names are masked by name; `event` and `level` are words, not values.
+        # Fields are masked by name too; `event` and `level` are no values.
         return {name: _cut(redactor.value(value, name)) for name, value in event.items()}
 
     return [
@@ -253,21 +252,21 @@ def _add_logger_name(logger: WrappedLogger, method: str, event: EventDict) -> Ev
 
 
 def _cut(value: Any) -> Any:
-    """After masking: the first half of a secret would no longer be known for one."""
+    """Cut a long value, after masking, because half a secret would not be recognized."""
     if isinstance(value, str) and len(value) > _MAX_TEXT:
         return f"{value[:_MAX_TEXT]}… ({len(value) - _MAX_TEXT} more characters)"
     return value
 
 
 def _first_things_first(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Put time, level and event first: a line is read from its left end."""
+    """Put time, level and event first."""
     return {name: event[name] for name in ("timestamp", "level", "event", "logger") if name in event} | dict(event)
 
 
 def _as_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
     try:
         return _encoder.encode(event).decode()
-    except UnicodeEncodeError:  # half a surrogate pair: rare, and not worth losing the line for
+    except UnicodeEncodeError:  # a lone surrogate
         return _encoder.encode(_encodable(event)).decode()
 
 
@@ -283,7 +282,7 @@ def _encodable(value: Any) -> Any:
 
 
 def _on_one_line(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Escape line breaks and control characters, so that no value can forge a line. Tracebacks keep their lines."""
+    """Escape line breaks and control characters, so that no value can forge a line. Tracebacks are kept."""
     for name, value in event.items():
         if isinstance(value, str):
             kept = "\n\t" if name in {"exception", "stack"} else ""
@@ -292,18 +291,18 @@ def _on_one_line(logger: WrappedLogger, method: str, event: EventDict) -> EventD
 
 
 class _Lines:
-    """The logger that structlog hands finished lines to.
+    """The logger that writes structlog's finished lines.
 
-    A line that comes alone is written at the end of the event loop's turn. Where they come all the time they are gathered
-    for a few milliseconds: a write gives the interpreter lock away, which costs more than making the line.
+    A single line is written at the end of the event loop's iteration. Under load lines are gathered for a few milliseconds,
+    because each write releases the interpreter lock, which costs more than making the line.
     """
 
     _lock: Final = threading.Lock()
     _waiting: Final[dict[TextIO | None, list[str]]] = {}
     _due_on: asyncio.AbstractEventLoop | None = None
-    """The loop that will write what waits. Another one cannot rely on it."""
+    """The event loop that will write the gathered lines."""
     _due_in = 0
-    """The thread of that loop."""
+    """The thread of that event loop."""
     _written_at = -inf
 
     def __init__(self, name: str | None, stream: TextIO | None) -> None:
@@ -314,13 +313,13 @@ class _Lines:
         here = threading.get_ident()
         with self._lock:
             self._waiting.setdefault(self._stream, []).append(line)
-            # One that runs in this thread is the running one. Asking for that is a system call each time.
+            # Compared by thread, because `get_running_loop` makes a system call.
             if self._due_on is not None and self._due_in == here and self._due_on.is_running():
                 return
             try:
                 loop = _Lines._due_on = asyncio.get_running_loop()
                 _Lines._due_in = here
-            except RuntimeError:  # another thread, or no server
+            except RuntimeError:  # another thread, or no event loop
                 loop = None
         if loop is None:
             write_all()
@@ -343,19 +342,19 @@ class _Lines:
 
 
 def write_all() -> None:
-    """Write what has been gathered. At the end of the process it happens by itself, unless it ends without one."""
+    """Write the gathered lines. Called at exit, except when the process is ended by `os._exit`."""
     _Lines.write_all()
 
 
 atexit.register(write_all)
 
 
-# Other people's logs ----------------------------------------------------------------------------
+# Logs of libraries ------------------------------------------------------------------------------
 
 
 def _bridge(level: int, *, console: bool) -> None:
     for name in _WITH_HANDLERS:
-        # Works before the library is imported as well as after.
+        # Also if the library is imported later.
         logger = logging.getLogger(name)
         logger.__class__ = _NoHandlers
         logger.handlers.clear()
@@ -372,7 +371,7 @@ def _bridge(level: int, *, console: bool) -> None:
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
-    # To a person the banner says that it serves, and a line of ours that it ends.
+    # On a terminal the banner and a line of ours replace these.
     logging.getLogger("uvicorn.error").setLevel(
         logging.WARNING if console and level > logging.DEBUG else logging.NOTSET
     )
@@ -382,14 +381,14 @@ def _bridge(level: int, *, console: bool) -> None:
 
 
 class _Bridge(logging.Handler):
-    """Hands records of the standard library's loggers to ours."""
+    """Passes records of the standard library's loggers to ours."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger(record.name)
         try:
             message = record.getMessage()
         except (TypeError, ValueError, KeyError):
-            # The standard answer prints the arguments as they are, and they may hold anything.
+            # The standard error handling would print the arguments unmasked.
             log.warning("log_record_malformed", at=f"{record.pathname}:{record.lineno}")
             return
         more: dict[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
@@ -397,7 +396,7 @@ class _Bridge(logging.Handler):
 
 
 class _NoHandlers(logging.Logger):
-    """A logger whose owner would give it handlers when imported; each line would then be written twice, once unmasked."""
+    """A logger that ignores handlers, which its library adds at import, and which would write each line again, unmasked."""
 
     def addHandler(self, hdlr: logging.Handler) -> None:  # noqa: N802 - the standard library's name
-        """Lets it go: lines reach ours through the root."""
+        """Ignore a handler; records reach ours through the root logger."""

@@ -1,7 +1,7 @@
 """Prometheus metrics in a registry of their own.
 
-Labels are names that the operator chose or words of a closed list, never what a client or a model wrote; what is
-counted under too many names all the same is counted as `other`.
+Labels are names that the operator chose or values of closed lists, never text of clients or models. Beyond a limit of label
+values the rest is counted as `other`.
 """
 
 import math
@@ -23,7 +23,7 @@ from callgate.telemetry.logs import TROUBLE
 OTHER: Final = "other"
 
 _MAX_CHILDREN: Final = 2000
-"""Time series of one metric. Beyond it something is named that should not be."""
+"""The limit of time series of one metric."""
 
 _MAX_KEYS: Final = 500
 """Keys that are shown by name; the others together."""
@@ -67,9 +67,9 @@ Part = TypeVar("Part", Count, Times)
 
 
 class Family(Generic[Part]):
-    """One metric and its parts by label values; looking one up costs a dict, not a lock and a search.
+    """One metric and its parts by label values, found by a dict lookup without a lock.
 
-    Counting happens on the event loop alone. The library asks for what was counted when somebody scrapes.
+    Counts only on the event loop. The library collects the counts at a scrape.
     """
 
     def __init__(self, name: str, help: str, labels: Sequence[str], make: Callable[[], Part]) -> None:
@@ -119,7 +119,7 @@ class Histograms(Family[Times]):
 
 
 class Faring(Protocol):
-    """A deployment, and how long it is left alone."""
+    """A deployment with its cooldown."""
 
     @property
     def responder(self) -> Responder: ...
@@ -129,7 +129,7 @@ class Faring(Protocol):
 
 
 class Cooldowns:
-    """The deployments that are left alone at the moment of a scrape."""
+    """Collects the cooldowns of deployments at a scrape."""
 
     def __init__(self) -> None:
         self.deployments: Callable[[], Iterable[Faring]] = tuple
@@ -151,7 +151,7 @@ class Cooldowns:
 
 
 class KeyUse:
-    """The usage of each key, added up at the moment of a scrape."""
+    """Collects the usage of each key at a scrape."""
 
     def __init__(self, used: "Callable[[], Iterable[OfModel]]") -> None:
         self._used = used
@@ -175,7 +175,7 @@ class KeyUse:
 
 
 class LoggedTrouble:
-    """The warnings and errors in the log of this process, by their names, at the moment of a scrape."""
+    """Collects the logged warnings and errors of this process by name at a scrape."""
 
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(
@@ -187,13 +187,13 @@ class LoggedTrouble:
 
 
 class Metrics:
-    """All that is counted."""
+    """All metrics of the process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self._models: dict[tuple[str, str], OfModel] = {}
         self._requests: dict[tuple[str, int, str], tuple[Count, Times]] = {}
-        """Looked up once for each kind of request that there is."""
+        """Cached for each kind of request."""
         ProcessCollector(registry=self.registry)
         self.requests = self._counter("requests", "Requests answered.", "route", "status", "model")
         self.request_seconds = self._histogram(
@@ -238,11 +238,11 @@ class Metrics:
         self.tokens = self._counter("tokens", "Tokens that providers reported.", "model", "kind")
 
     def watch_cooldowns(self, deployments: Callable[[], Iterable[Faring]]) -> None:
-        """Show those that are left alone, of these deployments from now on."""
+        """Set the deployments whose cooldowns are shown."""
         self._cooldowns.deployments = deployments
 
     def request(self, route: str, status: int, model: str, seconds: float) -> None:
-        """A request was answered. `route` is a template, `model` a configured name or empty."""
+        """Count an answered request. `route` is a template, `model` a configured name or empty."""
         counted = self._requests.get((route, status, model))
         if counted is None:
             counted = self.requests.of(route, str(status), model), self.request_seconds.of(route, model)
@@ -260,7 +260,7 @@ class Metrics:
         return counted
 
     def used(self) -> "list[OfModel]":
-        """Set the source of what every key used of every model since the process began."""
+        """Return the usage of every key and model since the process began."""
         return list(self._models.values())
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
@@ -308,7 +308,7 @@ _SUMS: Final = frozenset({"counter", "histogram", "summary"})
 
 
 class _Collected(CollectorRegistry):
-    """Metrics that were collected elsewhere."""
+    """A registry of metrics that were collected elsewhere."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         super().__init__()
@@ -319,7 +319,7 @@ class _Collected(CollectorRegistry):
 
 
 class OfModel:
-    """The metrics of one model's chats. Its parts are looked up once, when there is something to count."""
+    """The metrics of one model's chats, with cached parts."""
 
     __slots__ = (
         "_answers",
@@ -347,7 +347,7 @@ class OfModel:
         self._tokens: dict[str, Count] = {}
 
     def turn(self, seconds: float) -> None:
-        """A turn ended after so long."""
+        """Count a turn."""
         if self._turn is None:
             self._turn = self._metrics.turns.of(self.name), self._metrics.turn_seconds.of(self.name)
         count, times = self._turn
@@ -355,13 +355,13 @@ class OfModel:
         times.observe(seconds)
 
     def answered_by(self, by: Responder) -> None:
-        """Count a turn for the deployment that answered it, usually the one of the turn before."""
+        """Count a turn for the deployment that answered it. The last deployment's counter is cached."""
         if by is not self._by or self._answers is None:
             self._by, self._answers = by, self._metrics.attempts.of(self.name, by.counted_as, by.host, "answered")
         self._answers.amount += 1
 
     def ended(self, ending: str, finish_reason: str) -> None:
-        """A chat ended."""
+        """Count the end of a chat."""
         count = self._ends.get((ending, finish_reason))
         if count is None:
             count = self._ends[ending, finish_reason] = self._metrics.chats.of(self.name, ending, finish_reason)
@@ -369,18 +369,18 @@ class OfModel:
         self.requests += 1
 
     def failed_request(self) -> None:
-        """A request ended in an error: none of its chats came to an ending of its own, or not all of them."""
+        """Count a failed request."""
         self.requests += 1
         self.failed += 1
 
     def passed_on(self, usage: Mapping[str, Any] | None) -> None:
-        """A request that is no chat was answered."""
+        """Count a proxied request."""
         self.requests += 1
         if usage:
             self.spent(usage)
 
     def spent(self, usage: Mapping[str, Any]) -> None:
-        """A chat's token counts, as providers report them."""
+        """Count the tokens of a chat, as providers report them."""
         self.tokens_in += self._add("prompt", usage.get("prompt_tokens"))
         self.tokens_out += self._add("completion", usage.get("completion_tokens"))
         if (details := usage.get("prompt_tokens_details")) and isinstance(details, Mapping):

@@ -1,4 +1,4 @@
-"""Logs what is detected about models."""
+"""Logs the calling modes and cooldowns of models."""
 
 import structlog
 
@@ -6,7 +6,7 @@ from callgate.conversation.events import Responder
 
 
 def write_choice(model: str, tool_calling: str, format: str, decided_by: str, detail: str = "") -> None:
-    """Log how a model is asked for its calls from now on; a warning where that could not be found out."""
+    """Log how a model is asked for calls; a warning where that is unknown."""
     log = structlog.get_logger("callgate.models").bind(
         model=model, tool_calling=tool_calling, format=format, decided_by=decided_by
     )
@@ -17,7 +17,7 @@ def write_choice(model: str, tool_calling: str, format: str, decided_by: str, de
 
 
 def write_cooldown(responder: Responder, seconds: float) -> None:
-    """A deployment that kept failing is not asked for so long; with 0 it answers again."""
+    """Log the cooldown of a deployment; with 0 that it answers again."""
     log = structlog.get_logger("callgate.models").bind(
         model=responder.model, deployment=responder.deployment, host=responder.host
     )

@@ -1,7 +1,7 @@
-"""Masking secrets in text that leaves the process: logs, and the details of errors.
+"""Masks secrets in text that leaves the process: logs, and the details of errors.
 
-Three ways to know one: its value was registered at start, its name says so (`api_key`, `Authorization`), or it looks
-like one (`sk-…`, `Bearer …`). Any of them is enough.
+A secret is recognized by its registered value, by the name of its field (`api_key`, `Authorization`), or by its format
+(`sk-…`, `Bearer …`).
 """
 
 import base64
@@ -18,13 +18,13 @@ from callgate.config.secret_names import means_secret
 MASK: Final = "***"
 
 MIN_SECRET_LENGTH: Final = 8
-"""Shorter values stand in ordinary text by chance; masking them would make logs unreadable."""
+"""Shorter values are not masked, because they occur in ordinary text."""
 
 _MIN_LINE_LENGTH: Final = 16
-"""Lines of a secret of many lines are masked on their own from this length: tracebacks indent them."""
+"""The length from which single lines of a multi-line secret are masked, because tracebacks indent them."""
 
 _MAX_DEPTH: Final = 12
-"""Deeper values are shown by their repr, which also ends values that hold themselves."""
+"""Deeper values are replaced by their repr, which also handles recursive values."""
 
 _PATTERNS: Final = (
     (
@@ -61,8 +61,8 @@ _PATTERNS: Final = (
     ),
     (("key",), re.compile(r"([?&]key=)[^\s\"'&]{8,}", re.IGNORECASE), rf"\1{MASK}"),
 )
-"""What secrets look like, and before it what stands, in lower case, in whatever such a pattern matches: most texts have none.
-Looking for each in turn takes an eightieth of the time of one pattern with alternatives."""
+"""Hints and patterns of secrets: a text without the hints, in lower case, cannot match the pattern. Checking the hints one by one
+takes an eightieth of the time of one pattern with alternatives."""
 
 
 _HINTS: Final = tuple(dict.fromkeys(hint for hints, _, _ in _PATTERNS for hint in hints))
@@ -72,50 +72,50 @@ _MIN_MATCH: Final = len("://:x@")
 _LONG: Final = 1024
 
 _SLICE: Final = 24 * 1024
-"""Characters that are looked through at once, about a millisecond: a search holds the interpreter from all other threads."""
+"""Characters that are searched at once, in about a millisecond, because a search holds the interpreter lock."""
 _OVERLAP: Final = 8 * 1024
-"""Characters of a slice that the next one looks through again, for what could not be told from its beginning."""
+"""Characters of a slice that are searched again with the next one, for matches across the boundary."""
 
 _SHORT_NUMBER: Final = 10 ** (MIN_SECRET_LENGTH - 2)
-"""Below it, whole numbers have fewer characters than any secret."""
+"""Smaller whole numbers are shorter than any secret."""
 
 _OUR_IDS: Final = re.compile(r"(?:req|run|call|chatcmpl)[_-][0-9a-f]{24}")
-"""Made here and nowhere else, and different on every line: no use looking for secrets in them."""
+"""Our own ids, which are no secrets, and different on every line."""
 
 _REMEMBERED: Final = 2048
 _REMEMBERED_LENGTH: Final = 64
-"""Short texts without a secret come again with every line: paths, models, tools, callers. Only such are remembered."""
+"""The bounds of the cache of harmless texts, which recur in log lines: paths, models, tools, callers."""
 
 
 class Redactor:
-    """Knows the secrets of the running config. Adding one is rare and safe from any thread; masking is the hot path."""
+    """Masks the secrets of the running config. Adding a secret is thread-safe."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._known: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
         self.harmless: set[Any] = set()
-        """The values known to hold no secret at this moment."""
+        """The cached values without secrets."""
         self.add(*known)
 
     def add(self, *values: str) -> None:
-        """Mask these from now on, wherever they stand and however they are encoded."""
+        """Mask these values from now on, in all encodings."""
         forms = {form for value in values for form in _forms(value)}
         if forms <= self._known:
             return
         self._known |= forms
-        # The longest first, so that a secret which begins with another is masked whole.
+        # The longest first, so that a secret which begins with another is masked completely.
         self._pattern = re.compile("|".join(map(re.escape, sorted(self._known, key=len, reverse=True))))
         self.harmless = set()
 
     def remember(self, value: float | None) -> None:
-        """Remember that a value is harmless."""
+        """Cache a harmless value."""
         harmless = self.harmless
         if len(harmless) >= _REMEMBERED:
             harmless.clear()
         harmless.add(value)
 
     def text(self, text: str) -> str:
-        """The text with every secret in it masked."""
+        """Mask all secrets in a text."""
         harmless = self.harmless
         if text in harmless or _OUR_IDS.fullmatch(text):
             return text
@@ -123,12 +123,12 @@ class Redactor:
         if masked == text and len(text) <= _REMEMBERED_LENGTH:
             if len(harmless) >= _REMEMBERED:
                 harmless.clear()
-            # Into the set that stood before the look: one that has come since knows of a new secret.
+            # Into the set from before the search, because a secret may have been added since, with a new set.
             harmless.add(text)
         return masked
 
     def _masked(self, text: str) -> str:
-        # Over a long text, looking for each secret in turn takes a tenth of the time of one pattern with all of them.
+        # In a long text, searching the secrets one by one takes a tenth of the time of one pattern.
         if (
             self._pattern is not None
             and len(text) >= MIN_SECRET_LENGTH
@@ -144,7 +144,7 @@ class Redactor:
         return text
 
     def value(self, value: Any, name: str = "") -> Any:
-        """The value as plain data with every secret in it masked; `name` is what it is called where it stands."""
+        """Convert a value to plain data with all secrets masked; `name` is that of its field."""
         if type(value) is str and value in self.harmless and not (name and means_secret(name)):
             return value
         return self._clean(value, name, 0)
@@ -173,7 +173,7 @@ class Redactor:
 
 
 def _substituted(pattern: re.Pattern[str], replacement: str, text: str) -> str:
-    """What `pattern.sub` returns; over a long text in slices, between which other threads go on."""
+    """Like `pattern.sub`; a long text is processed in slices, between which other threads run."""
     if len(text) <= _SLICE:
         return pattern.sub(replacement, text)
     parts: list[str] = []
@@ -181,7 +181,7 @@ def _substituted(pattern: re.Pattern[str], replacement: str, text: str) -> str:
     while at < len(text):
         ends = min(at + _SLICE, len(text))
         found = pattern.search(text, at, ends)
-        while found is not None and found.end() == ends < len(text):  # it may go on behind the slice, or be none
+        while found is not None and found.end() == ends < len(text):  # the match may extend beyond the slice
             whole = pattern.match(text, found.start())
             if whole is not None:
                 found = whole
@@ -197,11 +197,11 @@ def _substituted(pattern: re.Pattern[str], replacement: str, text: str) -> str:
 
 
 def _folded(text: str) -> str:
-    return text.casefold().replace("ı", "i")  # the one letter that patterns fold and `casefold` does not
+    return text.casefold().replace("ı", "i")  # patterns fold this letter, `casefold` does not
 
 
 def _forms(secret: str) -> set[str]:
-    """A secret as it may stand in a text: as it is, and as JSON, repr, URLs and Basic authorization write it."""
+    """Return the encodings of a secret: plain, and in JSON, repr, URLs and Basic authorization."""
     if len(secret) < MIN_SECRET_LENGTH:
         return set()
     encoded = secret.encode(errors="surrogatepass")

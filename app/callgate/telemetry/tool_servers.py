@@ -10,7 +10,7 @@ log: Final = structlog.get_logger("callgate.tools")
 
 
 class ToolServers:
-    """Writes down and counts what happens to sources of tools. One for the life of the process."""
+    """Logs and counts the events of tool sources, for the life of the process."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -23,6 +23,6 @@ class ToolServers:
         log.warning("tool_server_down", server=name, kind=kind, error=error, failures=failures)
 
     def changed(self, server: str, tool: str) -> None:
-        """A tool is not what it was when it was first seen. Its description is text that models obey."""
+        """Log and count a changed description, because models may obey it."""
         self._metrics.tool_changes.of(server).inc()
         log.warning("tool_changed", server=server, tool=tool)

@@ -1,9 +1,8 @@
 """A buffer of text that is fed at one end and read at the other, each character once.
 
-A grammar is written as a generator that pauses where it needs more text (`Steps`). It reads straight down
-the page like any recursive-descent parser, and can be cut anywhere. What it has read is let go at once:
-the cursor keeps only what may still turn out to be a mark, so that a feed costs what it brings and no more.
-What the text means is said elsewhere (`event_sink`, and the grammars).
+A grammar is a generator that pauses where it needs more text (`Steps`), so that it is written like a recursive-descent parser
+and works with text that is cut anywhere. Read text is dropped at once: the cursor keeps only what may become a mark, so that
+reading takes linear time.
 """
 
 import re

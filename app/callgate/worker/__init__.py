@@ -1,1 +1,1 @@
-"""`callgate worker`: runs calls of tools for proxies on other machines. The only package that imports celery."""
+"""`callgate worker`: runs tool calls for proxies on other machines. The only package that imports celery."""

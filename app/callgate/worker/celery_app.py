@@ -1,4 +1,4 @@
-"""The Celery application: a call is taken by a free process, which can be killed, and is never delivered twice."""
+"""The Celery application of a worker: each call is run by a process that can be killed, and is acknowledged early."""
 
 import ssl
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from callgate.fleet.message import TASK, control_exchange, queue_of
 from callgate.worker import transport
 
 PROC_ALIVE_SECONDS: Final = 120.0
-"""For a new process to import the tools: a library for GPUs may take its time."""
+"""The timeout for a new process to import the tools, such as large GPU libraries."""
 
 LOOK_SECONDS: Final = 0.1
-"""How often it is looked for processes that have ended."""
+"""How often ended processes are reaped."""
 
 
 class _AttentivePool(AsynPool):  # type: ignore[misc]  # celery has no types
-    """Replaces a process that was killed at once. Celery is woken when one's pipe closes, which may be before it can be waited
-    for, and then looks again only after five seconds."""
+    """Replaces killed processes at once. Celery is woken when a pipe closes, which may be before the process can be reaped, and
+    checks again only after five seconds."""
 
     @property
     def timers(self) -> dict[Any, float]:
@@ -34,15 +34,15 @@ class _Prefork(TaskPool):  # type: ignore[misc]  # celery has no types
 
 
 class NoResults(DisabledBackend):  # type: ignore[misc]  # celery has no types
-    """Results are in the ledger. Asked for the state of a call that is to be killed, it leaves that to the worker that runs it;
-    Celery's own raises, and each other worker would log that."""
+    """A backend without results, which are in the ledger. For the state of a call that is to be killed Celery's own would
+    raise, which every other worker would log."""
 
     def get_state(self, *_: object) -> str:
         return str(STARTED)
 
 
 def celery_app(redis_url: str, prefix: str, pools: Sequence[str], key: bytes, *, fresh_process: bool = False) -> Celery:
-    """`key` is the ledger's, with which orders are signed."""
+    """Make the application. `key`: the ledger's key, with which orders are signed."""
     transport.use(key)
     app = Celery("callgate", broker=redis_url, backend=f"{__name__}:{NoResults.__name__}", set_as_current=False)
     app.conf.update(
@@ -71,7 +71,7 @@ def celery_app(redis_url: str, prefix: str, pools: Sequence[str], key: bytes, *,
 
 
 def run_worker(app: Celery, name: str, concurrency: int, run: Any) -> int:
-    """Run calls until a signal ends it: those that have begun are finished first. `run` is given each call."""
+    """Run calls until a signal; those that have begun are finished. `run` is called with each call."""
     app.task(run, name=TASK, ignore_result=True)
     worker = app.Worker(
         hostname=name,

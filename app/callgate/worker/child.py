@@ -1,4 +1,4 @@
-"""Runs calls, one at a time, in a process that is killed when its call is given up."""
+"""Runs calls, one at a time, in a process that is killed when its call is cancelled."""
 
 import asyncio
 import ctypes
@@ -28,9 +28,9 @@ from callgate.tools.executor import RunContext
 from callgate.tools.registry import RegisteredTool
 
 AGAIN_SECONDS: Final = 0.25
-"""Between two tries to reach the ledger. Celery ends them when the call's time is up."""
+"""The delay before the ledger is asked again, until Celery ends the call at its timeout."""
 LONGEST_REPLY: Final = 65_536
-"""Bytes of an outcome that are published; what is longer is read from the ledger."""
+"""The largest outcome that is published; longer ones are read from the ledger."""
 _PR_SET_PDEATHSIG: Final = 1
 _UNSEEN: Final = frozenset({FailureKind.TIMEOUT, FailureKind.UNKNOWN})
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def die_with(parent: int) -> None:
-    """End at once when the worker does: nobody else would see that a call of this process still runs."""
+    """End this process when the worker ends, because its call would not be seen any more."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -47,7 +47,7 @@ def die_with(parent: int) -> None:
 
 
 def tools_of(config: Config) -> Mapping[str, RegisteredTool]:
-    """The tools, to be run here. Raises `BadEntry`."""
+    """Build the tools, to run in this process. Raises `BadEntry`."""
     from callgate.tools.http_client import Web
 
     registry = registry_of(config, Web, threads_of(config), processes_of(config))
@@ -71,14 +71,13 @@ class ToolProcess:
         self._redis: RedisLink
 
     def load(self) -> None:
-        """Import the tools, so that the first call does not wait for them. In the process that runs them: the loop, too, would
-        else be one for all."""
+        """Import the tools and make the event loop, in the process that runs calls, before the first call."""
         self._loop = uvloop.new_event_loop()
         self._redis = RedisLink(self._redis_url)
         self._tools = tools_of(self._config)
 
     def run(self, sent: Mapping[str, Any]) -> None:
-        """Run one call as it came over Redis, if its row says that nobody has begun it."""
+        """Run a call from Redis, if its row in the ledger can be claimed."""
         self._loop.run_until_complete(self._run(msgspec.convert(sent, FleetCall)))
 
     async def _run(self, sent: FleetCall) -> None:
@@ -115,12 +114,12 @@ class ToolProcess:
         context = RunContext(sent.run_id, sent.turn, sent.key, report, sent.max_bytes)
         try:
             return await found.tool.executor.execute(call, context)
-        except Exception:  # an executor that raises is a mistake of ours, and the call has an end all the same
+        except Exception:  # a bug of ours; the call gets an end anyway
             log.exception("fleet_executor_raised", tool=sent.tool)
             return Failed("The tool broke down, and not because of the arguments.")
 
     async def _reply(self, sent: FleetCall, reply: FleetReply) -> None:
-        """Said once: who waits finds an end in the ledger, too."""
+        """Publish a reply once; the proxy also finds the end in the ledger."""
         import redis
 
         try:

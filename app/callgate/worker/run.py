@@ -21,18 +21,17 @@ from callgate.worker.child import ToolProcess, die_with, tools_of
 from callgate.worker.watch import Watch
 
 _SAYS_EVERY_CALL: Final = ("celery.worker.strategy", "celery.app.trace")
-"""Loggers with a line for the beginning and the end of each call. A line costs more than what it tells of, and the proxy has
-one of its own."""
+"""Celery's loggers with lines for each call, which the proxy logs itself."""
 
 log = structlog.get_logger("callgate.worker")
 
 
 class CannotStart(Exception):
-    """Why a worker cannot be started, for whoever starts it."""
+    """Raised where a worker cannot be started, with the reason for the operator."""
 
 
 def work(loaded: Loaded, pools: Sequence[str], concurrency: int) -> int:
-    """Run the calls of some pools until a signal ends it. Raises `CannotStart`."""
+    """Run the calls of some pools until a signal. Raises `CannotStart`."""
     config = of_pools(loaded.config, pools)
     logs.configure(Redactor(loaded.secrets), level=config.logging.level, format=config.logging.format)
     _try_tools(loaded, config)
@@ -51,7 +50,7 @@ def work(loaded: Loaded, pools: Sequence[str], concurrency: int) -> int:
     def run(sent: Mapping[str, Any]) -> None:
         child.run(sent)
 
-    # Weak otherwise, and gone with this frame's last use of them.
+    # Kept here, because Celery's signals have weak references.
     worker_process_init.connect(begin, weak=False)
     worker_ready.connect(ready, weak=False)
     setup_logging.connect(_leave_logging_alone, weak=False)
@@ -74,7 +73,7 @@ def work(loaded: Loaded, pools: Sequence[str], concurrency: int) -> int:
 
 
 def of_pools(config: Config, pools: Sequence[str]) -> Config:
-    """The tools that run on these pools, to be run here, and nothing else."""
+    """Return the config with only the tools of these pools, to run here."""
     tools = tuple(
         tool.model_copy(update={"run_on": None})
         for tool in config.tools
@@ -84,14 +83,14 @@ def of_pools(config: Config, pools: Sequence[str]) -> Config:
 
 
 def _leave_logging_alone(**_: Any) -> None:
-    """Celery sets up logging of its own unless somebody listens here."""
+    """Keep our logging: without a receiver of this signal Celery would configure its own."""
     if logging.getLogger().level > logging.DEBUG:
         for name in _SAYS_EVERY_CALL:
             logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _try_tools(loaded: Loaded, config: Config) -> None:
-    """Raise where a tool cannot be made. In a process of its own: libraries for GPUs do not survive a fork after their import."""
+    """Raise where a tool cannot be built. Tried in another process, because GPU libraries do not survive a fork after import."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:

@@ -1,8 +1,8 @@
-"""Celery's Redis transport, which accepts nothing but our messages.
+"""Celery's Redis transport, which accepts only our messages.
 
-Celery ends where it reads what is no message, and obeys whatever it reads that is one. What stands in Redis may be
-anybody's: a call is looked for in the ledger before it runs, and of orders only the one to kill a call is followed, where it is
-signed with the ledger's key.
+Celery itself stops at an invalid message, and executes any valid one. Because others may write to Redis, a call is claimed in
+the ledger before it runs, and of control messages only the one to kill a call is accepted, if it is signed with the
+ledger's key.
 """
 
 import hmac
@@ -32,10 +32,10 @@ class _Properties(msgspec.Struct):
 
 
 class _TaskMessage(msgspec.Struct, rename={"content_type": "content-type", "content_encoding": "content-encoding"}):
-    """The fields of a message that Celery reads before a process of the worker does."""
+    """The fields of a message that Celery reads before a child process does."""
 
     body: bytes
-    """Base64 on the way."""
+    """Encoded in base64."""
     headers: _Headers
     properties: _Properties
     content_type: str
@@ -63,9 +63,8 @@ class _Order(msgspec.Struct):
 
 
 class WaryChannel(Channel):
-    """Goes on after what cannot be read, and keeps no second list in Redis of what it has taken: a call that is lost with its
-    worker is published again by whoever wants it. That list costs eight commands a call, and half of what the worker's
-    first process does."""
+    """Continues after invalid messages, and keeps no list of unacknowledged messages in Redis, because a proxy publishes a
+    lost call again. That list would cost eight commands per call."""
 
     ack_emulation = False
 
@@ -78,11 +77,11 @@ class WaryChannel(Channel):
 
 
 class WaryTransport(Transport):
-    """Hands on what is ours."""
+    """Delivers only our messages."""
 
     Channel = WaryChannel
     key = b""
-    """Of the ledger."""
+    """The ledger's key."""
 
     def _deliver(self, message: Any, queue: str) -> None:
         try:
@@ -104,7 +103,7 @@ class WaryTransport(Transport):
 
 
 def use(key: bytes) -> None:
-    """Have Celery reach Redis so in this process. `key` is the ledger's."""
+    """Make Celery use this transport for Redis in this process. `key`: the ledger's key."""
     WaryTransport.key = key
     for scheme in ("redis", "rediss"):
         TRANSPORT_ALIASES[scheme] = f"{__name__}:{WaryTransport.__name__}"

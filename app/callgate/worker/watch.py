@@ -1,6 +1,6 @@
-"""Writes the heartbeat of a worker, and finds calls without a living process.
+"""Writes the heartbeat of a worker, and ends calls without a living process.
 
-In a thread of the worker's first process with an event loop of its own: a tool that keeps its process busy cannot hold it up.
+Runs in a thread of the worker's main process with its own event loop, so that a busy tool cannot delay it.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ log = structlog.get_logger("callgate.worker")
 
 
 class Watch:
-    """Keeps one worker on the list of those that live."""
+    """Writes the heartbeats of one worker."""
 
     def __init__(self, config: Config, worker: str, pools: str) -> None:
         assert config.ledger.url is not None
         self._config, self._worker, self._pools = config, worker, pools
         self._database = PostgresDatabase(config.ledger.url.get_secret_value(), config.ledger.namespace, connections=1)
         self.key = b""
-        """Of the ledger, once it is open."""
+        """The ledger's key, once it is open."""
         self._first = threading.Event()
         self._why: DatabaseAway | None = None
         self._loop = asyncio.new_event_loop()
@@ -39,7 +39,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def open(self) -> None:
-        """Returns when the worker stands in the ledger. Raises `DatabaseAway`."""
+        """Wait until the worker is in the ledger. Raises `DatabaseAway`."""
         self._thread.start()
         self._first.wait()
         if self._why is not None:
@@ -61,7 +61,7 @@ class Watch:
         self._task = asyncio.ensure_future(self._watch())
         await asyncio.wait([self._task])
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
-            # Nobody says any more that this worker lives: it would begin calls that are taken for lost.
+            # Without heartbeats this worker would begin calls that are taken for lost.
             log.error("worker_not_seen", exc_info=error)
             self._first.set()
             os.kill(os.getpid(), signal.SIGTERM)
