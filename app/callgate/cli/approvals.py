@@ -1,4 +1,4 @@
-"""`callgate approvals`: lists the calls that wait on a running server, and decides about them."""
+"""`callgate approvals`: lists the waiting calls of a running server, and decides about them."""
 
 import json
 import time
@@ -43,7 +43,7 @@ def deny(id: Id, reason: Reason = "", url: UrlOption = None, key: KeyOption = No
 
 
 def _decide(id: str, decision: dict[str, Any], url: str | None, key: str | None) -> None:
-    """The hash goes with it: the decision is about what is listed now, whoever else decides meanwhile."""
+    """Send a decision with the hash of the listed arguments."""
     listed = {call["id"]: call for call in asked("GET", "/v1/approvals", url, key)["data"]}
     if id not in listed:
         typer.echo(f"callgate: no call waits under {id}", err=True)

@@ -1,6 +1,6 @@
-"""`callgate chat`: a conversation in the terminal, with what the tools do shown as they do it.
+"""`callgate chat`: a conversation in the terminal that also shows the tool calls.
 
-It talks to a server, over the wire like any client. Without an address it starts one of its own, for itself alone.
+It is an HTTP client of a server. Without an address it starts a server of its own.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 START_SECONDS = 30.0
 STREAM_SECONDS = 120.0
-"""The longest silence. A server that is alive sends a heartbeat long before."""
+"""The longest silence of a stream; servers send heartbeats more often."""
 LINE_BYTES = 4096
 HELP = "/new starts over, /quit ends (so does Ctrl-D); Ctrl-C stops an answer."
 
@@ -71,7 +71,7 @@ class _ChatSession:
                     self._answer(text)
 
     def _answer(self, text: str) -> None:
-        """A question whose answer did not come is not kept: it can be asked again."""
+        """Send a message and print the answer. Without an answer the message is dropped, and can be sent again."""
         messages = [*self._messages, {"role": "user", "content": text}]
         body = {"model": self._model, "messages": messages, "stream": True}
         from callgate.http.event_stream import EventTooLarge
@@ -94,7 +94,7 @@ class _ChatSession:
             self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
 
     async def _print(self, body: dict[str, Any], pieces: list[str]) -> None:
-        """Print the text of an answer as it comes, and gather it; what tools do is noted beside it."""
+        """Print and collect the text of an answer, and print the events of tools."""
         chunks = _Chunks()
         reading = asyncio.create_task(self._read_into(chunks, body))
         try:
@@ -126,15 +126,14 @@ class _ChatSession:
             chunks.put(None)
 
     async def _decide(self, id: str, waits_no_more: Coroutine[Any, Any, None]) -> None:
-        """Ask whoever sits there about a call that waits, for as long as it does. The hash of what was shown goes with the
-        answer."""
+        """Ask the user about a waiting call, as long as it waits. The decision includes the hash of what was shown."""
         ending = asyncio.create_task(waits_no_more)
         typing: asyncio.Task[str] | None = None
         try:
             listed = await answered("GET", "/v1/approvals", self._url, self._key)
             waiting = next((call for call in listed["data"] if call["id"] == id), None)
             if waiting is None:
-                return  # decided meanwhile, by somebody else
+                return  # decided elsewhere meanwhile
             arguments = printable(json.dumps(waiting["arguments"], ensure_ascii=False))
             _forget_typed()
             _note(f"  run {waiting['tool']} {arguments} ({waiting['safety']})? [y/N] ", nl=False)
@@ -157,14 +156,14 @@ class _ChatSession:
 
 
 class _Chunks:
-    """The chunks of an answer, in their order. One can look ahead while somebody is asked."""
+    """The chunks of an answer, in order, with look-ahead while the user is asked."""
 
     def __init__(self) -> None:
         self._coming: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._seen: deque[dict[str, Any] | None] = deque()
 
     def put(self, chunk: dict[str, Any] | None) -> None:
-        """None is the end."""
+        """Add a chunk; None is the end."""
         self._coming.put_nowait(chunk)
 
     def __aiter__(self) -> "_Chunks":
@@ -177,7 +176,7 @@ class _Chunks:
         return chunk
 
     async def until_it_waits_no_more(self, call: str) -> None:
-        """Look ahead for what says that a call runs or is over."""
+        """Look ahead for the chunk by which a call runs or has ended."""
         while True:
             chunk = await self._coming.get()
             self._seen.append(chunk)
@@ -221,7 +220,7 @@ def _line() -> str | None:
 
 
 def _forget_typed() -> None:
-    """What was typed before a question was shown is no answer to it."""
+    """Discard input from before the question."""
     with contextlib.suppress(ImportError):  # not there on Windows
         import termios
 
@@ -229,7 +228,7 @@ def _forget_typed() -> None:
 
 
 async def _typed() -> str:
-    """A line from the terminal, waited for so that Ctrl-C still stops the answer."""
+    """Read a line from the terminal, without blocking Ctrl-C."""
     loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
     line: asyncio.Future[bytes] = loop.create_future()
 
@@ -245,7 +244,7 @@ async def _typed() -> str:
 
 
 def _note(text: str, *, nl: bool = True) -> None:
-    """Beside the conversation: on standard error, and dim where a person looks."""
+    """Print a note on standard error, dimmed on a terminal."""
     typer.secho(text, err=True, nl=nl, dim=sys.stderr.isatty() or None)
 
 
@@ -254,7 +253,7 @@ def _note(text: str, *, nl: bool = True) -> None:
 
 @contextlib.contextmanager
 def _own_server(path: Any) -> Iterator[str]:
-    """A server for one config, on a port that only this machine can reach, while the conversation lasts."""
+    """Run a server for one config on a loopback port during the conversation."""
     import uvicorn
 
     from callgate.application import create_app
@@ -263,7 +262,7 @@ def _own_server(path: Any) -> Iterator[str]:
     loaded = read_config(path)
     keep_quiet(loaded)
     options: dict[str, Any] = {"lifespan": "on", "log_config": None, "access_log": False, "ws": "none"}
-    # The config for one person on this machine, beside a server that may be running with the same file.
+    # The config without what another server with the same file may be using.
     private = loaded.config.server.model_copy(update={"host": "127.0.0.1", "port": 0, "public_url": None})
     server = uvicorn.Server(
         uvicorn.Config(

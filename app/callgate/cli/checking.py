@@ -63,7 +63,7 @@ def _unusable(loaded: "Loaded", name: str, reason: str) -> "Mistake":
 
 
 def _programs_not_there(loaded: "Loaded") -> Iterator[str]:
-    """MCP servers that could not be started: their tools would be missing, and everything else would work."""
+    """Yield warnings for MCP servers that could not be started, whose tools would be missing."""
     for name, server in loaded.config.mcp_servers.items():
         if server.disabled or server.command is None:
             continue
@@ -75,7 +75,7 @@ def _programs_not_there(loaded: "Loaded") -> Iterator[str]:
 
 
 def _losses(models: "Iterable[ModelConfig]", tools: "Iterable[RegisteredTool]") -> Iterator[str]:
-    """Return notes on what is left out of the schemas that models are sent. The gate still checks all of it."""
+    """Yield notes on keywords that are left out of the schemas for models, and still checked by the gate."""
     from callgate.runtime.models import dialect_for
     from callgate.schemas.dialects import portable
     from callgate.tools.tool_filter import ToolFilter, narrowed

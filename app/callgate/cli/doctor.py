@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Check = dict[str, Any]
 MARKS = {"ok": "ok  ", "note": "note", "warn": "warn", "fail": "FAIL"}
 SIDE_BY_SIDE = 8
-"""Models that are looked at at the same time."""
+"""Models that are checked concurrently."""
 
 
 def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
@@ -76,7 +76,7 @@ async def _examined(loaded: "Loaded") -> list[Check]:
 def _check(
     what: str, status: str, detail: str, seconds: float | None = None, *, todo: str | None = None, **more: Any
 ) -> Check:
-    """`todo` is what would mend it."""
+    """Make a check's result. `todo`: what the operator can do."""
     ms = seconds and round(seconds * 1000, 1)
     return {"what": what, "status": status, "detail": detail, "ms": ms, "todo": todo, **more}
 
@@ -139,7 +139,7 @@ def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
             f"source {status.name}", "ok" if ready else "fail", detail, status.seconds, todo=todo, kind=status.kind
         )
     for broken in registry.quarantined():
-        # What a document or a server has beside the tools that can be used is no fault of this config's.
+        # Unusable tools of a document or server are not the config's fault.
         verdict = "fail" if not broken.source else "note" if kinds.get(broken.source) == "openapi" else "warn"
         source = f" of {broken.source}" if broken.source else ""
         todo = None if broken.source else "correct its entry; the other tools work without it"

@@ -1,5 +1,4 @@
-"""Finds what a first config can use on this machine: local model servers on their usual ports, other programs' MCP
-servers."""
+"""Finds local model servers on their usual ports, and the MCP servers of other programs, for a first config."""
 
 import asyncio
 import json
@@ -22,12 +21,12 @@ from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines, TransportError
 
 LOOK_SECONDS = 1.5
-"""For a server on this machine to list its models."""
+"""The timeout for a local server to list its models."""
 LIST_BYTES = 4_000_000
 MOST_MODELS = 20
-"""Of one server; some keep hundreds."""
+"""The limit of models of one server."""
 OWNERS = {"llamacpp": "llamacpp", "vllm": "vllm", "callgate": None}
-"""What servers that share a usual port say of themselves in their lists."""
+"""The `owned_by` values of servers that share a usual port."""
 _FOR_EDITORS = re.compile(r"\$\{(?:input:(?P<input>[^}]+)|(?P<folder>workspaceFolder|cwd)|(?P<home>userHome))\}")
 
 
@@ -52,7 +51,7 @@ class ServersFile:
 
 async def local_servers() -> list[LocalServer]:
     """The servers of models that listen on this machine, on the ports they usually have."""
-    client = HttpClient()  # past the environment's proxies
+    client = HttpClient()  # without the environment's proxies
     try:
         found = await asyncio.gather(*(_listed(name, client) for name, it in PROVIDERS.items() if it.port))
     finally:
@@ -61,7 +60,7 @@ async def local_servers() -> list[LocalServer]:
 
 
 async def models_at(url: str) -> tuple[str, ...]:
-    """The models that a server lists; none where it does not answer."""
+    """Return the models that a server lists; none where it does not answer."""
     client = HttpClient()
     try:
         return tuple(name for name, _ in await _models(url, client))
@@ -91,11 +90,11 @@ async def _models(url: str, client: HttpClient) -> list[tuple[str, str]]:
             listed = json.loads(await answer.read(LIST_BYTES))
         return [(str(each["id"]), str(each.get("owned_by", "")).lower()) for each in listed["data"]]
     except (TransportError, ValueError, KeyError, TypeError, AttributeError):
-        return []  # nobody there, or no server of models
+        return []  # no server, or no model server
 
 
 def usual_files(home: Path | None = None, environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
-    """Return the files in which other programs keep their MCP servers, with the programs' names; those that exist."""
+    """Yield the existing files in which other programs keep their MCP servers, with the programs' names."""
     home = home or Path.home()
     if sys.platform == "darwin":
         programs = home / "Library" / "Application Support"
@@ -115,7 +114,7 @@ def usual_files(home: Path | None = None, environ: Mapping[str, str] = os.enviro
 
 
 def read_servers(program: str, path: Path, folder: Path, environ: Mapping[str, str] = os.environ) -> ServersFile:
-    """The servers of a file, as they can stand in a config in `folder`. Raises `ValueError` for a file that is not read."""
+    """Read the servers of a file, for a config in `folder`. Raises `ValueError` for an unreadable file."""
     try:
         whole = yaml.safe_load(as_yaml(path.read_text("utf-8-sig")))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -141,7 +140,7 @@ def read_servers(program: str, path: Path, folder: Path, environ: Mapping[str, s
 
 
 def _for_a_server(value: Any) -> Any:
-    """What stands for a question to a person becomes a variable, what stands for a folder that folder."""
+    """Replace an editor's placeholders: prompts by environment variables, folders by their paths."""
     match value:
         case str():
             return _FOR_EDITORS.sub(_filled_in, value)

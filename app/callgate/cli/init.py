@@ -1,4 +1,4 @@
-"""`callgate init`: a first config, from questions, flags, or what is found on this machine."""
+"""`callgate init`: writes a first config, from questions, flags, or what is found on this machine."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ NO_TOOLS_YET = "# Your own: put my_tools.py beside this file and add `- {kind: p
 
 @dataclass
 class Answers:
-    """The answers of which the config is made."""
+    """The answers from which the config is made."""
 
     models: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, str]] = field(default_factory=list)
@@ -87,7 +87,7 @@ def init(
     answers.tools = [{"kind": "python", **python_tool(each)} for each in tool or []]
     answers.host = host or (typer.prompt("Listen on", default=answers.host) if asking else answers.host)
     used = {str(entry["litellm_params"].get("api_base", "")) for entry in answers.models}
-    if any(f":{answers.port}/" in f"{address}/" for address in used):  # by a server of models, as vLLM's
+    if any(f":{answers.port}/" in f"{address}/" for address in used):  # used by a model server such as vLLM
         answers.port += 1
     answers.port = port or answers.port
     secret = _take_key(answers, key, asking=asking)
@@ -149,7 +149,7 @@ def _check_names(providers: list[str]) -> None:
 
 
 def _asked_providers(found: list[str]) -> tuple[list[str], list[str]]:
-    """The providers that were named, and addresses."""
+    """Ask for providers; return their names, and URLs."""
     from callgate.cli.providers import PROVIDERS
     from callgate.config.problems import near
     from callgate.upstream.provider_names import OTHER_WORDS
@@ -198,7 +198,7 @@ def _hosted_models(known: "Provider", folder: Path, *, asking: bool) -> list[dic
 
     chosen = typer.prompt(f"{known.title}: which models", default=known.example) if asking else known.example
     entries = [model_entry(f"{each}={known.prefix}/{each}") for each in re.split(r"[,\s]+", chosen.strip())]
-    # Where the config finds a provider's key: in its variable, or in a file that was written just now.
+    # The reference to a provider's key: its variable, or a file that is written now.
     if os.environ.get(known.key) or not asking:
         key = f"os.environ/{known.key}"
     else:
@@ -219,7 +219,7 @@ def _hosted_models(known: "Provider", folder: Path, *, asking: bool) -> list[dic
 
 
 def _take_servers(answers: Answers, files: list[Path], folder: Path, *, asking: bool, take_all: bool) -> None:
-    """Take over the MCP servers of the files that were named, else of those that are found and wanted."""
+    """Take over the MCP servers of the named files, else of found files if the user agrees."""
     from callgate.cli.found import read_servers, usual_files
     from callgate.cli.one_line import free_name
 
@@ -289,7 +289,7 @@ def _block(section: dict[str, Any]) -> str:
 
 
 def _write(path: Path, text: str, mode: int = 0o600) -> None:
-    """Made anew, so that the mode holds; what other programs keep for their servers may be secrets."""
+    """Write a new file, so that its mode is right, because it may have secrets."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
@@ -297,7 +297,7 @@ def _write(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 def _report(output: Path, answers: Answers, secret: str | None) -> None:
-    """Print what was written, whether it can be served as it is, and what to do next."""
+    """Print what was written, whether it can be served, and what to do next."""
     from callgate.cli.making import mistakes_in
     from callgate.cli.shared import make_importable
     from callgate.config.load import load

@@ -1,4 +1,4 @@
-"""Judges an exported recording again: each answer in it goes through the gate as it is today, and nothing else is asked or run."""
+"""Checks an exported recording again: each answer in it goes through the current gate, and nothing is asked or run."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ class Verdict(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A turn that is judged otherwise than it was."""
+    """A turn whose verdicts have changed."""
 
     turn: int
     before: Sequence[Verdict]
@@ -32,11 +32,11 @@ class Difference(NamedTuple):
 
 
 class NoRecording(ValueError):
-    """The file is no recording; the text says why."""
+    """Raised for a file that is no recording."""
 
 
 def differences(recording: Any) -> tuple[int, list[Difference]]:
-    """Return the number of judged calls, and the turns whose verdicts differ now."""
+    """Return the number of checked calls, and the turns whose verdicts have changed."""
     replies, toolbox = _replies(recording), _toolbox(recording)
     found, calls = [], 0
     for turn, reply in enumerate(replies):
@@ -64,8 +64,7 @@ def _judged(reply: Mapping[str, Any], toolbox: RecordedToolbox) -> Sequence[Call
 
 
 def _recorded(reply: Mapping[str, Any], recording: Mapping[str, Any], judged: Sequence[Call]) -> Iterable[Verdict]:
-    """Return the recorded verdicts: of each turn, or where the recording was written by hand, of each call by its
-    id."""
+    """Return the recorded verdicts of each turn, or in a handwritten recording of each call by id."""
     if "verdicts" in reply:
         return [Verdict(each["name"] or "", each["verdict"]) for each in reply["verdicts"]]
     results = recording["expect"]["results"]

@@ -1,7 +1,7 @@
-"""`callgate keys`: making, listing and revoking clients' keys.
+"""`callgate keys`: creates, lists and revokes clients' keys.
 
-With a `data_dir` in the config, keys go into its key store, which a running server reads within a second. Without one,
-`create` prints the lines for the config, and the config is where keys are kept.
+With a `data_dir` in the config, keys are in its key store, which a running server reads within a second. Without one,
+`create` prints the lines for the config.
 """
 
 import json
@@ -199,7 +199,7 @@ def revoke(name: Names, config: ConfigOption = None) -> None:
 
 
 def _moment_after(text: str) -> str:
-    """A moment that was given as one, or as the time until then."""
+    """Parse a time, or a duration from now."""
     if found := re.fullmatch(r"(\d{1,5})(h|d)", text):
         from callgate.auth.key_store import written_moment
 
@@ -209,7 +209,7 @@ def _moment_after(text: str) -> str:
 
 
 def _names_nothing(loaded: "Loaded", key: "Key") -> Iterator[str]:
-    """Return the key's globs that match nothing, as far as the config alone shows."""
+    """Yield warnings for the key's globs that match nothing, as far as the config shows."""
     from callgate.cli.making import registry_or_none
     from callgate.runtime.tool_patterns import unknown_models
     from callgate.tools.tool_filter import unmatched
@@ -222,7 +222,7 @@ def _names_nothing(loaded: "Loaded", key: "Key") -> Iterator[str]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    """A key with every right that it has."""
+    """Format a key with its permissions."""
     from callgate.auth.key_store import written_moment
 
     now = written_moment(time.time()) or ""
@@ -240,7 +240,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _checked(said: dict[str, Any]) -> "Key":
-    """The same words as in the config, and the same rules for them."""
+    """Validate a key by the schema of the config."""
     from pydantic import ValidationError
 
     from callgate.config.schema import SHAPES, Key
@@ -266,7 +266,7 @@ def keeps_keys(config: "Config") -> bool:
 
 
 def key_store(config: "Config") -> "KeyStore | KeysByHand":
-    """The key store, or the end of the command with what is wrong with it."""
+    """Open the key store; exits with an error message if it cannot be opened."""
     from callgate.auth.key_store import DamagedStore, KeyStore
 
     if config.ledger.url is None:

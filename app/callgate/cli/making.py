@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 def made(loaded: Loaded) -> tuple[list[ModelConfig], Registry]:
-    """The models and the tools, nobody asked yet; or the end of the command with everything of which nothing can be made: a
-    module that is not there, a model that could never be asked, a pattern that names nothing."""
+    """Build the models and the tools, without network access; exits with all mistakes: a missing module, an impossible model,
+    a pattern that matches nothing."""
     mistakes, models, registry = _tried(loaded)
     if not mistakes and registry is not None:
         try:
@@ -36,12 +36,12 @@ def made(loaded: Loaded) -> tuple[list[ModelConfig], Registry]:
 
 
 def mistakes_in(loaded: Loaded) -> list[Mistake]:
-    """Return the entries of an incomplete config of which nothing can be made."""
+    """Return the entries of an incomplete config that cannot be built."""
     return _tried(loaded)[0]
 
 
 def registry_or_none(loaded: Loaded) -> Registry | None:
-    """The tools, where all of them can be made."""
+    """Build the registry; None if that fails."""
     return _tried(loaded)[2]
 
 

@@ -50,7 +50,7 @@ def models(
 
 
 def entries_of(loaded: "Loaded") -> "list[ModelConfig]":
-    """The models, or the end of the command with the place of the mistake."""
+    """Return the models; exits with an error message for an invalid one."""
     from callgate.runtime.builders.errors import BadEntry
     from callgate.runtime.builders.models import model_entries
 

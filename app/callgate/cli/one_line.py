@@ -1,4 +1,4 @@
-"""Makes a config out of the command line: `callgate serve --model openai/gpt-5 --tool my_tools.py --mcp "npx -y …"`."""
+"""Makes a config from the command line: `callgate serve --model openai/gpt-5 --tool my_tools.py --mcp "npx -y …"`."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ DEMO = {"model_name": "demo", "litellm_params": {"model": "demo/demo"}}
 def config_text(
     models: Sequence[str], tools: Sequence[str], servers: Sequence[str], base_url: str | None = None
 ) -> str:
-    """The config that these flags stand for, as YAML."""
+    """Return the config for these flags as YAML."""
     entries = [model_entry(each, base_url) for each in models] or [dict(DEMO)]
     named: dict[str, Any] = {}
     for each in servers:
@@ -34,7 +34,7 @@ def config_text(
 
 
 def mcp_server(said: str, taken: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
-    """A name and an entry for an MCP server that was given as `[NAME=]COMMAND` or `[NAME=]URL`."""
+    """Return a name and an entry for an MCP server from `[NAME=]COMMAND` or `[NAME=]URL`."""
     found = re.match(r"([A-Za-z0-9_-]{1,40})=(?=\S)", said)
     text = said[found.end() :] if found else said
     if re.match(r"https?://", text):
@@ -51,12 +51,12 @@ def mcp_server(said: str, taken: Iterable[str] = ()) -> tuple[str, dict[str, Any
 
 
 def free_name(name: str, taken: Iterable[str]) -> str:
-    """The name, with a number where somebody else has it."""
+    """Return the name, with a number if it is taken."""
     return next(each for n in range(1, 1000) if (each := name if n == 1 else f"{name}_{n}") not in set(taken))
 
 
 def model_entry(said: str, base_url: str | None = None) -> dict[str, Any]:
-    """`[NAME=]PROVIDER/MODEL`; without a name, clients ask for it as it is written."""
+    """Return the entry for `[NAME=]PROVIDER/MODEL`; the default name is `PROVIDER/MODEL`."""
     name, equals, model = said.partition("=")
     model = model if equals else said
     if "/" not in model:
@@ -67,7 +67,7 @@ def model_entry(said: str, base_url: str | None = None) -> dict[str, Any]:
 
 
 def python_tool(said: str) -> dict[str, str]:
-    """`FILE.py`, `FILE.py:function`, `package.module` or `package.module:function`."""
+    """Return the entry for `FILE.py`, `FILE.py:function`, `package.module` or `package.module:function`."""
     place, colon, function = said.partition(":")
     if place.endswith(".py"):
         file = Path(place).expanduser()

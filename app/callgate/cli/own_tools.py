@@ -1,4 +1,4 @@
-"""The tools of a config, opened for the time of one command, without a server around them."""
+"""Opens the tools of a config for one command, without a server."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,14 +17,14 @@ from callgate.tools.threads import ThreadPool
 
 
 def keep_quiet(loaded: Loaded, level: str = "error") -> None:
-    """A command says itself what there is to say; only what is really wrong is logged, for people, with secrets masked."""
+    """Log only errors, with secrets masked, because a command prints its own output."""
     logs.configure(Redactor(loaded.secrets), level=level, format="console")
 
 
 @asynccontextmanager
 async def opened_tools(loaded: Loaded, wait: float, name: str | None = None) -> AsyncIterator[Registry]:
-    """All tools, their sources given `wait` seconds to open. With a `name`, only the sources that may have a tool of it
-    are opened, and the others where none has."""
+    """Open all tools, with a timeout of `wait` seconds for their sources. With a `name`, only sources that may have that tool
+    are opened, and the others if none has it."""
     web = Web()
     threads, processes = threads_of(loaded.config), processes_of(loaded.config)
     try:
@@ -44,7 +44,7 @@ async def opened_tools(loaded: Loaded, wait: float, name: str | None = None) -> 
 
 
 def built_tools(loaded: Loaded, web: Web, threads: ThreadPool, processes: CommandProcesses) -> Registry:
-    """All tools that can be made without asking anybody, or the end of the command with the place of the mistake."""
+    """Build all tools without network access; exits with an error message for a mistake."""
     try:
         return registry_of(loaded.config, web, threads, processes)
     except BadEntry as error:

@@ -1,4 +1,4 @@
-"""The providers and local servers that the command line knows by name: what litellm calls them, their variables, their ports."""
+"""The providers and local servers that the command line knows: their litellm names, variables and ports."""
 
 import os
 from collections.abc import Mapping
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A provider, as `callgate init` and `serve --model` write it into a config."""
+    """A provider, for configs written by `callgate init` and `serve --model`."""
 
     title: str
     prefix: str
-    """What goes before a model's name in `litellm_params.model`."""
+    """The prefix of a model's name in `litellm_params.model`."""
     key: str = ""
     """The variable that holds its key; empty for none."""
     example: str = ""
     """A model to begin with."""
     port: int | None = None
-    """Where its server listens on this machine unless told otherwise."""
+    """The default port of its local server."""
 
     @property
     def local_url(self) -> str | None:
@@ -46,7 +46,7 @@ KEY_VARIABLES: Mapping[str, str] = {
     "together_ai": "TOGETHERAI_API_KEY",
     "xai": "XAI_API_KEY",
 }
-"""By the prefix of a model: where its provider's key is looked for. Others find their own way to credentials."""
+"""The variables of providers' keys, by the prefix of a model. Other providers find credentials by themselves."""
 
 
 def litellm_params(model: str, base_url: str | None = None) -> dict[str, str]:
@@ -57,7 +57,7 @@ def litellm_params(model: str, base_url: str | None = None) -> dict[str, str]:
     if base_url:
         params["api_base"] = base_url
         if variable and not os.environ.get(variable):
-            return params  # a server of one's own often wants none
+            return params  # the operator's own server often needs no key
     elif local := next((each.local_url for each in PROVIDERS.values() if each.prefix == prefix and each.port), None):
         return {**params, "api_base": local.removesuffix("/v1") if prefix == "ollama_chat" else local}
     return {**params, "api_key": f"os.environ/{variable}"} if variable else params

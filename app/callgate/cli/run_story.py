@@ -16,7 +16,7 @@ NOT_KEPT: Final[Mapping[str, str]] = {
 
 
 def story(found: Recording, replays: Iterable[str], *, content: bool) -> Iterator[str]:
-    """Its lines. With `content` what was said stands where it was said."""
+    """Yield the lines of a run; with `content` also its texts."""
     yield from _head(found.row, list(replays))
     said = found.content if content else {}
     if content:

@@ -1,5 +1,4 @@
-"""`callgate runs`: the recorded runs, read from the file in `data_dir`. Neither a provider's key nor, save for `replay` and
-`list -f`, a server is needed."""
+"""`callgate runs`: shows the recorded runs in `data_dir`. Only `replay` and `list -f` need a server."""
 
 import contextlib
 import json
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from callgate.recorder.row import Recording, RunRow
 
 REPLAY_SECONDS: Final = 1800.0
-"""A person may be asked on the way, and a local model takes its time."""
+"""The timeout of a replay, which may include approvals and slow local models."""
 UNDER_WAY: Final = "under_way"
 
 runs = typer.Typer(help="Recorded runs; without a command the newest.", invoke_without_command=True)
@@ -202,7 +201,7 @@ def _judge(file: Path, *, as_json: bool) -> None:
 
 
 def _follow(wanted: dict[str, str], count: int, url: str | None, key: str | None, *, as_json: bool) -> None:
-    """The newest runs of a server, the oldest of them first, and then each that ends, until the server ends or Ctrl-C."""
+    """Print the newest runs of a server, the oldest first, and then each run when it ends, until the server ends or Ctrl-C."""
     seen: set[str] = set()
 
     async def list_them() -> None:
@@ -267,7 +266,7 @@ def _one(id: str, config: Path | None) -> "Recording":
 
 
 def _read(config: Path | None, read: Any) -> Any:
-    """What is read from the file; None where there is none yet."""
+    """Read from the database; None if there is none yet."""
     from callgate.recorder.store import FILE, RunStore, StoreUnusable
     from callgate.recorder.unreadable import unreadable_in_words
 

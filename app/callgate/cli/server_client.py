@@ -1,5 +1,5 @@
-"""The HTTP client of commands that need a running server: over our own HTTP client, and past the environment's proxies,
-which are for the world outside. It is loaded when something is asked: most commands do not."""
+"""The HTTP client of commands that need a running server: our own HTTP client, without the environment's proxies. It is imported
+only when it is used."""
 
 import asyncio
 import json
@@ -34,12 +34,12 @@ def address_of(url: str | None) -> str:
 
 
 def asked(method: str, path: str, url: str | None, key: str | None, body: Any = None, seconds: float = SECONDS) -> Any:
-    """The server's answer, or its words about why there is none and the end of the command."""
+    """Return the server's decoded response; exits with its error message."""
     return run_asking(answered(method, path, url, key, body, seconds), url)
 
 
 def run_asking(work: Coroutine[Any, Any, Found], url: str | None) -> Found:
-    """Do what asks a server. Where that fails: why, and the end of the command."""
+    """Run a coroutine with requests to a server; exits with an error message if that fails."""
     from callgate.http.interface import TransportError
 
     try:
@@ -51,14 +51,14 @@ def run_asking(work: Coroutine[Any, Any, Found], url: str | None) -> Found:
 
 
 def status_of(url: str, seconds: float) -> int:
-    """What `/health/live` of a server answers; raises `TransportError` where nobody does."""
+    """Return the status of a server's `/health/live`. Raises `TransportError`."""
     return asyncio.run(_status_of(url, seconds))
 
 
 async def answered(
     method: str, path: str, url: str | None, key: str | None, body: Any = None, seconds: float = SECONDS
 ) -> Any:
-    """The server's answer, read. Raises `ServerRefused` for an error of the server's."""
+    """Return the server's decoded response. Raises `ServerRefused` for an error."""
     async with opened(method, path, url, key, body, seconds=seconds) as response:
         return json.loads(await response.read(ANSWER_BYTES))
 
@@ -70,7 +70,7 @@ async def follow(
     take: Callable[[str, Any], None],
     first: Callable[[], Awaitable[None]],
 ) -> None:
-    """Take the server-sent events at a path, each with its name, as they come. `first` is done once none is missed any more."""
+    """Pass the server-sent events of a path to `take`, each with its name. `first` is awaited once the stream is open."""
     name = "message"
     rest = b""
     async with opened("GET", path, url, key, headers={"Accept": "text/event-stream"}) as response:
@@ -86,7 +86,7 @@ async def follow(
 
 
 class ServerRefused(Exception):
-    """The server answered with an error; the text is its message."""
+    """Raised for an error of the server, with its message."""
 
 
 @asynccontextmanager
@@ -99,7 +99,7 @@ async def opened(
     headers: Mapping[str, str] | None = None,
     seconds: float = SECONDS,
 ) -> AsyncIterator["Response"]:
-    """The server's answer, open; `seconds` is the longest silence in it. Raises `ServerRefused` for an error of the server's."""
+    """Open a response of the server; `seconds`: its longest silence. Raises `ServerRefused` for an error."""
     from callgate.http.client import HttpClient
     from callgate.http.interface import Deadlines
 
@@ -123,7 +123,7 @@ async def opened(
 
 
 def failed(why: str) -> typer.Exit:
-    """Say why on standard error; to be raised."""
+    """Print an error message; the result is to be raised."""
     typer.echo(f"callgate: {why}", err=True)
     return typer.Exit(WRONG)
 

@@ -59,7 +59,7 @@ def serve(
 
     Without a config file: callgate serve --model openai/gpt-5 --tool my_tools.py --mcp "npx -y @scope/server ."
     """
-    gc.disable()  # nearly all that is made while starting stays; the server puts it aside and looks for garbage from then on
+    gc.disable()  # nearly all objects of the start stay alive; the server freezes them and enables the collector
     _load_lightly()
     flags = {"server.host": host, "server.port": port, "server.workers": workers, "logging.level": log_level}
     text = None
@@ -91,7 +91,7 @@ def serve(
 
 
 def _create_first_key(loaded: "Loaded") -> None:
-    """Printed and not logged: it is shown once, to whoever started the server."""
+    """Create a key and print it, which is not logged."""
     from callgate.cli.keys import keeps_keys, key_store
 
     if not keeps_keys(loaded.config):
@@ -108,10 +108,10 @@ def _create_first_key(loaded: "Loaded") -> None:
 
 
 def _load_lightly() -> None:
-    """Two libraries load and make what is never used here: together six megabytes, and a tenth of the time to start.
+    """Avoid loading unused parts of two libraries, which take six megabytes and a tenth of the start's time.
 
-    structlog takes rich where it finds it, to colour tracebacks, and ours are plain. FastAPI has forty models of the OpenAPI
-    document, which wait for somebody who asks for it.
+    structlog imports rich if it is installed, to colour tracebacks. FastAPI has forty models of the OpenAPI document, which
+    are built when it is requested.
     """
     if not sys.modules.keys() & {"rich", "structlog"}:
         sys.modules["rich"] = None  # type: ignore[assignment]  # what makes an import fail

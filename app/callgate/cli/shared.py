@@ -1,6 +1,6 @@
-"""Shared by several commands: the config option, reading the config, and the error for a config that cannot be used.
+"""Shared by several commands: the config option, reading the config, and errors for an invalid config.
 
-Each command imports what it needs when it runs, so that a health check does not cost a server.
+Each command imports what it needs when it runs, so that a health check is fast.
 """
 
 from pathlib import Path
@@ -36,8 +36,8 @@ def read_config(
     without_variables: bool = False,
     text: str | None = None,
 ) -> "Loaded":
-    """The config, or a word about what is wrong with it and the end of the command. `without_variables`: for commands
-    that read files of `data_dir` and need no provider's key. `text` is read in place of any file."""
+    """Read the config; exits with an error message if it is invalid. `without_variables`: for commands that only read files of
+    `data_dir`. `text`: the config itself instead of a file."""
     from callgate.config.load import load
     from callgate.config.problems import ConfigError
 
@@ -52,7 +52,7 @@ def read_config(
 
 
 def _with_what_cannot_be_made(error: "ConfigError", rest: "Loaded") -> "ConfigError":
-    """The mistakes in the file together with those of the entries that are well written."""
+    """Add the mistakes that are found by building the valid entries."""
     from callgate.cli.making import mistakes_in
     from callgate.config.problems import ConfigError
 
@@ -63,24 +63,24 @@ def _with_what_cannot_be_made(error: "ConfigError", rest: "Loaded") -> "ConfigEr
 
 
 def printable(text: str, *, keep: str = "\n\t") -> str:
-    """A model's words must not move the cursor of whoever reads them."""
+    """Escape control characters in a text for the terminal."""
     return "".join(letter if letter.isprintable() or letter in keep else repr(letter)[1:-1] for letter in text)
 
 
 def in_a_line(text: str) -> str:
-    """The same for what must not look like a line of ours."""
+    """Escape control characters and line breaks, so that a text stays within a line."""
     return printable(text, keep="")
 
 
 def make_importable(folder: Path) -> None:
-    """Put the config's folder first on the import path, then the current one: that is where an operator's own tools are."""
+    """Put the config's folder first on the import path, then the current one, for the operator's tools."""
     from callgate.tools import own_modules
 
     own_modules.make_importable(Path.cwd(), folder)
 
 
 def check_exposure(loaded: "Loaded") -> None:
-    """Refuse to serve others without keys."""
+    """Exit if the server would listen beyond loopback without keys."""
     from callgate.auth import keys
 
     config = loaded.config
@@ -89,7 +89,7 @@ def check_exposure(loaded: "Loaded") -> None:
 
 
 def count_keys(config: "Config") -> int:
-    """How many keys there are, of the config and of the key store."""
+    """Return the number of keys in the config and the key store."""
     if config.ledger.url is not None:
         from callgate.cli.keys import key_store
 
@@ -109,7 +109,7 @@ def count_keys(config: "Config") -> int:
 
 
 def check_reachable(loaded: "Loaded") -> None:
-    """Refuse to serve without the ledger that several machines share."""
+    """Exit if the shared ledger cannot be reached."""
     if loaded.config.ledger.url is None:
         return
     import asyncio

@@ -1,4 +1,4 @@
-"""`callgate tools`: lists the tools, and runs one by hand in the way a model's call would be run."""
+"""`callgate tools`: lists the tools, and runs one like a model's call."""
 
 import asyncio
 import json
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from callgate.tools.executor import Tool
 
 NOT_WHOLE = 3
-"""The exit code of a call that the gate did not let through."""
+"""The exit code of a broken call."""
 OPEN_SECONDS = 30.0
-"""For tool servers to open. A person waits for this command, and a server behind npx may have to be fetched."""
+"""The timeout for tool servers to open; a server by npx may have to be downloaded."""
 
 tools = typer.Typer(help="The tools of the config.", no_args_is_help=True)
 
@@ -97,14 +97,14 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
     from callgate.tools.results import described
     from callgate.tools.toolbox import RequestToolbox
 
-    keep_quiet(loaded, "warning")  # a tool that raises is logged with its file, its line and its traceback
+    keep_quiet(loaded, "warning")  # includes the traceback of a tool that raises
     async with opened_tools(loaded, OPEN_SECONDS, name) as registry:
         toolbox = RequestToolbox(
             registry.tools(), run_id="run_by_hand", limits=registry.limits, approve=_approving(yes=yes)
         )
         if registry.find(name) is None and (named := [each for each in registry.tools() if each.address == name]):
             name = named[0].name
-        # What the gate says of a call like this, had a model written it.
+        # Check the call like one of a model.
         from callgate.conversation.events import CallWritten
         from callgate.conversation.turn import TurnBuilder
 
@@ -123,7 +123,7 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
 
 
 def _approving(*, yes: bool) -> Any:
-    """Whoever types the command is the one to ask."""
+    """Return a function that asks the user of the command for approval."""
     from callgate.calls.outcome import Failed, FailureKind
 
     async def approve(tool: "Tool", call: "ReadyCall", report: "Report", key: str) -> "Failed | None":

@@ -69,7 +69,7 @@ def pools(config: ConfigOption = None, *, as_json: JsonOption = False) -> None:
 
 
 def asked(config: "Config") -> dict[str, dict[str, Any]]:
-    """Each pool, from the ledger; or the end of the command."""
+    """Return the state of each pool in the ledger; exits with an error message."""
 
     async def facts(ledger: "FleetLedger") -> dict[str, dict[str, Any]]:
         counts, workers = await ledger.counts(), await ledger.workers()
@@ -119,7 +119,7 @@ def check_worker(config: "Config") -> None:
 
 
 def _asked(config: "Config", ask: Any) -> Any:
-    """Raises `DatabaseAway` and `TimeoutError`."""
+    """Query the ledger. Raises `DatabaseAway` and `TimeoutError`."""
     if config.ledger.url is None:
         raise give_up("the config has no `ledger.url`")
     url = config.ledger.url.get_secret_value()

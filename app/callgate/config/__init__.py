@@ -1,1 +1,1 @@
-"""The configuration: its schema (`schema`), and reading it (`load`). Imports nothing of ours."""
+"""The configuration: its schema (`schema`), and reading it (`load`). Imports no other package of Callgate."""

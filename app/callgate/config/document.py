@@ -1,7 +1,7 @@
-"""A YAML file as plain values that remember where they stand, so that errors can say line and column.
+"""Reads a YAML file into plain values with their places, so that errors can name line and column.
 
-Stricter than YAML where YAML surprises: a key given twice is an error, keys are always texts, and nothing turns into
-a date (`api_version: 2024-10-21` is a text).
+Stricter than YAML: a duplicate key is an error, keys are always strings, and nothing becomes a date
+(`api_version: 2024-10-21` is a string).
 """
 
 import re
@@ -26,26 +26,26 @@ _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 @dataclass(slots=True)
 class Document:
-    """A file that was read: its values with references filled in, and where each of them stands."""
+    """A parsed file: its values with references resolved, and the place of each."""
 
     source: str
     value: Any = None
     keys: dict[Path, Spot] = field(default_factory=dict)
     values: dict[Path, Spot] = field(default_factory=dict)
     referred: set[Path] = field(default_factory=set)
-    """Values that came from a variable or a file, and so are not to be repeated in errors."""
+    """Values from a variable or a file, which errors must not quote."""
     secrets: set[str] = field(default_factory=set, repr=False)
     problems: list[Problem] = field(default_factory=list)
 
     def without_lines(self) -> None:
-        """Forget lines and columns: nobody sees the text that was read."""
+        """Remove lines and columns, for a text that the user does not see."""
         whole = Spot(self.source)
         self.keys = dict.fromkeys(self.keys, whole)
         self.values = dict.fromkeys(self.values, whole)
         self.problems = [Problem(whole, each.path, each.message) for each in self.problems]
 
     def put(self, path: Path, value: Any, spot: Spot) -> None:
-        """Set one value, unless what stands above it is no mapping; that is complained of anyway."""
+        """Set one value, unless its parent is no mapping, which is reported anyway."""
         if self.value is None:
             self.value = {}
         above = self.value
@@ -63,7 +63,7 @@ class Document:
 
 
 def read_document(text: str, source: str, references: References) -> Document:
-    """Read a file's text. A text that is no YAML raises `ConfigError`; smaller mistakes are kept in `problems`."""
+    """Parse a file's text. Invalid YAML raises `ConfigError`; smaller mistakes are collected in `problems`."""
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -108,7 +108,7 @@ _ADVICE = {
     "while scanning an alias": "put a text that begins with `*` into quotes",
     "unexpected end of stream": "a quote is opened and never closed",
 }
-"""What the parser's words mean to whoever wrote the file."""
+"""Advice for messages of the YAML parser."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -117,7 +117,7 @@ class _Loader(yaml.SafeLoader):
     _merged = 0
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merging what was merged multiplies it, so what comes together is counted before it does."""
+        """Merge the keys of a mapping, with a limit, because nested merges multiply."""
         for key, value in node.value:
             if key.tag == _MERGE:
                 for other in value.value if isinstance(value, yaml.SequenceNode) else (value,):
@@ -145,7 +145,7 @@ class _Reading:
         self._nodes = 0
         self._open: set[int] = set()
         self._flat: set[int] = set()
-        """Mappings whose merge keys are in place; what they override stands there twice from then on."""
+        """Mappings whose keys were merged, in which overridden keys are duplicates."""
 
     def read(self, node: yaml.Node, path: Path) -> Any:
         self._nodes += 1
@@ -187,7 +187,7 @@ class _Reading:
     def _scalar(self, node: yaml.Node, path: Path) -> Any:
         try:
             value = self._loader.construct_object(node)
-        except (ValueError, AttributeError, LookupError):  # PyYAML trusts a tag: `!!int abc` fails as Python does
+        except (ValueError, AttributeError, LookupError):  # from PyYAML for an invalid tagged value such as `!!int abc`
             self._complain(node, path, "not a value of the type that its tag or its looks promise")
             return None
         if node.tag != _TEXT or not isinstance(value, str):
@@ -200,9 +200,9 @@ class _Reading:
         if resolved.referred:
             self.document.referred.add(path)
         self.document.secrets.update(resolved.secrets)
-        # The nearest key above a value: `keys.0` in `api_keys: [...]` is still one of the keys.
+        # The nearest key above a value, because `api_keys` may be a list.
         if means_secret(next((part for part in reversed(path) if isinstance(part, str)), "")):
-            # `Bearer abc` is a secret, and `abc` alone is too.
+            # Both `Bearer abc` and `abc` are secrets.
             words = resolved.text.split()
             self.document.secrets.update((resolved.text, words[1]) if len(words) == 2 else (resolved.text,))
         return resolved.text

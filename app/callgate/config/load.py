@@ -1,8 +1,7 @@
-"""Reads a `Config` from a file, the environment and the command line. All mistakes are reported at once, with their
-places.
+"""Reads a `Config` from a file, the environment and the command line. All mistakes are reported at once, with their places.
 
-What counts, in this order: flags, `CALLGATE_*` variables, the file, the defaults. Without any file the embedded one
-is read: the demo model and the built-in tools.
+The order of precedence: flags, `CALLGATE_*` variables, the file, the defaults. Without a file the built-in one is read: the
+demo model and the built-in tools.
 """
 
 import os
@@ -30,34 +29,34 @@ ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "CALLGATE_LOG_LEVEL": ("logging", "level"),
     }
 )
-"""Variables that outrank the file, and the settings they stand for."""
+"""Variables that take precedence over the file, and their settings."""
 
 CONFIG_VARIABLE: Final = "CALLGATE_CONFIG"
 USUAL_FILE: Final = "config.yaml"
 REFERRING: Final = re.compile(r"\$\{|\Afile:")
-"""Texts that still refer to something."""
+"""Texts with unresolved references."""
 FALLBACKS: Final = re.compile(r"model_list\.\d+\.fallbacks\b")
-"""Where a name may be wrong of which the schema can tell only when the other entries are well written."""
+"""Settings whose names the schema can check only if the other entries are valid."""
 _ROUNDS: Final = 3
 DEFAULT_FILE: Final = Path(__file__).with_name("default.yaml")
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A config, and what is known from reading it."""
+    """A config, with facts from reading it."""
 
     config: Config
     path: Path | None
-    """The file it came from; None when it is the embedded one."""
+    """The file; None for the built-in one."""
     secrets: frozenset[str] = field(repr=False)
-    """Every secret that was met, to be masked in logs and answers."""
+    """All secrets that were read, to mask them in logs and responses."""
 
     spots: Mapping[tuple[str | int, ...], Spot] = field(default_factory=dict, repr=False)
-    """Where each setting stands."""
+    """The place of each setting."""
     from_command_line: bool = False
 
     def complaint(self, *mistakes: tuple[tuple[str | int, ...], str]) -> ConfigError:
-        """Mistakes that show only when something is made from a setting: where, and what."""
+        """Return the error for mistakes that are found when something is built from settings, by their places."""
         source = COMMAND_LINE if self.from_command_line else _shown(self.path or DEFAULT_FILE)
         problems = []
         for path, message in mistakes:
@@ -67,7 +66,7 @@ class Loaded:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files whose change is a change of the config."""
+        """Return the files of the config, to watch them."""
         if self.path is None:
             return ()
         servers = self.config.mcp_config
@@ -75,7 +74,7 @@ class Loaded:
 
     @property
     def folder(self) -> Path:
-        """Where relative paths in the config start."""
+        """Return the base folder of relative paths in the config."""
         return _folder_of(self.path)
 
 
@@ -87,11 +86,10 @@ def load(
     lenient: bool = False,
     text: str | None = None,
 ) -> Loaded:
-    """Read the config, or raise `ConfigError`.
+    """Read the config. Raises `ConfigError`.
 
-    `flags` are settings by their dotted names (`{"server.port": 9000}`); those that are None were not given.
-    `lenient`: variables may be missing; what refers to one is then of no use. `text` is read instead of any file, for
-    what was said on the command line.
+    `flags`: settings by dotted names (`{"server.port": 9000}`); None values are ignored. `lenient`: variables may be missing,
+    and references to them stay unresolved. `text`: read instead of a file, for a config from the command line.
     """
     environ = os.environ if environ is None else environ
     found = find(path, environ) if text is None else None
@@ -103,7 +101,7 @@ def load(
     take_in_servers(document, file.parent, references)
     take_in_variables(document, environ)
     _outrank(document, environ, flags or {})
-    # A block whose lines are all commented out reads as null, and means its defaults.
+    # A block with only comments is null in YAML, and means the defaults.
     if document.value is None:
         document.value = {}
     elif isinstance(document.value, dict):
@@ -125,7 +123,7 @@ def load(
             try:
                 rest = loaded(_without(document.value, wrong))
                 break
-            except ValidationError as hidden:  # what is looked at only where each entry is well written
+            except ValidationError as hidden:  # checks that need valid entries
                 problems += [each for each in problems_of(document, hidden) if FALLBACKS.match(each.path)]
                 wrong += [each["loc"] for each in hidden.errors()]
         raise ConfigError(problems, rest) from None
@@ -135,7 +133,7 @@ def load(
 
 
 def find(path: Path | str | None, environ: Mapping[str, str]) -> Path | None:
-    """The file to read: the one given, the one the environment names, `./config.yaml`, or None for the embedded one."""
+    """Return the file to read: the given one, that of the environment, `./config.yaml`, or None for the built-in one."""
     if named := path or environ.get(CONFIG_VARIABLE):
         return Path(named)
     usual = Path(USUAL_FILE)
@@ -156,7 +154,7 @@ _STAND_INS: Final[Mapping[str, Callable[[int, Any], dict[str, Any]]]] = MappingP
         },
     }
 )
-"""What stands where an entry was taken out, so that the others keep their places."""
+"""Placeholders for removed entries, so that the others keep their indexes."""
 
 
 def _name_in(entry: Any) -> str:
@@ -165,7 +163,8 @@ def _name_in(entry: Any) -> str:
 
 
 def _without(value: Any, places: Iterable[tuple[str | int, ...]]) -> Any:
-    """A config without the settings at these places: entries of models, tools and MCP servers each, other blocks whole."""
+    """Return a config without the settings at these places: single entries of models, tools and MCP servers, other blocks as a
+    whole."""
     if not isinstance(value, dict):
         return value
     rest = dict(value)
@@ -181,8 +180,8 @@ def _without(value: Any, places: Iterable[tuple[str | int, ...]]) -> Any:
 
 
 def _without_unset(value: Any, error: ValidationError) -> Any:
-    """A config without the blocks that are wrong only because what they refer to is not set; None where more is wrong. Keys
-    stay, by name: no key can have the hash that stands in for theirs."""
+    """Return a config without the blocks that are invalid only because of unset references; None if more is wrong. Keys stay by
+    name, with hashes that no key can have."""
     wrong = error.errors()
     if not all(isinstance(each["input"], str) and REFERRING.search(each["input"]) for each in wrong):
         return None

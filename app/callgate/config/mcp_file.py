@@ -1,7 +1,7 @@
-"""Reads a file of MCP servers that another program wrote: JSON, with comments, as editors and desktop programs keep it.
+"""Reads a file of MCP servers of another program, such as an editor: JSON with comments.
 
-Its servers join those of the config, and its mistakes are reported with their places in it. It is read by the same reader as
-the config, since JSON is YAML once comments and tabs are gone.
+Its servers are added to those of the config, and mistakes are reported with their places in it. It is read by the same parser
+as the config, because JSON without comments and tabs is YAML.
 """
 
 import re
@@ -14,9 +14,9 @@ from callgate.config.references import References
 
 SETTING: Final = "mcp_config"
 BLOCKS: Final = ("mcp_servers", "mcpServers", "servers")
-"""What the block of servers is called, here and elsewhere."""
+"""Names of the block of servers, here and in other programs."""
 _NESTED: Final = "mcp"
-"""Where an editor's own settings keep it: `{"mcp": {"servers": …}}`."""
+"""The parent of the block in an editor's settings: `{"mcp": {"servers": …}}`."""
 _TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|\t', re.DOTALL)
 _SURROGATES = re.compile(r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 _NOT_A_LINE_BREAK = re.compile(r"[^\n]")
@@ -42,7 +42,7 @@ def take_in_servers(document: Document, folder: Path, references: References) ->
 
 
 def as_yaml(text: str) -> str:
-    """The same text without what YAML does not know. Everything keeps its line and column."""
+    """Convert JSON with comments to YAML, with the same lines and columns."""
     return _TOKEN.sub(_plain, text)
 
 
@@ -74,7 +74,7 @@ def _merge(document: Document, found: Document) -> None:
         )
         return
     if not isinstance(ours, dict):
-        return  # complained of when the config is checked
+        return  # reported when the config is validated
     for name in servers.keys() & ours.keys():
         spot = found.keys[(*block, name)]
         document.problems.append(Problem(spot, f"{own}.{name}", "the config has a server of this name too"))
@@ -87,7 +87,7 @@ def _merge(document: Document, found: Document) -> None:
 
 
 def servers_of(whole: Any) -> tuple[tuple[str, ...] | None, Any]:
-    """Where the block of servers is in what such a file holds, and the block."""
+    """Return the path of the block of servers in such a file, and the block."""
     if not isinstance(whole, dict):
         return None, None
     for name in BLOCKS:

@@ -24,15 +24,14 @@ def problems_of(document: Document, error: ValidationError) -> Iterator[Problem]
 
 
 def _in_document(document: Document, loc: Path) -> tuple[Path, Any]:
-    """Return the place of an error in the file. pydantic also names the chosen kind and union members, which the file
-    does not."""
+    """Return the place of an error in the file, without the chosen kind and union members that pydantic includes."""
     path: list[str | int] = []
     value = document.value
     kinds_passed: set[int] = set()
     for at, part in enumerate(loc):
         last = at == len(loc) - 1
         if isinstance(value, dict) and part == value.get("kind") and id(value) not in kinds_passed:
-            kinds_passed.add(id(value))  # the next of that name is a key
+            kinds_passed.add(id(value))  # the next part of that name is a key
             continue
         if isinstance(value, dict) and (part in value or last):
             value = value.get(str(part))
@@ -89,7 +88,7 @@ def _message(document: Document, path: Path, value: Any, details: ErrorDetails) 
                 return f"unknown key `{key}`; of a litellm proxy's file only `model_list` is read"
             if len(path) == 1 and key in ModelEntry.model_fields:
                 return f"unknown key `{key}`; it belongs into an entry of `model_list`"
-            # The keys a block may have, found by walking the schema along an error's place.
+            # Find the keys of a block by following the error's place in the schema.
             section = Config
             for part in details["loc"][:-1]:
                 section = _step(section, part)
@@ -122,7 +121,7 @@ _MAX_CHOICES_SHOWN = 8
 
 
 def _not_a_choice(document: Document, path: Path, value: Any, choices: list[str], kind: str) -> str:
-    """List the possible values. The given one is compared with it only when it was written in the file."""
+    """List the possible values, with a suggestion only if the given one was written in the file."""
     where = (*path, "kind") if kind == "union_tag_invalid" else path
     given = value.get("kind") if kind == "union_tag_invalid" and isinstance(value, dict) else value
     hint = near(given, choices) if isinstance(given, str) and where not in document.referred else ""
@@ -138,7 +137,7 @@ def _listed(choices: list[str]) -> str:
 
 
 _OTHER_WORDS = {"command": "argv", "cmd": "argv", "args": "argv", "spec": "document", "schema": "parameters"}
-"""Keys as other programs have them, and ours."""
+"""Keys of other programs, and ours."""
 _OF_LITELLM_PROXY = frozenset({"litellm_settings", "router_settings", "general_settings", "environment_variables"})
 
 
@@ -173,7 +172,7 @@ def _names(name: str, field: FieldInfo) -> tuple[Any, ...]:
 
 
 def _set(kind: Any) -> Any:
-    """The block of a setting that may also be left out."""
+    """Return the type of an optional block."""
     members = [member for member in get_args(kind) if member is not type(None)]
     optional = type(None) in get_args(kind) and len(members) == 1
     bare = members[0] if optional else kind
@@ -182,7 +181,7 @@ def _set(kind: Any) -> Any:
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
-    """The members of a union, looking through `Annotated`."""
+    """Return the members of a union, without `Annotated`."""
     if hasattr(kind, "__metadata__"):
         return _members(get_args(kind)[0])
     return get_args(kind) if get_origin(kind) is UnionType else ()

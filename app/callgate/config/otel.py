@@ -16,11 +16,11 @@ LATEST: Final = "gen_ai_latest_experimental"
 
 
 class _Bad(ValueError):
-    """A variable says what cannot be used."""
+    """Raised for an invalid value of a variable."""
 
 
 def take_in_variables(document: Document, environ: Mapping[str, str]) -> None:
-    """Read them, if spans are sent at all: without an address the others mean other programs."""
+    """Read the variables, if spans are sent; without an endpoint they are for other programs."""
     value = document.value if isinstance(document.value, dict) else {}
     block = value.get(BLOCK) or {}
     is_off = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
@@ -122,7 +122,7 @@ def _exporter(value: str, _: Mapping[str, str]) -> Mapping[str, Any]:
 
 _READERS: Final[tuple[tuple[str, Callable[[str, Mapping[str, str]], Mapping[str, Any]]], ...]] = (
     (
-        "ENDPOINT",  # one for all signals is a base; one for traces is meant as it is
+        "ENDPOINT",  # the one for all signals is a base URL; the one for traces is complete
         lambda value, found: {"endpoint": f"{value.rstrip('/')}/v1/traces" if f"{OTLP}ENDPOINT" in found else value},
     ),
     ("HEADERS", lambda value, _: {"headers": _pairs(value)}),

@@ -1,4 +1,4 @@
-"""The errors of a config: what is wrong, its place, and what to do. Never a secret's value."""
+"""The errors of a config: what is wrong, its place, and what to do. Without values of secrets."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 COMMAND_LINE: Final = "command line"
-"""What stands for a file's name in problems with what was said there."""
+"""The name of the source for settings from the command line."""
 FLAGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "model_list": "--model",
@@ -23,12 +23,12 @@ FLAGS: Final[Mapping[str, str]] = MappingProxyType(
         "logging.level": "--log-level",
     }
 )
-"""What is said on the command line for these settings."""
+"""The command line options for these settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place in a file, counted from one; without a line where the value came from elsewhere (a variable, a flag)."""
+    """A place in a file, from line 1; without a line for values from elsewhere (a variable, a flag)."""
 
     source: str
     line: int | None = None
@@ -40,7 +40,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake: where it is, which setting it is about, and what to do."""
+    """One mistake: its place, its setting, and what to do."""
 
     spot: Spot
     path: str
@@ -55,17 +55,17 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The config cannot be used. Holds every problem that was found, not just the first."""
+    """Raised for an invalid config, with all problems."""
 
     def __init__(self, problems: Iterable[Problem], rest: "Loaded | None" = None) -> None:
-        """`rest` is the config without the settings that have problems: for finding more, and never to be used."""
+        """`rest`: the config without the invalid settings, only for finding more problems."""
         self.rest = rest
         self.problems = tuple(sorted(problems, key=lambda it: (it.spot.source, it.spot.line or 0, it.spot.column or 0)))
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
 def near(word: str, known: Sequence[str]) -> str:
-    """`; did you mean …?` where a known word is near, and nothing otherwise."""
+    """Return `; did you mean …?` if a known word is similar, else an empty string."""
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
     return f"; did you mean `{by_lower[close[0]]}`?" if close else ""

@@ -1,7 +1,7 @@
 """Resolves references in texts: `os.environ/NAME`, `${NAME}`, `${NAME:-default}` and `file:/run/secrets/name`.
 
-A variable that is unset or empty is refused unless it has a default: an empty API key fails later, and in a
-provider's words. Where `NAME` is not set but `NAME_FILE` is, the value is read from that file, as containers have it.
+A variable that is unset or empty is an error unless it has a default. If `NAME` is not set but `NAME_FILE` is, the value is
+read from that file, as usual in containers.
 """
 
 import difflib
@@ -19,21 +19,21 @@ _INSIDE = re.compile(r"(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<rest>:-(?P<d
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 _SHELLS = re.compile(r"(?P<literal>\$)?\$(?P<name>[A-Z][A-Z0-9_]{2,})")
-"""A variable as a shell would have it: a whole text that nobody means as it is."""
+"""A variable in shell notation, which is probably a mistake."""
 
 _ALMOST = 0.9
-"""How alike a variable that is set has to be to be named: providers' keys are called much the same."""
+"""How similar a suggested variable has to be, because the names of providers' keys are similar."""
 _MAX_SECRET_BYTES = 1 << 20
-"""A secret larger than this is a wrong path."""
+"""The limit of a secret's file; a larger file is a wrong path."""
 
 
 class BadReference(ValueError):
-    """A reference that leads nowhere. The message names the variable or file, never a value."""
+    """Raised for a reference that cannot be resolved. The message names the variable or file, never a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A text with its references filled in, and what of it must be kept out of sight."""
+    """A text with its references resolved, and the secrets in it."""
 
     text: str
     secrets: tuple[str, ...] = ()
@@ -41,16 +41,16 @@ class Resolved:
 
 
 class References:
-    """Fills in references from one environment; relative files are found beside the config."""
+    """Resolves references in one environment, with relative paths from the config's folder."""
 
     def __init__(self, environ: Mapping[str, str], folder: Path, *, lenient: bool = False) -> None:
-        """`lenient`: what is not set stays as it is written, for commands that need none of it."""
+        """`lenient`: unset references are not resolved, for commands that do not need them."""
         self._environ = environ
         self._lenient = lenient
         self._folder = folder
 
     def beside(self, file: Path) -> "References":
-        """The same for another file."""
+        """Return a resolver for another file."""
         return References(self._environ, file.parent, lenient=self._lenient)
 
     def resolve(self, text: str) -> Resolved:
@@ -102,7 +102,7 @@ class References:
         return Resolved("".join(parts) + text[end:], tuple(secrets), referred=True)
 
     def _variable(self, name: str, default: str | None) -> tuple[str, bool]:
-        """The value, and whether it is a secret: all that does not stand in the config itself is taken for one."""
+        """Return the value, and whether it is a secret, as all values are that are not in the config itself."""
         if value := self._environ.get(name):
             return value, True
         if path := self._environ.get(f"{name}_FILE"):

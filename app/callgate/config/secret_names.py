@@ -18,12 +18,11 @@ _BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")
 
 
 LONGEST_REMEMBERED = 64
-"""Longer names are looked at each time: some are a client's to choose, and what is remembered must stay small."""
+"""Characters of a name whose result is cached; clients choose some names, and the cache must stay small."""
 
 
 def means_secret(name: str) -> bool:
-    """True if a value under this name is to be kept out of sight: `api_key`, `X-Api-Key`, `clientSecret`,
-    `DB_PASSWORD`."""
+    """True if a value of this name is a secret: `api_key`, `X-Api-Key`, `clientSecret`, `DB_PASSWORD`."""
     return _means_secret(name) if len(name) <= LONGEST_REMEMBERED else _means_secret.__wrapped__(name)
 
 

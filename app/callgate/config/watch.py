@@ -1,7 +1,7 @@
-"""Notices that a config file has changed: written in place, replaced, or a link turned elsewhere.
+"""Detects changes of a config file: written in place, replaced, or by another target of a link.
 
-Folders are watched and not files. An editor puts a new file in the old one's place, and Kubernetes mounts a file as a
-link into a folder that is itself a link, which it turns to another folder. What counts in the end is what is read.
+Folders are watched and not files, because an editor replaces the file, and Kubernetes mounts a file as a link into a folder
+that is itself a link, which it changes. Contents are compared in the end.
 """
 
 import asyncio
@@ -13,21 +13,19 @@ from typing import Final, TypeAlias
 from watchfiles import awatch
 
 DEBOUNCE_MILLISECONDS: Final = 300
-"""A save is several events, and the first of them may show half a file."""
+"""The wait after an event, because saving a file causes several, the first perhaps with half a file."""
 LOOK_MILLISECONDS: Final = 5000
-"""How often the files are looked at all the same: not every file system reports what happens in it, and what happened
-before the watch began was reported to nobody."""
+"""How often the files are checked without events, which some file systems do not report."""
 _MAX_LINKS: Final = 40
 
 Digest: TypeAlias = tuple[str | None, ...]
-"""What is in files, without keeping it."""
+"""The digests of files."""
 
 
 async def changes(files: Callable[[], Iterable[Path]], seen: Digest) -> AsyncGenerator[None, None]:
-    """One item for each time that what is read from any of the files is something else than before, and at first than
-    what was `seen`.
+    """Yield each time that the content of any file has changed, at first compared with `seen`.
 
-    `files` is asked again after each change: the new config may name another file.
+    `files` is called again after each change, because the new config may have other files.
     """
     now = digest_of(files())
     if now != seen:
@@ -59,14 +57,14 @@ async def changes(files: Callable[[], Iterable[Path]], seen: Digest) -> AsyncGen
 
 
 def folders_to_watch(files: Iterable[Path]) -> set[Path]:
-    """The folders in which something changes when one of the files does: where each link on the way lies, and the file."""
+    """Return the folders to watch for the files: those of all links on the way, and of the files."""
     return {folder for file in files for folder in _folders_of(file.absolute()) if folder.is_dir()}
 
 
 def _folders_of(file: Path) -> set[Path]:
     found: set[Path] = set()
     waiting = [file]
-    for _ in range(_MAX_LINKS):  # links may lead in a ring
+    for _ in range(_MAX_LINKS):  # links may be cyclic
         if not waiting:
             break
         at = waiting.pop()
@@ -87,4 +85,4 @@ def _digest_of_file(file: Path) -> str | None:
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
-        return None  # just being replaced, or gone; its coming back is a change again
+        return None  # missing, perhaps while it is being replaced

@@ -1,7 +1,6 @@
-"""The shape of `config.yaml`: every setting, its default and what it means. A module for each part of it.
+"""The schema of `config.yaml`: every setting, its default and its meaning, one module for each part.
 
-The outside comes in here, so this is pydantic: unknown keys are refused and the result is an immutable value.
-Reading files, variables and secrets is `load`'s; acting on a setting is the business of the package it is for.
+In pydantic: unknown keys are refused and the result is immutable. `load` reads files, variables and secrets.
 `python -m callgate.config.schema` prints the JSON Schema that editors use.
 """
 

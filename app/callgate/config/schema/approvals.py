@@ -10,7 +10,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from callgate.config.schema.values import Count, Globs, Seconds, Section, Switch, WebAddress
 
 SECRET_BYTES = 24
-"""The least that Standard Webhooks asks of a secret."""
+"""The least length of a secret by Standard Webhooks."""
 
 
 class ApprovalLists(Section):
@@ -23,7 +23,7 @@ class ApprovalLists(Section):
 
 
 class _OrOneWord:
-    """Lets `never` and `always` stand for the lists that say it of all tools."""
+    """Allows `never` and `always` instead of lists, for all tools."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self._lists, handler(source))

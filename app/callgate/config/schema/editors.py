@@ -17,7 +17,7 @@ REFERENCE = {
     "pattern": r"^(os\.environ/|file:/|file:\./|.*\$\{)",
     "description": "A reference that is resolved at start: os.environ/NAME, ${NAME}, ${NAME:-default} or file:/path.",
 }
-"""Where a number or a choice is due, its text may also come from a variable or a file."""
+"""A reference may also stand for a number or a choice."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -38,7 +38,7 @@ def json_schema() -> dict[str, Any]:
                 properties[name] = {**aside, "anyOf": [*bare, {"$ref": "#/$defs/Reference"}]}
     schema["$defs"]["Reference"] = REFERENCE
     for name in schema["properties"].keys() - set(schema["required"]):
-        # `load` takes a block whose lines are all commented out for its defaults.
+        # A block with only comments is null in YAML, which `load` takes for the defaults.
         block = schema["properties"][name]
         may_be_empty = block.get("type") in {"array", "object"} or "$ref" in block
         schema["properties"][name] = {"anyOf": [block, {"type": "null"}]} if may_be_empty else block
@@ -51,7 +51,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _explain(schema: dict[str, Any]) -> None:
-    """Put the text below each setting to it. Only here: pydantic would read the sources at every start."""
+    """Add the docstrings of the settings. Only here, because pydantic would read the sources at every start."""
     texts = dict(_texts())
     sections = {section.__name__: section for section in _sections(Section)}
     for name, definition in [(Config.__name__, schema), *schema["$defs"].items()]:
@@ -71,7 +71,7 @@ def _sections(section: type[Section]) -> Iterator[type[Section]]:
 
 
 def _texts() -> Iterator[tuple[str, dict[str, str]]]:
-    """For each class of this folder the texts that stand below its fields."""
+    """Yield, for each class of this folder, the docstrings of its fields."""
     for file in Path(__file__).parent.glob("*.py"):
         for block in ast.parse(file.read_text()).body:
             if isinstance(block, ast.ClassDef):
@@ -90,5 +90,5 @@ def _refuses_references(choice: dict[str, Any]) -> bool:
 
 
 def json_schema_text() -> str:
-    """The JSON Schema as it is written to `config.schema.json`."""
+    """Return the text of `config.schema.json`."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"

@@ -11,14 +11,14 @@ from callgate.config.schema.values import BesideFile, Globs, Switch, WebAddress,
 
 
 def _plain_text(value: Any) -> Any:
-    """Numbers and booleans stand unquoted in other programs' files, and mean their text."""
+    """Convert unquoted numbers and booleans of other programs' files to text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) else value
 
 
 OF_OTHER_CLIENTS = frozenset({"alwaysAllow", "autoApprove", "description", "gallery", "icon", "version"})
-"""What other programs keep in a server's entry for themselves: about their own screens, or of no effect here."""
+"""Fields of other programs in a server's entry that have no effect here."""
 ServerKind: TypeAlias = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"]
 ServerName: TypeAlias = Annotated[
     str,

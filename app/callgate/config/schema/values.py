@@ -1,4 +1,4 @@
-"""What settings are made of: sections, and the types of single values."""
+"""The base class of sections, and the types of single values."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,11 +19,11 @@ from pydantic_core import PydanticCustomError
 
 
 class Section(BaseModel):
-    """A block of the file. Unknown keys are mistakes, and nothing changes after reading."""
+    """A block of the file. Unknown keys are errors, and values are immutable."""
 
     model_config = ConfigDict(
         extra="forbid",
-        defer_build=True,  # only the whole is validated, so its parts need no validators of their own
+        defer_build=True,  # only the whole config is validated, so that sections need no validators
         frozen=True,
         allow_inf_nan=False,
         protected_namespaces=(),
@@ -32,20 +32,20 @@ class Section(BaseModel):
 
 
 def _no_boolean(value: Any) -> Any:
-    """`timeout: yes` would otherwise be one second."""
+    """Refuse booleans for numbers: `timeout: yes` would be one second."""
     if isinstance(value, bool):
         raise PydanticCustomError("number", "should be a number")
     return value
 
 
 def off_or_on(value: Any) -> Any:
-    """YAML reads an unquoted `off` as false."""
+    """Convert booleans to `off` and `on`, which YAML reads as booleans."""
     return {False: "off", True: "on"}.get(value, value) if isinstance(value, bool) else value
 
 
 NO_BOOLEAN = BeforeValidator(_no_boolean)
 SHAPES: dict[str, str] = {}
-"""What the patterns below ask for, in words, for errors."""
+"""Descriptions of the patterns below, for errors."""
 
 
 def shape(pattern: str, words: str) -> StringConstraints:
@@ -54,7 +54,7 @@ def shape(pattern: str, words: str) -> StringConstraints:
 
 
 FOLDER = "folder"
-"""Under which `load` says, in the context of the validation, where relative paths start."""
+"""The key of the base folder for relative paths in the validation context."""
 
 
 def _beside_the_file(path: str, info: ValidationInfo) -> str:
@@ -70,7 +70,7 @@ def _beside_the_file_or_an_address(place: str, info: ValidationInfo) -> str:
 
 
 DocumentPlace: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_beside_the_file_or_an_address)]
-"""A path like that, or an address."""
+"""A path like that, or a URL."""
 Seconds: TypeAlias = Annotated[float, Field(gt=0), NO_BOOLEAN]
 Count: TypeAlias = Annotated[int, Field(ge=1), NO_BOOLEAN]
 Money: TypeAlias = Annotated[float, Field(ge=0), NO_BOOLEAN]
@@ -83,7 +83,7 @@ Switch: TypeAlias = Annotated[
 Glob: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 Globs: TypeAlias = tuple[Glob, ...]
 ToolEvents: TypeAlias = Annotated[Literal["off", "x", "reasoning", "openwebui"], BeforeValidator(off_or_on)]
-"""How a client is shown that tools run."""
+"""How responses show that tools run."""
 WebAddress: TypeAlias = Annotated[str, shape(r"^https?://[^/\s]+", "should be an address like `https://example.com`")]
 Origin: TypeAlias = Annotated[
     str, shape(r"^(\*|https?://[^/\s]+)$", "should be an origin like `https://chat.example.com` (no path), or `*`")
@@ -114,7 +114,7 @@ def _a_moment(text: str) -> str:
 
 
 def moment_of(text: str) -> float:
-    """Seconds since the epoch; a date is its first moment, and what names no zone is UTC."""
+    """Return the seconds since the epoch, by default in UTC; a date is its midnight."""
     found = datetime.fromisoformat(text)
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 

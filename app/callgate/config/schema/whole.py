@@ -1,4 +1,4 @@
-"""All of `config.yaml`, and what its parts must agree on."""
+"""The whole `config.yaml`, and the rules between its parts."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ from callgate.config.schema.values import BesideFile, Globs, Section, off_or_on
 
 
 def _at_least_one(models: tuple[ModelEntry, ...]) -> tuple[ModelEntry, ...]:
-    """Not a minimal length: pydantic would also count entries that have mistakes of their own as not there."""
+    """Require a model. Not by a minimal length, for which pydantic would not count invalid entries."""
     if not models:
         raise PydanticCustomError("no_models", "should name at least one model")
     return models
@@ -92,7 +92,7 @@ class Config(Section):
         mistakes = [*_repeated_keys(self), *_models_at_odds(self), *_lost_fallbacks(self), *_repeated_tools(self)]
         mistakes += [*_pools_without_stores(self), *_unknown_pools(self)]
         if mistakes:
-            # Braces are placeholders to pydantic's templates, and names the operator chose may hold them.
+            # Escaped, because braces are placeholders in pydantic's templates.
             errors = ((PydanticCustomError("config", "{message}", {"message": text}), loc) for loc, text in mistakes)
             details = [InitErrorDetails(type=error, loc=loc, input=None) for error, loc in errors]
             raise ValidationError.from_exception_data("Config", details)
@@ -117,7 +117,7 @@ def _repeated_keys(config: Config) -> Iterator[Mistake]:
 
 
 def _models_at_odds(config: Config) -> Iterator[Mistake]:
-    """Check that the deployments of a name offer the same tools: which of them answers is chance."""
+    """Check that the deployments of a name have the same tools."""
     tools: dict[str, Globs] = {}
     for index, entry in enumerate(config.model_list):
         if tools.setdefault(entry.model_name, entry.tools) != entry.tools:
