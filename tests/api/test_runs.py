@@ -481,6 +481,26 @@ async def test_the_last_hour_is_told_by_minute_to_each_key_its_own(upstream: Ups
     assert told["alice"]["since"] < minutes[0]
 
 
+async def test_no_request_waits_for_a_file_that_another_process_has_locked(upstream: Upstream, tmp_path: Path) -> None:
+    async with serving(upstream, data_dir=str(tmp_path)) as client, contextlib.AsyncExitStack() as life:
+        await ask(client, upstream)
+        while not (tmp_path / "runs.sqlite3").exists() or not (await client.get("/v1/usage")).json()["data"]:
+            pass  # each look is a request
+        database = sqlite3.connect(tmp_path / "runs.sqlite3", isolation_level=None)
+        life.callback(database.close)
+        database.execute("BEGIN EXCLUSIVE")
+        await ask(client, upstream)
+        async with asyncio.timeout(4):
+            while True:  # until the thread that writes waits for the file
+                minutes = asyncio.create_task(client.get("/v1/usage?by=minute"))
+                for _ in range(10):
+                    await ask(client, upstream)
+                if not minutes.done():
+                    break
+        database.execute("ROLLBACK")
+        assert (await minutes).status_code == 200
+
+
 async def test_a_wildcard_is_counted_under_its_own_name_and_a_run_has_the_clients(upstream: Upstream) -> None:
     priced = {"model_info": {"input_cost_per_token": 1e-6, "output_cost_per_token": 1e-6}}
     async with serving(upstream, models=["any/*"], entry=priced) as client:

@@ -40,7 +40,9 @@ def usage_routes(manager: RuntimeManager) -> APIRouter:
             raise ChatError(400, f"`days` should be 1 to {USAGE_DAYS}.", param="days", code="invalid_value")
         recorder = manager.shared.recorder
         if by == "minute":
-            used, since = recorder.last_hour(), minute_of(time.time() - (MINUTES - 1) * 60)
+            # In a thread: what is being written at this moment is waited for, and a file may be locked for seconds.
+            used = await asyncio.to_thread(recorder.last_hour)
+            since = minute_of(time.time() - (MINUTES - 1) * 60)
         else:
             since = day_of(time.time() - (int(days) - 1) * 86_400)
             try:
