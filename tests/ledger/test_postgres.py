@@ -46,6 +46,12 @@ async def connected(server: PostgresServer) -> AsyncIterator[Any]:
         await connection.close()
 
 
+async def until_not_away(ledger: Any) -> None:
+    async with asyncio.timeout(10):
+        while ledger.presence.is_away:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def until(ledger: Any, expected: dict[str, str]) -> None:
     async with asyncio.timeout(15):
         while dict(await ledger.database.fetch("SELECT call_id, state FROM calls")) != expected:  # noqa: ASYNC110
@@ -212,6 +218,30 @@ async def test_whoever_died_before_the_server_went_is_known_to_be_dead_without_d
                 away = time.monotonic() - died
             await until(ledger, {"of_another": "unknown"})
             assert time.monotonic() - died < presence.dead_after + away + 2.0
+
+
+async def test_connections_that_are_ended_in_the_middle_of_statements_are_made_anew(
+    postgres: PostgresServer, schema: str
+) -> None:
+    async with opened(postgres.url, schema) as ledger, connected(postgres) as other:
+        is_over = False
+
+        async def ask(number: int) -> None:
+            while not is_over:
+                with contextlib.suppress(DatabaseAway):
+                    assert await ledger.database.fetch("SELECT ?1::bigint", number) == [(number,)]
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(8):
+                group.create_task(ask(number))
+            for _ in range(60):
+                await other.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+                    " AND application_name = 'callgate'"
+                )
+            is_over = True
+        await until_not_away(ledger)
+        await ledger.calls.start(entry("after"))
 
 
 async def test_after_a_failover_it_writes_to_the_server_that_takes_writes(schema: str) -> None:

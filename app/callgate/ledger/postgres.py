@@ -15,7 +15,7 @@ import structlog
 from callgate.ledger.batches import BATCH, BatchedLedger, LedgerBatch
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.fleet_calls import OFFER, FleetOffer
-from callgate.ledger.postgres_pool import ConnectionPool
+from callgate.ledger.postgres_pool import ConnectionPool, was_lost
 from callgate.ledger.tables import (
     CALL_COLUMNS,
     CHANGING,
@@ -126,17 +126,15 @@ class PostgresDatabase:
         return await self._asked(self.pool, statement, *values)
 
     async def _asked(self, pool: ConnectionPool, statement: str, *values: Any) -> list[Row]:
-        """Execute a statement; repeat it once where the connection was lost, as after a restart of the server."""
-        import asyncpg
-
+        """Asked again once over another connection where this one was lost: a server that was restarted has closed all of them."""
         text = _here(statement)
         for last in (False, True):
             try:
                 return [tuple(row) for row in await pool.fetch(text, *values)]
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-                lost = isinstance(error, asyncpg.PostgresConnectionError | asyncpg.InterfaceError | OSError)
-                if last or not lost or isinstance(error, TimeoutError):
+            except Exception as error:
+                if last or not was_lost(error):
                     raise _away(error) from error
+                pool.forget()
         raise AssertionError("it returns or raises")
 
     async def beat(self, process: str, kind: str, version: str) -> bool:

@@ -18,6 +18,16 @@ IDLE_SECONDS: Final = 300.0
 CLOSE_SECONDS: Final = 5.0
 
 
+def was_lost(error: Exception) -> bool:
+    """True if a connection is of no use after an error, and another one may be."""
+    import asyncpg
+
+    if isinstance(error, asyncpg.PostgresError):
+        ended = asyncpg.AdminShutdownError | asyncpg.CrashShutdownError | asyncpg.IdleSessionTimeoutError
+        return isinstance(error, asyncpg.PostgresConnectionError | ended)
+    return not isinstance(error, TimeoutError)
+
+
 class ConnectionPool:
     """Up to `most` connections, opened when needed. The one that was used last is used first."""
 
@@ -43,11 +53,12 @@ class ConnectionPool:
                 connection = await asyncpg.connect(self._url, **self._options)
             try:
                 rows = await connection.fetch(text, *values)
-            except asyncpg.ReadOnlySQLTransactionError:
-                self._close(connection)  # after a failover: another one may lead to the server that writes now
-                raise
-            except asyncpg.PostgresError:
-                self._free.append((monotonic(), connection))
+            except asyncpg.PostgresError as error:
+                # After a failover another connection may lead to the server that takes writes now.
+                if was_lost(error) or isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+                    self._close(connection)
+                else:
+                    self._free.append((monotonic(), connection))
                 raise
             except BaseException:
                 self._close(connection)  # the server may still be executing the statement
