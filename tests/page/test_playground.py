@@ -242,7 +242,8 @@ async def test_a_key_that_may_see_no_run_is_answered_all_the_same(upstream: Upst
             said = await page.locator(".messages .assistant").last.inner_text()
             calls = await page.locator(".trace .call").all_inner_texts()
             assert "It is three." in said
-            assert ["add" in call for call in calls] == [True]
+            assert ["add ✓ done" in call for call in calls] == [True]
+            assert "waiting for the first words" not in await page.locator(".trace").inner_text()
             await page.get_by_label("stream").uncheck()
 
         assert await page.get_by_text("Open run_").count() == 0

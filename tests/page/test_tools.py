@@ -95,6 +95,17 @@ async def test_what_each_model_reads_of_tools_with_every_request_is_said(upstrea
     assert f"gpt 1 tool, ≈ {cells[4]} tokens; spare 1 tool, ≈ {cells[4]} tokens." in said
 
 
+async def test_a_key_that_may_call_no_tool_is_offered_no_form(upstream: Upstream, tabs: Tabs) -> None:
+    keys, auth = keyring(alice={}, boss={"admin": True})
+    async with serving(upstream, tabs, **auth) as url:
+        for name, forms in (("alice", 0), ("boss", 1)):
+            page = await tabs.open(f"{url}/#/tools/add", key=keys[name])
+            await page.get_by_text("As sent to a model (all of it)").wait_for()
+            await page.get_by_role("button", name=f"Key: {name}").wait_for()
+            assert await page.get_by_text("needs a key with admin: on").count() == 1 - forms
+            assert await page.get_by_role("button", name="Call it").count() == forms
+
+
 async def test_a_call_without_a_model_has_no_price(upstream: Upstream, tabs: Tabs) -> None:
     async with serving(upstream, tabs) as url, http_client(url) as client:
         await client.post("/v1/tools/add/call", json={"arguments": {"a": 1, "b": 2}})

@@ -15,6 +15,13 @@ if (fragment.has("key")) {
   history.replaceState(null, "", location.pathname + location.search + "#/playground");
 }
 
+/** Who is asking, and what that may; as `GET v1/key` says it. @type {any} */
+export let me = null;
+export async function askWho() {
+  me = null;
+  me = await get("v1/key");
+}
+
 export const hasKey = () => key !== "";
 export const currentKey = () => ({ key, isKept: sessionStorage.getItem(STORED) !== null });
 

@@ -2,7 +2,7 @@
 // The shell: which page is shown, who is asking, and what is waiting for a person.
 
 import { html, nothing, render } from "./lit.js";
-import { ApiError, currentKey, feed, get, hasKey, linkedKey, setKey } from "./api.js";
+import { ApiError, askWho, currentKey, feed, get, hasKey, linkedKey, me, setKey } from "./api.js";
 import * as approvals from "./views/approvals.js";
 import * as compare from "./views/compare.js";
 import * as models from "./views/models.js";
@@ -28,8 +28,6 @@ const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 const notices = /** @type {HTMLElement} */ (document.getElementById("notices"));
 
 let current = "playground";
-/** Who is asking. @type {any} */
-let me = null;
 let waiting = 0;
 let isStarted = false;
 /** @type {"live" | "restarting" | "crowded" | "hidden" | "refused" | "starting"} */
@@ -163,8 +161,7 @@ async function countWaiting() {
 
 function start() {
   isStarted = true;
-  me = null;
-  get("v1/key").then((found) => ((me = found), drawBar()), () => {}); // whatever else is asked for says why
+  askWho().then(() => (drawBar(), VIEWS[current].onFeed?.("who", null)), () => {}); // whatever else is asked for says why
   closeFeed();
   closeFeed = feed(
     (event, data) => {

@@ -154,6 +154,7 @@ function tell(said) {
   for (const [index, turn] of (said?.turns ?? []).entries()) {
     happen({ kind: "turn_started", turn: index, at: 0 });
     happen({ kind: "turn_ended", turn: index, at: turn.ms / 1000, facts: { ...turn, seconds: turn.ms / 1000, finish_reasons: [turn.finish_reason] } });
+    for (const call of turn.calls) if (call.outcome) happen({ kind: "call_ended", turn: index, facts: { ...call, seconds: call.ms / 1000 } });
   }
 }
 
@@ -296,7 +297,7 @@ function drawTurn(/** @type {Turn} */ turn) {
   const facts = turn.ended;
   return html`<article class="turn">
     <h3>Turn ${turn.index + 1}${turn.choice ? html` · choice ${turn.choice}` : nothing}
-      <small>${turn.first === undefined ? "waiting for the first words …" : html`first words after ${format.seconds(turn.first - turn.started)}`}</small></h3>
+      <small>${turn.first !== undefined ? html`first words after ${format.seconds(turn.first - turn.started)}` : facts ? "" : "waiting for the first words …"}</small></h3>
     ${turn.attempts.map((each) => html`<p class=${each.reason ? "odd" : ""}>attempt ${each.number}: ${each.deployment} ${each.status || ""} ${each.reason ?? "answered"}</p>`)}
     ${turn.words ? html`<p>${turn.words} characters of text</p>` : nothing}
     ${[...turn.calls.values()].map(
@@ -307,7 +308,7 @@ function drawTurn(/** @type {Turn} */ turn) {
           ${call.state === "waiting for approval" ? html`<a href="#/approvals">decide</a>` : nothing}
           ${call.note ? html`<small class="odd">${call.note}</small>` : nothing}
           ${call.progress ? html`<small>${call.progress}</small>` : nothing}</p>
-        <pre tabindex="0">${start(call.text)}</pre>
+        ${call.text || !facts ? html`<pre tabindex="0">${start(call.text)}</pre>` : nothing}
         ${call.result === undefined ? nothing : html`<pre class="result" tabindex="0" aria-label="Result">${start(call.result)}</pre>`}
       </div>`,
     )}

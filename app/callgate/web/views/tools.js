@@ -2,7 +2,7 @@
 // The tools there are, calling one, and the servers they come from.
 
 import { html, nothing, render } from "../lit.js";
-import { get } from "../api.js";
+import { get, me } from "../api.js";
 import * as format from "../format.js";
 import * as callForm from "./call_form.js";
 import { fail, table } from "./shared.js";
@@ -32,6 +32,7 @@ export function show(main, path) {
 /** @param {string} event */
 export function onFeed(event) {
   if (event === "server" || event === "back") load();
+  if (event === "who") draw();
 }
 
 async function showSent() {
@@ -80,7 +81,7 @@ function draw() {
           ),
         )}
         ${tools.length
-          ? html`<p><small>What a model is offered, it reads with every request: ${models.map((each) => `${each.id} ${format.many(each.tools, "tool")}, ≈ ${format.count(each.prompt_tokens)} tokens`).join("; ")}.${tool ? "" : " Choose a tool to call it, and to see its schema as a model gets it."}</small></p>`
+          ? html`<p><small>What a model is offered, it reads with every request: ${models.map((each) => `${each.id} ${format.many(each.tools, "tool")}, ≈ ${format.count(each.prompt_tokens)} tokens`).join("; ")}.${tool ? "" : " Choose a tool to see its schema as a model gets it, and to call it."}</small></p>`
           : html`<p class="empty" role="status">${state}</p>`}
         ${servers.length
           ? html`<h2>Servers</h2>${table(
@@ -112,7 +113,8 @@ function detail(tool) {
     ${tool.reason ? html`<p class="odd">${tool.reason}</p>` : nothing}
     ${tool.parameters ? html`<details><summary>Schema</summary><pre tabindex="0">${JSON.stringify(tool.parameters, null, 2)}</pre></details>` : nothing}
     ${tool.parameters && models.length ? schemaAsSent() : nothing}
-    ${tool.state === "ready"
+    ${me && !me.admin ? html`<p class="empty">To call a tool from here needs a key with <code>admin: on</code>.</p>` : nothing}
+    ${tool.state === "ready" && me?.admin !== false
       ? html`<form aria-label="Call ${tool.name}" @submit=${(/** @type {SubmitEvent} */ event) => call(event, tool)}>
           ${fields ??
           html`<label class="wide">Arguments, as a model might write them <textarea data-editor rows="8" spellcheck="false">${callForm.template(tool.parameters)}</textarea></label>`}
