@@ -18,7 +18,7 @@ from callgate.calls.states import Flaw
 from callgate.conversation.events import CallNotRun, CallWritten, ModelEvent, ReasoningDelta, TextDelta
 from callgate.text_calls import quoting
 from callgate.text_calls.nesting import Nesting, Torn, has_open_marks, is_in_value
-from callgate.text_calls.quoting import OpenSpan, ParagraphRest, QuoteTracker
+from callgate.text_calls.quoting import CALL_HERE, OpenSpan, ParagraphRest, QuoteTracker
 from callgate.text_calls.text_cursor import Finder, Steps, TextCursor, finder
 
 THINK_TAGS: Final[Mapping[str, str]] = {"<think>": "</think>", "<thinking>": "</thinking>"}
@@ -41,7 +41,9 @@ _SPECIAL_STARTS = "<[ \t\r;,"
 _SPECIAL_LIMIT = 512
 _SPOKEN = frozenset({quoting.LISTED, quoting.TABLE, quoting.INDENTED, quoting.QUOTATION})
 """Kinds of quoting inside which special tokens at the end of an answer are still dropped."""
-_NEW_MESSAGE = re.compile(r"<\|(?:start|message|channel|content_\w+|message_model|im_start|open|START_\w+)\|>")
+_NEW_MESSAGE = re.compile(
+    r"<\|(?:start|message|channel|content_\w+|message_model|im_start|open|START_\w+)\|>|<\|tool_response>|<start_function_response>"
+)
 """Tokens after which prose is unrelated to a call before them."""
 _BEFORE_CALL = frozenset({"<|python_tag|>"})
 """Tokens that count as the beginning of a line for a call after them."""
@@ -58,9 +60,7 @@ _MOST_UNREAD = 16_384
 """Pieces of prose that are kept before they are joined, because small strings take much memory."""
 _READ_AGAIN = 262_144
 """Characters of one answer that may be read twice, where a quoted mark opened no call. Beyond that it is taken for a call."""
-_CALL_HERE = "\ue000"
-"""A private-use character as the placeholder of a call for the quote tracker."""
-_NO_INTRO = f" \t\r\n{_CALL_HERE}"
+_NO_INTRO = f" \t\r\n{CALL_HERE}"
 _MENTION_LIMIT = 120
 _INTRO_LIMIT = 400
 
@@ -135,6 +135,9 @@ class Unclosed:
 
 class EventSink:
     """Collects the events of the text so far, and its state for grammars."""
+
+    has_invented_turn = False
+    """The text has a user's, system or tool's message, which the model must have invented."""
 
     def __init__(
         self,
@@ -265,6 +268,8 @@ class EventSink:
             start = self.cursor.offset - len(raw)
             span = self._context.open_span() if self._context is not None and self.quoted() is None else None
             quoted = quoting.NESTED if self.is_spoilt or self._may_be_in_value() else None
+            if quoted is None and self._is_behind_invented_turn():
+                quoted = quoting.INVENTED_TURN
             block = Item(CALLS, raw, start, self.indent >= 0, span=span, quoted=quoted)
             block.intro = self._tail.rstrip(_NO_INTRO).rpartition("\n")[2]
             self._items.append(block)
@@ -281,6 +286,12 @@ class EventSink:
         if self._prose_line:
             self._demote_prose([block])
             self._open_line.clear()
+
+    def _is_behind_invented_turn(self) -> bool:
+        if self._context is None:
+            return False
+        self.quoted()
+        return self.has_invented_turn or self._context.is_behind_invented_turn
 
     def _may_be_in_value(self) -> bool:
         """True if the current place may be in a value of a call that prose quotes: after a brace that begins no whole JSON
@@ -350,7 +361,7 @@ class EventSink:
                 continue
             self._read_run(context, run)
             has_fence = "```" in text or "~~~" in text
-            context.feed(_CALL_HERE + (_FENCE_RUN.sub("", text) if has_fence else text).lstrip())
+            context.feed(CALL_HERE + (_FENCE_RUN.sub("", text) if has_fence else text).lstrip())
             if has_fence:
                 context.doubt_fences(any_number=True)
             if _COLON.search(text, max(0, len(text) - _MENTION_LIMIT)):
@@ -384,7 +395,7 @@ class EventSink:
     def _note_call_text(self, text: str, *, is_whole: bool) -> None:
         """Note the text of a call for the quote tracker. The text of a broken one may begin a quotation, and its fences may or
         may not be its own."""
-        self._unread.append(_CALL_HERE if is_whole else _BrokenText(text))
+        self._unread.append(CALL_HERE if is_whole else _BrokenText(text))
 
     def end_quoted(self, *, reads_again: bool = True) -> None:
         """Make all text since the mark prose. `reads_again`: if it was no call, the text after the mark is read again, because
@@ -421,7 +432,7 @@ class EventSink:
         if not is_known and "```" in text and self._context is not None:
             self.quoted()
             self._context.doubt_fences(any_number=True)
-        self.add_prose(text, f"{_CALL_HERE}{text[len(text.rstrip()) :]}" if is_known else None)
+        self.add_prose(text, f"{CALL_HERE}{text[len(text.rstrip()) :]}" if is_known else None)
 
     # -- thinking
 
@@ -543,7 +554,7 @@ class EventSink:
         shown = self._line_rest.lstrip(" \t\r;,")
         is_prose = bool(shown) and shown[0] not in _SPECIAL_STARTS
         if (line_break or len(shown) > _SPECIAL_LIMIT) and not is_prose:
-            is_prose = _SPECIAL.fullmatch(self._line_rest) is None
+            is_prose = not _ends_calls(self._line_rest)
         if is_prose:
             self._prose_line = not line_break
             self._demote_prose(self._open_line)
@@ -570,7 +581,7 @@ class EventSink:
             if len(self._items) > 1 and self._items[-2].kind == CALLS and self._items[-1].is_blank_text:
                 # Blanks between calls and their end mark.
                 text = self._items.pop().text + text
-                self._unread.append(_CALL_HERE)
+                self._unread.append(CALL_HERE)
             if (last := self._items[-1]).kind == CALLS:
                 last.text += text
                 last.end = self.cursor.offset
@@ -632,7 +643,7 @@ class EventSink:
         self.end_quoted(reads_again=False)
         self._end_run()
         self.forget()
-        if self._open_line and _SPECIAL.fullmatch(self._line_rest) is None:
+        if self._open_line and not _ends_calls(self._line_rest):
             self._demote_prose(self._open_line)
         if self.is_judging and self._blocks:
             self._judge_nested()
@@ -735,6 +746,12 @@ class EventSink:
         if self._run:
             self._items.append(Item(TEXT if self._run_is_text else REASONING, "".join(self._run)))
             self._run = []
+
+
+def _ends_calls(line: str) -> bool:
+    """True if the rest of a line with calls is no prose of the model's own."""
+    turn = quoting.TURN.search(line)
+    return _SPECIAL.fullmatch(line, 0, turn.start() if turn else len(line)) is not None
 
 
 def _append_run(events: list[ModelEvent], run: list[str], kind: str) -> None:

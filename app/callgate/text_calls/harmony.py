@@ -32,6 +32,8 @@ _HEADER_LIMIT: Final = 128
 """The longest header whose first token is in the prompt; a longer text without a token is prose."""
 
 _RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]*)")
+_ANOTHERS = re.compile(r"<\|start\|>\s*(?:user|system|developer|tool|functions\.)")
+"""The header of a user's, system or tool's message."""
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([A-Za-z]*)")
 
 
@@ -100,6 +102,8 @@ def _message(out: EventSink, framing: Framing, begun: str, token: str = "") -> S
             pieces.clear()
         pieces.append(mark)
         token = mark
+    if _ANOTHERS.search("".join(pieces)):
+        out.has_invented_turn = True
     yield from framing.read_body(out, "".join(pieces))
 
 

@@ -221,7 +221,9 @@ def _functionary_part(out: EventSink, mark: str) -> Steps[None]:
 
 # GLM-4 -----------------------------------------------------------------------------------------
 
-GLM4_ENDS: Final = ("<|observation|>", "<|assistant|>", "<|user|>")
+GLM4_OTHERS: Final = ("<|observation|>", "<|user|>")
+"""End marks of a call at which the server should have stopped; after them comes a user's or tool's message."""
+GLM4_ENDS: Final = ("<|assistant|>", *GLM4_OTHERS)
 
 
 def glm4(out: EventSink) -> Steps[None]:
@@ -244,6 +246,7 @@ def glm4(out: EventSink) -> Steps[None]:
             out.add_call(arguments_written(name, body))
             out.add_text(body.after)
             out.end_quoted()
+            out.has_invented_turn = out.has_invented_turn or body.mark in GLM4_OTHERS
             continue
         out.add_text(name or "")
         while (mark := (yield from prose.step())) is not None and mark != "\n" and not out.is_silent:

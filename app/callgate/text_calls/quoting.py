@@ -24,6 +24,7 @@ ECHO: Final = "echo"
 THINKING: Final = "thinking"
 NESTED: Final = "nested"
 EXAMPLE: Final = "example"
+INVENTED_TURN: Final = "invented_turn"
 
 TAB = 4
 """Columns of a tab; four columns make an indented (code) block in Markdown."""
@@ -39,12 +40,32 @@ _PAIRS: Final = {
     "<!--": "-->",
 }
 """The same marks in other notations, and comments."""
+_OTHERS = "user|system|developer|tool|ipython"
+_TURN = (
+    rf"<\|im_start\|>[ \t]{{0,2}}(?:{_OTHERS})\b|<\|start_header_id\|>[ \t]{{0,2}}(?:{_OTHERS})\b"
+    rf"|<start_of_turn>[ \t]{{0,2}}(?:{_OTHERS})\b|<\|turn>(?:{_OTHERS})\b|\]~b\](?:{_OTHERS})\b"
+    r"|<\|(?:user|system|observation|tool|im_user|im_system|user_token|system_token|message_user|message_system|message_tool)\|>"
+    r"|<｜(?:user|system|tool▁outputs▁begin)｜>|\[INST\]|\[TOOL_RESULTS\]|\[SYSTEM_PROMPT\]"
+    r"|<\|START_TOOL_RESULT\|>|<tool_response\|>|<end_function_response>"
+)
+TURN: Final = re.compile(_TURN, re.IGNORECASE)
+"""Tokens that begin a user's, system or tool's turn in chat templates."""
+_RESULT = r"</(?:tool_result|tool_response|(?:antml:|｜DSML｜)?function_results)>|## Return of functions\."
+"""Ends of a tool's result, and how one begins in Kimi's template."""
+CALL_HERE: Final = "\ue000"
+"""A private-use character as the placeholder of a call in the prose."""
+_NAMING: Final = " \t([{\"'“‘«:,"
+"""Characters before a token that a sentence only names."""
+_SPEAKER = re.compile(
+    r"[ \t]*(?:#{1,6}[ \t]+)?[*_]{0,3}(?:(?P<person>user|human)|assistant|AI)[*_]{0,3}[:：](?P<words>[^\n]*)",
+    re.IGNORECASE,
+)
 _LINE = re.compile(
     r"([ \t\r]*)(?:(>)|(\||[-*+•◦▪▫‣⁃∙●○■□–—](?=[ \t])|\(?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{2,4})[.)](?=[ \t]))|(?=[^\s]))?"
 )
 _TOKEN = re.compile(
     rf"\n|`+|~~~+|{'|'.join(map(re.escape, (*_PAIRS, *_PAIRS.values())))}|<(?P<tag>{_TAGS})(?:\s[^<>\n]*)?>"
-    rf"|<(?P<thought>{_THOUGHTS})>|</(?:{_TAGS}|{_THOUGHTS})>|\"\"\"|'''|[\"'“”„‟«»‘’‚‹›「」『』]",
+    rf"|(?P<turn>{_TURN})|(?P<result>{_RESULT})|<(?P<thought>{_THOUGHTS})>|</(?:{_TAGS}|{_THOUGHTS})>|\"\"\"|'''|[\"'“”„‟«»‘’‚‹›「」『』]",
     re.IGNORECASE,
 )
 _RUN = re.compile(r"`+|~+")
@@ -178,9 +199,22 @@ class QuoteTracker:
         self._html_end = ""
         self._html_is_block = False
         """It began its line."""
+        self._has_call = False
+        self._turn_began = False
+        """A token has begun a user's, system or tool's turn."""
+        self._person_spoke = False
+        """A line began with `User:` or the like."""
+        self._answer = ""
+        """The text of an `Assistant:` line after that, a blank if it has none; empty if there is no such line."""
+
+    @property
+    def is_behind_invented_turn(self) -> bool:
+        """True after a user's, system or tool's turn that the model itself wrote."""
+        return self._turn_began or bool(self._answer)
 
     def feed(self, text: str) -> None:
         """Read prose that ends where a call may begin, or anywhere if none begins in it."""
+        self._has_call = self._has_call or CALL_HERE in text
         at, end = 0, len(text)
         while at < end:
             if self._begins_line:
@@ -256,6 +290,8 @@ class QuoteTracker:
             self._before = text[-1] if text else self._before
             return found.end()
         self._begins_line = False
+        if not text.startswith("\n", found.end()):
+            self._note_speaker(text, at)
         if self._fences_quoted and not quote:
             self._fences.clear()
             self._fences_quoted = False
@@ -286,6 +322,17 @@ class QuoteTracker:
             return run.end()
         return found.end()
 
+    def _note_speaker(self, text: str, at: int) -> None:
+        """Look for a speaker's name at the beginning of a line that is not blank."""
+        if self._answer.strip() and self._previous_blank:
+            self._answer = ""  # prose that is no part of a transcript
+        if self._fences or self._html_end or (spoken := _SPEAKER.match(text, at)) is None:
+            self._answer = self._answer and "words"
+        elif spoken["person"]:
+            self._person_spoke, self._answer = True, ""
+        elif self._person_spoke:
+            self._answer = spoken["words"].strip("*_ \t\r") or " "
+
     def _in_html(self, text: str, at: int) -> int:
         """Read up to the end of a quoting tag or comment; line breaks count."""
         found = re.compile(rf"{re.escape(self._html_end)}|\n", re.IGNORECASE).search(text, at)
@@ -308,6 +355,9 @@ class QuoteTracker:
             self._plain(piece)
             return
         begins_line = self._is_line_blank
+        is_turn = found["turn"] or (found["result"] and self._has_call)
+        if is_turn and not self._ticks and not self._quotes and (begins_line or self._before not in _NAMING):
+            self._turn_began = True
         self._is_line_blank, self._has_text = False, True
         before, self._before, self._last = self._before, piece[-1], piece[-1]
         self._quote_opened_last = False
