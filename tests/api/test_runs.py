@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from callgate import Context
 from callgate.application import create_app
 from callgate.auth.keys import mint_key
+from callgate.runtime import shared
 from tests.harness import toolshed
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
@@ -499,6 +500,27 @@ async def test_no_request_waits_for_a_file_that_another_process_has_locked(upstr
                     break
         database.execute("ROLLBACK")
         assert (await minutes).status_code == 200
+
+
+async def test_a_file_that_is_locked_at_the_end_keeps_nothing_else_from_being_closed(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "RECORDING_SECONDS", 0.2)
+    async with contextlib.AsyncExitStack() as served:
+        client = await served.enter_async_context(serving(upstream, data_dir=str(tmp_path)))
+        await ask(client, upstream)
+        while not (tmp_path / "runs.sqlite3").exists() or not (await client.get("/v1/usage")).json()["data"]:
+            pass  # each look is a request
+        database = sqlite3.connect(tmp_path / "runs.sqlite3", isolation_level=None)
+        database.execute("BEGIN EXCLUSIVE")
+        await ask(client, upstream)
+        try:
+            with capture_logs() as log:
+                async with asyncio.timeout(3):
+                    await served.aclose()
+        finally:
+            database.close()
+    assert [each["log_level"] for each in log if each["event"] == "runs_not_recorded"] == ["error"]
 
 
 async def test_a_wildcard_is_counted_under_its_own_name_and_a_run_has_the_clients(upstream: Upstream) -> None:

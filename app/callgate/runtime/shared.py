@@ -1,5 +1,6 @@
 """The resources that outlive any one runtime: recorder, ledger, stores, metrics."""
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import structlog
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 audit = structlog.get_logger("callgate.audit")
 log = structlog.get_logger("callgate.store")
+log_of_runs = structlog.get_logger("callgate.recorder")
+
+RECORDING_SECONDS = 2.0
+"""For runs to be written at the end. A file that is locked must not keep the ledger from being closed."""
 
 
 class SharedResources:
@@ -105,7 +110,12 @@ class SharedResources:
             await self._web.close()
         await self.processes.close()
         self.threads.close()
-        await self.recorder.close()
+        try:
+            async with asyncio.timeout(RECORDING_SECONDS):
+                await self.recorder.close()
+        except TimeoutError:
+            why = f"not written {RECORDING_SECONDS:g} s after the server was to end"
+            log_of_runs.error("runs_not_recorded", reason=why)  # noqa: TRY400 - the reason says all there is
         if self.fleet is not None:
             await self.fleet.close()
         await self.limiter.close()
