@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from callgate.api.answers import LOOK_AFTER_SECONDS, ClientLeft, EventStream, Pulse, unless_left
+from callgate.api.answers import LOOK_AFTER_SECONDS, ClientDisconnected, EventStream, Pulse, run_unless_disconnected
 from callgate.conversation.errors import ChatError
 
 pytestmark = pytest.mark.anyio
@@ -111,18 +111,20 @@ async def test_each_of_several_clients_is_seen_to_leave_whichever_answers_came_b
         return {"type": "http.disconnect"}
 
     async with asyncio.timeout(PATIENCE):
-        await unless_left(at_once(), lambda: leave_later(left[0]))
-        waiting = [asyncio.create_task(unless_left(asyncio.sleep(NEVER), partial(leave_later, it))) for it in left]
-        await unless_left(at_once(), lambda: leave_later(left[0]))
+        await run_unless_disconnected(at_once(), lambda: leave_later(left[0]))
+        waiting = [
+            asyncio.create_task(run_unless_disconnected(asyncio.sleep(NEVER), partial(leave_later, it))) for it in left
+        ]
+        await run_unless_disconnected(at_once(), lambda: leave_later(left[0]))
         for leaving, one in zip(reversed(left), reversed(waiting), strict=True):
             leaving.set()
-            with pytest.raises(ClientLeft):
+            with pytest.raises(ClientDisconnected):
                 await one
 
 
 async def test_time_that_is_shorter_than_the_moment_before_we_look_is_kept_as_well():
     with pytest.raises(ChatError) as late:
-        await unless_left(asyncio.sleep(NEVER), Wire().receive, LOOK_AFTER_SECONDS / 10)
+        await run_unless_disconnected(asyncio.sleep(NEVER), Wire().receive, LOOK_AFTER_SECONDS / 10)
     assert late.value.code == "request_timeout"
 
 
@@ -132,8 +134,8 @@ def test_clients_are_seen_to_leave_in_one_event_loop_after_another():
 
     async def one_leaves() -> None:
         async with asyncio.timeout(PATIENCE):
-            with pytest.raises(ClientLeft):
-                await unless_left(asyncio.sleep(NEVER), gone)
+            with pytest.raises(ClientDisconnected):
+                await run_unless_disconnected(asyncio.sleep(NEVER), gone)
 
     for _ in range(2):
         asyncio.run(one_leaves())

@@ -1074,8 +1074,8 @@ class Guide:
 class GuidedModel(ScriptedModel):
     def ask(self, ask: Any, attempts: Attempts | None = None) -> Any:
         assert attempts is not None
-        attempts.in_charge = attempts.in_charge or Guide()
-        self.guide = attempts.in_charge
+        attempts.chooser = attempts.chooser or Guide()
+        self.guide = attempts.chooser
         return super().ask(ask, attempts)
 
 

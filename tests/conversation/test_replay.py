@@ -19,7 +19,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.loop import converse
 from callgate.conversation.ports import ModelRequest
-from callgate.conversation.replay import KeptModel, KeptTurn, joined
+from callgate.conversation.replay import StoredTurn, StoredTurnsModel, joined
 from callgate.conversation.turn import TurnBuilder
 from tests.fakes import Listener, ScriptedModel, ScriptedToolbox, calls, counter, says
 from tests.stores.test_one_owner import Answering
@@ -42,7 +42,7 @@ EVENTS: list[ModelEvent] = [
 
 
 def test_the_events_of_a_turn_come_back_as_they_were() -> None:
-    again = KeptTurn.decode(KeptTurn(EVENTS, "direct", reason_is_raw=False).encode())
+    again = StoredTurn.decode(StoredTurn(EVENTS, "direct", reason_is_raw=False).encode())
     assert (again.lane, again.reason_is_raw) == ("direct", False)
     assert [type(event) for event in again.events] == [type(event) for event in joined(EVENTS)]
     assert [event.text for event in again.events if isinstance(event, TextDelta)] == ["one two \ud83d", "three"]
@@ -50,7 +50,7 @@ def test_the_events_of_a_turn_come_back_as_they_were() -> None:
 
 def test_what_is_still_text_in_an_event_is_kept_as_what_it_says() -> None:
     event = CallDelta(0, "call_1", "alpha", "{}", {"sig": msgspec.Raw(b'{"x":1}')})
-    [again] = KeptTurn.decode(KeptTurn([event], "direct", reason_is_raw=True).encode()).events
+    [again] = StoredTurn.decode(StoredTurn([event], "direct", reason_is_raw=True).encode()).events
     assert again == CallDelta(0, "call_1", "alpha", "{}", {"sig": {"x": 1}})
 
 
@@ -63,7 +63,7 @@ def test_the_same_turn_is_made_of_them() -> None:
         made = builder.finish()
         return made.text, made.reasoning, made.calls, made.findings, made.assistant_message()
 
-    assert turn(KeptTurn.decode(KeptTurn(EVENTS, "direct", reason_is_raw=True).encode()).events) == turn(EVENTS)
+    assert turn(StoredTurn.decode(StoredTurn(EVENTS, "direct", reason_is_raw=True).encode()).events) == turn(EVENTS)
 
 
 @pytest.mark.anyio
@@ -72,7 +72,7 @@ async def test_a_resumed_chat_ends_as_one_that_was_never_cut(kept_turns: int) ->
     turns = [calls(("alpha", {"n": 1})), calls(("alpha", {"n": 2}), ("beta", '{"n": ')), says("done")]
     kept: dict[int, bytes] = {}
 
-    async def keep(number: int, turn: KeptTurn) -> None:
+    async def keep(number: int, turn: StoredTurn) -> None:
         kept[number] = turn.encode()
 
     async def play(model: Any) -> list[Any]:
@@ -84,9 +84,9 @@ async def test_a_resumed_chat_ends_as_one_that_was_never_cut(kept_turns: int) ->
             [type(event).__name__ for event in listener.events if type(event).__name__ != "ModelOutput"],
         ]
 
-    whole = await play(KeptModel(ScriptedModel(*turns), (), keep))
+    whole = await play(StoredTurnsModel(ScriptedModel(*turns), (), keep))
     assert sorted(kept) == [0, 1], "each turn but the last, from which nothing follows"
-    before = [KeptTurn.decode(kept[number]) for number in range(kept_turns)]
+    before = [StoredTurn.decode(kept[number]) for number in range(kept_turns)]
     model = ScriptedModel(*turns[kept_turns:])
-    assert await play(KeptModel(model, before, keep)) == whole
+    assert await play(StoredTurnsModel(model, before, keep)) == whole
     assert len(model.asked) == 3 - kept_turns

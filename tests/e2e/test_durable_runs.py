@@ -14,7 +14,7 @@ import openai
 import pytest
 import yaml
 
-from callgate.api.durable_runs import MOST_CARRIED
+from callgate.api.durable_runs import MAX_RESUMES
 from callgate.application import create_app
 from callgate.config.load import load
 from callgate.ledger.database import DatabaseAway
@@ -306,7 +306,7 @@ async def test_a_run_that_ends_every_process_that_resumes_it_is_given_up(pair: P
         accepted = await ask(one, headers={"x-callgate-background": "true"})
         await pair.upstream.requests.wait(1)
     with contextlib.closing(sqlite3.connect(tmp_path / "data" / FILE)) as database:
-        database.execute("UPDATE runs SET epoch = ?", (MOST_CARRIED,))
+        database.execute("UPDATE runs SET epoch = ?", (MAX_RESUMES,))
         database.commit()
     async with pair.app() as other:
         async with asyncio.timeout(10):

@@ -22,7 +22,7 @@ from callgate.conversation.events import ModelEvent, ProviderError, StreamEnd
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.upstream import bedrock, claude, cohere, gemini, messages_lane
 from callgate.upstream.direct_model import Body, StreamedBody, WholeBody
-from callgate.upstream.first_content import first_said
+from callgate.upstream.first_content import first_content_event
 from callgate.upstream.responses_answer import ResponseEvents, ResponseObject
 from tests.corpus.judge import offer_of
 from tests.lanes.wires import frame_of
@@ -1011,7 +1011,7 @@ def run(body: Body, reads: Iterable[bytes]) -> Turn | None:
     def took(batch: Sequence[ModelEvent]) -> bool:
         nonlocal begun
         if batch and not begun:
-            first = first_said(batch)
+            first = first_content_event(batch)
             if isinstance(first, ProviderError):
                 return False
             begun = first is not None

@@ -62,9 +62,9 @@ async def test_a_process_whose_run_is_anothers_neither_offers_its_calls_nor_give
     [taken] = await RunLedger(shared.database, "new").take_over(DEAD_AFTER)
     assert taken.epoch == 2
     assert not await offered(shared, "old")
-    assert await old.is_anothers(ID)
+    assert await old.belongs_to_another(ID)
     assert await offered(shared, "new")
-    assert not await new.is_anothers(ID)
+    assert not await new.belongs_to_another(ID)
     assert await old.stop(ID, "given up") is None
     assert await new.stop(ID, "given up") == "withdrawn"
 
@@ -77,7 +77,7 @@ async def test_a_call_that_was_reported_unknown_is_not_offered_afterwards(shared
     await heirs.settle_calls(taken)
     for process in ("old", "new"):
         assert not await offered(shared, process)
-        assert await FleetLedger(shared.database, process, DEAD_AFTER).is_anothers(ID)
+        assert await FleetLedger(shared.database, process, DEAD_AFTER).belongs_to_another(ID)
 
 
 async def test_a_worker_that_is_not_seen_begins_nothing(shared: SharedLedger) -> None:

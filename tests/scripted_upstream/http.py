@@ -16,7 +16,7 @@ STREAM_LIMIT = 64 * 1024 * 1024
 """Large request bodies must not pause the reading by which a disconnect is noticed."""
 
 
-class ClientLeft(Exception):
+class ClientDisconnected(Exception):
     """The client closed its side before the answer was over."""
 
 
@@ -81,7 +81,7 @@ class Connection:
             await self._reader.readline()
             return b"".join(parts)
         except asyncio.IncompleteReadError as broken:
-            raise ClientLeft("inside its own request") from broken
+            raise ClientDisconnected("inside its own request") from broken
         except ValueError as broken:
             raise BadHttp(str(broken)) from broken
 
@@ -93,12 +93,12 @@ class Connection:
 
     async def write(self, data: bytes) -> None:
         if self.gone.is_set():
-            raise ClientLeft
+            raise ClientDisconnected
         self._writer.write(data)
         try:
             await self._writer.drain()
         except ConnectionError as broken:
-            raise ClientLeft from broken
+            raise ClientDisconnected from broken
 
     async def chunk(self, data: bytes) -> None:
         """One chunk of a chunked body; an empty one would end it, so it is not written."""
@@ -118,7 +118,7 @@ class Connection:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
         if self.gone.is_set() and not (event is not None and event.is_set()):
-            raise ClientLeft
+            raise ClientDisconnected
 
     def close(self) -> None:
         """FIN, after what was written."""

@@ -13,7 +13,7 @@ from tests.scripted_upstream.anthropic_face import AnthropicFace
 from tests.scripted_upstream.faces import Asked, Face, encode
 from tests.scripted_upstream.gemini_face import GeminiFace
 from tests.scripted_upstream.history import Rejection, parse
-from tests.scripted_upstream.http import BadHttp, ClientLeft, Connection, HttpRequest, WatchedProtocol
+from tests.scripted_upstream.http import BadHttp, ClientDisconnected, Connection, HttpRequest, WatchedProtocol
 from tests.scripted_upstream.names import Behaviour, behaviour
 from tests.scripted_upstream.openai_face import CREATED, OpenAIFace
 from tests.scripted_upstream.play import JSON, Player, WrongForm
@@ -161,7 +161,7 @@ class Upstream:
                     break
         except BadHttp as bad:
             self.problems.append(f"not HTTP: {bad}")
-        except (ClientLeft, ConnectionError):
+        except (ClientDisconnected, ConnectionError):
             # the record of the request, if there was one, says so already
             return
         finally:
@@ -210,7 +210,7 @@ class Upstream:
             record.status, record.outcome = refused.status, f"rejected:{refused.status}"
             await connection.answer(refused.status, encode(face.error_body(refused)), JSON)
             return True
-        except ClientLeft:
+        except ClientDisconnected:
             if record.outcome in ("open", "fault:hang"):
                 record.outcome = "client_disconnected"
                 self.stats.disconnects += 1

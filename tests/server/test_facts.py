@@ -22,7 +22,7 @@ GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 async def test_a_route_that_does_not_stream_runs_to_its_end_though_its_client_left() -> None:
-    """`callgate.api.answers.unless_left`: we race the chat with the client's leaving ourselves."""
+    """`callgate.api.answers.run_unless_disconnected`: we race the chat with the client's leaving ourselves."""
     app, began, ended, go = FastAPI(), asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @app.get("/")

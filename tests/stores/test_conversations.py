@@ -31,7 +31,9 @@ def conversations(store: Any = None) -> Conversations:
 
 async def returned(kept: Conversations, caller: str, id: str = "c") -> list[Any]:
     back = [raw(said(call(id))), raw(answer(id))]
-    return plain(await kept.made_whole(caller, back, {}, Recovery(ScriptedToolbox({"echo"}), Listener(), 64), MOST))
+    return plain(
+        await kept.with_hidden_turns(caller, back, {}, Recovery(ScriptedToolbox({"echo"}), Listener(), 64), MOST)
+    )
 
 
 WHOLE = [HIDDEN.assistant, answer("h", "ours"), answer("c")]
@@ -59,7 +61,7 @@ async def test_a_counted_id_of_another_chat_is_not_taken_for_what_was_kept() -> 
     turn = [raw(said(call("c"))), raw(answer("c"))]
     assert (
         plain(
-            await kept.made_whole(
+            await kept.with_hidden_turns(
                 "alice", [other, *turn], {}, Recovery(ScriptedToolbox({"echo"}), Listener(), 64), MOST
             )
         )[1:]
@@ -67,7 +69,7 @@ async def test_a_counted_id_of_another_chat_is_not_taken_for_what_was_kept() -> 
     )
     assert (
         plain(
-            await kept.made_whole(
+            await kept.with_hidden_turns(
                 "alice", [asked, *turn], {}, Recovery(ScriptedToolbox({"echo"}), Listener(), 64), MOST
             )
         )[1:]
@@ -93,7 +95,9 @@ async def test_an_id_that_the_clients_own_history_has_is_handed_out_anew() -> No
     handed = await kept.keep("alice", HANDED, earlier)
     [id] = [call.id for call in handed.calls]
     back = [*earlier, raw(said(call(id))), raw(answer(id))]
-    whole = plain(await kept.made_whole("alice", back, {}, Recovery(ScriptedToolbox({"echo"}), Listener(), 64), MOST))
+    whole = plain(
+        await kept.with_hidden_turns("alice", back, {}, Recovery(ScriptedToolbox({"echo"}), Listener(), 64), MOST)
+    )
     assert whole == [said(call("c")), answer("c", "earlier"), *WHOLE]
 
 
@@ -141,7 +145,7 @@ async def test_no_more_is_put_back_into_one_history_than_a_request_may_have() ->
 
     async def whole(count: int) -> list[Any]:
         recovery = Recovery(ScriptedToolbox({"echo"}), Listener(), 64)
-        return plain(await kept.made_whole("alice", back[: 2 * count], {}, recovery, MOST))
+        return plain(await kept.with_hidden_turns("alice", back[: 2 * count], {}, recovery, MOST))
 
     assert len(await whole(2)) == 6
     with pytest.raises(ChatError) as refused:

@@ -89,7 +89,7 @@ async def divided(chat: Made) -> list[bytes]:
                 event = await kept.keep("caller", event, sent)
             await listener(event)
 
-        messages = await kept.made_whole("caller", sent, {}, Recovery(box, listener, 64), 10_000_000)
+        messages = await kept.with_hidden_turns("caller", sent, {}, Recovery(box, listener, 64), 10_000_000)
         await converse(ModelRequest(messages), model, box, on_event, new_id=counter("made"), rules=RULES)
         handed = listener.of(CallsHandedBack)
         if not handed:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callgate.telemetry import logs
-from callgate.telemetry.logs import Log, configure, stand_on_every_line, write_all
+from callgate.telemetry.logs import Log, configure, set_log_ids, write_all
 from callgate.telemetry.redaction import MASK, Redactor
 
 SECRET = 'planted "secret"\\with odd\tletters €'
@@ -267,7 +267,7 @@ def test_without_a_stream_lines_go_to_what_standard_error_is_at_that_moment(caps
 def test_the_ids_of_a_request_stand_on_every_line_written_on_its_behalf(lines):
     def on_behalf_of_a_request() -> None:
         ids = {"request_id": "req_1"}
-        stand_on_every_line(ids)
+        set_log_ids(ids)
         logging.getLogger("somebody.else").warning("before")
         ids["run_id"] = "run_1"
         structlog.get_logger("callgate.test").info("after")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from callgate.calls.outcome import Failed, Outcome, Returned
 from callgate.calls.states import BrokenCall
 from callgate.tools.executor import Policy
-from callgate.tools.read_more import MAX_KEPT, SECONDS, KeptResults, PagedToolbox, ResultPages
+from callgate.tools.read_more import MAX_KEPT, SECONDS, PagedToolbox, ResultPages, ResultStore
 from callgate.tools.registry import Registry
 from callgate.tools.toolbox import RequestToolbox
 from tests.fakes import AnsweringTool, ready, silent, tool
@@ -32,13 +32,13 @@ class Clock:
 def paged(
     answer: Outcome | str,
     *,
-    kept_results: KeptResults | None = None,
+    kept_results: ResultStore | None = None,
     client: list[msgspec.Raw] | None = None,
     name: str = "long",
 ) -> tuple[PagedToolbox, ResultPages]:
     registry = Registry()
     registry.add(tool(name, AnsweringTool(answer), policy=Policy(max_result_bytes=PAGE)))
-    pages = ResultPages(kept_results or KeptResults(), "ann", "run_1")
+    pages = ResultPages(kept_results or ResultStore(), "ann", "run_1")
     box = RequestToolbox(registry.tools(), client or [], run_id="run_1", on_cut=pages.keep)
     return PagedToolbox(box, pages, PAGE), pages
 
@@ -163,7 +163,7 @@ async def test_the_same_result_again_has_the_same_text_so_that_a_loop_is_detecte
 
 
 async def test_another_conversation_of_the_same_caller_reads_only_what_its_history_names():
-    kept_results = KeptResults()
+    kept_results = ResultStore()
     box, _ = paged("y" * 5000, kept_results=kept_results)
     first = await box.run(ready("long"), silent)
     _, arguments = pointer_in(first)
@@ -191,7 +191,7 @@ class Shared:
 
 
 async def test_another_process_reads_on_in_what_its_history_names_and_is_the_callers():
-    one, other = KeptResults(), KeptResults()
+    one, other = ResultStore(), ResultStore()
     one.shared = other.shared = Shared()
     box, _ = paged("y" * 5000 + "end", kept_results=one)
     first = await box.run(ready("long"), silent)
@@ -207,7 +207,7 @@ async def test_another_process_reads_on_in_what_its_history_names_and_is_the_cal
 
 async def test_what_was_kept_is_forgotten_after_a_while():
     clock = Clock()
-    box, pages = paged("y" * 5000, kept_results=KeptResults(now=clock))
+    box, pages = paged("y" * 5000, kept_results=ResultStore(now=clock))
     name, arguments = pointer_in(await box.run(ready("long"), silent))
     assert pages
     clock.now = SECONDS + 1
@@ -218,10 +218,10 @@ async def test_what_was_kept_is_forgotten_after_a_while():
 
 
 def test_the_oldest_goes_first_when_there_is_too_much():
-    kept_results = KeptResults(max_bytes=1000)
+    kept_results = ResultStore(max_bytes=1000)
     ids = [kept_results.keep("ann", "r", letter * 400, 0) for letter in "abc"]
     assert [kept_results.find("ann", id) is not None for id in ids] == [False, True, True]
-    many = KeptResults()
+    many = ResultStore()
     for number in range(MAX_KEPT + 10):
         many.keep("ann", "r", str(number), 0)
     assert many.count == MAX_KEPT
@@ -229,7 +229,7 @@ def test_the_oldest_goes_first_when_there_is_too_much():
 
 @given(st.text(min_size=1), st.integers(min_value=0, max_value=4000), st.integers(min_value=1, max_value=600))
 def test_any_page_of_any_text_is_whole_letters(text, offset, size):
-    kept_results = KeptResults()
+    kept_results = ResultStore()
     pages = ResultPages(kept_results, "ann", "r")
     id = kept_results.keep("ann", "r", text, 0)
     pages.ids.add(id)

@@ -46,7 +46,7 @@ def unread():
     raise AssertionError("what is passed through is not read")
 
 
-class Passage:
+class ProviderProxy:
     """What came of one question."""
 
     def __init__(self):
@@ -70,7 +70,7 @@ class Passage:
 
 
 async def passed(model, asked, passage=None):
-    passage = passage or Passage()
+    passage = passage or ProviderProxy()
     async with asyncio.timeout(10), model.ask(asked) as answer:
         async for events in answer:
             passage.take(events)
@@ -123,7 +123,7 @@ async def test_a_stream_comes_out_as_it_came(model):
 
 async def test_a_stream_that_is_longer_than_allowed_is_broken_off(model):
     text = sse(*[chunk({"content": "y" * 100})] * 100, chunk({}, "stop"))
-    passage = Passage()
+    passage = ProviderProxy()
     async with serving(serve_stream(text)) as server:
         with pytest.raises(ChatError, match="longer than 2000 bytes") as caught:
             await passed(model(server, answer_bytes=2000), passing(), passage)
@@ -188,7 +188,7 @@ async def test_nothing_comes_after_the_end_mark(model):
 
 async def test_a_finished_stream_without_its_mark_is_whole(model):
     text = sse(chunk({"content": "a"}), chunk({}, "stop"), done=False).rstrip("\n")
-    passage = Passage()
+    passage = ProviderProxy()
     async with serving(serve_stream(text)) as server:
         with pytest.raises(BrokenOff):
             await passed(model(server), passing(), passage)
@@ -222,7 +222,7 @@ async def test_a_stream_that_its_client_has_left_loses_its_connection(model):
 
 async def test_a_stream_that_breaks_off_says_so_and_leaves_no_half_event(model):
     text = sse(chunk({"content": "a"}), done=False) + 'data: {"choices":[{"ind'
-    passage = Passage()
+    passage = ProviderProxy()
     async with serving(serve_stream(text)) as server:
         with pytest.raises(BrokenOff):
             await passed(model(server), passing(), passage)
@@ -369,7 +369,7 @@ def test_however_a_stream_is_cut_it_says_the_same_as_when_all_of_it_is_read(foun
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=12)))
     pieces = [piece for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) if (piece := body[a:b])]
 
-    reader, passage = _PassedEvents(hide_usage=False), Passage()
+    reader, passage = _PassedEvents(hide_usage=False), ProviderProxy()
     for piece in pieces:
         passage.take(reader.feed(piece))
     if not reader.done:

@@ -6,7 +6,7 @@ import pytest
 
 from callgate.conversation.errors import ChatError
 from callgate.http.client import HttpClient
-from callgate.upstream.proxied_routes import Form, passage_for
+from callgate.upstream.proxied_routes import Form, provider_proxy_for
 from callgate.upstream.resolve import ModelConfig
 
 FORM = "multipart/form-data; boundary=XX"
@@ -101,7 +101,7 @@ def test_a_form_of_many_parts_is_read_in_linear_time_or_refused() -> None:
 )
 async def test_there_is_a_way_where_the_provider_speaks_openais_api(params: Any, lane: Any, url: str | None) -> None:
     client = HttpClient()
-    passage = await passage_for(ModelConfig("m", params, lane=lane), client)
+    passage = await provider_proxy_for(ModelConfig("m", params, lane=lane), client)
     await client.close()
     assert (passage and passage.endpoint.url) == url
 
@@ -111,5 +111,5 @@ async def test_there_is_a_way_where_the_provider_speaks_openais_api(params: Any,
 async def test_there_is_none_where_it_does_not() -> None:
     client = HttpClient()
     entry = ModelConfig("m", {"model": "anthropic/claude-sonnet-4-5", "api_key": "sk-ant-x"})
-    assert await passage_for(entry, client) is None
+    assert await provider_proxy_for(entry, client) is None
     await client.close()

@@ -19,7 +19,7 @@ from callgate.conversation.events import (
 )
 from callgate.upstream.deployments import Cooldown, Deployment, DeploymentPool
 from callgate.upstream.errors import UpstreamError
-from callgate.upstream.retry import Circumstances, RetryBudget, RetryingModel, RetryPolicy
+from callgate.upstream.retry import RetryBudget, RetryContext, RetryingModel, RetryPolicy
 from tests.upstream.wire import asking
 
 pytestmark = pytest.mark.anyio
@@ -90,7 +90,7 @@ class World:
         self.now = 1000.0
         self.waits = []
         self.retries = []
-        self.circumstances = Circumstances(
+        self.circumstances = RetryContext(
             budget or RetryBudget(clock=lambda: self.now), lambda: self.now, self.sleep, lambda: 0.5
         )
 

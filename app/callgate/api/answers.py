@@ -38,7 +38,7 @@ STREAM_HEADERS = {
 }
 
 
-class ClientLeft(Exception):
+class ClientDisconnected(Exception):
     """Raised where the client has disconnected."""
 
 
@@ -90,14 +90,14 @@ class WholeAnswer(msgspec.Struct, eq=False):
     _error_body: ErrorBody = in_openais_shape
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
-        """Run the chat and send its answer; return its error, if any. Raises `ClientLeft` when the client disconnected."""
+        """Run the chat and send its answer; return its error, if any. Raises `ClientDisconnected` when the client disconnected."""
         error: ChatError | None = None
         try:
-            await unless_left(self._work(self._emit), receive, self._seconds)
-        except ClientLeft:
+            await run_unless_disconnected(self._work(self._emit), receive, self._seconds)
+        except ClientDisconnected:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
-            error = _as_told(failure, self._headers)
+            error = _client_error(failure, self._headers)
         body = self._error_body(error) if error else encode(self._writer.body())
         await send_whole(send, error.status if error else 200, body, self._headers(error), error)
         return error
@@ -129,19 +129,19 @@ class EventStream:
         self._beat: asyncio.Task[None] | None = None
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
-        """Run the chat and send its answer; return its error, if any. Raises `ClientLeft` when the client disconnected."""
+        """Run the chat and send its answer; return its error, if any. Raises `ClientDisconnected` when the client disconnected."""
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         soonest = min(self._pulse.first, self._pulse.heartbeat)
         self._timer = self._loop.call_at(self._began + soonest, self._start_beat)
         try:
-            await unless_left(self._run(), receive, self._seconds)
+            await run_unless_disconnected(self._run(), receive, self._seconds)
             error = None
-        except ClientLeft:
+        except ClientDisconnected:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
-            error = _as_told(failure, self._headers)
+            error = _client_error(failure, self._headers)
         except asyncio.CancelledError:
             # Only the server cancels a whole request, at the end of the drain.
             await self._stop_beating()
@@ -207,7 +207,7 @@ class EventStream:
             await asyncio.wait({self._beat})
 
 
-def _as_told(failure: Exception, headers: Headers) -> ChatError:
+def _client_error(failure: Exception, headers: Headers) -> ChatError:
     error = as_chat_error(failure)
     if isinstance(error, OverLimit):
         return error  # raised before the chat begins; the error of a budget forbids retries by itself
@@ -228,8 +228,8 @@ class _Nothing:
 NOTHING: Awaitable[None] = _Nothing()
 
 
-async def unless_left(work: Awaitable[None], receive: Receive, seconds: float | None = None) -> None:
-    """Run the work. It is cancelled when the client disconnects, which raises `ClientLeft`, or after `seconds`."""
+async def run_unless_disconnected(work: Awaitable[None], receive: Receive, seconds: float | None = None) -> None:
+    """Run the work. It is cancelled when the client disconnects, which raises `ClientDisconnected`, or after `seconds`."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task(loop)
     assert task is not None
@@ -272,7 +272,7 @@ class _Watch(msgspec.Struct, eq=False):
         if self._task.cancelling() > self._cancelled_before:
             return
         if self._left:
-            raise ClientLeft from None
+            raise ClientDisconnected from None
         if self._due:
             raise ChatError(
                 504,

@@ -16,7 +16,7 @@ from callgate.api.openai_writers import ForChoice, function_body
 from callgate.api.requests import ChatRequest, passed_through
 from callgate.auth.keys import ANONYMOUS, Caller, owner_name
 from callgate.auth.meter import Meter
-from callgate.conversation.approved_calls import AskingToolbox, run_approved
+from callgate.conversation.approved_calls import ClientApprovalToolbox, run_approved
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError, SeparateChoices
 from callgate.conversation.events import (
@@ -35,7 +35,7 @@ from callgate.conversation.ids import new_id, new_run_id
 from callgate.conversation.listeners import Handlers, Listener, handlers_of, handles
 from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import Emit, ModelRequest, Toolbox, TurnModel, emit_nothing
-from callgate.conversation.read_model import ReadModel
+from callgate.conversation.preloaded_model import PreloadedModel
 from callgate.conversation.turn_recovery import Recovery
 from callgate.recorder.recording import RunRecording, RunTrace
 from callgate.runtime.chat_setup import clients_toolbox
@@ -186,7 +186,7 @@ class Conversation(msgspec.Struct, eq=False):
                 await self._chat(0, route.model, _for_choice(0, emit), may_pass_through=True)
             except SeparateChoices as separate:
                 if separate.answers:
-                    models = [ReadModel(route.name, answer) for answer in separate.answers]
+                    models = [PreloadedModel(route.name, answer) for answer in separate.answers]
                 if self._meter is not None:
                     self._meter.begin_again()
             else:
@@ -274,7 +274,7 @@ class Conversation(msgspec.Struct, eq=False):
         if has_tools or request.keeps_hidden:
             keep = self._keep
             if not self._is_replay and (request.hints or has_calls(messages)):  # a replay has its whole history
-                messages = await self._conversations.made_whole(
+                messages = await self._conversations.with_hidden_turns(
                     owner_of(self._caller, request),
                     messages,
                     request.hints,
@@ -285,7 +285,7 @@ class Conversation(msgspec.Struct, eq=False):
                 messages = without_repeats(messages, request.shown)
             await setup.recall(messages)
         if (approvals := request.approvals) is not None:
-            toolbox = AskingToolbox(toolbox, lambda name: approvals.asks(self.source_of(name), name))
+            toolbox = ClientApprovalToolbox(toolbox, lambda name: approvals.asks(self.source_of(name), name))
             await approvals.claim(self.run_id)
             messages = await run_approved(messages, approvals.approved, toolbox, emit_to_listeners(listeners, emit))
         if has_tools and request.mode is not None:

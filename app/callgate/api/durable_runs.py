@@ -27,7 +27,7 @@ from callgate.ledger.runs import MOST_TAKEN, RunLedger, StoredRun
 from callgate.runtime.durable_run import DurableRun, TakenOver
 from callgate.runtime.manager import RuntimeManager
 from callgate.stores.store import StoreError
-from callgate.telemetry.logs import stand_on_every_line
+from callgate.telemetry.logs import set_log_ids
 
 LOOK_SECONDS: Final = 0.5
 """How often the ledger is checked for runs of dead processes, and for runs of this one that were cancelled."""
@@ -37,7 +37,7 @@ POLL_SECONDS: Final = 0.25
 """How often a run of another process is polled by its followers."""
 FOLLOWED_SECONDS: Final = 2.0
 """How long followers in other processes count after their last poll."""
-MOST_CARRIED: Final = 16
+MAX_RESUMES: Final = 16
 """How many processes may resume one run, which may be what crashes them."""
 PRUNE_LOOKS: Final = 7200
 """How many checks there are between two prunings of old runs: an hour."""
@@ -69,12 +69,10 @@ class RunAnswer(msgspec.Struct, frozen=True):
     """The same in one piece, where it was streamed."""
 
 
-class Carrier(Protocol):
+class RunResumer(Protocol):
     """Answers the requests of one face."""
 
-    async def carry_on(
-        self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send
-    ) -> Ended:
+    async def resume(self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send) -> Ended:
         """Answer a request whose run began in another process."""
         ...
 
@@ -84,7 +82,7 @@ class DurableRuns:
 
     def __init__(self, manager: RuntimeManager) -> None:
         self._manager = manager
-        self._carriers: dict[str, Carrier] = {}
+        self._carriers: dict[str, RunResumer] = {}
         self._followed: dict[str, FollowedRun] = {}
         self._ours: dict[str, _Carried] = {}
         self._ledger: RunLedger | None = None
@@ -93,7 +91,7 @@ class DurableRuns:
         self.on_left: list[Callable[[str], None]] = []
         """Called with the id of a run that another process has taken over."""
 
-    def add(self, face: str, carrier: Carrier) -> None:
+    def add(self, face: str, carrier: RunResumer) -> None:
         self._carriers[face] = carrier
 
     @property
@@ -144,7 +142,7 @@ class DurableRuns:
         """Answer a request by its run. `accepted` makes the answer where the client does not wait for the run's own;
         `begun_before` is called, and the answer is empty, where an earlier request has begun it.
 
-        Raises `ClientLeft` when its client disconnected."""
+        Raises `ClientDisconnected` when its client disconnected."""
         if self._ledger is None:
             raise ChatError(
                 400,
@@ -285,7 +283,7 @@ class DurableRuns:
                 run.stands(stored)
                 if stored.id == id:
                     durable = DurableRun(ledger, self._manager.shared.ledger, stored, leave=self._leave)
-                    await self._carry(_Carried(run, durable), begin)
+                    await self._run_to_end(_Carried(run, durable), begin)
                     return
                 if await self._follow(ledger, stored, run):
                     return
@@ -296,7 +294,9 @@ class DurableRuns:
             self._followed.pop(place, None)
             run.end()
 
-    async def _carry(self, carried: "_Carried", begin: Callable[[DurableRun, Receive, Send], Awaitable[Ended]]) -> None:
+    async def _run_to_end(
+        self, carried: "_Carried", begin: Callable[[DurableRun, Receive, Send], Awaitable[Ended]]
+    ) -> None:
         """Run it to its end, and store its answer."""
         run, durable, ledger = carried.followed, carried.durable, self._ledger
         assert ledger is not None, "asked while it is on"
@@ -432,7 +432,7 @@ class DurableRuns:
                 if self._manager.is_ready:
                     taken = await ledger.take_over(presence.silence)
                 for stored in taken:
-                    self._carry_on(ledger, stored)
+                    self._resume(ledger, stored)
                 if looks % PRUNE_LOOKS == 0:
                     await ledger.prune(self._manager.current.config.store.answer_seconds)
                 looks += 1
@@ -447,31 +447,31 @@ class DurableRuns:
         if self._manager.shared.fleet is not None:
             self._manager.shared.fleet.leave(id)
 
-    def _carry_on(self, ledger: RunLedger, stored: StoredRun) -> None:
+    def _resume(self, ledger: RunLedger, stored: StoredRun) -> None:
         run = FollowedRun(stored.request_digest, outlives_server=True)
         run.goes_on = True  # its clients did not disconnect: their server died
-        run.task = asyncio.create_task(self._carried_on(ledger, stored, run), name="a durable run")
+        run.task = asyncio.create_task(self._finish_taken_over(ledger, stored, run), name="a durable run")
         place = f"{stored.caller}\0{stored.id}"
         self._followed[place] = run
         run.task.add_done_callback(lambda _: self._followed.pop(place, None))
 
-    async def _carried_on(self, ledger: RunLedger, stored: StoredRun, run: FollowedRun) -> None:
-        stand_on_every_line({"run_id": stored.id})
+    async def _finish_taken_over(self, ledger: RunLedger, stored: StoredRun, run: FollowedRun) -> None:
+        set_log_ids({"run_id": stored.id})
         log.warning("run_taken_over", run_id=stored.id, epoch=stored.epoch)
 
         async def begin(durable: DurableRun, receive: Receive, send: Send) -> Ended:
             caller = self._manager.current.caller_named(stored.caller)
             carrier = self._carriers.get(stored.face)
-            if stored.epoch > MOST_CARRIED:
+            if stored.epoch > MAX_RESUMES:
                 raise ChatError(
                     500,
-                    f"This run was given up: {MOST_CARRIED} processes have carried it on, and none to its end.",
+                    f"This run was given up: {MAX_RESUMES} processes have carried it on, and none to its end.",
                     type="server_error",
                     code="run_given_up",
                 )
             if caller is None or carrier is None:
                 raise ChatError(401, "The key of this run is no key any more.", code="invalid_api_key")
-            return await carrier.carry_on(decode_request(stored.request), caller, durable, receive, send)
+            return await carrier.resume(decode_request(stored.request), caller, durable, receive, send)
 
         try:
             while True:
@@ -482,7 +482,7 @@ class DurableRuns:
                     break
                 except DatabaseAway:
                     await asyncio.sleep(LOOK_SECONDS)
-            await self._carry(_Carried(run, durable), begin)
+            await self._run_to_end(_Carried(run, durable), begin)
         finally:
             run.end()
 

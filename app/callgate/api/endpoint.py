@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from callgate.api import recording
-from callgate.api.answers import BodyWriter, ClientLeft, EventStream, Pulse, WholeAnswer, Work
+from callgate.api.answers import BodyWriter, ClientDisconnected, EventStream, Pulse, WholeAnswer, Work
 from callgate.api.conversation import BeforeTools, Conversation
 from callgate.api.durable_runs import DurableRuns, RunRequest
 from callgate.api.errors import encode
@@ -54,7 +54,7 @@ class FaceEndpoint:
         except AnsweredElsewhere as elsewhere:
             try:
                 await elsewhere.app(scope, receive, send)
-            except ClientLeft:
+            except ClientDisconnected:
                 context.notes["ending"] = "client_left"
             return
 
@@ -78,12 +78,10 @@ class FaceEndpoint:
             owner = f"{owner}\0{self._face.route}\0{context.ids.get('replay_of', '')}"
         try:
             await self._idempotency.answer(owner, key, body, begin, seconds, receive, send, context.error_body)
-        except ClientLeft:
+        except ClientDisconnected:
             context.notes["ending"] = "client_left"
 
-    async def carry_on(
-        self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send
-    ) -> Ended:
+    async def resume(self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send) -> Ended:
         """Answer a request whose run began in another process."""
         context = RequestContext(request.headers, request.path)
         context.caller, context.route = caller, self._face.route
@@ -119,7 +117,7 @@ class FaceEndpoint:
                 accepted=None if request.stream else request.background,
                 begun_before=request.begun_before,
             )
-        except ClientLeft:
+        except ClientDisconnected:
             context.notes["ending"] = "client_left"
 
     async def _answer(
@@ -170,7 +168,7 @@ class FaceEndpoint:
             try:
                 error = await _answer_to(exchange, conversation, context, runtime, int(began), run).send(receive, send)
                 state = ""
-            except ClientLeft:
+            except ClientDisconnected:
                 notes["ending"] = state = "client_left"
                 return Ended(wrote=context.wrote, left=True)
             finally:

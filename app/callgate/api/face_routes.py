@@ -15,11 +15,11 @@ from callgate.api.endpoint import FaceEndpoint
 from callgate.api.errors import MESSAGES
 from callgate.api.messages.counting import CountEndpoint
 from callgate.api.messages.face import MessagesFace
-from callgate.api.responses.background import BackgroundRuns, ResponsesCarrier
+from callgate.api.responses.background import BackgroundRuns, ResponsesResumer
 from callgate.api.responses.face import ResponsesFace
 from callgate.api.responses.input_tokens import InputTokens
-from callgate.api.responses.kept import KeptResponses
 from callgate.api.responses.routes import response_routes
+from callgate.api.responses.stored import StoredResponses
 from callgate.api.responses.websocket import ResponsesSocket
 from callgate.runtime.manager import RuntimeManager
 
@@ -38,12 +38,12 @@ def add_faces(app: FastAPI, manager: RuntimeManager, runs: DurableRuns) -> Mappi
     app.router.routes.append(Route(MESSAGES, messages, methods=["POST"], name="create_message"))
     counting = CountEndpoint(manager)
     app.router.routes.append(Route(f"{MESSAGES}/count_tokens", counting, methods=["POST"], name="count_tokens"))
-    kept = KeptResponses(manager.responses)
+    kept = StoredResponses(manager.responses)
     background = BackgroundRuns(app, kept, manager.claims.processes, runs)
     manager.closers.append(background.close)
     face = ResponsesFace(manager, kept, background)
     responses = FaceEndpoint(manager, face, runs)
-    runs.add(ResponsesFace.__name__, ResponsesCarrier(responses, background))
+    runs.add(ResponsesFace.__name__, ResponsesResumer(responses, background))
     input_tokens = InputTokens(manager, face)
     socket = ResponsesSocket(manager)
     for path in RESPONSES_PATHS:

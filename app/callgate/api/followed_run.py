@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from starlette.types import Message, Receive, Send
 
-from callgate.api.answers import start_message, unless_left
+from callgate.api.answers import run_unless_disconnected, start_message
 from callgate.api.errors import ErrorBody, error_headers, in_openais_shape
 from callgate.conversation.errors import ChatError
 from callgate.ledger.runs import StoredRun
@@ -130,7 +130,7 @@ class FollowedRun:
     async def follow(self, receive: Receive, send: Send) -> None:
         self._followers += 1
         try:
-            await unless_left(self.send_all(send), receive)
+            await run_unless_disconnected(self.send_all(send), receive)
         except asyncio.CancelledError:
             self.goes_on = self.goes_on or self._outlives_server
             raise

@@ -47,7 +47,7 @@ class Idempotency:
         """Answer a request with a key, and store the answer for `seconds`. The claim of a process that died after a tool had
         begun is kept as long, because its side effects are unknown and must not be repeated.
 
-        Raises `ClientLeft` when its client disconnected."""
+        Raises `ClientDisconnected` when its client disconnected."""
         check_key(key)
         place = "answer:" + hashlib.sha256(f"{caller}\0{key}".encode()).hexdigest()
         digest = hashlib.sha256(body).digest()

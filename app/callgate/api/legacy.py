@@ -21,7 +21,7 @@ def is_legacy(fields: Mapping[str, Any]) -> bool:
     return "functions" in fields or "function_call" in fields
 
 
-def in_todays_words(fields: Fields) -> Fields:
+def without_legacy_fields(fields: Fields) -> Fields:
     """Return the request with tools. Invalid fields stay unchanged, for the check that follows."""
     rest = {name: value for name, value in fields.items() if name not in ("functions", "function_call")}
     functions = _decode(fields.get("functions", b"null"))

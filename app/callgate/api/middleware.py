@@ -31,7 +31,7 @@ from callgate.conversation.errors import ChatError
 from callgate.conversation.ids import new_request_id
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
-from callgate.telemetry.logs import Log, masked, stand_on_every_line
+from callgate.telemetry.logs import Log, masked, set_log_ids
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
 """Health checks, which need no key."""
@@ -167,7 +167,7 @@ class Middleware:
             return send(message)  # no coroutine, because every chunk of every stream goes through here
 
         # Never reset: the server runs each request in a context of its own.
-        stand_on_every_line(context.ids)
+        set_log_ids(context.ids)
         try:
             if straight is None and method == "OPTIONS":
                 await self._answer_options(context, send_marked)

@@ -224,7 +224,7 @@ class ChunkWriter:
         """Return the last chunk of this choice, and what has to precede it."""
         left = self._text.finish()
         rest = self._chunk({"content": left}) if left else b""
-        reason = told_reason(ended, legacy=self._head.legacy)
+        reason = client_finish_reason(ended, legacy=self._head.legacy)
         return self.opening() + rest + self._chunk({}, finish_reason=reason, **(more or {}))
 
     def tail(self, usage: Mapping[str, Any] | None, more: Mapping[str, Any]) -> bytes:
@@ -389,7 +389,7 @@ class CompletionWriter(msgspec.Struct, eq=False):
             "index": index,
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": told_reason(self._ended, legacy=self._head.legacy),
+            "finish_reason": client_finish_reason(self._ended, legacy=self._head.legacy),
         }
 
     def _gather(self, message: dict[str, Any]) -> tuple[str, str, dict[str, Any] | None]:
@@ -465,7 +465,7 @@ def usage_of(ended: Mapping[int, ChatEnded]) -> dict[str, Any] | None:
     return add_usage(ended[choice].usage for choice in sorted(ended))
 
 
-def told_reason(ended: ChatEnded, *, legacy: bool) -> str:
+def client_finish_reason(ended: ChatEnded, *, legacy: bool) -> str:
     reason = ended.ending.finish_reason
     return "function_call" if legacy and reason == "tool_calls" else reason
 

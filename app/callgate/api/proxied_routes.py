@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from callgate.api.answers import STREAM_HEADERS, ClientLeft, start_message, unless_left
+from callgate.api.answers import STREAM_HEADERS, ClientDisconnected, run_unless_disconnected, start_message
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.operator_ids import KEPT_BY_PROVIDERS, check_ids, may_have_ids, of_the_operators
 from callgate.api.requests import check_body, read_body
@@ -57,7 +57,7 @@ def _read_fields(body: bytes, max_depth: int) -> Fields:
     return fields
 
 
-class PassingEndpoint:
+class ProxyEndpoint:
     """Proxies one kind of request."""
 
     def __init__(self, manager: RuntimeManager, path: str) -> None:
@@ -78,13 +78,13 @@ class PassingEndpoint:
                 began, since = time.time(), time.monotonic()
                 try:
                     with await runtime.place_at(asked.model):
-                        await unless_left(asked.answer(send), receive)
+                        await run_unless_disconnected(asked.answer(send), receive)
                 except ChatError as error:
                     used.failed_request()
                     self._record(runtime, context, asked.model, began, since, error)
                     raise
                 used.passed_on(asked.usage)
-            except ClientLeft:
+            except ClientDisconnected:
                 context.notes["ending"] = "client_left"
 
     def _record(

@@ -17,7 +17,7 @@ from callgate.runtime.runtime import Runtime
 
 LONGEST_NAME = 200
 """Characters of a model's name, which with a wildcard is the client's text."""
-UNSAID = frozenset({"", "on"})
+NO_EFFECT = frozenset({"", "on"})
 """Values of `X-Callgate-Record` that change nothing."""
 
 
@@ -104,7 +104,7 @@ def _policy(
 
 def wants_content(context: RequestContext) -> bool:
     """True if a request allows its content to be stored. Unknown values of the header forbid it."""
-    return "x-callgate-record" not in context.headers or context.headers["x-callgate-record"] in UNSAID
+    return "x-callgate-record" not in context.headers or context.headers["x-callgate-record"] in NO_EFFECT
 
 
 def _say_request(recording: RunRecording, request: ChatRequest) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from starlette.types import Receive
 
 from callgate.api.large_bodies import LARGE
-from callgate.api.legacy import in_todays_words, is_legacy
+from callgate.api.legacy import is_legacy, without_legacy_fields
 from callgate.api.operator_ids import may_have_ids
 from callgate.api.progress import Dialect
 from callgate.api.request_schema import (
@@ -249,7 +249,7 @@ def _in_words_of_chat(body: bytes, fields: Fields) -> tuple[Fields, Fields, Mapp
         fields = {**fields, "messages": rest}
     if is_misaddressed(fields):
         fields = as_chat(fields)
-    return fields, in_todays_words(fields) if is_legacy(fields) else fields, hints
+    return fields, without_legacy_fields(fields) if is_legacy(fields) else fields, hints
 
 
 def check_body(headers: Mapping[str, str], limit: int) -> None:

@@ -26,7 +26,7 @@ from callgate.api.messages.described import messages_operation
 from callgate.api.messages.models import model_card, models_page
 from callgate.api.middleware import context_of
 from callgate.api.page import page_routes
-from callgate.api.proxied_routes import PATHS, PassingEndpoint
+from callgate.api.proxied_routes import PATHS, ProxyEndpoint
 from callgate.api.replay import PATH as REPLAY_PATH
 from callgate.api.replay import ReplayEndpoint, replay_operation
 from callgate.api.responses.described import response_operation
@@ -48,7 +48,7 @@ def add_routes(
     """Add all routes; return those that the middleware calls directly."""
     straight = add_faces(app, manager, runs)
     for path in PATHS:
-        passing = PassingEndpoint(manager, path)
+        passing = ProxyEndpoint(manager, path)
         for start in ("/v1", ""):
             app.router.routes.append(Route(start + path, passing, methods=["POST"], name=f"pass_on {path}"))
     app.include_router(_models(manager))

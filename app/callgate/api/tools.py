@@ -7,7 +7,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from callgate.api.answers import ClientLeft, unless_left
+from callgate.api.answers import ClientDisconnected, run_unless_disconnected
 from callgate.api.conversation import WriteNote, emit_to_listeners
 from callgate.api.errors import encode, envelope_schema, error_response, in_path
 from callgate.api.json_body import read_json_body
@@ -25,7 +25,7 @@ from callgate.conversation.ids import new_run_id
 from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.loop import converse
 from callgate.conversation.ports import ModelRequest, emit_nothing
-from callgate.conversation.read_model import ReadTurns
+from callgate.conversation.preloaded_model import PreloadedTurns
 from callgate.recorder.row import RunRow
 from callgate.runtime.manager import RuntimeManager, new_call_id
 from callgate.runtime.runtime import Runtime
@@ -165,9 +165,9 @@ class _Calling:
         status, error, state = 200, "", "cut_off"
         try:
             listeners = [seen, WriteNote(self._context), runtime.log_listener(self._run_id), recording.listener(0)]
-            await unless_left(self._run(listeners), request.receive, runtime.limits.request_seconds)
+            await run_unless_disconnected(self._run(listeners), request.receive, runtime.limits.request_seconds)
             state = ""
-        except ClientLeft:
+        except ClientDisconnected:
             status, state = CLIENT_CLOSED, "client_left"
             self._context.notes["ending"] = state
             return Response(status_code=CLIENT_CLOSED)
@@ -182,7 +182,7 @@ class _Calling:
         written: list[ModelEvent] = [CallWritten(self._name, self._arguments, new_call_id()), Finished("tool_calls")]
         await converse(
             ModelRequest(()),
-            ReadTurns("", [written, [Finished("stop")]]),
+            PreloadedTurns("", [written, [Finished("stop")]]),
             self._toolbox,
             emit_to_listeners(listeners, emit_nothing),
             new_id=new_call_id,

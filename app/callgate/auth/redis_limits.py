@@ -29,7 +29,7 @@ from callgate.auth.limits import (
     month_of,
     refusal,
 )
-from callgate.auth.redis_patience import PATIENCE, twice_in_time
+from callgate.auth.redis_patience import PATIENCE, ask_twice
 from callgate.conversation.errors import ChatError
 from callgate.conversation.prices import NANO
 
@@ -204,7 +204,7 @@ class RedisLimiter:
 
         self._client = redis.asyncio.Redis.from_url(
             url,
-            socket_timeout=None,  # see `in_time`
+            socket_timeout=None,  # see `with_timeout`
             socket_connect_timeout=2 * PATIENCE,
             retry=Retry(NoBackoff(), 0),
             health_check_interval=15,
@@ -315,7 +315,7 @@ class RedisLimiter:
             return None
         names = [f"{self._prefix}limits:{{{key}}}", f"{self._prefix}running:{{{key}}}"]
         try:
-            return await twice_in_time(lambda: script(keys=names, args=arguments))
+            return await ask_twice(lambda: script(keys=names, args=arguments))
         except (redis.RedisError, OSError, TimeoutError) as failure:
             if time.monotonic() >= self._away_until:
                 log.error(  # noqa: TRY400 - a traceback of the client library does not help

@@ -11,16 +11,16 @@ LISTEN_SECONDS: Final = 0.01
 """How often, and how long, the event loop may still read after the time is over."""
 
 
-async def twice_in_time(ask: Callable[[], Awaitable[Any]]) -> Any:
+async def ask_twice(ask: Callable[[], Awaitable[Any]]) -> Any:
     """Return the answer of Redis; ask a second time where there was none, because a connection may have died unnoticed. The
     command must be idempotent."""
     try:
-        return await in_time(ask(), 2 * PATIENCE)  # a connection and an answer
+        return await with_timeout(ask(), 2 * PATIENCE)  # a connection and an answer
     except TimeoutError:
-        return await in_time(ask(), 2 * PATIENCE)
+        return await with_timeout(ask(), 2 * PATIENCE)
 
 
-async def in_time(asking: Awaitable[Any], seconds: float) -> Any:
+async def with_timeout(asking: Awaitable[Any], seconds: float) -> Any:
     """Return the answer of Redis. Raises `TimeoutError`.
 
     An answer that arrived while this process was blocked counts as in time: otherwise a busy process would take Redis for

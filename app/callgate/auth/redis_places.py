@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import structlog
 
-from callgate.auth.redis_patience import PATIENCE, twice_in_time
+from callgate.auth.redis_patience import PATIENCE, ask_twice
 from callgate.conversation.errors import ChatError
 
 AWAY_SECONDS: Final = 1.0
@@ -69,7 +69,7 @@ class RedisPlaces:
 
         self._client = redis.asyncio.Redis.from_url(
             url,
-            socket_timeout=None,  # see `in_time`
+            socket_timeout=None,  # see `with_timeout`
             socket_connect_timeout=2 * PATIENCE,
             retry=Retry(NoBackoff(), 0),
             health_check_interval=15,
@@ -152,7 +152,7 @@ class RedisPlaces:
         if time.monotonic() < self._away_until:
             return None
         try:
-            return await twice_in_time(ask)
+            return await ask_twice(ask)
         except (redis.RedisError, OSError, TimeoutError) as failure:
             if time.monotonic() >= self._away_until:
                 counting = "alone" if self._down == "open" else "refused"

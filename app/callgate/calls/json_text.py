@@ -62,7 +62,7 @@ def read_json(text: str) -> Any:
     if text.count(":") > (len(value) if type(value) is dict else 0):
         try:
             _pairs.decode(text)
-        except _KeyTwice as twice:
+        except _DuplicateKey as twice:
             key = json.dumps(twice.key, ensure_ascii=False)
             raise JsonFault(
                 max(0, text.rfind(key)), f"each key once, but {key} is there twice", grammatical=True
@@ -147,7 +147,7 @@ def canonical(value: Any) -> str:
 # What the decoder does not report --------------------------------------------------------------------------------
 
 
-class _KeyTwice(Exception):
+class _DuplicateKey(Exception):
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self.key = key
@@ -158,7 +158,7 @@ def _object_of(pairs: list[tuple[str, Any]]) -> None:
     keys = set()
     for key, _ in pairs:
         if key in keys:
-            raise _KeyTwice(key)
+            raise _DuplicateKey(key)
         keys.add(key)
 
 

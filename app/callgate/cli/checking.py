@@ -25,7 +25,7 @@ def check(config: ConfigOption = None) -> None:
     check_exposure(loaded)
     from callgate.cli.making import made
     from callgate.cli.own_tools import keep_quiet
-    from callgate.runtime.tool_patterns import offered_to_nobody, pattern_problems
+    from callgate.runtime.tool_patterns import pattern_problems, tools_offered_to_no_model
     from callgate.tools.own_modules import hiding
 
     keep_quiet(loaded)
@@ -40,7 +40,7 @@ def check(config: ConfigOption = None) -> None:
     typer.echo(f"{loaded.path or 'the built-in config'}: {verdict}; {', '.join(counts)}")
     for warning in (*registry.clashes(), *hiding(loaded.folder), *_programs_not_there(loaded)):
         typer.echo(f"warning: {warning}", err=True)
-    if (idle := offered_to_nobody(loaded.config)) is not None:
+    if (idle := tools_offered_to_no_model(loaded.config)) is not None:
         typer.echo(f"warning: {loaded.complaint(idle)}", err=True)
     unknown = " among the tools of the config, and its sources were not asked" if sources else ""
     for problem in pattern_problems(loaded.config, registry):

@@ -128,7 +128,7 @@ async def _model(entry: "ModelConfig", client: "HttpClient", places: asyncio.Sem
 
 
 def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
-    from callgate.runtime.tool_patterns import offered_to_nobody, pattern_problems
+    from callgate.runtime.tool_patterns import pattern_problems, tools_offered_to_no_model
 
     kinds = {status.name: status.kind for status in registry.sources()}
     for status in registry.sources():
@@ -148,7 +148,7 @@ def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
         yield _check(f"name {clash.claimed}", "warn", str(clash))
     for problem in pattern_problems(config, registry):
         yield _check("pattern", "warn", str(problem))
-    if (idle := offered_to_nobody(config)) is not None:
+    if (idle := tools_offered_to_no_model(config)) is not None:
         yield _check("tools", "warn", idle[1])
     tools = registry.tools()
     yield _check("tools", "ok", f"{len(tools)} can be used")

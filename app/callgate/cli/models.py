@@ -65,7 +65,7 @@ async def row_of(entry: "ModelConfig") -> dict[str, Any]:
     from callgate.upstream.tool_calling import ToolCalling
 
     place = await whereabouts(entry)
-    choice, format = await ToolCalling(lambda entry, choice: None).foresee(entry)
+    choice, format = await ToolCalling(lambda entry, choice: None).predict(entry)
     if not entry.tools:
         offered = "No tools of this config are on offer to it: its entry has no `tools`."
     else:

@@ -77,7 +77,7 @@ def serve(
     check_exposure(loaded)
     from callgate.cli.making import made
     from callgate.config.load import load
-    from callgate.runtime.tool_patterns import offered_to_nobody
+    from callgate.runtime.tool_patterns import tools_offered_to_no_model
     from callgate.server.serve import serve as run_server
     from callgate.tools.own_modules import hiding
 
@@ -85,7 +85,7 @@ def serve(
     check_reachable(loaded)
     for warning in hiding(loaded.folder):
         typer.echo(f"warning: {warning}", err=True)
-    if (idle := offered_to_nobody(loaded.config)) is not None:
+    if (idle := tools_offered_to_no_model(loaded.config)) is not None:
         typer.echo(f"warning: {loaded.complaint(idle)}", err=True)
     raise typer.Exit(run_server(loaded, lambda: load(config, flags=flags, text=text)))
 

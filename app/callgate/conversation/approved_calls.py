@@ -35,7 +35,7 @@ class ClientApprovals(msgspec.Struct, gc=False):
     """Marks the decisions as used by a run. Raises where another used one before."""
 
 
-class AskingToolbox:
+class ClientApprovalToolbox:
     """Hands calls that the client approves itself back to it, as if the tools were its own."""
 
     def __init__(self, inner: Toolbox, asks: Callable[[str], bool]) -> None:

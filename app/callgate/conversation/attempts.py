@@ -6,13 +6,13 @@ from typing import Protocol
 import msgspec
 
 from callgate.conversation.errors import ChatError
-from callgate.conversation.events import NOBODY, Attempt, Responder
+from callgate.conversation.events import NO_RESPONDER, Attempt, Responder
 
 UNGUIDED = 3
 """How often a model without retries of its own is asked for one turn."""
 
 
-class Repeater(Protocol):
+class AttemptChooser(Protocol):
     """Finds the next deployment to ask."""
 
     @property
@@ -39,41 +39,41 @@ class Repeater(Protocol):
 
 
 class Attempts(msgspec.Struct, eq=False):
-    """The attempts at one turn. A model with several deployments sets `in_charge` to choose among them."""
+    """The attempts at one turn. A model with several deployments sets `chooser` to choose among them."""
 
     turn: int
     emit: Callable[[Attempt], Awaitable[None]]
-    in_charge: Repeater | None = None
+    chooser: AttemptChooser | None = None
     _asked: int = 1
 
     @property
     def number(self) -> int:
-        return self._asked if self.in_charge is None else self.in_charge.number
+        return self._asked if self.chooser is None else self.chooser.number
 
     @property
     def by(self) -> Responder:
-        return NOBODY if self.in_charge is None else self.in_charge.by
+        return NO_RESPONDER if self.chooser is None else self.chooser.by
 
     def succeeded(self) -> None:
         """Note that the turn is complete."""
-        if self.in_charge is not None:
-            self.in_charge.succeeded()
+        if self.chooser is not None:
+            self.chooser.succeeded()
 
     async def broke_off(self, failure: ChatError, seconds: float) -> None:
         """Note that the turn broke off in the middle."""
-        if self.in_charge is not None:
-            await self.in_charge.failed(failure)
+        if self.chooser is not None:
+            await self.chooser.failed(failure)
         else:
             reason = failure.code or failure.type
-            await self.emit(Attempt(self.turn, self._asked, NOBODY, seconds, status=200, reason=reason))
+            await self.emit(Attempt(self.turn, self._asked, NO_RESPONDER, seconds, status=200, reason=reason))
 
     async def go_on(self, failure: ChatError) -> bool:
         """Prepare another attempt after a failure before any output; return whether there may be one."""
-        if self.in_charge is None:
+        if self.chooser is None:
             self._asked += 1
             return self._asked <= UNGUIDED
         try:
-            await self.in_charge.go_on(failure)
+            await self.chooser.go_on(failure)
         except ChatError:
             return False
         return True

@@ -13,7 +13,7 @@ from callgate.calls.outcome import Failed, Returned
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.events import (
     BEFORE_ALL_TURNS,
-    NOBODY,
+    NO_RESPONDER,
     NOT_RUN_SHOWN,
     Attempt,
     CallEnded,
@@ -121,7 +121,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
         }
         if answer.lane:
             turn["lane"] = answer.lane
-        if (by := answer.by) is not NOBODY:
+        if (by := answer.by) is not NO_RESPONDER:
             turn |= self._who(by)
         if answer.usage:
             turn["usage"] = answer.usage

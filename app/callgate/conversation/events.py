@@ -233,7 +233,7 @@ class Responder(msgspec.Struct, frozen=True, gc=False):
     """The labels of model and deployment in metrics: one for all models that a wildcard matches."""
 
 
-NOBODY = Responder()
+NO_RESPONDER = Responder()
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):
@@ -292,7 +292,7 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     """Calls in the model's text that were quoted, repeated or part of its reasoning."""
     lane: str = ""
     """The lane on which the model was reached; empty where none was."""
-    by: Responder = NOBODY
+    by: Responder = NO_RESPONDER
     """The deployment that answered."""
     attempts: int = 1
     """How many requests it took."""

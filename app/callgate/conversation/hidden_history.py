@@ -51,7 +51,7 @@ _head = msgspec.json.Decoder(_MessageHead)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class ShownAgain(dict[str, Any]):
+class ReturnedMessage(dict[str, Any]):
     """A message about calls of ours that the client was shown and sent back. It is dropped where the same calls are stored."""
 
 
@@ -120,18 +120,18 @@ def put_back(messages: Sequence[Message], kept: Mapping[str, HiddenTurns]) -> tu
         answers, place = _answers(messages, place + 1)
         whole += _whole_turn(hidden, turn.calls, answers)
         restored += (*hidden.before, hidden.assistant, *hidden.results.values())
-    return tuple(_said_once(whole, restored) if restored else whole)
+    return tuple(_without_restored(whole, restored) if restored else whole)
 
 
-def _said_once(messages: Sequence[Message], restored: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
+def _without_restored(messages: Sequence[Message], restored: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
     """Yield the history without messages about calls that were shown and have been restored as well."""
     kept = Counter(_accounts(restored))
     dropped: set[str] = set()
     for place, message in enumerate(messages):
-        if not isinstance(message, ShownAgain):
+        if not isinstance(message, ReturnedMessage):
             yield message
         elif message["role"] == "assistant":
-            answered = (each for each in messages[place + 1 :] if isinstance(each, ShownAgain))
+            answered = (each for each in messages[place + 1 :] if isinstance(each, ReturnedMessage))
             accounts = dict(
                 zip((call["id"] for call in message["tool_calls"]), _accounts((message, *answered)), strict=False)
             )

@@ -152,7 +152,7 @@ class _Conversation(msgspec.Struct):
                 continue  # ask again, without this turn in the history
             answers = await self._answer(plan)
             self.transcript = self.transcript.after(turn, answers)
-            self._take_stock(turn.calls, answers)
+            self._update_limits(turn.calls, answers)
             self.index += 1
 
     # -- one turn
@@ -363,7 +363,7 @@ class _Conversation(msgspec.Struct):
 
     # -- when to stop offering tools
 
-    def _take_stock(self, calls: Iterable[Call], answers: Mapping[str, Outcome]) -> None:
+    def _update_limits(self, calls: Iterable[Call], answers: Mapping[str, Outcome]) -> None:
         """Count turns in which every call failed, and repeated calls with the same result."""
         some_worked = any(not isinstance(outcome, Failed) for outcome in answers.values())
         self.failed_turns = 0 if some_worked else self.failed_turns + 1

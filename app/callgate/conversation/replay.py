@@ -17,12 +17,12 @@ from callgate.conversation import raw_json
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent, ReasoningDelta, TextDelta
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, TurnModel
-from callgate.conversation.read_model import ReadAnswer
+from callgate.conversation.preloaded_model import PreloadedAnswer
 
 _KINDS: Final[Mapping[str, type[ModelEvent]]] = {kind.__name__: kind for kind in get_args(ModelEvent)}
 
 
-class KeptTurn(msgspec.Struct, frozen=True):
+class StoredTurn(msgspec.Struct, frozen=True):
     """One answer of a model, from its first event to its last."""
 
     events: Sequence[ModelEvent]
@@ -41,7 +41,7 @@ class KeptTurn(msgspec.Struct, frozen=True):
         return zlib.compress(json.dumps(kept, separators=(",", ":")).encode(), 1)
 
     @classmethod
-    def decode(cls, body: bytes) -> "KeptTurn":
+    def decode(cls, body: bytes) -> "StoredTurn":
         kept = json.loads(zlib.decompress(body))
         events = [msgspec.convert(value, _KINDS[name]) for name, value in kept["events"]]
         return cls(events, kept["lane"], kept["raw"])
@@ -82,17 +82,17 @@ def _plain(value: Any) -> Any:
     raise NotImplementedError(f"no event holds a {type(value).__name__}")
 
 
-class KeptModel:
+class StoredTurnsModel:
     """Wraps a model: answers with the stored turns, then asks it. Each further turn is stored before it has consequences: by
     `keep` before its calls run, or when the next is asked for. A turn that broke off and is asked again is not stored."""
 
     def __init__(
-        self, model: TurnModel, turns: Sequence[KeptTurn], keep: Callable[[int, KeptTurn], Awaitable[None]]
+        self, model: TurnModel, turns: Sequence[StoredTurn], keep: Callable[[int, StoredTurn], Awaitable[None]]
     ) -> None:
         self.name = model.name
         self._model, self._turns, self._write = model, turns, keep
         self._next = 0
-        self._ended: KeptTurn | None = None
+        self._ended: StoredTurn | None = None
         """The turn that is not stored yet."""
         self._attempts: Attempts | None = None
         self._keeping = asyncio.Lock()
@@ -108,10 +108,10 @@ class KeptModel:
         if self._next < len(self._turns):
             self._next += 1
             turn = self._turns[self._next - 1]
-            yield ReadAnswer(turn.events, turn.lane, turn.reason_is_raw)
+            yield PreloadedAnswer(turn.events, turn.lane, turn.reason_is_raw)
             return
         async with self._model.ask(ask, attempts) as answer:
-            yield _Noted(answer, self._note)
+            yield _ObservedAnswer(answer, self._note)
 
     @property
     def has_more(self) -> bool:
@@ -128,12 +128,12 @@ class KeptModel:
             self._next += 1
             return True
 
-    def _note(self, turn: KeptTurn) -> None:
+    def _note(self, turn: StoredTurn) -> None:
         self._ended = turn
 
 
-class _Noted:
-    def __init__(self, answer: ModelAnswer, note: Callable[[KeptTurn], None]) -> None:
+class _ObservedAnswer:
+    def __init__(self, answer: ModelAnswer, note: Callable[[StoredTurn], None]) -> None:
         self._answer, self._note = answer, note
         self._read = aiter(answer)
         self._events: list[ModelEvent] = []
@@ -146,14 +146,14 @@ class _Noted:
     def reason_is_raw(self) -> bool:
         return self._answer.reason_is_raw
 
-    def __aiter__(self) -> "_Noted":
+    def __aiter__(self) -> "_ObservedAnswer":
         return self
 
     async def __anext__(self) -> Sequence[ModelEvent]:
         try:
             events = await anext(self._read)
         except StopAsyncIteration:
-            self._note(KeptTurn(self._events, self.lane, self.reason_is_raw))
+            self._note(StoredTurn(self._events, self.lane, self.reason_is_raw))
             raise
         self._events += events
         return events

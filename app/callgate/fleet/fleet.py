@@ -83,12 +83,12 @@ class FleetPool:
 
 
 @dataclass(slots=True, eq=False)
-class _Underway:
+class _PendingCall:
     id: str
     queue: str
     message: bytes
     run_id: str
-    may_be_anothers: bool
+    may_be_resumed: bool
     """It is of a durable run, which another process may resume."""
     is_offering: bool = False
     was_offered: bool | DatabaseAway = False
@@ -132,7 +132,7 @@ class Fleet:
         """`on_lost` is called with the number of calls whose worker is gone."""
         self._url, self._prefix = redis_url, prefix
         self._on_lost = on_lost
-        self._underway: dict[str, _Underway] = {}
+        self._underway: dict[str, _PendingCall] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping: set[asyncio.Task[Any]] = set()
         self._reaching = True
@@ -179,11 +179,11 @@ class Fleet:
         )
         queue = queue_of(self._prefix, pool.name)
         # A call of a durable run has an id from its place in the run, so that another process finds it.
-        may_be_anothers = context.key.startswith(f"{context.run_id}/")
+        may_be_resumed = context.key.startswith(f"{context.run_id}/")
         tries = 1
         while True:
             message = task_message(sent, queue, seconds + KILL_AFTER)
-            mine = self._underway[sent.id] = _Underway(sent.id, queue, message, context.run_id, may_be_anothers)
+            mine = self._underway[sent.id] = _PendingCall(sent.id, queue, message, context.run_id, may_be_resumed)
             try:
                 if await self._is_offered(pool.name, sent, mine):
                     await self._publish(mine)
@@ -206,7 +206,7 @@ class Fleet:
             tries += 1
             sent = replace(sent, id=f"{sent.key}#{tries}")
 
-    async def _is_offered(self, pool: str, call: FleetCall, mine: _Underway) -> bool:
+    async def _is_offered(self, pool: str, call: FleetCall, mine: _PendingCall) -> bool:
         """Store the call as offered; False where it has already ended in this process. Raises `DatabaseAway` where it certainly
         has not begun."""
         offer = FleetOffer(call.id, self._ledger.process, pool, call.tool, call.arguments_hash)
@@ -220,17 +220,17 @@ class Fleet:
             try:
                 if isinstance(mine.was_offered, DatabaseAway):
                     raise mine.was_offered
-                if await self._ledger.is_anothers(call.id):
+                if await self._ledger.belongs_to_another(call.id):
                     raise _TakenForDead
             except DatabaseAway:
                 # The process that had its run before may have published it, so that it may have run.
-                if not mine.may_be_anothers:
+                if not mine.may_be_resumed:
                     raise
             else:
                 return False
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _end_of(self, mine: _Underway, report: Report, queue_seconds: float, seconds: float) -> Outcome:
+    async def _end_of(self, mine: _PendingCall, report: Report, queue_seconds: float, seconds: float) -> Outcome:
         look_at = mine.offered + min(queue_seconds, seconds)
         while True:
             while mine.said:
@@ -263,7 +263,7 @@ class Fleet:
                         await self._command("LREM", mine.queue, "0", mine.message)  # no worker may ever take it
                         return Failed(NO_PLACE.format(queue_seconds), FailureKind.REFUSED)
 
-    async def _stop(self, mine: _Underway) -> str | None:
+    async def _stop(self, mine: _PendingCall) -> str | None:
         """Withdraw a call that has not begun, kill one that has. Repeats until the ledger has stored it."""
         while mine.is_offering:
             await mine.change()  # or it may be stored afterwards
@@ -274,7 +274,7 @@ class Fleet:
                 state = await self._ledger.stop(mine.id, "given up")
             except DatabaseAway:
                 is_known = False
-            if not is_killed and (state == "unknown" or not (is_known or mine.may_be_anothers)):
+            if not is_killed and (state == "unknown" or not (is_known or mine.may_be_resumed)):
                 is_killed = True
                 _ = self._in_background(self._kill(mine.id))
             if is_known:
@@ -296,13 +296,13 @@ class Fleet:
         task.add_done_callback(self._stopping.discard)
         return task
 
-    async def _publish(self, mine: _Underway) -> None:
+    async def _publish(self, mine: _PendingCall) -> None:
         """Publish a call. One that could not be published, or did not arrive, is published later: it is in the ledger."""
         mine.sent_over = await self._reached(self._redis.send("LPUSH", mine.queue, mine.message))
         if mine.sent_over is not None:
             mine.published = monotonic()
 
-    async def _publish_again(self, mine: _Underway) -> None:
+    async def _publish_again(self, mine: _PendingCall) -> None:
         """Publish a call whose message seems to be lost, over a new connection, because the old one may be dead as well."""
         await self._redis.renew()
         if await self._command("LPUSH", mine.queue, mine.message):

@@ -123,7 +123,7 @@ class FleetLedger:
             )
         return bytes(found[0][0])
 
-    async def is_anothers(self, id: str) -> bool:
+    async def belongs_to_another(self, id: str) -> bool:
         """True if a call may not be offered here, because this process was taken for dead."""
         mine = "SELECT CAST(?1 AS TEXT) AS id, CAST(?2 AS TEXT) AS process"
         return bool(

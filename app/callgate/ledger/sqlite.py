@@ -94,7 +94,7 @@ class SqliteLedger(BatchedLedger):
                 _make_tables(database)
                 # Valid as long as the lock is held, without heartbeats.
                 database.execute("INSERT INTO processes VALUES (?, 'proxy', ?, ?)", (self.process, version, LOCKED))
-                bury(database, folder)
+                remove_dead(database, folder)
                 self.found_unknown = mark_lost(database)
                 self._spent = _spent(database)
         except (sqlite3.Error, OSError) as error:
@@ -263,7 +263,7 @@ def _spent(database: sqlite3.Connection) -> dict[tuple[str, str], int]:
     }
 
 
-def bury(database: sqlite3.Connection, folder: Path) -> bool:
+def remove_dead(database: sqlite3.Connection, folder: Path) -> bool:
     """Remove dead processes from the table; return whether there were any."""
     gone = [
         (name,)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from callgate.ledger.database import DatabaseAway
-from callgate.ledger.sqlite import FILE, bury, opened
+from callgate.ledger.sqlite import FILE, opened, remove_dead
 from callgate.ledger.tables import IDENTITY, MARK_LOST, SQLITE_WORDS, Row, in_words
 
 
@@ -29,7 +29,7 @@ class SqliteDatabase:
         return await asyncio.to_thread(self._fetch, _here(statement), values)
 
     async def beat(self, process: str, kind: str, version: str) -> bool:
-        return await asyncio.to_thread(self._bury)
+        return await asyncio.to_thread(self._remove_dead)
 
     async def mark_lost(self, silence: float) -> list[Row]:
         return await self.fetch(MARK_LOST, silence)
@@ -56,10 +56,10 @@ class SqliteDatabase:
             except sqlite3.Error as error:
                 raise DatabaseAway(f"{type(error).__name__}: {error}") from error
 
-    def _bury(self) -> bool:
+    def _remove_dead(self) -> bool:
         with self._lock:
             try:
-                return bury(self._connection(), self._folder)
+                return remove_dead(self._connection(), self._folder)
             except (sqlite3.Error, OSError) as error:
                 raise DatabaseAway(f"{type(error).__name__}: {error}") from error
 

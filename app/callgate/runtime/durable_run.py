@@ -18,7 +18,7 @@ from callgate.calls.outcome import Failed, FailureKind, Outcome, decode_outcome,
 from callgate.calls.states import Call, ReadyCall
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import Plan, Report, Toolbox, TurnModel
-from callgate.conversation.replay import KeptModel, KeptTurn
+from callgate.conversation.replay import StoredTurn, StoredTurnsModel
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.entry import Ledger, LedgerEntry, NotRecorded, RunState
 from callgate.ledger.runs import Fenced, RunLedger, StoredCall, StoredRun
@@ -76,7 +76,7 @@ class DurableRun:
         """The whole answer, where it is streamed."""
         self.before_end: Callable[[], Awaitable[None]] | None = None
         """Stores what has to be stored before its end."""
-        self._models: dict[int, KeptModel] = {}
+        self._models: dict[int, StoredTurnsModel] = {}
         """Of its chats, by their choices."""
         self._ledger, self._calls = ledger, calls
         self._turns, self._known = turns or {}, known or {}
@@ -102,9 +102,9 @@ class DurableRun:
 
     def choice(self, number: int) -> "DurableChoice":
         """Return the chat of one choice."""
-        turns: list[KeptTurn] = []
+        turns: list[StoredTurn] = []
         while (body := self._turns.get((number, len(turns)))) is not None:
-            turns.append(KeptTurn.decode(body))
+            turns.append(StoredTurn.decode(body))
         return DurableChoice(self, number, turns)
 
     @property
@@ -128,11 +128,11 @@ class DurableRun:
             return Failed(UNKNOWN, FailureKind.UNKNOWN)
         return None
 
-    async def keep_turn(self, choice: int, turn: int, kept: KeptTurn) -> None:
+    async def keep_turn(self, choice: int, turn: int, kept: StoredTurn) -> None:
         body = kept.encode()
         await self.insist(lambda: self._ledger.append(self.stored, choice, turn, body))
 
-    def follow_turns(self, choice: int, model: KeptModel) -> None:
+    def follow_turns(self, choice: int, model: StoredTurnsModel) -> None:
         self._models[choice] = model
 
     async def keep_answer(self, part: int, body: bytes) -> None:
@@ -223,15 +223,15 @@ class CallEnd(msgspec.Struct, frozen=True):
 class DurableChoice:
     """One chat of a run: wraps its model and toolbox to replay what the ledger has."""
 
-    def __init__(self, run: DurableRun, number: int, turns: Sequence[KeptTurn]) -> None:
+    def __init__(self, run: DurableRun, number: int, turns: Sequence[StoredTurn]) -> None:
         self._run, self._number, self.kept = run, number, turns
         self.ledger = DurableLedger(run, number)
 
     def chat(self, model: TurnModel, toolbox: Toolbox) -> tuple[TurnModel, Toolbox]:
-        async def keep(turn: int, kept: KeptTurn) -> None:
+        async def keep(turn: int, kept: StoredTurn) -> None:
             await self._run.keep_turn(self._number, turn, kept)
 
-        remembering = KeptModel(model, self.kept, keep)
+        remembering = StoredTurnsModel(model, self.kept, keep)
         self._run.follow_turns(self._number, remembering)
         return remembering, DurableToolbox(toolbox, self._run, self.ledger, remembering)
 
@@ -287,7 +287,7 @@ class DurableToolbox:
     The config may have changed since the run began. A call that began is not run again although its tool is gone, and a call
     that was answered without being run does not begin later."""
 
-    def __init__(self, inner: Toolbox, run: DurableRun, ledger: DurableLedger, model: KeptModel) -> None:
+    def __init__(self, inner: Toolbox, run: DurableRun, ledger: DurableLedger, model: StoredTurnsModel) -> None:
         self._inner, self._run, self._ledger, self._model = inner, run, ledger, model
         self._turn = -1
         self._orphans: dict[str, StoredCall] = {}

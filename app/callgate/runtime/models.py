@@ -10,7 +10,7 @@ from callgate.conversation.ports import Model, ModelRequest
 from callgate.runtime.builders.models import model_client, model_entries, retry_policy_of
 from callgate.schemas.adapted_model import AdaptedModel
 from callgate.schemas.dialects import Dialect, dialect_of, portable
-from callgate.telemetry.models import write_choice, write_cooldown
+from callgate.telemetry.models import log_choice, log_cooldown
 from callgate.tools.adapted_schemas import AdaptedSchemas
 from callgate.upstream.catalogue import Catalogue, is_demo
 from callgate.upstream.resolve import ModelConfig, lane_of, why_not_translated
@@ -34,7 +34,7 @@ class Models:
             lambda tool, dialect, losses: audit.info("schema_adapted", tool=tool, dialect=dialect, losses=list(losses)),
         )
         self._tool_calling = ToolCalling(
-            lambda entry, found: write_choice(
+            lambda entry, found: log_choice(
                 entry.model_name, entry.tool_calling, found.format, found.decided_by, found.detail
             ),
             config.limits.argument_bytes,
@@ -47,7 +47,7 @@ class Models:
             policy=retry_policy_of(config),
             fetch=_fetched,
             cooldown_seconds=config.upstream.cooldown_seconds,
-            on_cooldown=write_cooldown,
+            on_cooldown=log_cooldown,
             known=() if before is None else before.handed_on(),
         )
 

@@ -29,7 +29,7 @@ from callgate.telemetry.listeners import LogListener, MetricsListener
 from callgate.tools.concurrency import ConcurrencyLimits
 from callgate.tools.registry import Registry
 from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.proxied_routes import Form, Passage, passage_for
+from callgate.upstream.proxied_routes import Form, ProviderProxy, provider_proxy_for
 from callgate.upstream.resolve import ModelConfig
 
 audit = structlog.get_logger("callgate.audit")
@@ -190,9 +190,9 @@ class Runtime(RuntimeRecording):
     def token_counter(self, route: Route) -> TokenCounter:
         return partial(self._models.count_tokens, route.entry)
 
-    async def passage(self, model: str) -> Passage | None:
+    async def passage(self, model: str) -> ProviderProxy | None:
         """Return the passage to a model's provider for other requests than chats, or None."""
-        return await passage_for(self.catalogue.entry(model), self._models.client)
+        return await provider_proxy_for(self.catalogue.entry(model), self._models.client)
 
     def read_form(self, body: bytes, content_type: str) -> Form:
         return Form.read(body, content_type)

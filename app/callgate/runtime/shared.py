@@ -23,7 +23,7 @@ from callgate.telemetry.metrics import Metrics
 from callgate.telemetry.tool_servers import ToolServers
 from callgate.tools.approvals import ApprovalQueue, PendingApproval, SettledApproval
 from callgate.tools.listing import source_facts
-from callgate.tools.read_more import KeptResults
+from callgate.tools.read_more import ResultStore
 from callgate.tools.source_pool import SourcePool
 from callgate.tools.source_supervisor import SourceState, SourceStatus
 
@@ -55,7 +55,7 @@ class SharedResources:
         self.pins = pins_of(config, self.servers)
         self._ledger_pins: LedgerPins | None = None
         self.sources = SourcePool(self._report_source)
-        self.kept_results = KeptResults()
+        self.kept_results = ResultStore()
         self.recorder = recorder_of(config, self.metrics)
         self.tracing = Tracing(self.metrics, self.recorder)
         self.approval_notices = ApprovalNotices(self.metrics, self.recorder, self.web)

@@ -99,7 +99,7 @@ def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]
     return problems
 
 
-def offered_to_nobody(config: Config) -> tuple[Path, str] | None:
+def tools_offered_to_no_model(config: Config) -> tuple[Path, str] | None:
     """Return the place of tools of which no model is offered one, and what to do."""
     if any(entry.tools for entry in config.model_list):
         return None

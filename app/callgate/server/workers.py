@@ -94,7 +94,7 @@ class Workers:
                         self._places[self._fork(place)] = place
                 longest = LOOK_SECONDS if self._on_serving is not None else 1.0
                 self._take(signal.sigtimedwait(SIGNALS, max(0.0, min(longest, min(self._due) - time.monotonic()))))
-                self._bury()
+                self._remove_dead()
                 if self._on_serving is not None and self._siblings.are_all:
                     self._on_serving()
                     self._on_serving = None
@@ -137,7 +137,7 @@ class Workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
 
-    def _bury(self) -> None:
+    def _remove_dead(self) -> None:
         while self._places:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:

@@ -73,7 +73,7 @@ class Conversations:
         first, *others = handed.calls
         return replace(handed, calls=(replace(first, extras={**first.extras, FIELD: hint}), *others))
 
-    async def made_whole(
+    async def with_hidden_turns(
         self, caller: str, messages: Sequence[Message], hints: Mapping[int, Hint], recovery: Recovery, max_bytes: int
     ) -> tuple[Message, ...]:
         """Return the history with its hidden turns restored, or recovered where they are not stored any more. `max_bytes`: the

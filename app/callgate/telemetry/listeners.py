@@ -11,7 +11,7 @@ from callgate.calls.outcome import Failed, Outcome, Returned
 from callgate.calls.states import Finding, ReadyCall
 from callgate.conversation.events import (
     CANCELLED,
-    NOBODY,
+    NO_RESPONDER,
     NOT_RUN_SHOWN,
     Attempt,
     CallEnded,
@@ -189,7 +189,7 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
         answer = event.answer
         self._of_model.turn(answer.seconds)
         self._answers.append(answer)
-        if (by := answer.by) is not NOBODY:
+        if (by := answer.by) is not NO_RESPONDER:
             self._of_model.answered_by(by)
             if by.counted_model != self._of_model.name and by.counted_model:
                 self._others_answered = True

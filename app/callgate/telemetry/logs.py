@@ -71,7 +71,7 @@ def configure(redactor: Redactor, *, level: str = "info", format: str = "auto", 
 
 _ids: ContextVar[dict[str, str] | None] = ContextVar("callgate_ids", default=None)
 
-stand_on_every_line: Final[Callable[[dict[str, str]], object]] = _ids.set
+set_log_ids: Final[Callable[[dict[str, str]], object]] = _ids.set
 """Sets the ids that are on every line in this context; our own, or masked. The caller may add ids to the dict later. One context
 variable for all of them, because each costs something in every request."""
 

@@ -118,7 +118,7 @@ class Histograms(Family[Times]):
         yield family
 
 
-class Faring(Protocol):
+class DeploymentCooldown(Protocol):
     """A deployment with its cooldown."""
 
     @property
@@ -132,7 +132,7 @@ class Cooldowns:
     """Collects the cooldowns of deployments at a scrape."""
 
     def __init__(self) -> None:
-        self.deployments: Callable[[], Iterable[Faring]] = tuple
+        self.deployments: Callable[[], Iterable[DeploymentCooldown]] = tuple
 
     def collect(self) -> Iterable[Metric]:
         family = GaugeMetricFamily(
@@ -237,7 +237,7 @@ class Metrics:
         self.spans_dropped = self._counter("spans_dropped", "Spans that were not sent, or not taken.", "reason")
         self.tokens = self._counter("tokens", "Tokens that providers reported.", "model", "kind")
 
-    def watch_cooldowns(self, deployments: Callable[[], Iterable[Faring]]) -> None:
+    def watch_cooldowns(self, deployments: Callable[[], Iterable[DeploymentCooldown]]) -> None:
         """Set the deployments whose cooldowns are shown."""
         self._cooldowns.deployments = deployments
 

@@ -5,7 +5,7 @@ import structlog
 from callgate.conversation.events import Responder
 
 
-def write_choice(model: str, tool_calling: str, format: str, decided_by: str, detail: str = "") -> None:
+def log_choice(model: str, tool_calling: str, format: str, decided_by: str, detail: str = "") -> None:
     """Log how a model is asked for calls; a warning where that is unknown."""
     log = structlog.get_logger("callgate.models").bind(
         model=model, tool_calling=tool_calling, format=format, decided_by=decided_by
@@ -16,7 +16,7 @@ def write_choice(model: str, tool_calling: str, format: str, decided_by: str, de
         log.info("tool_calling_detected")
 
 
-def write_cooldown(responder: Responder, seconds: float) -> None:
+def log_cooldown(responder: Responder, seconds: float) -> None:
     """Log the cooldown of a deployment; with 0 that it answers again."""
     log = structlog.get_logger("callgate.models").bind(
         model=responder.model, deployment=responder.deployment, host=responder.host

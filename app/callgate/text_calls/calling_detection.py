@@ -68,7 +68,7 @@ class CallingDetector:
         self._lock = asyncio.Lock()
         self._failures = 0
 
-    async def foresee(self) -> CallingMode | None:
+    async def predict(self) -> CallingMode | None:
         """Return the choice that is made without a probe; None where the model will be probed."""
         if self.choice is None:
             await self._look_up()

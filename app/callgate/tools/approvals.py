@@ -93,8 +93,8 @@ class ApprovalQueue:
         now: Callable[[], float] = time.time,
         on_waiting: Callable[[PendingApproval], None] | None = None,
     ) -> None:
-        self._audit = audit or _nobody
-        self._on_waiting = on_waiting or _nobody
+        self._audit = audit or _ignore
+        self._on_waiting = on_waiting or _ignore
         self._now = now
         self._waiting: dict[str, tuple[PendingApproval, asyncio.Future[SettledApproval]]] = {}
         self._settled: OrderedDict[str, ApprovalOutcome] = OrderedDict()
@@ -224,5 +224,5 @@ def too_late(decision: ApprovalOutcome) -> ChatError:
     )
 
 
-def _nobody(_: object) -> None:
+def _ignore(_: object) -> None:
     """Ignore notices."""

@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> None:
         _say(line, f"failed {error}")
         return
     if ("streams", "given") in settings:
-        _give_streams_away()
+        _close_standard_streams()
     _say(line, f"started {0 if own_pids else pid}")  # a PID inside the namespace is another process's outside
     most = next((int(value) for name, value in settings if name == "processes"), 0)
     grace = next((float(value) for name, value in settings if name == "grace"), GRACE_SECONDS)
@@ -108,7 +108,7 @@ def _close_all_but(line: int) -> None:
     os.closerange(line + 1, max(min(soft, 1 << 20), line + 1) if soft != resource.RLIM_INFINITY else 1 << 20)
 
 
-def _give_streams_away() -> None:
+def _close_standard_streams() -> None:
     """Close our copies of the standard streams, so that their other end notices when the command closes them."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):

@@ -1,6 +1,6 @@
 """Keeps results that were too long, and offers the rest to the model page by page.
 
-`KeptResults` keeps them for all requests, within bounds. `ResultPages` is the part of one conversation. `PagedToolbox` wraps
+`ResultStore` keeps them for all requests, within bounds. `ResultPages` is the part of one conversation. `PagedToolbox` wraps
 a toolbox, and offers the tool `read_more` when there is a result to read.
 """
 
@@ -48,7 +48,7 @@ DESCRIPTION = "Reads on in a tool result that was too long to be shown whole."
 
 
 @dataclass(frozen=True, slots=True)
-class KeptResult:
+class StoredResult:
     """One result, as far as it was read from the tool."""
 
     owner: str
@@ -66,7 +66,7 @@ class SharedResults(Protocol):
     async def get(self, ids: Sequence[str], seconds: float) -> Sequence[bytes | None]: ...
 
 
-class KeptResults:
+class ResultStore:
     """The kept results; the oldest are dropped first when there are too many."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES, now: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +74,7 @@ class KeptResults:
         """Set where other processes may be asked for further pages."""
         self._max_bytes = max_bytes
         self._now = now
-        self._kept: OrderedDict[str, KeptResult] = OrderedDict()
+        self._kept: OrderedDict[str, StoredResult] = OrderedDict()
         self._bytes = 0
 
     def keep(self, owner: str, run_id: str, text: str, unread: int) -> str:
@@ -85,7 +85,7 @@ class KeptResults:
             data = data[:MAX_BYTES_OF_ONE].decode("utf-8", "ignore").encode()
         owned_by = f"{owner}\0{run_id}\0".encode("utf-8", "replace")
         id = f"kept_{hashlib.sha256(owned_by + data).hexdigest()[:24]}"
-        self._put(id, KeptResult(owner, data, unread, self._now() + SECONDS))
+        self._put(id, StoredResult(owner, data, unread, self._now() + SECONDS))
         return id
 
     async def save(self, ids: Iterable[str]) -> None:
@@ -105,9 +105,9 @@ class KeptResults:
             if found is not None:
                 theirs, unread, data = _decode(found)
                 if theirs == owner:
-                    self._put(id, KeptResult(owner, data, unread, self._now() + SECONDS))
+                    self._put(id, StoredResult(owner, data, unread, self._now() + SECONDS))
 
-    def find(self, owner: str, id: str) -> KeptResult | None:
+    def find(self, owner: str, id: str) -> StoredResult | None:
         self._tidy()
         kept = self._kept.get(id)
         return kept if kept is not None and kept.owner == owner else None
@@ -116,7 +116,7 @@ class KeptResults:
     def count(self) -> int:
         return len(self._kept)
 
-    def _put(self, id: str, kept: KeptResult) -> None:
+    def _put(self, id: str, kept: StoredResult) -> None:
         self._drop(id)
         self._kept[id] = kept
         self._bytes += len(kept.data)
@@ -142,7 +142,7 @@ _decode = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
 class ResultPages(msgspec.Struct, eq=False):
     """The kept results of one conversation of a caller."""
 
-    _kept_results: KeptResults
+    _kept_results: ResultStore
     _owner: str
     _run_id: str
     ids: set[str] = set()
@@ -275,7 +275,7 @@ def _sayable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _rest(start: int, end: int, kept: KeptResult) -> str:
+def _rest(start: int, end: int, kept: StoredResult) -> str:
     size = len(kept.data)
     if end < size:
         return f"\n[Bytes {start} to {end} of {size}; read on with offset {end}.]"

@@ -30,15 +30,15 @@ from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
 from callgate.upstream.openai_shaped import FormatBody
 from callgate.upstream.resolve import OF_PROVIDERS, LiteLLMSettings
 from callgate.upstream.translation import (
-    NOBODYS,
+    UNKNOWN_CALL,
     Fields,
     MessageBody,
     Question,
     Report,
     encode,
     field_of,
+    has_duplicate_names_in_calls,
     messages_of,
-    names_twice,
 )
 
 PROVIDER = "bedrock"
@@ -57,7 +57,7 @@ EXTRAS = COMMON_EXTRAS - {"cache_control"}
 PREFIXES = ("bedrock/", "converse/", "nova-2/", "nova/")
 
 
-async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
+async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, translate_fields: Fields) -> Question:
     from litellm.constants import RESPONSE_FORMAT_TOOL_NAME
     from litellm.litellm_core_utils.prompt_templates.factory import make_valid_bedrock_tool_name
     from litellm.llms.bedrock.base_aws_llm import BaseAWSLLM
@@ -66,7 +66,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     name = str(own["model"]).removeprefix("bedrock/")
     model = name if name.startswith("converse/") else f"converse/{name}"  # or litellm may choose another of their APIs
     config = litellm.AmazonConverseConfig()
-    fields = in_its_words.of(litellm, model, ask, extras=EXTRAS)
+    fields = translate_fields.of(litellm, model, ask, extras=EXTRAS)
     as_call = bool(fields.get("json_mode"))
     fake_stream = fields.pop("fake_stream", False)
     for setting in ("stream", "model_id"):
@@ -184,7 +184,7 @@ class _Frames:
 
     def _read(self, frame: Any) -> Iterator[ModelEvent]:
         kind = frame.headers.get(":event-type")
-        if names_twice(frame.payload):
+        if has_duplicate_names_in_calls(frame.payload):
             raise ValueError(TWICE)
         payload = read_json(frame.payload) if frame.payload else {}
         name = str(frame.headers.get(":exception-type") or frame.headers.get(":error-code") or "")
@@ -226,7 +226,7 @@ class _Frames:
         if piece is not None:
             yield CallDelta(_index(payload), arguments=piece)
             if piece and _index(payload) in self._stopped_blocks:
-                yield CallDelta(NOBODYS, arguments=piece)
+                yield CallDelta(UNKNOWN_CALL, arguments=piece)
         if isinstance(thought := field_of(delta, "reasoningContent"), dict):
             yield from _thought(thought)
 

@@ -24,7 +24,7 @@ from callgate.upstream.media import Fetch
 from callgate.upstream.passthrough import PassthroughModel
 from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.responses_lane import ResponsesModel
-from callgate.upstream.retry import Circumstances, RetryBudget, RetryingModel, RetryPolicy
+from callgate.upstream.retry import RetryBudget, RetryContext, RetryingModel, RetryPolicy
 
 if TYPE_CHECKING:
     from callgate.upstream.demo_model import DemoModel
@@ -50,7 +50,7 @@ class Catalogue:
         *,
         wrap: Wrap | None = None,
         policy: RetryPolicy | None = None,
-        circumstances: Circumstances | None = None,
+        circumstances: RetryContext | None = None,
         fetch: Fetch | None = None,
         cooldown_seconds: float = 0.0,
         on_cooldown: OnCooldown = lambda responder, seconds: None,
@@ -64,7 +64,7 @@ class Catalogue:
         self._fetch = fetch
         self._wrap = wrap or (lambda model, entry: model)
         self._policy = policy or RetryPolicy()
-        self._circumstances = circumstances or Circumstances(RetryBudget())
+        self._circumstances = circumstances or RetryContext(RetryBudget())
         by_name: dict[str, list[ModelConfig]] = {}
         for entry in entries:
             by_name.setdefault(entry.model_name, []).append(entry)
@@ -271,7 +271,7 @@ class _Pattern:
 
 def _without_unseen_tools(entry: ModelConfig) -> ModelConfig:
     """Return the entry without tools where the request chose a provider of which the end of an answer is not seen."""
-    if entry.tools and (why := resolve.why_unseen(entry)) is not None:
+    if entry.tools and (why := resolve.why_end_is_unseen(entry)) is not None:
         log.warning("tools_withheld", model=entry.model_name, why=why)
         return replace(entry, tools=())
     return entry

@@ -21,7 +21,7 @@ from callgate.upstream.direct_model import read_json
 from callgate.upstream.litellm_model import plain
 from callgate.upstream.resolve import LiteLLMSettings
 from callgate.upstream.translation import (
-    NOBODYS,
+    UNKNOWN_CALL,
     EventsBody,
     Fields,
     MessageBody,
@@ -46,7 +46,7 @@ REVERSE_NAMES = "_anthropic_tool_name_map"
 """The parameter in which litellm keeps the tool names that it changed, for reading the answer."""
 
 
-async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
+async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, translate_fields: Fields) -> Question:
     from litellm.constants import RESPONSE_FORMAT_TOOL_NAME
     from litellm.llms.anthropic.chat.handler import ModelResponseIterator
     from litellm.llms.anthropic.common_utils import AnthropicModelInfo
@@ -55,7 +55,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     drop = own.get("drop_params")
     config = litellm.AnthropicConfig()
     messages = config.translate_developer_role_to_system_role(messages=messages_of(litellm, settings, model, ask))
-    fields = in_its_words.of(litellm, model, ask)
+    fields = translate_fields.of(litellm, model, ask)
     json_mode, speed = bool(fields.pop("json_mode", False)), fields.get("speed")
     given: dict[str, Any] = {"drop_params": drop, "api_base": base}
     headers = config.validate_environment(
@@ -205,7 +205,7 @@ class EventsReader(EventsBody):
             self.done = True
             return [*self._given_at_once(cut=False), *self._chunks.finish()]
         if kind not in BLOCKS and (stray := field_of(event, "delta", "partial_json")) is not None:
-            return [CallDelta(NOBODYS, arguments=stray)]
+            return [CallDelta(UNKNOWN_CALL, arguments=stray)]
         if kind == "message_start" and (name := field_of(event, "message", "id")):
             self._parser.response_id = name
         try:
@@ -279,14 +279,14 @@ class EventsReader(EventsBody):
         delta = event.get("delta")
         if index not in self._calls:
             stray = field_of(delta, "partial_json") if index not in self._others else None
-            return [CallDelta(NOBODYS, arguments=stray)] if stray else None
+            return [CallDelta(UNKNOWN_CALL, arguments=stray)] if stray else None
         if kind == "content_block_stop":
             self._stopped.add(index)
             return []
         # A piece of an unknown format is kept, so that it breaks its call.
         piece = delta.get("partial_json", [delta]) if isinstance(delta, dict) else [delta]
         said: list[ModelEvent] = [CallDelta(self._calls[index], arguments=piece)]
-        return said if index not in self._stopped or not piece else [*said, CallDelta(NOBODYS, arguments=piece)]
+        return said if index not in self._stopped or not piece else [*said, CallDelta(UNKNOWN_CALL, arguments=piece)]
 
     def _is_format(self, block: Any) -> bool:
         from litellm.constants import RESPONSE_FORMAT_TOOL_NAME

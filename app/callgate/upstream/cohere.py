@@ -24,7 +24,7 @@ from callgate.upstream.chunks import entries, reason_in, whole_number
 from callgate.upstream.litellm_model import decoded
 from callgate.upstream.resolve import LiteLLMSettings
 from callgate.upstream.translation import (
-    NOBODYS,
+    UNKNOWN_CALL,
     EventsBody,
     Fields,
     MessageBody,
@@ -40,7 +40,7 @@ NOT_LITELLMS = frozenset({"response_format", "parallel_tool_calls"})
 """Fields that Cohere has equivalents for, which litellm does not translate."""
 
 
-async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
+async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, translate_fields: Fields) -> Question:
     own = settings.arguments
     model, _, key, base = litellm.get_llm_provider(
         model=own["model"],
@@ -54,7 +54,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     for message in messages:
         message.pop("reasoning_content", None)  # Cohere refuses unknown fields
     params = {name: value for name, value in ask.params.items() if name not in NOT_LITELLMS}
-    fields = in_its_words.of(litellm, model, replace(ask, params=params, tool_choice=None))
+    fields = translate_fields.of(litellm, model, replace(ask, params=params, tool_choice=None))
     body = config.transform_request(
         model=model, messages=messages, optional_params=fields, litellm_params={}, headers={}
     )
@@ -140,7 +140,7 @@ class _CohereEvents(EventsBody):
             if opens:
                 self._ended_calls.discard(index)
             elif piece and index in self._ended_calls:
-                yield CallDelta(NOBODYS, arguments=piece)
+                yield CallDelta(UNKNOWN_CALL, arguments=piece)
 
 
 class _CohereMessage(MessageBody):

@@ -81,7 +81,7 @@ class Cooldown:
         self._on_change(seconds)
 
 
-class Placed(Protocol):
+class HasHost(Protocol):
     """A model that knows its provider's host."""
 
     @property
@@ -96,7 +96,7 @@ class Deployment:
     __slots__ = ("_place", "_responder", "cooldown", "model")
 
     def __init__(
-        self, model: Model, responder: Responder, place: Placed | None = None, cooldown: Cooldown | None = None
+        self, model: Model, responder: Responder, place: HasHost | None = None, cooldown: Cooldown | None = None
     ) -> None:
         """`place` is read each time the host is needed: some models know it only after the first request."""
         self.model = model

@@ -28,7 +28,7 @@ from callgate.http.wire import record_on_wire, recorded_on_wire
 from callgate.upstream import errors
 from callgate.upstream.chunks import ChunkReader, read_completion
 from callgate.upstream.delta_template import DeltaTemplate
-from callgate.upstream.first_content import first_said
+from callgate.upstream.first_content import first_content_event
 from callgate.upstream.params import for_body, with_completion_limit
 
 ANSWER_BYTES = 64 * 1024 * 1024
@@ -254,7 +254,7 @@ class HttpAnswer:
             if batch:
                 if not self._begun:
                     # An error before any content is a failure of the request; a later one is part of the turn.
-                    first = first_said(batch)
+                    first = first_content_event(batch)
                     if isinstance(first, ProviderError):
                         raise errors.reported(first.message, first.body, self._response.headers, secrets=self._secrets)
                     self._begun = first is not None
@@ -347,7 +347,7 @@ class StreamedBody(EventStreamBody):
                 # Events before it in the same read are still returned; then the answer breaks off.
                 self.fault = "an event of the stream is not JSON"
                 break
-            if _may_name_twice(payload) and holds_name_twice(payload):
+            if _may_have_duplicates(payload) and has_duplicate_names(payload):
                 self.fault = TWICE
                 break
             if chunk is not None:
@@ -418,7 +418,7 @@ class WholeBody:
         except ValueError:
             self.fault = "the body is not JSON"
             return ()
-        if _may_name_twice(text) and holds_name_twice(text):
+        if _may_have_duplicates(text) and has_duplicate_names(text):
             self.fault = TWICE
             return ()
         return self._read(found)
@@ -452,30 +452,30 @@ _ONCE = tuple(b'"%b"' % name for name in b"arguments name function tool_calls fu
 """Names that occur once in a chunk with one call, whatever its arguments hold: quotes inside them are escaped."""
 
 
-def _may_name_twice(text: bytes) -> bool:
+def _may_have_duplicates(text: bytes) -> bool:
     """True if a text has to be parsed to find out: with several calls or choices these names are repeated as well."""
     if text.count(b'"finish_reason"') > 1:
         return True
     return (b'"tool_calls"' in text or b'"function_call"' in text) and any(text.count(name) > 1 for name in _ONCE)
 
 
-def holds_name_twice(text: bytes) -> bool:
+def has_duplicate_names(text: bytes) -> bool:
     """True if an object in it has a duplicate key. Which value its provider meant cannot be known."""
     try:
         # As tolerant as `read_json`, because it checks what that read. Numbers are not converted.
         json.loads(text.decode("utf-8", UNREADABLE), object_pairs_hook=_once, parse_int=str, parse_float=str)
-    except (_Twice, ValueError, RecursionError):
+    except (_DuplicateName, ValueError, RecursionError):
         return True
     return False
 
 
-class _Twice(Exception):
+class _DuplicateName(Exception):
     pass
 
 
 def _once(pairs: list[tuple[str, Any]]) -> None:
     if len(dict(pairs)) < len(pairs):
-        raise _Twice
+        raise _DuplicateName
 
 
 PIECES = frozenset({"content", "text", "arguments", "args", "input", "partial_json"})

@@ -8,12 +8,12 @@ _NO_PART = frozenset({ProviderHead, PromptedCalling, Usage, ChoiceIgnored, Chara
 """Events that are no content: an id, a role or a token count may come before a failure."""
 
 
-def is_said(event: ModelEvent) -> bool:
+def is_content(event: ModelEvent) -> bool:
     """True if an event is content of an answer."""
     return type(event) not in _NO_PART
 
 
-def first_said(batch: Sequence[ModelEvent]) -> ModelEvent | None:
+def first_content_event(batch: Sequence[ModelEvent]) -> ModelEvent | None:
     """Return the first of these that is content."""
     for event in batch:
         if type(event) not in _NO_PART:
@@ -22,4 +22,4 @@ def first_said(batch: Sequence[ModelEvent]) -> ModelEvent | None:
 
 
 def has_begun(batch: Sequence[ModelEvent]) -> bool:
-    return first_said(batch) is not None
+    return first_content_event(batch) is not None

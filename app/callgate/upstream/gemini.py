@@ -39,7 +39,7 @@ BLOCKED = "content_filter"
 """The finish reason for a blocked prompt: there is no candidate with a reason then."""
 
 
-async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
+async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, translate_fields: Fields) -> Question:
     """Make the request for Google AI Studio, or for Gemini on Vertex AI."""
     from litellm.llms.gemini.common_utils import get_api_key_from_env
     from litellm.llms.vertex_ai.context_caching.transformation import separate_cached_messages
@@ -69,7 +69,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     messages = _unmarked(messages) if marked else rest
     if transformation._openai_messages_may_need_sync_gcs_metadata_fetch(messages):  # noqa: SLF001 -- nothing else tells
         raise Unanswerable("A file at Google's storage needs its `format` beside its address.", "messages")
-    fields = in_its_words.of(litellm, model, ask)
+    fields = translate_fields.of(litellm, model, ask)
     signature, url = VertexLLM()._get_token_and_url(  # noqa: SLF001 -- what makes litellm's own address
         model=model,
         auth_header=token,

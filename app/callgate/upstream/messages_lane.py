@@ -38,7 +38,7 @@ from callgate.upstream.direct_model import WholeBody, read_json
 from callgate.upstream.params import SELECTORS, is_denied
 from callgate.upstream.resolve import LiteLLMSettings, body_settings
 from callgate.upstream.translation import (
-    NOBODYS,
+    UNKNOWN_CALL,
     MessageBody,
     Question,
     Report,
@@ -315,7 +315,7 @@ class MessageEventsReader(claude.EventsReader):
             self.done = True
             return [*self._given_at_once(cut=False), *self._chunks.finish()]
         stray = field_of(event, "delta", "partial_json")
-        return [] if stray is None else [CallDelta(NOBODYS, arguments=stray)]
+        return [] if stray is None else [CallDelta(UNKNOWN_CALL, arguments=stray)]
 
     def _ended(self, event: dict[str, Any], content: list[Any]) -> Iterator[ModelEvent]:
         reason = reason_in(field_of(event, "delta", "stop_reason"))

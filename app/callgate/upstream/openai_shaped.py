@@ -34,7 +34,7 @@ ADDRESSES: Mapping[str, KnownApi] = {
 AZURE_VERSIONS_WITHOUT_DEPLOYMENTS = frozenset({"v1", "latest", "preview"})
 
 
-async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, in_its_words: Fields) -> Question:
+async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, translate_fields: Fields) -> Question:
     from litellm.llms.openai.chat.gpt_transformation import OpenAIGPTConfig
     from litellm.types.utils import LlmProviders
     from litellm.utils import ProviderConfigManager
@@ -51,7 +51,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, i
     messages = messages_of(litellm, settings, model, ask)
     if provider not in KNOW_DEVELOPERS:
         messages = config.translate_developer_role_to_system_role(messages=messages)
-    fields = in_its_words.of(litellm, model, ask, extras=frozenset())
+    fields = translate_fields.of(litellm, model, ask, extras=frozenset())
     extra_body = fields.pop("extra_body", None) or {}
     as_call = bool(fields.pop("json_mode", False))
     for name in ("fake_stream", "stream", "stream_options", "max_retries", "extra_headers"):

@@ -15,7 +15,7 @@ import msgspec
 from callgate.conversation.errors import AnswerTooLarge, ChatError, SeparateChoices
 from callgate.conversation.events import ChoiceIgnored, Finished, ModelEvent, Passed, ProviderError, Usage
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough
-from callgate.conversation.read_model import ReadAnswer
+from callgate.conversation.preloaded_model import PreloadedAnswer
 from callgate.http.event_stream import (
     BOM,
     ErrorEvent,
@@ -42,7 +42,7 @@ from callgate.upstream.direct_model import (
     reported,
     without_developers,
 )
-from callgate.upstream.first_content import first_said, is_said
+from callgate.upstream.first_content import first_content_event, is_content
 from callgate.upstream.params import ALWAYS_PASSED, is_denied
 
 END = b"data: [DONE]\n\n"
@@ -121,7 +121,7 @@ class _WholeRequest(msgspec.Struct, eq=False):
     _answer_bytes: int
     _choices: int
 
-    async def __aenter__(self) -> ReadAnswer:
+    async def __aenter__(self) -> PreloadedAnswer:
         secrets = self._endpoint.secrets
         try:
             async with self._exchange as response:
@@ -131,7 +131,7 @@ class _WholeRequest(msgspec.Struct, eq=False):
                 response.settle()
         except TransportError as error:
             raise errors.from_transport(error) from error
-        return ReadAnswer(_read_whole(body.removeprefix(BOM), response, secrets, self._choices), HttpAnswer.lane)
+        return PreloadedAnswer(_read_whole(body.removeprefix(BOM), response, secrets, self._choices), HttpAnswer.lane)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -198,7 +198,7 @@ def _tolerantly(body: bytes) -> _Outline:
         raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.") from None
     events = read_completion(found)
     failed = next((event for event in events if isinstance(event, ProviderError)), None)
-    choices = [_Choice()] if any(is_said(event) for event in events) else None
+    choices = [_Choice()] if any(is_content(event) for event in events) else None
     usage = found.get("usage") if isinstance(found, dict) else None
     return _Outline(choices, usage if isinstance(usage, dict) else None, failed.body if failed else None)
 
@@ -213,7 +213,7 @@ def _read_stream(body: bytes, response: Response, choices: int) -> Sequence[Mode
     events = [*reader.feed(body)]
     if not reader.done:
         events += reader.finish()
-    first = first_said(events)
+    first = first_content_event(events)
     if isinstance(first, ProviderError):
         raise errors.reported(first.message, first.body, response.headers)
     if first is None or not (reader.done or any(isinstance(event, Finished) for event in events)):
@@ -317,7 +317,7 @@ class _PassedEvents:
                     continue
                 self.fault = "an event of the stream is not JSON"
                 return ()
-            first = first_said(self._chunks.read(chunk))
+            first = first_content_event(self._chunks.read(chunk))
             if isinstance(first, ProviderError):
                 return (first,)
             if first is not None:
@@ -397,7 +397,7 @@ def _choices_of_stream(body: bytes, choices: int) -> Sequence[Sequence[ModelEven
 
 def _separate(answers: Sequence[Sequence[ModelEvent]]) -> Sequence[Sequence[ModelEvent]]:
     """Return the events of each choice. Fields of the whole answer are emitted with the first."""
-    first = first_said(answers[0])
+    first = first_content_event(answers[0])
     if first is None:
         raise errors.bad_answer("The model's provider sent an answer that is empty or cut off.")
     if isinstance(first, ProviderError):

@@ -45,7 +45,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class ProviderProxy:
     """Proxies requests to one model's provider."""
 
     endpoint: Endpoint
@@ -88,7 +88,7 @@ class Passage:
             raise errors.from_transport(error) from error
 
 
-async def passage_for(entry: ModelConfig, client: HttpClient) -> Passage | None:
+async def provider_proxy_for(entry: ModelConfig, client: HttpClient) -> ProviderProxy | None:
     """Return the passage to an entry's model, or None when its provider does not have OpenAI's API."""
     if is_demo(entry):
         return None
@@ -97,7 +97,7 @@ async def passage_for(entry: ModelConfig, client: HttpClient) -> Passage | None:
     endpoint = resolve.known_endpoint(asked) or await litellm_model.vouched_endpoint(asked)
     if endpoint is None or not endpoint.url.endswith(CHAT):
         return None
-    return Passage(endpoint, client, entry.deadlines)
+    return ProviderProxy(endpoint, client, entry.deadlines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ def check(entry: ModelConfig) -> None:
         )
     if entry.lane == "responses" and responses_endpoint(entry) is None:
         raise LaneError("lane is responses, and where the model is cannot be known: set litellm_params.api_base")
-    if entry.tools and (reason := why_unseen(entry)) is not None:
+    if entry.tools and (reason := why_end_is_unseen(entry)) is not None:
         raise LaneError(
             f"it may not have tools: {reason}, and on litellm's lane nobody sees how its provider ended an answer, so that "
             "half a call could run. Leave out `tools`; or reach it on another lane: with `lane: auto` and a model of a "
@@ -272,7 +272,7 @@ def check(entry: ModelConfig) -> None:
         )
 
 
-def why_unseen(entry: ModelConfig) -> str | None:
+def why_end_is_unseen(entry: ModelConfig) -> str | None:
     """Return why the provider's own end of an answer is not seen, unless litellm is trusted; None where it is seen."""
     start = str(entry.litellm_params["model"]).partition("/")[0]
     if entry.trust_litellm or lane_of(entry) != "litellm" or start == "demo" or "*" in start:

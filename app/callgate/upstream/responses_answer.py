@@ -30,7 +30,7 @@ from callgate.upstream.direct_model import (
     TWICE,
     JsonEvents,
     WholeBody,
-    holds_name_twice,
+    has_duplicate_names,
     reported,
 )
 from callgate.upstream.translation import field_of
@@ -85,7 +85,7 @@ class ResponseEvents(JsonEvents):
 
     def _read_payload(self, payload: bytes, event: Any) -> Sequence[ModelEvent]:
         is_end = bool(self._calls) and isinstance(event, dict) and _kind(event) in ENDS
-        if (is_end or _is_about_calls(payload)) and holds_name_twice(payload):
+        if (is_end or _is_about_calls(payload)) and has_duplicate_names(payload):
             self.fault = TWICE
             return ()
         if not isinstance(event, dict):
@@ -274,7 +274,7 @@ class ResponseObject(WholeBody):
 
     def finish(self) -> Sequence[ModelEvent]:
         text = b"".join(self._parts)
-        if _is_about_calls(text) and holds_name_twice(text):
+        if _is_about_calls(text) and has_duplicate_names(text):
             self.fault = TWICE
             return ()
         return super().finish()

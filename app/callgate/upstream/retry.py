@@ -19,12 +19,12 @@ from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import Attempt, ModelEvent, ProviderError, Responder
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, emit_nothing
-from callgate.conversation.read_model import ReadAnswer
+from callgate.conversation.preloaded_model import PreloadedAnswer
 from callgate.http.backoff import full_jitter
 from callgate.http.trace_context import TRACE
 from callgate.upstream import errors
 from callgate.upstream.deployments import Deployment, DeploymentPool
-from callgate.upstream.first_content import first_said
+from callgate.upstream.first_content import first_content_event
 from callgate.upstream.quotes import without_quotes
 
 HALF_WINDOW_SECONDS = 30.0
@@ -83,7 +83,7 @@ class RetryBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class RetryContext:
     """The budget, clock, sleep and randomness of retrying; tests pass their own."""
 
     budget: RetryBudget
@@ -98,20 +98,20 @@ class RetryingModel:
 
     name: str
     pools: Sequence[DeploymentPool]
-    circumstances: Circumstances
+    circumstances: RetryContext
     policy: RetryPolicy = RetryPolicy()
 
     def ask(
         self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AbstractAsyncContextManager[ModelAnswer]:
         """Ask the model. With `attempts` of an earlier call it continues after the failed ones."""
-        if attempts is not None and attempts.in_charge is not None:
-            assert isinstance(attempts.in_charge, _Asking)
-            return attempts.in_charge
+        if attempts is not None and attempts.chooser is not None:
+            assert isinstance(attempts.chooser, _Asking)
+            return attempts.chooser
         order = self.pools[0].in_turn()
         if attempts is None:
             return _Asking(self, ask, 0, emit_nothing, order, order[0])
-        attempts.in_charge = asking = _Asking(self, ask, attempts.turn, attempts.emit, order, order[0])
+        attempts.chooser = asking = _Asking(self, ask, attempts.turn, attempts.emit, order, order[0])
         return asking
 
 
@@ -162,9 +162,9 @@ class _Asking(msgspec.Struct, eq=False):
                     trace.attempt(self._turn, self.number)
                 opened = self._deployment.model.ask(self._ask)
                 answer = await opened.__aenter__()
-                if not isinstance(answer, ReadAnswer):
+                if not isinstance(answer, PreloadedAnswer):
                     try:
-                        answer = await _Begun.wait_for(answer)
+                        answer = await _StartedAnswer.wait_for(answer)
                     except BaseException as error:
                         await opened.__aexit__(type(error), error, error.__traceback__)
                         raise
@@ -184,7 +184,7 @@ class _Asking(msgspec.Struct, eq=False):
         assert self._open is not None
         return self._open.__aexit__(kind, error, trace)
 
-    def _take(self, chosen: "_Chosen | None") -> None:
+    def _take(self, chosen: "_Selected | None") -> None:
         assert chosen is not None, "who rests is asked when nobody else is left"
         self._deployment, self._on_trial, self._anyway = chosen.deployment, chosen.on_trial, chosen.anyway
 
@@ -253,7 +253,7 @@ class _Asking(msgspec.Struct, eq=False):
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _Selected:
     deployment: Deployment
     on_trial: bool = False
     anyway: bool = False
@@ -272,13 +272,13 @@ class _Queue:
         self.asked: dict[Deployment, int] = {}
         """How often each deployment was asked."""
 
-    def first(self) -> _Chosen | None:
+    def first(self) -> _Selected | None:
         return self._next()
 
     def first_was_asked(self) -> None:
         self._count(self._waiting.pop(0))
 
-    def again(self, failed: Deployment, passing: bool) -> _Chosen | None:
+    def again(self, failed: Deployment, passing: bool) -> _Selected | None:
         """Return the deployment of the same pool to ask after a failure. One that begins to cool down is asked again only
         where there is no other."""
         is_alone = not (self._waiting or self._pools or self._resting)
@@ -286,7 +286,7 @@ class _Queue:
             self._waiting.append(failed)
         return self._next()
 
-    def fallback(self) -> _Chosen | None:
+    def fallback(self) -> _Selected | None:
         while self._pools:
             self._waiting, self._left = list(self._pools.pop(0).in_turn()), self._tries
             if (chosen := self._next()) is not None:
@@ -296,9 +296,9 @@ class _Queue:
             return None
         deployment = self._resting.pop(0)
         self.asked[deployment] = 1
-        return _Chosen(deployment, anyway=True)
+        return _Selected(deployment, anyway=True)
 
-    def _next(self) -> _Chosen | None:
+    def _next(self) -> _Selected | None:
         while self._waiting and self._left:
             deployment = self._waiting.pop(0)
             on_trial = False
@@ -308,7 +308,7 @@ class _Queue:
                     self._resting.append(deployment)
                     continue
             self._count(deployment)
-            return _Chosen(deployment, on_trial)
+            return _Selected(deployment, on_trial)
         return None
 
     def _count(self, deployment: Deployment) -> None:
@@ -316,7 +316,7 @@ class _Queue:
         self.asked[deployment] = self.asked.get(deployment, 0) + 1
 
 
-class _Begun(msgspec.Struct, eq=False):
+class _StartedAnswer(msgspec.Struct, eq=False):
     """An answer whose first content has come; the events before it are emitted first."""
 
     _answer: ModelAnswer
@@ -324,13 +324,13 @@ class _Begun(msgspec.Struct, eq=False):
     _held: list[Sequence[ModelEvent]]
 
     @classmethod
-    async def wait_for(cls, answer: ModelAnswer) -> "_Begun":
+    async def wait_for(cls, answer: ModelAnswer) -> "_StartedAnswer":
         batches = aiter(answer)
         held: list[Sequence[ModelEvent]] = []
         try:
             async for batch in batches:
                 held.append(batch)
-                first = first_said(batch)
+                first = first_content_event(batch)
                 if isinstance(first, ProviderError):
                     raise errors.reported(first.message, first.body, {})
                 if first is not None:

@@ -50,7 +50,7 @@ class ToolCalling:
             if len(self._thinking) > REMEMBERED:
                 self._thinking.popitem(last=False)
         in_words = partial(
-            _in_words,
+            _prompted_model,
             constrain=entry.constrain_calls,
             argument_bytes=self._argument_bytes,
             thinking=memory,
@@ -67,9 +67,9 @@ class ToolCalling:
         way = self._ways.get(_key(entry))
         return known or (None if way is None else way.choice)
 
-    async def foresee(self, entry: ModelConfig) -> tuple[CallingMode | None, str]:
+    async def predict(self, entry: ModelConfig) -> tuple[CallingMode | None, str]:
         """Return the mode that will be chosen, None where a probe decides, and the text format without native calls."""
-        return _known(entry) or await self._way(entry).foresee(), _format(entry)
+        return _known(entry) or await self._way(entry).predict(), _format(entry)
 
     def _way(self, entry: ModelConfig) -> CallingDetector:
         # A fallback is built again for each model that uses it, but it is one deployment.
@@ -117,7 +117,7 @@ async def _litellms_word(entry: ModelConfig) -> bool | None:
     return None
 
 
-def _in_words(
+def _prompted_model(
     model: Model,
     format: str,
     *,

@@ -97,11 +97,11 @@ class TranslatedModel:
     async def _question(self, question: ModelRequest | Passthrough) -> Question:
         original = question.original if self._ask is claude.question else None
         if original is not None and isinstance(question, Passthrough):
-            return await self._in_its_words(messages_lane.passed, question, original)
+            return await self._from_original(messages_lane.passed, question, original)
         ask = as_read(question, messages_lane.LANE if original is not None else "chat")
         check_request(ask, plain_names=False)
         if original is not None:
-            return await self._in_its_words(messages_lane.question, ask, original)
+            return await self._from_original(messages_lane.question, ask, original)
         check_schemas(ask)
         litellm = await loaded()
         try:
@@ -122,7 +122,7 @@ class TranslatedModel:
             self._log("request", error)
             raise from_request(error, self._settings.secrets) from error
 
-    async def _in_its_words(
+    async def _from_original(
         self, wording: Callable[..., Awaitable[Question]], ask: Any, original: Original
     ) -> Question:
         """Make the request out of the client's original one."""

@@ -18,7 +18,7 @@ from callgate.conversation.events import CallWritten, ModelEvent
 from callgate.conversation.ports import ModelRequest
 from callgate.http.event_stream import ErrorEvent
 from callgate.upstream.chunks import ChunkReader, error_in
-from callgate.upstream.direct_model import TWICE, Body, JsonEvents, WholeBody, holds_name_twice, read_json, reported
+from callgate.upstream.direct_model import TWICE, Body, JsonEvents, WholeBody, has_duplicate_names, read_json, reported
 from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded
 from callgate.upstream.params import for_litellm
 from callgate.upstream.resolve import OF_PROVIDERS, LiteLLMSettings
@@ -34,7 +34,7 @@ REMEMBERED_BYTES = 8 * 1024 * 1024
 LONGEST_REMEMBERED = 256 * 1024
 """The size of the cache of translated fields, and the longest entry in it."""
 
-NOBODYS = -1
+UNKNOWN_CALL = -1
 """The index for pieces outside of any call's block, or in one that has stopped. Where there are such pieces, a call without
 arguments may have lost them."""
 
@@ -166,7 +166,7 @@ class EventsBody(JsonEvents):
     def _read_payload(self, payload: bytes, event: Any) -> Sequence[ModelEvent]:
         if type(payload) is ErrorEvent and not (isinstance(event, dict) and event.get("error")):
             return reported(payload)
-        if names_twice(payload):
+        if has_duplicate_names_in_calls(payload):
             self.fault = TWICE
             return ()
         if not isinstance(event, dict):
@@ -203,7 +203,7 @@ class MessageBody(WholeBody):
         self._report = report
 
     def finish(self) -> Sequence[ModelEvent]:
-        if names_twice(b"".join(self._parts)):
+        if has_duplicate_names_in_calls(b"".join(self._parts)):
             self.fault = TWICE
             return ()
         return super().finish()
@@ -240,7 +240,7 @@ _ONCE = tuple(b'"%b"' % name for name in b"partial_json arguments name function 
 """Names that occur once in an event with a piece of a call: quotes inside text are escaped."""
 
 
-def names_twice(text: bytes) -> bool:
+def has_duplicate_names_in_calls(text: bytes) -> bool:
     """True if an object in a text with a call, or with a finish reason, has a duplicate key. Which value its provider meant
     cannot be known."""
     is_doubtful = (
@@ -248,7 +248,7 @@ def names_twice(text: bytes) -> bool:
         or any(text.count(word) > 1 for word in _REASONS)
         or (any(word in text for word in _PIECES) and any(text.count(name) > 1 for name in _ONCE))
     )
-    return is_doubtful and holds_name_twice(text)
+    return is_doubtful and has_duplicate_names(text)
 
 
 def mark_last_call(events: list[ModelEvent]) -> None:

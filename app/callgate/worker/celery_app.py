@@ -20,7 +20,7 @@ LOOK_SECONDS: Final = 0.1
 """How often ended processes are reaped."""
 
 
-class _AttentivePool(AsynPool):  # type: ignore[misc]  # celery has no types
+class _QuickRestartPool(AsynPool):  # type: ignore[misc]  # celery has no types
     """Replaces killed processes at once. Celery is woken when a pipe closes, which may be before the process can be reaped, and
     checks again only after five seconds."""
 
@@ -30,7 +30,7 @@ class _AttentivePool(AsynPool):  # type: ignore[misc]  # celery has no types
 
 
 class _Prefork(TaskPool):  # type: ignore[misc]  # celery has no types
-    Pool = _AttentivePool
+    Pool = _QuickRestartPool
 
 
 class NoResults(DisabledBackend):  # type: ignore[misc]  # celery has no types

@@ -62,7 +62,7 @@ class _Order(msgspec.Struct):
     matcher: None = None
 
 
-class WaryChannel(Channel):
+class TolerantChannel(Channel):
     """Continues after invalid messages, and keeps no list of unacknowledged messages in Redis, because a proxy publishes a
     lost call again. That list would cost eight commands per call."""
 
@@ -76,10 +76,10 @@ class WaryChannel(Channel):
             return True
 
 
-class WaryTransport(Transport):
+class VerifyingTransport(Transport):
     """Delivers only our messages."""
 
-    Channel = WaryChannel
+    Channel = TolerantChannel
     key = b""
     """The ledger's key."""
 
@@ -104,6 +104,6 @@ class WaryTransport(Transport):
 
 def use(key: bytes) -> None:
     """Make Celery use this transport for Redis in this process. `key`: the ledger's key."""
-    WaryTransport.key = key
+    VerifyingTransport.key = key
     for scheme in ("redis", "rediss"):
-        TRANSPORT_ALIASES[scheme] = f"{__name__}:{WaryTransport.__name__}"
+        TRANSPORT_ALIASES[scheme] = f"{__name__}:{VerifyingTransport.__name__}"

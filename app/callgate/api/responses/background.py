@@ -17,14 +17,14 @@ import msgspec
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from callgate.api.answers import STREAM_HEADERS, send_whole, start_message, unless_left
-from callgate.api.durable_runs import Carrier, DurableRuns, RunRequest
+from callgate.api.answers import STREAM_HEADERS, run_unless_disconnected, send_whole, start_message
+from callgate.api.durable_runs import DurableRuns, RunRequest, RunResumer
 from callgate.api.followed_run import WELL, Ended
 from callgate.api.middleware import HAS_PLACE, context_of
 from callgate.api.request_schema import wrong
-from callgate.api.responses.kept import KeptResponses, not_found
 from callgate.api.responses.output import ResponseHead, ResponseWriter
 from callgate.api.responses.resumed import ENDS, ResumedWriter, events_in, fields_of, number_of
+from callgate.api.responses.stored import StoredResponses, not_found
 from callgate.auth.keys import Caller, owner_name
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
@@ -203,19 +203,17 @@ BACKGROUND: Final[ContextVar[BackgroundRun | None]] = ContextVar("background_run
 """The background run of an inner request."""
 
 
-class ResponsesCarrier:
+class ResponsesResumer:
     """Resumes responses of other processes, background responses among them."""
 
-    def __init__(self, endpoint: Carrier, background: "BackgroundRuns") -> None:
+    def __init__(self, endpoint: RunResumer, background: "BackgroundRuns") -> None:
         self._endpoint, self._background = endpoint, background
 
-    async def carry_on(
-        self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send
-    ) -> Ended:
-        answer = partial(self._endpoint.carry_on, request, caller, run)
+    async def resume(self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send) -> Ended:
+        answer = partial(self._endpoint.resume, request, caller, run)
         if not _decode(request.body, type=_BackgroundRequest).background:
             return await answer(receive, send)
-        return await self._background.carry_on(caller, run, answer, receive, send)
+        return await self._background.resume(caller, run, answer, receive, send)
 
 
 class _BackgroundRequest(msgspec.Struct):
@@ -225,7 +223,7 @@ class _BackgroundRequest(msgspec.Struct):
 class BackgroundRuns:
     """The responses that this process makes in the background."""
 
-    def __init__(self, app: ASGIApp, kept: KeptResponses, processes: StoreProcesses, durable: DurableRuns) -> None:
+    def __init__(self, app: ASGIApp, kept: StoredResponses, processes: StoreProcesses, durable: DurableRuns) -> None:
         self._app, self._kept, self._processes, self._durable = app, kept, processes, durable
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
         durable.on_left.append(self._leave)
@@ -364,7 +362,7 @@ class BackgroundRuns:
 
     # -- making one
 
-    async def carry_on(
+    async def resume(
         self,
         caller: Caller,
         durable: DurableRun,
@@ -515,7 +513,7 @@ class BackgroundRuns:
             async for event in events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
 
-        await unless_left(send_all(), receive)
+        await run_unless_disconnected(send_all(), receive)
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
 

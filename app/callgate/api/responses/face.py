@@ -17,18 +17,18 @@ from callgate.api.requests import ChatRequest, read_chat_request
 from callgate.api.responses.approvals import decisions_of
 from callgate.api.responses.background import BACKGROUND, BackgroundRuns, GatheredStream
 from callgate.api.responses.input_items import messages_of
-from callgate.api.responses.kept import CONNECTION, KeptResponses, kept_of, numbered
 from callgate.api.responses.offered import OWN_LABEL, Offered, offered_tools
 from callgate.api.responses.output import ResponseBody, ResponseHead, ResponseItems, ResponseWriter
 from callgate.api.responses.request import ResponsesBody, chat_fields, read_body_of, shown_fields
 from callgate.api.responses.seal import sealed, unsealed
+from callgate.api.responses.stored import CONNECTION, StoredResponses, kept_of, numbered
 from callgate.api.strict_json import LARGE_BODY, check_whole
 from callgate.auth.keys import owner_name
 from callgate.config.schema import Config
 from callgate.conversation.approved_calls import ClientApprovals
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.events import CallsHandedBack, ChatEnded, ChatEvent
-from callgate.conversation.hidden_history import ShownAgain
+from callgate.conversation.hidden_history import ReturnedMessage
 from callgate.runtime.durable_run import DurableRun
 from callgate.runtime.manager import RuntimeManager
 from callgate.stores.responses import StoredResponse
@@ -44,7 +44,7 @@ class ResponsesFace:
 
     route = "responses"
 
-    def __init__(self, manager: RuntimeManager, kept: KeptResponses, background: BackgroundRuns) -> None:
+    def __init__(self, manager: RuntimeManager, kept: StoredResponses, background: BackgroundRuns) -> None:
         self._manager, self._kept, self._background = manager, kept, background
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "ResponsesExchange":
@@ -107,7 +107,7 @@ class ResponsesFace:
         request.max_calls = asked.max_tool_calls
         if parent is not None:
             request.conversation = parent.conversation or asked.previous_response_id or ""
-        if before or any(isinstance(message, ShownAgain) for message in messages):
+        if before or any(isinstance(message, ReturnedMessage) for message in messages):
             request.kept_history = history
         if offered.approvals or decisions.ids:
             if asked.store is False:
@@ -131,7 +131,7 @@ class ResponsesExchange:
         request: ChatRequest,
         offered: Offered,
         items: str | Sequence[Any],
-        kept: KeptResponses,
+        kept: StoredResponses,
         context: RequestContext,
         owner: str,
     ) -> None:

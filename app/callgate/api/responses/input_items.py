@@ -12,7 +12,7 @@ import msgspec
 
 from callgate.api.request_schema import wrong
 from callgate.conversation.errors import ChatError
-from callgate.conversation.hidden_history import ShownAgain
+from callgate.conversation.hidden_history import ReturnedMessage
 from callgate.conversation.ports import Message
 from callgate.conversation.response_items import ITEMS
 
@@ -52,7 +52,7 @@ def messages_of(
     after: Sequence[Message] = (),
     decided: Mapping[str, dict[str, Any]] = NOTHING_DECIDED,
 ) -> list[Message]:
-    """Return the messages after `before`, a stored history. Items about our own calls become `ShownAgain`, all others ordinary
+    """Return the messages after `before`, a stored history. Items about our own calls become `ReturnedMessage`, all others ordinary
     messages. `after`: the messages that follow the answers to the unanswered calls of that history. `decided`: the answers to
     those of them that needed the client's decision."""
     waiting = open_calls(before)
@@ -195,9 +195,9 @@ class _ItemReader:
             return
         if turn.shown:
             # A turn of its own, even where calls of the client follow, whose hidden turns are found by their message.
-            yield ShownAgain(turn.message([call for call, _ in turn.shown]))
+            yield ReturnedMessage(turn.message([call for call, _ in turn.shown]))
             for call, output in turn.shown:
-                yield ShownAgain({"role": "tool", "tool_call_id": call["id"], "content": output})
+                yield ReturnedMessage({"role": "tool", "tool_call_id": call["id"], "content": output})
             turn.texts, turn.thought = [], {}
         if turn.calls or not turn.shown:
             yield _raw(turn.message(turn.calls))

@@ -36,7 +36,7 @@ class ClientTool(msgspec.Struct, frozen=True, gc=False):
     custom: bool = False
 
 
-class ApprovalWish(msgspec.Struct, frozen=True, gc=False):
+class ClientApprovalPolicy(msgspec.Struct, frozen=True, gc=False):
     """The calls of one server's tools that the client wants to approve before they run."""
 
     source: str
@@ -66,7 +66,7 @@ class Offered(msgspec.Struct):
     """The tools as the response shows them."""
     filters: list[str] | None = None
     """The patterns of our tools that the request selects, if it does."""
-    approvals: list[ApprovalWish] = []
+    approvals: list[ClientApprovalPolicy] = []
     left_out: list[str] = []
     """The types of tools that are not available here."""
     decided: dict[str, str] = {}
@@ -106,7 +106,7 @@ def offered_tools(given: Sequence[Any], hosted: Mapping[str, str], labels: froze
                 if offered.filters is None:
                     offered.filters = []
                 offered.filters += _wanted(tool, labels, where)
-                if (wish := _approval_wish(tool, where)) is not None:
+                if (wish := _approval_policy(tool, where)) is not None:
                     offered.approvals.append(wish)
                 offered.shown.append({key: value for key, value in tool.items() if key != "authorization"})
             case kind if kind in hosted:
@@ -249,17 +249,17 @@ def _wanted(tool: Mapping[str, Any], labels: frozenset[str], where: str) -> Iter
         yield f"{source}/{name}"
 
 
-def _approval_wish(tool: Mapping[str, Any], where: str) -> ApprovalWish | None:
+def _approval_policy(tool: Mapping[str, Any], where: str) -> ClientApprovalPolicy | None:
     wish, label = tool.get("require_approval"), tool["server_label"]
     source = "" if label == OWN_LABEL else str(label)
     if wish in (None, "never"):
         return None  # then the rules of the config count
     if wish == "always":
-        return ApprovalWish(source, None)
+        return ClientApprovalPolicy(source, None)
     if not isinstance(wish, dict) or not wish or wish.keys() - {"always", "never"}:
-        raise _bad_wish(where)
+        raise _bad_policy(where)
     always, never = (_names_in(wish.get(word), where) for word in ("always", "never"))
-    return ApprovalWish(source, always if "always" in wish else None, never or frozenset())
+    return ClientApprovalPolicy(source, always if "always" in wish else None, never or frozenset())
 
 
 def _names_in(given: Any, where: str) -> frozenset[str] | None:
@@ -267,10 +267,10 @@ def _names_in(given: Any, where: str) -> frozenset[str] | None:
         return None
     names = given.get("tool_names") if isinstance(given, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _bad_wish(where)
+        raise _bad_policy(where)
     return frozenset(names)
 
 
-def _bad_wish(where: str) -> ChatError:
+def _bad_policy(where: str) -> ChatError:
     where = f"{where}.require_approval"
     return wrong(where, f"Invalid value for '{where}': expected 'always', 'never' or lists of tool names.")

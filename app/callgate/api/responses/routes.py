@@ -11,12 +11,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from callgate.api.answers import ClientLeft
+from callgate.api.answers import ClientDisconnected
 from callgate.api.errors import encode
 from callgate.api.middleware import context_of
 from callgate.api.request_schema import wrong
 from callgate.api.responses.background import BackgroundRuns, check_after
-from callgate.api.responses.kept import KeptResponses
+from callgate.api.responses.stored import StoredResponses
 from callgate.auth.keys import owner_name
 from callgate.conversation.errors import ChatError
 
@@ -24,9 +24,9 @@ MOST_ITEMS: Final = 100
 USUAL_ITEMS: Final = 20
 
 
-def response_routes(path: str, kept: KeptResponses, background: BackgroundRuns) -> list[Route]:
+def response_routes(path: str, kept: StoredResponses, background: BackgroundRuns) -> list[Route]:
     """Return the routes under a path."""
-    one = _Kept(kept, background)
+    one = _StoredResponseRoutes(kept, background)
     by_id = path + "/{id}"
     return [
         Route(path + "/compact", _nothing_here, methods=["POST"]),
@@ -42,10 +42,10 @@ async def _nothing_here(request: Request) -> Response:
     raise ChatError(404, f"Unknown request URL: {request.method} {request.url.path}.", code="unknown_url")
 
 
-class _Kept:
+class _StoredResponseRoutes:
     """The handlers for stored responses."""
 
-    def __init__(self, kept: KeptResponses, background: BackgroundRuns) -> None:
+    def __init__(self, kept: StoredResponses, background: BackgroundRuns) -> None:
         self._kept, self._background = kept, background
 
     async def retrieve(self, request: Request) -> Response:
@@ -95,7 +95,7 @@ class _Streamed(Response):
         self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientLeft):
+        with contextlib.suppress(ClientDisconnected):
             await self._stream(receive, send)
 
 

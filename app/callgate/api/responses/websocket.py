@@ -31,8 +31,8 @@ from callgate.api.responses.frames import (
     close_frame,
     frame,
 )
-from callgate.api.responses.kept import CONNECTION, ConnectionMemory
 from callgate.api.responses.socket_limits import SocketLimits
+from callgate.api.responses.stored import CONNECTION, ConnectionMemory
 from callgate.api.strict_json import LARGE_BODY, Fields, check_count, read_fields
 from callgate.auth.keys import owner_name
 from callgate.config.schema import Limits

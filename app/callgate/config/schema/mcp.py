@@ -58,7 +58,7 @@ class McpServer(ToolSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_others_words(cls, given: Any) -> Any:
+    def _without_foreign_fields(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if name not in OF_OTHER_CLIENTS}

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from callgate.api.responses.kept import REMEMBERED, ConnectionMemory
+from callgate.api.responses.stored import REMEMBERED, ConnectionMemory
 from callgate.stores.memory import MemoryStore
 from callgate.stores.responses import StoredResponse
 from callgate.stores.store import Share

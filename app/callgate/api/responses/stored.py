@@ -71,7 +71,7 @@ REMEMBERED: Final = 16
 """Responses of a connection; clients continue the last one."""
 
 
-class KeptResponses:
+class StoredResponses:
     """The stored responses. Each is visible to its own key only."""
 
     def __init__(self, responses: ResponseStore) -> None:

@@ -10,21 +10,21 @@ from callgate.conversation.events import ModelEvent
 from callgate.conversation.ports import ModelRequest, Passthrough
 
 
-class ReadModel:
+class PreloadedModel:
     """Answers with the events that it was made with."""
 
     def __init__(self, name: str, events: Sequence[ModelEvent], lane: str = "direct") -> None:
         self.name = name
-        self._answer = ReadAnswer(events, lane)
+        self._answer = PreloadedAnswer(events, lane)
 
     @asynccontextmanager
     async def ask(
         self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
-    ) -> AsyncIterator["ReadAnswer"]:
+    ) -> AsyncIterator["PreloadedAnswer"]:
         yield self._answer
 
 
-class ReadTurns:
+class PreloadedTurns:
     """Answers with given events, one list for each turn, and then with nothing."""
 
     def __init__(self, name: str, turns: Iterable[Sequence[ModelEvent]], lane: str = "") -> None:
@@ -35,18 +35,18 @@ class ReadTurns:
     @asynccontextmanager
     async def ask(
         self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
-    ) -> AsyncIterator["ReadAnswer"]:
-        yield ReadAnswer(next(self._turns, ()), self._lane)
+    ) -> AsyncIterator["PreloadedAnswer"]:
+        yield PreloadedAnswer(next(self._turns, ()), self._lane)
 
 
-class ReadAnswer(msgspec.Struct, eq=False):
+class PreloadedAnswer(msgspec.Struct, eq=False):
     """An answer that was read to its end, as one batch."""
 
     _events: Sequence[ModelEvent]
     lane: str
     reason_is_raw: bool = True
 
-    def __aiter__(self) -> "ReadAnswer":
+    def __aiter__(self) -> "PreloadedAnswer":
         return self
 
     async def __anext__(self) -> Sequence[ModelEvent]:
