@@ -92,7 +92,7 @@ async def test_what_each_model_reads_of_tools_with_every_request_is_said(upstrea
         await line.wait_for()
         said, cells = await line.inner_text(), await page.get_by_role("row", name="add").locator("td").all_inner_texts()
 
-    assert f"gpt 1 tool, ≈ {cells[4]} tokens; spare 1 tool, ≈ {cells[4]} tokens." in said
+    assert f"gpt, spare: 1 tool, ≈ {cells[4]} tokens." in said
 
 
 async def test_a_key_that_may_call_no_tool_is_offered_no_form(upstream: Upstream, tabs: Tabs) -> None:

@@ -37,12 +37,12 @@ let leave;
 let closeFeed = () => {};
 
 const STATE_WORDS = {
-  live: ["●", "live"],
-  restarting: ["○", "restarting"],
-  crowded: ["○", "not live: too many are watching"],
-  hidden: ["○", "paused"],
-  refused: ["○", "not live"],
-  starting: ["○", "connecting"],
+  live: "● live",
+  restarting: "○ restarting",
+  crowded: "○ not live: too many are watching",
+  hidden: "○ paused",
+  refused: "○ not live",
+  starting: "○ connecting",
 };
 
 /** What the key may, in words. */
@@ -54,7 +54,6 @@ function rights() {
 }
 
 function drawBar() {
-  const [mark, word] = STATE_WORDS[state];
   render(
     html`<h1><a href="#/playground">Callgate</a></h1>
       <nav aria-label="Pages">
@@ -65,7 +64,7 @@ function drawBar() {
             >`,
         )}
       </nav>
-      <span class="feed ${state}" title="The feed of runs">${mark} ${word}</span>
+      <span class="feed ${state}" title="The feed of runs">${STATE_WORDS[state]}</span>
       <button class="quiet" title=${rights()} @click=${() => askForKey()}>Key: ${me ? (me.anonymous ? "none" : me.name) : hasKey() ? "…" : "none"}</button>`,
     bar,
   );

@@ -75,7 +75,7 @@ print(answer${body.stream ? "" : ".choices[0].message.content"})
 }
 
 /** A line at the edge of the page, for a while. @param {string} text */
-export const notice = (text) => window.dispatchEvent(new CustomEvent("report", { detail: text }));
+export const notice = (text) => fail(text);
 
 /**
  * Asks in a dialog. @param {string} title @param {unknown} fields @param {string} yes

@@ -81,7 +81,7 @@ function draw() {
           ),
         )}
         ${tools.length
-          ? html`<p><small>What a model is offered, it reads with every request: ${models.map((each) => `${each.id} ${format.many(each.tools, "tool")}, ≈ ${format.count(each.prompt_tokens)} tokens`).join("; ")}.${tool ? "" : " Choose a tool to see its schema as a model gets it, and to call it."}</small></p>`
+          ? html`<p><small>${costs()}${tool ? "" : " Choose a tool to see its schema as a model gets it, and to call it."}</small></p>`
           : html`<p class="empty" role="status">${state}</p>`}
         ${servers.length
           ? html`<h2>Servers</h2>${table(
@@ -104,6 +104,17 @@ function draw() {
 /** What came of the call of the chosen tool. @type {any} */ let result = null;
 /** @type {AbortController | null} */ let calling = null;
 let asJson = false;
+
+/** What models read of tools with every request; together those that read as much. */
+function costs() {
+  /** @type {Map<string, string[]>} */ const alike = new Map();
+  for (const { id, tools, prompt_tokens } of models) {
+    const cost = `${format.many(tools, "tool")}, ≈ ${format.count(prompt_tokens)} tokens`;
+    alike.set(cost, [...(alike.get(cost) ?? []), id]);
+  }
+  const said = [...alike].map(([cost, ids]) => `${ids.length > 4 ? `${ids.length} models` : ids.join(", ")}: ${cost}`);
+  return said.length ? `What a model is offered, it reads with every request. ${said.join("; ")}.` : "";
+}
 
 function detail(tool) {
   const fields = tool.parameters && !asJson ? callForm.form(tool.parameters) : null;
