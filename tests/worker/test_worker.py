@@ -264,6 +264,30 @@ async def test_what_is_no_message_harms_neither_worker_nor_proxy(lone: tuple[Pro
     assert worker.log.count("worker_ready") == 1
 
 
+async def test_no_more_of_a_result_is_kept_than_is_read_of_any_tool(proxy: Proxy, worker: Child) -> None:
+    outcome = await proxy.call("long_text", size=20_000_000)
+    assert isinstance(outcome, Returned)
+    [[size]] = await proxy.database.fetch(
+        "SELECT octet_length(outcome) FROM fleet_calls WHERE process = ?1", proxy.shared.calls.process
+    )
+    assert size < 5_000_000
+
+
+async def test_a_worker_goes_on_once_its_queue_can_be_read_again(
+    lone: tuple[Proxy, Child], fleet: Stores, schema: str
+) -> None:
+    from redis.asyncio import Redis
+
+    proxy, worker = lone
+    queue = queue_of(f"{schema}:", "gpu")
+    async with Redis.from_url(fleet.redis) as client:
+        assert await proxy.call("add", a=1, b=1) == Returned("2")
+        await client.set(queue, "no list")
+        await worker.line("fleet_queue_not_read")
+        await client.delete(queue)
+        assert await proxy.call("add", a=1, b=2) == Returned("3")
+
+
 async def test_whoever_can_write_to_redis_alone_neither_answers_nor_kills_a_call(
     proxy: Proxy, worker: Child, fleet: Stores, tmp_path: Path
 ) -> None:

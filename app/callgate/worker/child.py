@@ -26,6 +26,7 @@ from callgate.runtime.builders.limits import processes_of, threads_of
 from callgate.runtime.builders.tools import registry_of
 from callgate.tools.executor import RunContext
 from callgate.tools.registry import RegisteredTool
+from callgate.tools.results import bounded, size_of
 
 AGAIN_SECONDS: Final = 0.25
 """The delay before the ledger is asked again, until Celery ends the call at its timeout."""
@@ -89,6 +90,8 @@ class ToolProcess:
             log.warning("fleet_call_ignored", tool=sent.tool, call_id=sent.call_id)
             return
         outcome = await self._outcome(sent)
+        if size_of(outcome.text) > sent.max_bytes:  # more is not read of any tool
+            outcome = bounded(outcome, sent.max_bytes)
         body = encode_outcome(outcome)
         state = "done"
         if isinstance(outcome, Failed):

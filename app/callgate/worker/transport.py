@@ -6,15 +6,19 @@ ledger's key.
 """
 
 import hmac
+import time
 from typing import Any, Final
 
 import msgspec
 import structlog
 from kombu.transport import TRANSPORT_ALIASES
 from kombu.transport.redis import Channel, Transport
+from redis import ConnectionError, ResponseError  # noqa: A004 - the name that kombu knows
 
 from callgate.fleet.message import KILL, TASK, sign
 
+AGAIN_SECONDS: Final = 0.5
+"""Between two tries to read a queue that cannot be read."""
 ORDERS: Final = frozenset({"revoke"})
 
 log = structlog.get_logger("callgate.worker")
@@ -74,6 +78,13 @@ class TolerantChannel(Channel):
         except ValueError as error:
             log.error("fleet_message_ignored", error=str(error))  # noqa: TRY400 - the reason is all there is to say
             return True
+        except ResponseError as error:
+            # A replica that was the primary, or a queue that is no list. For Celery this is the end of the worker; another
+            # connection may lead to a server that gives messages.
+            log.error("fleet_queue_not_read", error=str(error))  # noqa: TRY400
+            time.sleep(AGAIN_SECONDS)
+            self.client.connection.disconnect()
+            raise ConnectionError(str(error)) from error
 
 
 class VerifyingTransport(Transport):
