@@ -98,6 +98,11 @@ _REFUSED = re.compile(
     rf"{_RUN_WORDS}[ \t]+(?:this|that|these|those|the following|such|it|anything like)\b(?!.*\byet\b)[^.!?,;\n]*[:：]\W*$",
     re.IGNORECASE,
 )
+_DECLINED = re.compile(
+    r"\bI(?:[\'’]m| am| will| would|[\'’]d| did| do| can| should| must)?(?:[ \t]*not|n[\'’]t|[ \t]+won[\'’]t|[ \t]+can[\'’]t|[ \t]+refuse to)"
+    r"(?:[ \t]+going to)?[ \t]+(?:run|execute|call|make|send|perform|follow|obey|issue|invoke)[ \t]+(?:it|this|that|these|those|them|the)\b",
+    re.IGNORECASE,
+)
 _PERMISSION = re.compile(
     r"\b(?:(?:do|would) you (?:want|like) me to|(?:shall|should|may|can) I)[ \t]+(?:\w+[ \t]+){0,2}?"
     rf"(?:{_RUN_WORDS}[ \t]+(?:it|this|that|these|them|so|the)(?:[ \t]+(?:tool[ \t]+)?(?:calls?|commands?|actions?))?"
@@ -142,7 +147,7 @@ def is_only_shown(line: str, behind: str) -> bool:
     """True if a call between `line` and `behind` is only shown: the line introduces an example, or something that must not be
     run; or a format or a possibility, and the text behind is prose or an objection; or one of both asks for permission."""
     near = behind[:_OBJECTION_WITHIN]
-    if _PERMISSION.search(near):
+    if _PERMISSION.search(near) or _DECLINED.search(near):
         return True
     if not line:
         return False
@@ -204,13 +209,14 @@ class QuoteTracker:
         """A token has begun a user's, system or tool's turn."""
         self._person_spoke = False
         """A line began with `User:` or the like."""
+        self._is_person_line = False
         self._answer = ""
         """The text of an `Assistant:` line after that, a blank if it has none; empty if there is no such line."""
 
     @property
     def is_behind_invented_turn(self) -> bool:
         """True after a user's, system or tool's turn that the model itself wrote."""
-        return self._turn_began or bool(self._answer)
+        return self._turn_began or self._is_person_line or bool(self._answer)
 
     def feed(self, text: str) -> None:
         """Read prose that ends where a call may begin, or anywhere if none begins in it."""
@@ -329,7 +335,8 @@ class QuoteTracker:
         if self._fences or self._html_end or (spoken := _SPEAKER.match(text, at)) is None:
             self._answer = self._answer and "words"
         elif spoken["person"]:
-            self._person_spoke, self._answer = True, ""
+            self._person_spoke = self._is_person_line = True
+            self._answer = ""
         elif self._person_spoke:
             self._answer = spoken["words"].strip("*_ \t\r") or " "
 
@@ -457,6 +464,7 @@ class QuoteTracker:
             self._open_late(self._html_end)
             self._html_end = ""
         self._line_kind = ""
+        self._is_person_line = False
         if self._is_line_blank:
             self._in_block_quote = self._ticks_hold = self._ticks_old = False
             self._paragraph_kind = ""
