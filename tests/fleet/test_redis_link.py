@@ -85,6 +85,16 @@ async def test_what_is_published_is_handed_on_until_the_connection_is_lost(link:
         await listening
 
 
+async def test_an_unexpected_error_while_reading_is_a_lost_connection(link: RedisLink) -> None:
+    wire = await link._connected()
+    waiting = wire.command(("BLPOP", "nothing", "0"))
+    wire.connection_lost(ValueError("odd"))
+    for each in (waiting, wire.lost):
+        with pytest.raises(ConnectionError, match="odd"):
+            await each
+    await wire.close()
+
+
 async def test_what_is_sent_unanswered_arrives_and_over_another_connection_where_its_own_was_lost(
     link: RedisLink,
 ) -> None:

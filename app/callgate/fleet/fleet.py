@@ -51,6 +51,10 @@ UNKNOWN: Final = (
     "The worker that ran this was lost before it answered: what it should do may or may not have happened. It is not run again."
     " Look whether it happened before you call it again."
 )
+UNREADABLE: Final = (
+    "The worker ran this, and its result cannot be read: what it should do may or may not have happened. It is not run again."
+    " Look whether it happened before you call it again."
+)
 NO_PLACE: Final = "Not run: no worker was free to begin it within {:g} s. Try again later."
 WITHDRAWN: Final = "Not run: the call was withdrawn before a worker began it. Try again."
 NO_LEDGER: Final = "Not run: this server cannot write down what it runs at the moment. Try again later."
@@ -348,7 +352,7 @@ class Fleet:
         if not reply.ended:
             mine.said.append((reply.message, reply.fraction))
         elif reply.outcome is not None:
-            mine.outcome = decode_outcome(reply.outcome)
+            mine.outcome = _decoded(reply.outcome)
         else:
             _ = self._in_background(self._read_end(reply.id))
         mine.notify()
@@ -410,9 +414,18 @@ class Fleet:
 
 def _outcome_of(found: FleetCallState) -> Outcome | None:
     if found.outcome is not None:
-        return decode_outcome(found.outcome)
+        return _decoded(found.outcome)
     if found.state == "unknown":
         return Failed(UNKNOWN, FailureKind.UNKNOWN)
     if found.state == "withdrawn":
         return Failed(WITHDRAWN, FailureKind.REFUSED)
     return None
+
+
+def _decoded(outcome: bytes) -> Outcome:
+    """Decode an outcome. One that a worker of another version has written may be unreadable."""
+    try:
+        return decode_outcome(outcome)
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError) as error:
+        log.error("fleet_message_ignored", error=f"{type(error).__name__}: {error}")  # noqa: TRY400 - the reason is enough
+        return Failed(UNREADABLE, FailureKind.UNKNOWN)

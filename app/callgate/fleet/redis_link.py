@@ -145,7 +145,9 @@ class _Wire(asyncio.Protocol):
             answer.set_result(reply)
 
     def connection_lost(self, error: Exception | None) -> None:
-        lost = ConnectionError("the connection to Redis was lost") if error is None else error
+        import redis
+
+        lost = error if isinstance(error, (redis.RedisError, OSError)) else ConnectionError(error or "closed by Redis")
         for waiting in (*self._asked, self.lost):
             if not waiting.done():
                 waiting.set_exception(lost)
