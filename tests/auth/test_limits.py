@@ -340,7 +340,7 @@ async def test_without_redis_each_process_counts_by_itself_when_open() -> None:
 @needs("redis-server", "module:redis")
 @pytest.mark.anyio
 async def test_when_redis_is_back_it_counts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("callgate.auth.redis_limits.AWAY_SECONDS", 0.0)
+    monkeypatch.setattr("callgate.auth.redis_patience.AWAY_SECONDS", 0.0)
     allowance = Allowance(requests_per_minute=100)
     async with redis_server(tmp_path) as url:
         limiter = RedisLimiter(url, down="closed")

@@ -9,7 +9,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from math import inf
 from typing import Any, Final, Literal
 
 import structlog
@@ -29,12 +28,9 @@ from callgate.auth.limits import (
     month_of,
     refusal,
 )
-from callgate.auth.redis_patience import PATIENCE, ask_twice
-from callgate.conversation.errors import ChatError
+from callgate.auth.redis_patience import PATIENCE, LimitsRedis, limits_unavailable
 from callgate.conversation.prices import NANO
 
-AWAY_SECONDS: Final = 1.0
-"""How long Redis is not asked after a failure, because every request would wait for its timeout."""
 SLOT_SECONDS: Final = 3600
 """The longest time that a chat counts as running that was not settled because its process died."""
 KEPT_SECONDS: Final = 40 * 86_400
@@ -198,23 +194,13 @@ class RedisLimiter:
         recall: Recall | None = None,
     ) -> None:
         """`remember` is called with spending, `recall` to get it where Redis has lost it."""
-        import redis.asyncio
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-
-        self._client = redis.asyncio.Redis.from_url(
-            url,
-            socket_timeout=None,  # see `with_timeout`
-            socket_connect_timeout=2 * PATIENCE,
-            retry=Retry(NoBackoff(), 0),
-            health_check_interval=15,
-        )
+        self._redis = LimitsRedis(url, counting="alone" if down == "open" else "refused")
+        self._client = self._redis.client
         self._reserve = self._client.register_script(RESERVE)
         self._settle = self._client.register_script(SETTLE)
         self._prefix = prefix
         self._remember, self._recall = remember, recall
         self._stands_in: Limiter | None = MemoryLimiter() if down == "open" else None
-        self._away_until = -inf
         self._settling: set[asyncio.Task[None]] = set()
 
     async def reserve(self, key: str, allowance: Allowance, estimate: Amount) -> Reservation:
@@ -309,32 +295,12 @@ class RedisLimiter:
 
     async def _ask(self, script: Any, key: str, arguments: list[Any]) -> Any:
         """Run the script; None when Redis is away."""
-        import redis
-
-        if time.monotonic() < self._away_until:
-            return None
         names = [f"{self._prefix}limits:{{{key}}}", f"{self._prefix}running:{{{key}}}"]
-        try:
-            return await ask_twice(lambda: script(keys=names, args=arguments))
-        except (redis.RedisError, OSError, TimeoutError) as failure:
-            if time.monotonic() >= self._away_until:
-                log.error(  # noqa: TRY400 - a traceback of the client library does not help
-                    "redis_unavailable",
-                    error=type(failure).__name__,
-                    counting="alone" if self._stands_in else "refused",
-                )
-            self._away_until = time.monotonic() + AWAY_SECONDS
-            return None
+        return await self._redis.ask(lambda: script(keys=names, args=arguments))
 
     async def _without_redis(self, key: str, allowance: Allowance, estimate: Amount) -> Reservation:
         if self._stands_in is None:
-            raise ChatError(
-                503,
-                "The limits of this key cannot be checked right now. Try again in a moment.",
-                type="server_error",
-                code="limits_unavailable",
-                retry_after=AWAY_SECONDS,
-            )
+            raise limits_unavailable()
         local = await self._stands_in.reserve(key, allowance, estimate)
         return Reservation(key, estimate, local.second, local.headers, local=local)
 

@@ -1,14 +1,72 @@
-"""Timeouts for Redis while a request waits for it."""
+"""Asks Redis about limits while a request waits: with short timeouts, and not for a moment after a failure."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Any, Final
+
+import structlog
+
+from callgate.conversation.errors import ChatError
 
 PATIENCE: Final = 0.25
 """Seconds for an answer of Redis."""
 LISTENS: Final = 3
 LISTEN_SECONDS: Final = 0.01
 """How often, and how long, the event loop may still read after the time is over."""
+
+AWAY_SECONDS: Final = 1.0
+"""How long Redis is not asked after a failure, because every request would wait for its timeout."""
+
+log = structlog.get_logger("callgate.limits")
+
+
+class LimitsRedis:
+    """A Redis client that is not asked for a moment after a failure."""
+
+    def __init__(self, url: str, *, counting: str) -> None:
+        """`counting`: what happens while Redis is away, for the log."""
+        import redis.asyncio
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        self.client = redis.asyncio.Redis.from_url(
+            url,
+            socket_timeout=None,  # see `with_timeout`
+            socket_connect_timeout=2 * PATIENCE,
+            retry=Retry(NoBackoff(), 0),
+            health_check_interval=15,
+        )
+        self._counting = counting
+        self._away_until = -inf
+
+    async def ask(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the answer of Redis, or None when it is away."""
+        import redis
+
+        if time.monotonic() < self._away_until:
+            return None
+        try:
+            return await ask_twice(ask)
+        except (redis.RedisError, OSError, TimeoutError) as failure:
+            if time.monotonic() >= self._away_until:
+                log.error(  # noqa: TRY400 - a traceback of the client library does not help
+                    "redis_unavailable", error=type(failure).__name__, counting=self._counting
+                )
+            self._away_until = time.monotonic() + AWAY_SECONDS
+            return None
+
+
+def limits_unavailable() -> ChatError:
+    """Return the error for a request whose limits cannot be checked."""
+    return ChatError(
+        503,
+        "The limits of this key cannot be checked right now. Try again in a moment.",
+        type="server_error",
+        code="limits_unavailable",
+        retry_after=AWAY_SECONDS,
+    )
 
 
 async def ask_twice(ask: Callable[[], Awaitable[Any]]) -> Any:

@@ -7,18 +7,14 @@ expire.
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
-from math import inf
 from typing import Any, Final, Literal
 
 import structlog
 
-from callgate.auth.redis_patience import PATIENCE, ask_twice
-from callgate.conversation.errors import ChatError
+from callgate.auth.redis_patience import PATIENCE, LimitsRedis, limits_unavailable
 
-AWAY_SECONDS: Final = 1.0
-"""How long Redis is not asked after a failure."""
 LEASE_SECONDS: Final = 30.0
 RENEW_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 0.05
@@ -63,21 +59,11 @@ class RedisPlaces:
     """The slots of all keys. While Redis is away: `open` has each process count alone, `closed` refuses."""
 
     def __init__(self, url: str, *, down: Literal["open", "closed"], prefix: str = "callgate:") -> None:
-        import redis.asyncio
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-
-        self._client = redis.asyncio.Redis.from_url(
-            url,
-            socket_timeout=None,  # see `with_timeout`
-            socket_connect_timeout=2 * PATIENCE,
-            retry=Retry(NoBackoff(), 0),
-            health_check_interval=15,
-        )
+        self._redis = LimitsRedis(url, counting="alone" if down == "open" else "refused")
+        self._client = self._redis.client
         self._take, self._renew = self._client.register_script(TAKE), self._client.register_script(RENEW)
         self._down, self._prefix = down, prefix
         self._held: dict[str, dict[str, RedisSlot]] = {}
-        self._away_until = -inf
         self._work: set[asyncio.Task[Any]] = set()
         self._renewing: asyncio.Task[None] | None = None
 
@@ -94,13 +80,7 @@ class RedisPlaces:
             raise
         if found is None:
             if self._down == "closed":
-                raise ChatError(
-                    503,
-                    "The limits of this key cannot be checked right now. Try again in a moment.",
-                    type="server_error",
-                    code="limits_unavailable",
-                    retry_after=AWAY_SECONDS,
-                )
+                raise limits_unavailable()
             return True
         if not found:
             return False
@@ -114,7 +94,7 @@ class RedisPlaces:
         held.pop(slot.id, None)
         if not held:
             self._held.pop(slot.key, None)
-        self._keep(self._ask(lambda: self._client.zrem(self._name(slot.key), slot.id)))
+        self._keep(self._redis.ask(lambda: self._client.zrem(self._name(slot.key), slot.id)))
 
     async def close(self) -> None:
         if self._renewing is not None:
@@ -126,7 +106,7 @@ class RedisPlaces:
 
     async def _taken(self, slot: RedisSlot, places: int, until: float) -> bool | None:
         while True:
-            given = await self._ask(
+            given = await self._redis.ask(
                 lambda: self._take(keys=[self._name(slot.key)], args=[places, slot.id, LEASE_SECONDS])
             )
             if given or given is None:
@@ -137,28 +117,13 @@ class RedisPlaces:
 
     async def _undo(self, asking: "asyncio.Task[bool | None]", slot: RedisSlot) -> None:
         if await asking:
-            await self._ask(lambda: self._client.zrem(self._name(slot.key), slot.id))
+            await self._redis.ask(lambda: self._client.zrem(self._name(slot.key), slot.id))
 
     async def _keep_renewing(self) -> None:
         while self._held:
             await asyncio.sleep(RENEW_SECONDS)
             for key, slots in list(self._held.items()):
-                await self._ask(partial(self._renew, keys=[self._name(key)], args=[LEASE_SECONDS, *slots]))
-
-    async def _ask(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the answer of Redis, or None when it is away."""
-        import redis
-
-        if time.monotonic() < self._away_until:
-            return None
-        try:
-            return await ask_twice(ask)
-        except (redis.RedisError, OSError, TimeoutError) as failure:
-            if time.monotonic() >= self._away_until:
-                counting = "alone" if self._down == "open" else "refused"
-                log.error("redis_unavailable", error=type(failure).__name__, counting=counting)  # noqa: TRY400 - as in redis_limits
-            self._away_until = time.monotonic() + AWAY_SECONDS
-            return None
+                await self._redis.ask(partial(self._renew, keys=[self._name(key)], args=[LEASE_SECONDS, *slots]))
 
     def _keep(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work, name="giving back a slot")
