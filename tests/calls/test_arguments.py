@@ -131,6 +131,7 @@ def test_json_that_is_no_object_is_refused_as_such(value):
         '{"a":1}```',
         '```\n{"a":1}abc',
         "```",
+        "words```",
         '{"a":NaN}',
         '{"a":-Infinity}',
         '{"a":1e999}',

@@ -345,6 +345,17 @@ def test_a_name_may_come_after_the_arguments():
     assert ready(turn_of(delta(id="a", args="{}"), delta(name="get"), DONE)) == [("a", "get", {})]
 
 
+def test_a_name_does_not_grow_after_an_object_came_as_arguments():
+    turn = turn_of(delta(name="get_w", args={"x": 1}), delta(name="get_weather"), DONE)
+    assert ready(turn) == []
+    assert broken(turn)[0] == ("get_w", Flaw.UNKNOWN_TOOL)
+
+
+def test_a_call_that_was_opened_without_its_name_does_not_run_beside_a_piece_of_no_call():
+    turn = turn_of(delta(args='{"x":1}'), delta(name="get"), delta(index=1, args="2}"), DONE)
+    assert broken(turn) == [("get", Flaw.TRUNCATED), (None, Flaw.MISSING_NAME)]
+
+
 def test_a_name_on_every_fragment_is_a_repetition():
     turn = turn_of(*(delta(name="get", args=piece) for piece in ('{"', "x", '":', "[1,{}]", "}")), DONE)
     assert ready(turn) == [("made_0", "get", {"x": [1, {}]})]
