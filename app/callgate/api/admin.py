@@ -1,4 +1,4 @@
-"""`/admin`: routes for the operator alone (reload, keys); and what a key may, for whoever has it."""
+"""`/admin`: routes for the operator (reload, keys), and the permissions of a request's own key."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response

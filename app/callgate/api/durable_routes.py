@@ -31,7 +31,7 @@ def durable_routes(manager: RuntimeManager, runs: DurableRuns) -> APIRouter:
         context = context_of(request.scope)
         context.route = "runs"
         caller = context.caller
-        assert caller is not None, "the middleware lets nobody in without a caller"
+        assert caller is not None, "the middleware requires a caller here"
         id: str = request.path_params["id"]
         run_id = f"run_{id.removeprefix(PREFIX)}" if id.startswith(PREFIX) else id
         return run_id, owner_name(caller), manager.current.may_see_all(caller)

@@ -310,7 +310,7 @@ class DurableRuns:
                 ended = await begin(durable, carried.receiver(ledger), carried.recorder(publisher))
             except TakenOver:
                 raise
-            except Exception as failure:  # noqa: BLE001 - sent to all who follow; nobody awaits this task for its result
+            except Exception as failure:  # noqa: BLE001 - sent to all followers, because the task's result is not awaited
                 error = as_chat_error(failure)
                 ended = Ended(error, left=True)  # refused before it began, so that a retry may succeed
             await durable.settle()

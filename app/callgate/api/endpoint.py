@@ -44,7 +44,7 @@ class FaceEndpoint:
         context = context_of(scope)
         context.route = self._face.route
         caller = context.caller
-        assert caller is not None, "the middleware lets nobody in without a caller"
+        assert caller is not None, "the middleware requires a caller here"
         config = self._manager.current.config
         if "content-encoding" in context.headers:  # its length was checked by the middleware
             check_body(context.headers, config.limits.body_bytes)
@@ -211,7 +211,7 @@ def _answer_to(
 
 
 def _kept_before_its_end(work: Work, run: DurableRun) -> Work:
-    """Work whose last turn is kept before anybody hears that it was the last: who has the whole answer is given the same again."""
+    """Wrap work, to store the last turn before the end of the answer is sent, so that a resumed run gives the same answer."""
 
     async def keep_and_emit(event: Any, choice: int, emit: Callable[[Any], Awaitable[None]]) -> None:
         await run.keep_turns(choice)

@@ -159,7 +159,7 @@ class FollowedRun:
             if self._ended and sent >= len(self.parts):  # there are fewer parts after it was withdrawn
                 break
             await news.wait()
-        assert started, "a run ends with an answer while anybody follows it"
+        assert started, "a run with followers ends with an answer"
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

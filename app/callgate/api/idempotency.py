@@ -91,7 +91,7 @@ class Idempotency:
 
         try:
             ended = await begin(before_tools, run.receive, run.record)
-        except Exception as failure:  # noqa: BLE001 - sent to all who listen; nobody awaits this task for its result
+        except Exception as failure:  # noqa: BLE001 - sent to all followers, because the task's result is not awaited
             error = as_chat_error(failure)
             if begun is None:
                 await self._forget(place, run)

@@ -66,7 +66,7 @@ class ProxyEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = context_of(scope)
         context.route = "passed_on"
-        assert context.caller is not None, "the middleware lets nobody in without a caller"
+        assert context.caller is not None, "the middleware requires a caller here"
         with self._manager.lease() as runtime:
             check_body(context.headers, runtime.limits.body_bytes)
             body = await read_body(receive, runtime.limits.body_bytes, context.hold)
@@ -91,7 +91,7 @@ class ProxyEndpoint:
         self, runtime: Runtime, context: RequestContext, model: str, began: float, since: float, error: ChatError
     ) -> None:
         """Record a failed request, where those are recorded."""
-        assert context.caller is not None, "the middleware lets nobody in without a caller"
+        assert context.caller is not None, "the middleware requires a caller here"
         names = model, runtime.catalogue.entry(model).configured_name
         policy = runtime.record_policy(context.caller.name, names, content=False)
         if policy.runs == "off":

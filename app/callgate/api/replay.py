@@ -64,7 +64,7 @@ class _ReplayFace:
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "_Replay":
         caller, id = context.caller, context.ids["replay_of"]
-        assert caller is not None, "the middleware lets nobody in without a caller"
+        assert caller is not None, "the middleware requires a caller here"
         wanted = read_json_body(body or b"{}", ReplayBody, '{"model": "…", "from_turn": 0, "tools": "recorded"}')
         run = await found_run(self._manager, id, seen_by(self._manager.current, caller))
         try:

@@ -12,7 +12,7 @@ def caller_of(request: Request, route: str) -> Caller:
     """Return the caller of a request, and set its route for metrics."""
     context = context_of(request.scope)
     context.route = route
-    assert context.caller is not None, "the middleware lets nobody in without a caller"
+    assert context.caller is not None, "the middleware requires a caller here"
     return context.caller
 
 

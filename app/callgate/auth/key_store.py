@@ -68,7 +68,7 @@ class DamagedStore(Exception):
     """Raised where the file cannot be read as a key store."""
 
     def __init__(self, path: Path, why: object) -> None:
-        what = "put a copy in its place, or move it away and make the keys anew with `callgate keys create`"
+        what = "put a copy in its place, or move it away and make new keys with `callgate keys create`"
         if isinstance(why, sqlite3.OperationalError):
             what = "its disk may be full, or not writable"
         super().__init__(f"{path} cannot be read ({why}). No key in it is accepted: {what}")

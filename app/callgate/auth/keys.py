@@ -157,7 +157,7 @@ class Keyring:
             if hmac.compare_digest(known, digest):
                 found, end = caller, expires_at
         if end is not None and time.time() >= end:
-            raise _unauthorized("This API key has expired. Ask whoever gave it to you for another.", "invalid_api_key")
+            raise _unauthorized("This API key has expired. Ask the operator for another.", "invalid_api_key")
         return found
 
     def _look_again(self) -> None:

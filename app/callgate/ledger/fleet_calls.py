@@ -58,8 +58,8 @@ _STOP: Final = (
     f" WHERE calls.id = stopped.id AND (calls.ended_at IS NULL OR calls.note LIKE '{CUT_OFF}%' OR calls.note LIKE '{NEVER}%'))"
     " SELECT state FROM stopped"
 )
-"""Only by the process that wants it: a run that another has taken over, or was given, goes on there with its calls. Whoever
-cut a call off, or was refused its offer though it was made, may have written that down before."""
+"""Only by the process that offered the call: when another one has taken the run over, its calls go on. The process may have
+stored before that the call was cut off, or not begun."""
 _LOST: Final = (
     "UPDATE fleet_calls SET state = 'unknown', ended_at = {now}, note = 'its worker was not seen any more'"
     f" WHERE ended_at IS NULL AND state = 'running' AND worker NOT IN ({_ALIVE}) RETURNING id"

@@ -11,9 +11,9 @@ import structlog
 from callgate.ledger.database import Database, DatabaseAway
 
 BEATS: Final = 10
-"""How often a process says that it lives, and looks for what others left, in the time after which it is taken for dead. Who died just
-after he was heard is found out a look later, and what he had is to be told within a second of that time: half of it is left
-for the statements."""
+"""Heartbeats and checks for dead processes within the time after which a process is taken for dead. A process that died just
+after its heartbeat is found one check later, and its calls have to be ended within a second of that time, half of which is
+left for the statements."""
 
 NEVER: Final = 1e15
 """Seconds of silence that no process reaches: only processes that left in order are dead."""
@@ -24,7 +24,7 @@ log = structlog.get_logger("callgate.ledger")
 
 
 class Presence:
-    """Keeps one process on the list of those that live. A call under way whose process is not on it becomes `unknown`."""
+    """Writes the heartbeats of one process, and ends the calls of dead ones as `unknown`."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Presence:
     def silence(self) -> float:
         """Seconds of silence after which a process is taken for dead.
 
-        While this process cannot say that it lives, nobody is: perhaps none of them can. Afterwards it is longer for a while, by
-        as much as that took. At the beginning it is not known whether they could."""
+        While this process cannot write heartbeats no process is, because perhaps none of them can. Afterwards the time is longer
+        for a while, by the length of the outage. At the start it is unknown whether there was one."""
         if self._database.sees_deaths:
             return self.dead_after
         if self.is_away or _since(self._beat_at) > self.dead_after / 2:

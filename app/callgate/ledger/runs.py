@@ -203,7 +203,7 @@ class RunLedger:
         *,
         began: bool,
     ) -> None:
-        """Keep what came of a call. Raises `Fenced` where the call was told to be unknown meanwhile."""
+        """Store the outcome of a call. Raises `Fenced` where another process has taken the run over."""
         if began:
             done = await self._database.fetch(
                 _END_CALL, run.id, run.epoch, entry.id, state.value, note, writable(result), outcome
@@ -222,8 +222,7 @@ class RunLedger:
             raise Fenced
 
     async def finish(self, run: StoredRun, state: str, answer: bytes) -> None:
-        """The end of a run, and what it answered. Nobody carries it on any more, so that its request goes: it may be ten
-        megabytes. Raises `Fenced`."""
+        """Store the end of a run with its answer, and delete its request, which may be ten megabytes. Raises `Fenced`."""
         if not await self._database.fetch(
             "UPDATE runs SET state = ?3, answer = ?4, request = ?5, ended_at = {now} WHERE id = ?1 AND epoch = ?2"
             " AND (state = 'running' OR answer = ?4) RETURNING id",
@@ -238,7 +237,7 @@ class RunLedger:
             await self._database.fetch("DELETE FROM answer_parts WHERE run_id = ?1 RETURNING part", run.id)
 
     async def forget(self, run: StoredRun) -> None:
-        """Nothing of it is worth keeping: its key is free again."""
+        """Delete a run, so that its key may be used again."""
         await self._database.fetch("DELETE FROM runs WHERE id = ?1 AND epoch = ?2 RETURNING id", run.id, run.epoch)
         for table in _PIECES:
             await self._database.fetch(f"DELETE FROM {table} WHERE run_id = ?1 RETURNING run_id", run.id)
@@ -252,13 +251,13 @@ class RunLedger:
         )
 
     async def take_over(self, dead_after: float) -> Sequence[StoredRun]:
-        """Runs whose process is gone, or was not seen for so many seconds, which are ours from now on."""
+        """Take over runs whose process is dead, or had no heartbeat for `dead_after` seconds; return them."""
         if not await self._database.fetch(_LEFT, dead_after):
             return []
         return [_run(row) for row in await self._database.fetch(_TAKE, dead_after, self.process, MOST_TAKEN)]
 
     async def settle_calls(self, run: StoredRun) -> None:
-        """Calls that earlier owners had under way: nobody will see their ends."""
+        """End the calls of earlier owners, as unknown or withdrawn."""
         await self._database.fetch(_MARK_CALLS, run.id, run.epoch)
 
     async def cancel(self, id: str) -> None:

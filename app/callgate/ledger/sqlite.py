@@ -232,7 +232,7 @@ def _commit(database: sqlite3.Connection, batch: LedgerBatch) -> str:
             database.execute(statement, values)
         if len(writes) > 1:
             database.execute("COMMIT")
-    except Exception as failure:  # noqa: BLE001 - whatever it is, whoever waits must be woken and the thread go on
+    except Exception as failure:  # noqa: BLE001 - waiting calls must be woken, and the thread has to go on
         with contextlib.suppress(sqlite3.Error):
             database.execute("ROLLBACK")
         return f"{type(failure).__name__}: {failure}"

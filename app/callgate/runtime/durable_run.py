@@ -140,8 +140,7 @@ class DurableRun:
         await self.insist(lambda: self._ledger.append_part(self.stored, part, body))
 
     async def keep_turns(self, choice: int = 0) -> None:
-        """Keep all turns of a chat, so that whoever takes the run over makes the same answer. Raises `TakenOver` where another
-        process has it."""
+        """Store all turns of a chat, so that a process that takes the run over makes the same answer. Raises `TakenOver`."""
         model = self._models.get(choice)
         if model is None or not await model.keep():
             await self.insist(lambda: self._ledger.check(self.stored))

@@ -1,6 +1,6 @@
 """Asks the other processes that share a `data_dir` which of them has a run, where they share no Redis.
 
-Each listens on a Unix socket in the folder. Nothing is sent for a run that nobody asks for.
+Each listens on a Unix socket in the folder.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from callgate.recorder.unreadable import unreadable_in_words
 from callgate.runtime.run_news import RUN_ID, RunPlace
 
 ANSWER_SECONDS: Final = 1.0
-"""For all the others together."""
+"""The timeout for all answers together."""
 MOST_BYTES: Final = 4096
 SUFFIX: Final = ".sock"
 
@@ -27,7 +27,7 @@ log = structlog.get_logger("callgate.runs")
 
 
 class RunSockets:
-    """What this process says of its runs to the others of its machine, and asks of theirs."""
+    """Answers other processes of this machine about its runs, and asks them about theirs."""
 
     def __init__(self, recorder: Recorder, folder: Path) -> None:
         self._recorder, self._folder = recorder, folder
@@ -50,7 +50,7 @@ class RunSockets:
             self._own.unlink(missing_ok=True)
 
     async def place_of(self, id: str) -> RunPlace | None:
-        """Which other process has a run; None where none says so."""
+        """Find the other process that has a run; None where none answers."""
         if RUN_ID.fullmatch(id) is None:
             return None
         found = await asyncio.to_thread(list, self._folder.glob(f"process-*{SUFFIX}"))

@@ -100,7 +100,7 @@ class SharedApprovals:
         id, grace, hash = "", 0.0, hash_of(call)
         if self._database is not None:
             grace = GRACE_SECONDS
-            if key.startswith(f"{run_id}/"):  # of a durable run: whoever had that before may have asked
+            if key.startswith(f"{run_id}/"):  # of a durable run, whose earlier process may have asked
                 id = "apr_" + hashlib.sha256(f"{key} {hash}".encode()).hexdigest()[:16]
                 if (decided := await self._remembered(self._database, id, hash)) is not None:
                     decision, by, reason = decided

@@ -180,7 +180,7 @@ def from_transport(error: TransportError) -> UpstreamError:
 def auth_failed(detail: str) -> UpstreamError:
     return UpstreamError(
         502,
-        "The model's provider refused this proxy's credentials. Whoever runs the proxy has to look at this.",
+        "The model's provider refused this proxy's credentials. The operator of the proxy has to check this.",
         type="server_error",
         code="upstream_auth",
         detail=detail,

@@ -172,7 +172,7 @@ async def _asked(entry: ModelConfig, client: HttpClient) -> Found:
 def _failed(error: ChatError, url: str | None) -> Found:
     """`url` is where the model is asked; None if the entry does not say it."""
     detail = (error.detail or "").strip(" :")
-    said = _STATUS.match(detail)  # a client is told 502 of a key that is ours
+    said = _STATUS.match(detail)  # for a refused key clients are sent a 502
     status = int(said[1]) if said else 0
     if status in {401, 403}:
         why = detail[said.end() :].strip(" :") if said else ""

@@ -185,7 +185,7 @@ class _Asking(msgspec.Struct, eq=False):
         return self._open.__aexit__(kind, error, trace)
 
     def _take(self, chosen: "_Selected | None") -> None:
-        assert chosen is not None, "who rests is asked when nobody else is left"
+        assert chosen is not None, "a deployment that is cooling down is the last choice"
         self._deployment, self._on_trial, self._anyway = chosen.deployment, chosen.on_trial, chosen.anyway
 
     def succeeded(self) -> None:

@@ -28,7 +28,7 @@ class CountEndpoint:
         context = context_of(scope)
         context.route = "count_tokens"
         caller = context.caller
-        assert caller is not None, "the middleware lets nobody in without a caller"
+        assert caller is not None, "the middleware requires a caller here"
         limits = self._manager.current.config.limits
         check_body(context.headers, limits.body_bytes)
         body = await read_body(receive, limits.body_bytes, context.hold, counted=True)

@@ -30,7 +30,7 @@ class MessagesFace:
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "MessagesExchange":
         limits = config.limits
-        assert context.caller is not None, "the middleware lets nobody in without a caller"
+        assert context.caller is not None, "the middleware requires a caller here"
         owner = owner_name(context.caller)
         earlier = await self._threads.earlier(owner, body, limits.body_bytes)
         reading = partial(

@@ -236,7 +236,7 @@ class BackgroundRuns:
     async def start(self, body: bytes, stream: bool, scope: Scope, receive: Receive, send: Send) -> None:
         """Begin a response, and answer with its current state, or with its events."""
         context = context_of(scope)
-        assert context.caller is not None, "the middleware lets nobody in without a caller"
+        assert context.caller is not None, "the middleware requires a caller here"
         if "idempotency-key" in context.headers and not self.are_durable:
             raise wrong(
                 "background",

@@ -58,7 +58,7 @@ class ResponsesFace:
 
     async def read_here(self, body: bytes, context: RequestContext, config: Config) -> "ResponsesExchange":
         """The same, for a request that is answered here."""
-        assert context.caller is not None, "the middleware lets nobody in without a caller"
+        assert context.caller is not None, "the middleware requires a caller here"
         owner = owner_name(context.caller)
         is_large = len(body) > LARGE_BODY  # then the slow steps run in a thread
         reading = partial(read_body_of, body, config.limits.json_depth)

@@ -23,7 +23,7 @@ class InputTokens:
         context = context_of(scope)
         context.route = "count_tokens"
         caller = context.caller
-        assert caller is not None, "the middleware lets nobody in without a caller"
+        assert caller is not None, "the middleware requires a caller here"
         with self._manager.lease() as runtime:
             limit = runtime.config.limits.body_bytes
             check_body(context.headers, limit)

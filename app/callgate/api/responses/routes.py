@@ -102,7 +102,7 @@ class _Streamed(Response):
 def _asked(request: Request) -> tuple[str, str]:
     context = context_of(request.scope)
     context.route = "responses"
-    assert context.caller is not None, "the middleware lets nobody in without a caller"
+    assert context.caller is not None, "the middleware requires a caller here"
     return owner_name(context.caller), request.path_params["id"]
 
 

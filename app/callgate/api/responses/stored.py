@@ -87,8 +87,8 @@ class StoredResponses:
         return found
 
     async def decide(self, owner: str, ids: Collection[str], run_id: str) -> None:
-        """Take decisions for a run. Each counts once: what was approved must not run a second time. Whoever carries the run on
-        takes them again."""
+        """Mark decisions as used by a run, so that an approved call does not run twice. A process that resumes the run may use
+        them again."""
         for id in ids:
             try:
                 is_ours = await self._responses.decide(owner, id, run_id)

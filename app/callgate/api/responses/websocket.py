@@ -77,7 +77,7 @@ class ResponsesSocket:
         if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
             # A proxy in front might not agree where the body ends and the messages begin.
             raise ChatError(400, "A handshake of WebSocket has no body.", code="invalid_value")
-        assert context.caller is not None, "the middleware lets nobody in without a caller"
+        assert context.caller is not None, "the middleware requires a caller here"
         owner, config = owner_name(context.caller), self._manager.current.config
         self._limits.enter(owner, config.server.connections)
         try:

@@ -68,7 +68,7 @@ ThinkingSetting: TypeAlias = Literal["auto", "prefilled", "none"]
 
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*_(?:API_KEY|TOKEN)")
-"""What nobody has for a key, and many for the variable that it is in."""
+"""Patterns of variable names, which are given by mistake for the key itself."""
 
 
 class LitellmParams(BaseModel):
@@ -132,7 +132,7 @@ class ModelEntry(Section):
     """Let requests choose among the provider's models and hosts, with fields such as `models`, `route` and `provider`, and
     name what is kept in your account there, with fields such as `file_id`."""
     trust_litellm: Switch = False
-    """Whether it may have tools although litellm speaks to it, and nobody sees how its provider ended an answer."""
+    """Whether it may have tools although litellm speaks to it, so that the provider's end of an answer is not seen."""
     events: ToolEvents | None = None
     """How clients are shown that its tools run, where neither the request nor its key says: `off`, where nobody does."""
     concurrency: Count | None = None

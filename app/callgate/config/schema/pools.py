@@ -13,4 +13,4 @@ class Pool(Section):
     queue_seconds: Seconds = 60.0
     """How long a call waits for a worker to begin it; its own `timeout` counts from its beginning."""
     fresh_process: Switch = False
-    """Run each call in a process of its own, which imports the tools anew: for what leaks, or must see nothing of others."""
+    """Run each call in a process of its own, which imports the tools again: for tools that leak memory or must be isolated."""

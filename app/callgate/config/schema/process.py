@@ -51,7 +51,7 @@ class Store(Section):
     prefix: str = "callgate:"
     """What all keys in Redis begin with."""
     conversation_seconds: Seconds = 86_400.0
-    """How long a chat is remembered whose client was given calls of its own to answer; each return begins it anew."""
+    """How long a chat is remembered whose client was given calls of its own to answer; each return restarts the time."""
     answer_seconds: Seconds = 86_400.0
     """How long an answer is kept for a request that comes again with the same `Idempotency-Key`."""
     entries: Count = 20_000

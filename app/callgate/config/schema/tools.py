@@ -30,15 +30,15 @@ class ToolSection(Section):
     """The settings of every kind of tool. Where a policy is not set, the tool's own applies, or the default."""
 
     timeout: Seconds | None = None
-    """Seconds for one call, retries included; 30 where nobody says otherwise."""
+    """Seconds for one call, retries included; 30 by default."""
     concurrency: Count | None = None
-    """How many calls may run at once; unlimited where nobody says otherwise."""
+    """How many calls may run at once; unlimited by default."""
     max_result_bytes: Annotated[int, Field(ge=256), NO_BOOLEAN] | None = None
-    """How much of a result the model gets; `limits.tool_result_bytes` where nobody says otherwise."""
+    """How much of a result the model gets; `limits.tool_result_bytes` by default."""
     safety: Literal["read_only", "write", "destructive"] | None = None
     """What it may do to the world. Only read-only tools are ever tried again."""
     retries: Retries | None = None
-    """Further tries after a failure, for read-only tools; 0 where nobody says otherwise."""
+    """Further tries after a failure, for read-only tools; 0 by default."""
     require_approval: RequireApproval | None = None
     """Whether its calls wait for a person's word: `never`, `always`, or lists of names; else the top-level one counts."""
 
