@@ -93,7 +93,7 @@ async def test_a_feed_has_the_runs_and_approvals_of_the_other_process_each_once(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2}, id="c")]), Reply(text="3")])
-    listening, watched, hear = asyncio.Semaphore(0), asyncio.Semaphore(0), RunNews.hear
+    listening, watched, hear = asyncio.Semaphore(0), asyncio.Semaphore(0), RunNews.on_message
 
     def hear_and_say(self: RunNews, what: str) -> None:
         hear(self, what)
@@ -102,7 +102,7 @@ async def test_a_feed_has_the_runs_and_approvals_of_the_other_process_each_once(
         elif what == "watched":
             watched.release()
 
-    monkeypatch.setattr(RunNews, "hear", hear_and_say)
+    monkeypatch.setattr(RunNews, "on_message", hear_and_say)
     async with redis_server(tmp_path) as redis, two(upstream, redis) as (here, there), asyncio.timeout(20):
         await listening.acquire()
         await listening.acquire()
@@ -136,12 +136,12 @@ async def test_nothing_is_told_to_others_once_nobody_watches_there(monkeypatch: 
     monkeypatch.setattr(run_news, "WATCHED_SECONDS", 0.05)
     recorder = Recorder(lambda text: text)
     news = RunNews(recorder, None, say)  # type: ignore[arg-type]  # nobody asks for a run
-    news.hear("watched")
+    news.on_message("watched")
     recorder.publish("run", RunRow("run_1", 1.0))
     assert "run_1" in await said.get()
     await asyncio.wait(news._tasks)
     recorder.publish("run", RunRow("run_2", 1.0))
-    news.hear("watched")
+    news.on_message("watched")
     recorder.publish("run", RunRow("run_3", 1.0))
     assert "run_3" in await said.get()
     await news.close()
@@ -151,5 +151,5 @@ async def test_what_another_version_says_is_logged_and_no_harm() -> None:
     news = RunNews(Recorder(lambda text: text), None, None)  # type: ignore[arg-type]  # neither is asked
     with capture_logs() as logs:
         for what in ("happened {", 'happened ["run"]', 'happened ["run", {"id": 7}]', "made_up", ""):
-            news.hear(what)
+            news.on_message(what)
     assert [each["event"] for each in logs] == ["news_not_understood"] * 3

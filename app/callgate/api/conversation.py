@@ -407,8 +407,8 @@ def _for_choice(choice: int, emit: Callable[[Any], Awaitable[None]]) -> Emit:
 def _longest_answer(params: Mapping[str, Any]) -> int | None:
     """Return the limit of answer tokens that the request sets, if any."""
     for name in ("max_completion_tokens", "max_tokens"):
-        said = params.get(name)
-        value = msgspec.json.decode(said) if isinstance(said, msgspec.Raw) else said
+        given_limit = params.get(name)
+        value = msgspec.json.decode(given_limit) if isinstance(given_limit, msgspec.Raw) else given_limit
         if isinstance(value, int) and value > 0:
             return value
     return None

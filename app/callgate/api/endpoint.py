@@ -150,7 +150,7 @@ class FaceEndpoint:
                 request.tool_events = caller.events or route.entry.events
             elif request.tool_events == "trace":
                 seen_by(runtime, caller, "trace runs")
-            check_selectors(route.entry, request.words)
+            check_selectors(route.entry, request.normalized)
             if request.may_have_ids and not route.entry.provider_selectors:
                 check_ids(request.fields, dotted=request.original is not None)
             context.model = route.name
@@ -219,8 +219,8 @@ def _kept_before_its_end(work: Work, run: DurableRun) -> Work:
 
     async def kept(emit: Callable[[Any], Awaitable[None]]) -> None:
         def emit_kept(event: Any) -> Awaitable[None]:
-            choice, said = (event.choice, event.event) if type(event) is ForChoice else (0, event)
-            return keep_and_emit(event, choice, emit) if type(said) is ChatEnded else emit(event)
+            choice, chat_event = (event.choice, event.event) if type(event) is ForChoice else (0, event)
+            return keep_and_emit(event, choice, emit) if type(chat_event) is ChatEnded else emit(event)
 
         await work(emit_kept)
 

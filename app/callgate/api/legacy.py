@@ -44,8 +44,10 @@ def call_id(preceding: Sequence[Any], name: str | None, arguments: str) -> str:
     digest = hashlib.sha256()
     for message in preceding:
         fields = _decode(message) if isinstance(message, msgspec.Raw) else message
-        said = fields if isinstance(fields, dict) else {}
-        digest.update(_encode([said.get("role"), said.get("content"), said.get("tool_call_id")]))
+        known_fields = fields if isinstance(fields, dict) else {}
+        digest.update(
+            _encode([known_fields.get("role"), known_fields.get("content"), known_fields.get("tool_call_id")])
+        )
     digest.update(_encode([name, arguments]))
     return f"call_{digest.hexdigest()[:24]}"
 

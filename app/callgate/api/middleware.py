@@ -112,7 +112,7 @@ class RequestContext(msgspec.Struct, eq=False):
             )
         self.held = size
 
-    def let_go(self) -> None:
+    def release_body(self) -> None:
         """Release the counted bytes of its body."""
         if self.held and self.large_bodies is not None:
             self.large_bodies.shrink(self._owner, self.held)
@@ -228,7 +228,7 @@ class Middleware:
 
     def _end(self, scope: Scope, context: RequestContext) -> None:
         if context.held:
-            context.let_go()
+            context.release_body()
         seconds = time.perf_counter() - context.started
         status = context.status or CLIENT_CLOSED
         self._manager.metrics.request(context.route, status, context.model, seconds)

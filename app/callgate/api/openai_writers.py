@@ -99,12 +99,12 @@ class Joiner(msgspec.Struct, eq=False, gc=False):
     _turn: int = -1
     _open: bool = False
     _held: str = ""
-    said: bool = False
+    has_text: bool = False
 
     def feed(self, turn: int, text: str) -> str:
         if turn != self._turn:
             self._turn, self._open = turn, False
-            if self.said:
+            if self.has_text:
                 self._held = ""
         if self._open:
             return text
@@ -113,21 +113,21 @@ class Joiner(msgspec.Struct, eq=False, gc=False):
             self._held = text
             return ""
         self._held, self._open = "", True
-        if self.said:
+        if self.has_text:
             return PART_BREAK + text.lstrip()
-        self.said = True
+        self.has_text = True
         return text
 
     def line(self, text: str) -> str:
         """Return a line of ours, separated from the model's text."""
-        start = PART_BREAK if self.said else ""
+        start = PART_BREAK if self.has_text else ""
         # Further text of the turn is separated as if it were of another turn.
-        self.said, self._open, self._held = True, False, ""
+        self.has_text, self._open, self._held = True, False, ""
         return start + text
 
     def finish(self) -> str:
         """Return white space that is held back, if there was no text at all."""
-        return "" if self.said else self._held
+        return "" if self.has_text else self._held
 
 
 class ChunkWriter:
@@ -394,7 +394,7 @@ class CompletionWriter(msgspec.Struct, eq=False):
 
     def _gather(self, message: dict[str, Any]) -> tuple[str, str, dict[str, Any] | None]:
         """Join text and reasoning as in streams; other fields are added to the message."""
-        said, thought = Joiner(), Joiner()
+        text_joiner, thought = Joiner(), Joiner()
         text: list[str] = []
         reasoning: list[str] = []
         logprobs: dict[str, list[Any]] = {}
@@ -402,7 +402,7 @@ class CompletionWriter(msgspec.Struct, eq=False):
         for turn, events in self._batches.items():
             for event in events:
                 if type(event) is TextDelta:
-                    text.append(said.feed(turn, event.text))
+                    text.append(text_joiner.feed(turn, event.text))
                 elif type(event) in NOT_IN_A_MESSAGE:
                     continue
                 elif type(event) is ReasoningDelta:
@@ -414,7 +414,7 @@ class CompletionWriter(msgspec.Struct, eq=False):
                     fields.setdefault(event.field, []).append(event.value)
             if self._lines:
                 reasoning += map(thought.line, self._lines.get(turn, ()))
-        text.append(said.finish())
+        text.append(text_joiner.finish())
         for name, values in fields.items():
             message[name] = _joined(values)
         return (

@@ -80,7 +80,7 @@ def _row(
     caller: Caller,
     began: float,
 ) -> RunRow:
-    user = request.words.get("user")
+    user = request.normalized.get("user")
     return RunRow(
         id=conversation.run_id,
         began=began,

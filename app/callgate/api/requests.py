@@ -71,7 +71,7 @@ class ChatRequest(msgspec.Struct):
     outline: ChatOutline
     fields: Mapping[str, msgspec.Raw]
     """The undecoded fields of the body, for passing them through; translated, if they are of another API."""
-    words: Mapping[str, msgspec.Raw]
+    normalized: Mapping[str, msgspec.Raw]
     """The same, with `tools` for deprecated `functions`."""
     model: str
     stream: bool
@@ -127,17 +127,19 @@ class ChatRequest(msgspec.Struct):
     @property
     def messages(self) -> Sequence[msgspec.Raw]:
         if self._messages is None:
-            self._messages = _items.decode(self.words["messages"])
+            self._messages = _items.decode(self.normalized["messages"])
         return self._messages
 
     @property
     def size(self) -> int:
         """Return the bytes of its messages and tools."""
-        return sum(memoryview(self.words[name]).nbytes for name in ("messages", "tools") if name in self.words)
+        return sum(
+            memoryview(self.normalized[name]).nbytes for name in ("messages", "tools") if name in self.normalized
+        )
 
     @property
     def tools(self) -> Sequence[msgspec.Raw]:
-        return _tools(self.words["tools"], self.outline.tools) if self.outline.tools else ()
+        return _tools(self.normalized["tools"], self.outline.tools) if self.outline.tools else ()
 
     def read(self) -> ModelRequest:
         """Return the request for a model that reads it."""
@@ -146,8 +148,10 @@ class ChatRequest(msgspec.Struct):
     @property
     def end_user(self) -> str:
         """Return the end user that the client names: `user`, `safety_identifier`, or both."""
-        said = [bytes(self.words[name]) for name in ("user", "safety_identifier") if name in self.words]
-        return b"\0".join(said).decode()
+        named_users = [
+            bytes(self.normalized[name]) for name in ("user", "safety_identifier") if name in self.normalized
+        ]
+        return b"\0".join(named_users).decode()
 
     @property
     def parallel(self) -> bool:
@@ -156,7 +160,7 @@ class ChatRequest(msgspec.Struct):
     @property
     def params(self) -> Mapping[str, Any]:
         """Return the fields that are no attributes."""
-        params: dict[str, Any] = {name: value for name, value in self.words.items() if name not in OURS}
+        params: dict[str, Any] = {name: value for name, value in self.normalized.items() if name not in OURS}
         if self.metadata:
             params["metadata"] = self.metadata
         return params
@@ -186,18 +190,18 @@ def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int
 def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int) -> ChatRequest:
     hints: Mapping[int, Hint] = NO_HINTS
     legacy = has_ids = False
-    words, outline = split_around_messages(body), None
-    if words is not None:
-        outline = outline_of(words, max_depth)
-    if words is None or outline is None:
-        words = split(body, max_depth)
-        outline = outline_of(words, max_depth)
-    passed = words
+    normalized, outline = split_around_messages(body), None
+    if normalized is not None:
+        outline = outline_of(normalized, max_depth)
+    if normalized is None or outline is None:
+        normalized = split(body, max_depth)
+        outline = outline_of(normalized, max_depth)
+    passed = normalized
     if outline is None:
         check_text(body, max_depth)
-        passed, words, hints = _in_words_of_chat(body, words)
-        legacy = words is not passed
-        outline = outline_of_any(_encode(words))
+        passed, normalized, hints = _in_words_of_chat(body, normalized)
+        legacy = normalized is not passed
+        outline = outline_of_any(_encode(normalized))
         has_ids = may_have_ids(body)  # plain requests were checked, with cached tools
     if len(outline.messages) > max_messages:
         raise wrong(
@@ -205,7 +209,7 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
         )
     if outline.n is not None and not 1 <= outline.n <= 128:
         raise wrong("n", "Invalid 'n': expected a value between 1 and 128.", "invalid_value")
-    metadata, ours = _split_metadata(words) if "metadata" in words else ({}, NO_METADATA)
+    metadata, ours = _split_metadata(normalized) if "metadata" in normalized else ({}, NO_METADATA)
     tool_events: Dialect | None = None
     if (wanted := headers.get("x-callgate-events") or ours.tool_events) is not None:
         tool_events = DIALECTS.get(wanted)
@@ -216,7 +220,7 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
     request = ChatRequest(
         outline=outline,
         fields=passed,
-        words=words,
+        normalized=normalized,
         model=outline.model,
         stream=bool(outline.stream),
         include_usage=bool(outline.stream_options and outline.stream_options.include_usage),
@@ -231,7 +235,7 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
         may_have_ids=has_ids,
     )
     if outline.tool_choice is not None:
-        request.tool_choice = msgspec.json.decode(words["tool_choice"])
+        request.tool_choice = msgspec.json.decode(normalized["tool_choice"])
         if (
             isinstance(outline.tool_choice, ChatToolChoice)
             and (allowed := outline.tool_choice.allowed_tools) is not None

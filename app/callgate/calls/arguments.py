@@ -120,7 +120,7 @@ class Fragments(msgspec.Struct, eq=False):
             return
         self.size += len(fragment) if fragment.isascii() else _size(fragment)
         if self.size > self._most:
-            self._let_go(fragment)
+            self._truncate(fragment)
             return
         pieces = self._pieces
         pieces.append(fragment)
@@ -201,14 +201,14 @@ class Fragments(msgspec.Struct, eq=False):
         if self._limit is not None:
             self.size += _size(_encoded(fragment))
             if self.size > self._most:
-                self._let_go(_encoded(fragment))
+                self._truncate(_encoded(fragment))
                 return
         self._join_pieces()
         self._parts.append(fragment)
         self._others = True
         self._seen = None
 
-    def _let_go(self, fragment: str) -> None:
+    def _truncate(self, fragment: str) -> None:
         """Keep only the beginning, to recognise the call by. The mark at its end makes it invalid JSON."""
         if self.too_large:
             return

@@ -58,8 +58,8 @@ class _ChatSession:
         self._messages: list[dict[str, str]] = []
 
     def go_on(self) -> None:
-        while (said := _line()) is not None:
-            match said.strip():
+        while (typed_line := _line()) is not None:
+            match typed_line.strip():
                 case "":
                     continue
                 case "/quit":

@@ -18,9 +18,9 @@ NOT_KEPT: Final[Mapping[str, str]] = {
 def story(found: Recording, replays: Iterable[str], *, content: bool) -> Iterator[str]:
     """Yield the lines of a run; with `content` also its texts."""
     yield from _head(found.row, list(replays))
-    said = found.content if content else {}
+    shown_texts = found.content if content else {}
     if content:
-        yield from _text("request", said.get("request"))
+        yield from _text("request", shown_texts.get("request"))
     for event in found.events:
         place = "" if not event.choice else f" of choice {event.choice + 1}"
         match event.kind:
@@ -29,7 +29,7 @@ def story(found: Recording, replays: Iterable[str], *, content: bool) -> Iterato
             case "attempt":
                 yield _attempt(event.facts)
             case "turn_ended":
-                yield from _turn(event, said)
+                yield from _turn(event, shown_texts)
             case "call_progress" if "approval" in event.facts:
                 yield f"  ⏸ {in_a_line(str(event.facts['id']))} waits for a person, from {event.at:.3f} s"
             case "call_progress" if event.facts.get("approved"):
@@ -40,7 +40,7 @@ def story(found: Recording, replays: Iterable[str], *, content: bool) -> Iterato
                 cut = f", {facts['cut_bytes']} cut" if facts.get("cut_bytes") else ""
                 name = in_a_line(str(facts.get("name") or ""))
                 yield f"  {mark} {name} {facts['outcome']} after {facts['seconds']:.3f} s, {facts['bytes']} bytes{cut}"
-                yield from _text("result", said.get(_part(event, f"call.{facts['id']}.result")))
+                yield from _text("result", shown_texts.get(_part(event, f"call.{facts['id']}.result")))
             case "content_cut":
                 yield f"\ncut: {', '.join(map(in_a_line, event.facts['parts']))}"
             case "calls_handed_back":
@@ -88,7 +88,7 @@ def _attempt(facts: Mapping[str, Any]) -> str:
     return f"  ✗ attempt {facts['number']}: {in_a_line(who)} failed after {facts['seconds']:.3f} s{waited}: {why}"
 
 
-def _turn(event: RunEvent, said: Mapping[str, str]) -> Iterator[str]:
+def _turn(event: RunEvent, shown_texts: Mapping[str, str]) -> Iterator[str]:
     facts = event.facts
     reasons = ", ".join(facts.get("finish_reasons") or ()) or "none"
     usage = facts.get("usage") or {}
@@ -98,7 +98,7 @@ def _turn(event: RunEvent, said: Mapping[str, str]) -> Iterator[str]:
     yield f"  {who} answered in {facts['seconds']:.3f} s{first}, finish_reason {in_a_line(reasons)}{tokens}"
     if facts.get("findings"):
         yield f"  ! {', '.join(facts['findings'])}"
-    yield from _text("said", said.get(_part(event, f"turn.{event.turn}.text")))
+    yield from _text("said", shown_texts.get(_part(event, f"turn.{event.turn}.text")))
     for call in facts.get("calls") or ():
         name = in_a_line(call.get("name") or "(no name)")
         repairs = f", repaired: {', '.join(call['repairs'])}" if call.get("repairs") else ""
@@ -110,7 +110,7 @@ def _turn(event: RunEvent, said: Mapping[str, str]) -> Iterator[str]:
             yield f"  ↩ call {name} ({in_a_line(call['id'])}): whole, the client's own{repairs}"
         else:
             yield f"  → call {name} ({in_a_line(call['id'])}): whole{repairs}"
-        yield from _text("arguments", said.get(_part(event, f"call.{call['id']}.arguments")))
+        yield from _text("arguments", shown_texts.get(_part(event, f"call.{call['id']}.arguments")))
 
 
 def _part(event: RunEvent, part: str) -> str:

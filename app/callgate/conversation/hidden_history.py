@@ -249,8 +249,8 @@ class _UserTexts:
         for message in self._messages[start:place]:
             head = _head_of(message, _USER)
             if head is not None and head.role == "user":
-                said = msgspec.json.decode(bytes(head.content) or b"null")
-                text = digest.encode() + msgspec.json.encode(said, order="deterministic")
+                body = msgspec.json.decode(bytes(head.content) or b"null")
+                text = digest.encode() + msgspec.json.encode(body, order="deterministic")
                 digest = hashlib.sha256(text).hexdigest()
         self._known = (place, digest)
         return digest

@@ -32,5 +32,5 @@ class CallReports:
             waits_for, approved = "", False
             if isinstance(message, ApprovalNotice):
                 waits_for, approved = message.wanted, not message.wanted
-            said = str(message[:LONGEST])
-            await self._emit(CallProgress(self._turn, self._call, said, fraction, waits_for, approved))
+            shortened = str(message[:LONGEST])
+            await self._emit(CallProgress(self._turn, self._call, shortened, fraction, waits_for, approved))

@@ -99,7 +99,7 @@ class _PendingCall:
     is_left: bool = False
     """It belongs to another process now."""
     outcome: Outcome | None = None
-    said: deque[tuple[str, float | None]] = field(default_factory=deque)
+    progress: deque[tuple[str, float | None]] = field(default_factory=deque)
     """Progress that was not reported yet."""
     offered: float = field(default_factory=monotonic)
     published: float = -inf
@@ -237,8 +237,8 @@ class Fleet:
     async def _end_of(self, mine: _PendingCall, report: Report, queue_seconds: float, seconds: float) -> Outcome:
         look_at = mine.offered + min(queue_seconds, seconds)
         while True:
-            while mine.said:
-                await report(*mine.said.popleft())
+            while mine.progress:
+                await report(*mine.progress.popleft())
             if mine.outcome is not None:
                 return mine.outcome
             if monotonic() < look_at:
@@ -321,14 +321,14 @@ class Fleet:
         import redis
 
         try:
-            said = await asking
+            result = await asking
         except (redis.RedisError, OSError) as error:
             if self._reaching:
                 log.error("fleet_redis_away", error=type(error).__name__)  # noqa: TRY400 - logged once
             self._reaching = False
             return None
         self._reaching = True
-        return said
+        return result
 
     async def _keep_listening(self) -> None:
         import redis
@@ -350,7 +350,7 @@ class Fleet:
         if mine is None:
             return
         if not reply.ended:
-            mine.said.append((reply.message, reply.fraction))
+            mine.progress.append((reply.message, reply.fraction))
         elif reply.outcome is not None:
             mine.outcome = _decoded(reply.outcome)
         else:

@@ -30,7 +30,7 @@ class RedisLink:
         self._wire: _Wire | None = None
         self._unanswered: _Wire | None = None
 
-    async def send(self, *words: str | bytes) -> "asyncio.Future[None]":
+    async def send(self, *arguments: str | bytes) -> "asyncio.Future[None]":
         """Send a command without a reply, which would wake the event loop. Raises `RedisError` and `OSError` where there is no
         connection. The future is done once the connection is lost, in which case the command may not have arrived."""
         wire = self._unanswered
@@ -42,7 +42,7 @@ class RedisLink:
                     wire = self._unanswered = await self._connected()
                     wire.on_reply = lambda _: None  # a server that forbids CLIENT REPLY OFF replies anyway
                     wire.send(("CLIENT", "REPLY", "OFF"))
-        wire.send(words)
+        wire.send(arguments)
         return wire.lost
 
     async def renew(self) -> None:
@@ -51,26 +51,26 @@ class RedisLink:
         if wire is not None:
             await wire.close()
 
-    async def command(self, *words: str | bytes) -> Any:
+    async def command(self, *arguments: str | bytes) -> Any:
         """Return the reply to a command, which must be idempotent: it is repeated where the connection was lost. Raises
         `RedisError` and `OSError`."""
         try:
             async with asyncio.timeout(PATIENCE):
                 if self._wire is not None and not self._wire.lost.done():
                     with contextlib.suppress(ConnectionError):  # repeat it, over a new connection
-                        return await self._wire.command(words)
+                        return await self._wire.command(arguments)
                 async with self._making:
                     if self._wire is None or self._wire.lost.done():
                         if self._wire is not None:
                             await self._wire.close()
                         self._wire = await self._connected()
-                    answer = self._wire.command(words)
+                    answer = self._wire.command(arguments)
                 return await answer
         except TimeoutError:
             await self.close()  # later replies on it would be as late
             raise
 
-    async def listen(self, channel: str, hear: Callable[[bytes], None]) -> None:
+    async def listen(self, channel: str, on_message: Callable[[bytes], None]) -> None:
         """Subscribe to a channel and handle its messages, until `RedisError` or `OSError` is raised."""
         async with asyncio.timeout(PATIENCE):
             wire = await self._connected()
@@ -79,7 +79,7 @@ class RedisLink:
             if isinstance(reply, Exception):
                 wire.connection_lost(reply)
             elif reply[0] == b"message":
-                hear(reply[2])
+                on_message(reply[2])
 
         wire.on_reply = take
         wire.send(("SUBSCRIBE", channel))
@@ -114,16 +114,16 @@ class _Wire(asyncio.Protocol):
         self._transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - not public
         self._transport.set_protocol(self)
 
-    def command(self, words: tuple[str | bytes, ...]) -> "asyncio.Future[Any]":
+    def command(self, arguments: tuple[str | bytes, ...]) -> "asyncio.Future[Any]":
         answer: asyncio.Future[Any] = self.lost.get_loop().create_future()
         self._asked.append(answer)
-        self.send(words)
+        self.send(arguments)
         return answer
 
-    def send(self, words: tuple[str | bytes, ...]) -> None:
-        parts = [b"*%d\r\n" % len(words)]
-        for word in words:
-            data = word.encode() if isinstance(word, str) else word
+    def send(self, arguments: tuple[str | bytes, ...]) -> None:
+        parts = [b"*%d\r\n" % len(arguments)]
+        for argument in arguments:
+            data = argument.encode() if isinstance(argument, str) else argument
             parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
         self._transport.write(b"".join(parts))
 

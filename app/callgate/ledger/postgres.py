@@ -23,11 +23,11 @@ from callgate.ledger.tables import (
     IDENTITY,
     MARK_LOST,
     POSTGRES_TABLES,
-    POSTGRES_WORDS,
+    POSTGRES_TERMS,
     SPENT,
     VERSION,
     Row,
-    in_words,
+    fill_in,
 )
 
 CONNECT_SECONDS: Final = 3.0
@@ -181,7 +181,7 @@ async def migrate(url: str, schema: str = "callgate") -> bool:
                 for path in ("pg_temp", f'"{schema}", pg_temp'):
                     await connection.execute(f"SET LOCAL search_path TO {path}")
                     for statement in POSTGRES_TABLES:
-                        await connection.execute(in_words(statement, POSTGRES_WORDS))
+                        await connection.execute(fill_in(statement, POSTGRES_TERMS))
                 lacking = [text for [text] in await connection.fetch(_LACKING, schema, f'"{schema}"')]
                 for statement in lacking:
                     await connection.execute(statement)
@@ -322,4 +322,4 @@ def _away(error: Exception) -> DatabaseAway:
 
 @functools.cache
 def _here(statement: str) -> str:
-    return re.sub(r"\?(\d+)", r"$\1", in_words(statement, POSTGRES_WORDS))
+    return re.sub(r"\?(\d+)", r"$\1", fill_in(statement, POSTGRES_TERMS))

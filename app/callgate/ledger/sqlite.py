@@ -23,7 +23,7 @@ from typing import Any, Final
 import structlog
 
 from callgate.ledger.batches import BATCH, BatchedLedger, LedgerBatch
-from callgate.ledger.tables import CALL_COLUMNS, CHANGING, ENDS_ONCE, MARK_LOST, SPENT, SQLITE_WORDS, TABLES, in_words
+from callgate.ledger.tables import CALL_COLUMNS, CHANGING, ENDS_ONCE, MARK_LOST, SPENT, SQLITE_TERMS, TABLES, fill_in
 
 FILE: Final = "ledger.sqlite3"
 LOCKED: Final = 1e18
@@ -36,7 +36,7 @@ BUSY_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 0.5
 """The delay before a failed write is retried."""
 
-SPENT_HERE: Final = in_words(SPENT, SQLITE_WORDS)
+SPENT_HERE: Final = fill_in(SPENT, SQLITE_TERMS)
 
 log = structlog.get_logger("callgate.ledger")
 
@@ -209,7 +209,7 @@ def _make_tables(database: sqlite3.Connection) -> None:
             database.execute(f"DROP INDEX IF EXISTS {index}")
         database.execute("ALTER TABLE runs RENAME TO older")
     for statement in TABLES:
-        database.execute(in_words(statement, SQLITE_WORDS))
+        database.execute(fill_in(statement, SQLITE_TERMS))
     if of_older_version:
         both = ", ".join(name for name in CALL_COLUMNS if name in columns)
         database.execute(f"INSERT INTO calls ({both}) SELECT {both} FROM older")
@@ -278,7 +278,7 @@ def remove_dead(database: sqlite3.Connection, folder: Path) -> bool:
 
 def mark_lost(database: sqlite3.Connection) -> int:
     """End the calls of dead processes; return how many had begun."""
-    return [state for [state] in database.execute(in_words(MARK_LOST, SQLITE_WORDS), (0.0,))].count("unknown")
+    return [state for [state] in database.execute(fill_in(MARK_LOST, SQLITE_TERMS), (0.0,))].count("unknown")
 
 
 def is_gone(folder: Path, process: str) -> bool:

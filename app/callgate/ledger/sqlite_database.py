@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.sqlite import FILE, opened, remove_dead
-from callgate.ledger.tables import IDENTITY, MARK_LOST, SQLITE_WORDS, Row, in_words
+from callgate.ledger.tables import IDENTITY, MARK_LOST, SQLITE_TERMS, Row, fill_in
 
 
 class SqliteDatabase:
@@ -71,4 +71,4 @@ class SqliteDatabase:
 
 @functools.cache
 def _here(statement: str) -> str:
-    return in_words(statement, SQLITE_WORDS)
+    return fill_in(statement, SQLITE_TERMS)

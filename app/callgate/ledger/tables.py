@@ -165,7 +165,7 @@ CREATE TABLE IF NOT EXISTS kept (
 VERSION: Final = 4
 """The version of the tables in Postgres."""
 
-SQLITE_WORDS: Final[dict[str, str]] = {
+SQLITE_TERMS: Final[dict[str, str]] = {
     "real": "REAL",
     "int": "INTEGER",
     "blob": "BLOB",
@@ -176,7 +176,7 @@ SQLITE_WORDS: Final[dict[str, str]] = {
     "most": "max",
     "on_fleet": "(0 = 1)",
 }
-POSTGRES_WORDS: Final[dict[str, str]] = {
+POSTGRES_TERMS: Final[dict[str, str]] = {
     "real": "DOUBLE PRECISION",
     "int": "BIGINT",
     "blob": "BYTEA",
@@ -225,10 +225,10 @@ MARK_LOST: Final = (
 """Ends the calls of dead processes. A waiting call was certainly not run, and one on a worker goes on."""
 
 
-def in_words(statement: str, words: dict[str, str]) -> str:
+def fill_in(statement: str, terms: dict[str, str]) -> str:
     """Fill the placeholders of a statement for one database."""
-    for name, word in words.items():
-        statement = statement.replace(f"{{{name}}}", word)
+    for name, term in terms.items():
+        statement = statement.replace(f"{{{name}}}", term)
     return statement
 
 

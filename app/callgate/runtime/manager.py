@@ -195,7 +195,7 @@ class RuntimeManager:
             self._background.add(task)
             task.add_done_callback(self._is_done)
         if self.run_news is not None:
-            self.run_news.hear(what)
+            self.run_news.on_message(what)
 
     async def _reload_if_changed(self, source: ConfigSource) -> None:
         if await asyncio.to_thread(reads_otherwise, source, self._config):

@@ -20,7 +20,7 @@ from callgate.stores.redis_news import LISTENING
 from callgate.stores.store import KeyValueStore, StoreError
 
 ASKED, WATCHED, WHO_WATCHES, HAPPENED = "run", "watched", "who_watches", "happened"
-SAID_AGAIN: Final = 10.0
+ANNOUNCE_SECONDS: Final = 10.0
 """How often this process announces that a client watches here."""
 WATCHED_SECONDS: Final = 25.0
 """How long events are published after another process announced that a client watches there."""
@@ -46,16 +46,16 @@ class RunPlace(msgspec.Struct, frozen=True):
 class RunNews:
     """Publishes news of this process's runs, and handles that of the others."""
 
-    def __init__(self, recorder: Recorder, store: KeyValueStore, say: Callable[[str], Awaitable[bool]]) -> None:
-        """`store` is shared with the other processes, and `say` publishes to all of them."""
-        self._recorder, self._store, self._say = recorder, store, say
-        self._said_at = self._watched_at = -float("inf")
+    def __init__(self, recorder: Recorder, store: KeyValueStore, publish: Callable[[str], Awaitable[bool]]) -> None:
+        """`store` is shared with the other processes, and `publish` publishes to all of them."""
+        self._recorder, self._store, self._publish = recorder, store, publish
+        self._announced_at = self._watched_at = -float("inf")
         self._forwarded: Feed | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def place_of(self, id: str) -> RunPlace | None:
         """Find the other process that has a run; None where none answers."""
-        if RUN_ID.fullmatch(id) is None or not await self._say(f"{ASKED} {id}"):
+        if RUN_ID.fullmatch(id) is None or not await self._publish(f"{ASKED} {id}"):
             return None
         ends = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < ends:
@@ -70,18 +70,18 @@ class RunNews:
 
     def watch(self) -> None:
         """Announce that a client watches here."""
-        if time.monotonic() - self._said_at > SAID_AGAIN:
-            self._said_at = time.monotonic()
-            self._begin(self._say(WATCHED))
+        if time.monotonic() - self._announced_at > ANNOUNCE_SECONDS:
+            self._announced_at = time.monotonic()
+            self._begin(self._publish(WATCHED))
 
-    def hear(self, what: str) -> None:
+    def on_message(self, what: str) -> None:
         """Handle a message of another process, or the notice that this one is subscribed."""
         kind, _, rest = what.partition(" ")
         if kind == LISTENING:
-            self._begin(self._say(WHO_WATCHES))
+            self._begin(self._publish(WHO_WATCHES))
         elif kind == WHO_WATCHES:
-            if time.monotonic() - self._said_at < WATCHED_SECONDS:
-                self._begin(self._say(WATCHED))
+            if time.monotonic() - self._announced_at < WATCHED_SECONDS:
+                self._begin(self._publish(WATCHED))
         elif kind == ASKED:
             self._begin(self._answer(rest))
         elif kind == WATCHED:
@@ -124,7 +124,7 @@ class RunNews:
                 if kind == "end":
                     return
                 if kind in FORWARDED:
-                    await self._say(f"{HAPPENED} {msgspec.json.encode((kind, facts)).decode()}")
+                    await self._publish(f"{HAPPENED} {msgspec.json.encode((kind, facts)).decode()}")
         finally:
             self._recorder.unwatch(feed)
             self._forwarded = None

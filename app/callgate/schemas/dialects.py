@@ -78,21 +78,21 @@ def dialect_of(model: str, api_base: str | None = None) -> Dialect:
 
 def _with_a_plain_top(schema: Mapping[str, Any]) -> Portable:
     """Rewrite the root to an object with properties, without combinations."""
-    if not any(word in schema for word in _COMBINED):
+    if not any(keyword in schema for keyword in _COMBINED):
         return Portable(dict(schema))
     whole = dict(schema)
     losses: list[str] = []
     parts = [part for part in whole.pop("allOf", ()) if isinstance(part, Mapping)]
     if parts:
         whole = _merged([whole, *(_resolved(part, schema) for part in parts)])
-    for word in ("anyOf", "oneOf"):
-        choices = [_resolved(part, schema) for part in whole.pop(word, ()) if isinstance(part, Mapping)]
+    for keyword in ("anyOf", "oneOf"):
+        choices = [_resolved(part, schema) for part in whole.pop(keyword, ()) if isinstance(part, Mapping)]
         if choices:
-            losses.append(f"/: {word} of {len(choices)} became one object with all their properties")
+            losses.append(f"/: {keyword} of {len(choices)} became one object with all their properties")
             whole = _merged([whole, _either(choices)])
-    for word in _COMBINED:  # also those that came with the parts
-        if whole.pop(word, None) is not None:
-            losses.append(f"/: {word} left out")
+    for keyword in _COMBINED:  # also those that came with the parts
+        if whole.pop(keyword, None) is not None:
+            losses.append(f"/: {keyword} left out")
     return Portable({"properties": {}, **whole, "type": "object"}, tuple(losses))
 
 
@@ -151,28 +151,30 @@ def _for_llama_cpp(schema: Mapping[str, Any]) -> Portable:
         if not isinstance(node, Mapping):
             return node
         kept: dict[str, Any] = {}
-        for word, value in node.items():
-            if reason := _no_grammar_for(word, value, node):
-                losses.append(f"{place or '/'}: {word} left out, {reason}")
-            elif word in {"properties", "$defs", "definitions"} and isinstance(value, Mapping):
-                kept[word] = {name: plain(inner, f"{place}/{word}/{_step(name)}") for name, inner in value.items()}
-            elif word in {"enum", "const", "default", "examples", "required"}:
-                kept[word] = value
+        for keyword, value in node.items():
+            if reason := _no_grammar_for(keyword, value, node):
+                losses.append(f"{place or '/'}: {keyword} left out, {reason}")
+            elif keyword in {"properties", "$defs", "definitions"} and isinstance(value, Mapping):
+                kept[keyword] = {
+                    name: plain(inner, f"{place}/{keyword}/{_step(name)}") for name, inner in value.items()
+                }
+            elif keyword in {"enum", "const", "default", "examples", "required"}:
+                kept[keyword] = value
             else:
-                kept[word] = plain(value, f"{place}/{word}")
+                kept[keyword] = plain(value, f"{place}/{keyword}")
         return kept
 
     return Portable(plain(schema, ""), tuple(losses))
 
 
-def _no_grammar_for(word: str, value: Any, node: Mapping[str, Any]) -> str:
-    if word == "pattern" and isinstance(value, str):
+def _no_grammar_for(keyword: str, value: Any, node: Mapping[str, Any]) -> str:
+    if keyword == "pattern" and isinstance(value, str):
         if not (value.startswith("^") and value.endswith("$")):
             return "it is not anchored at both ends"
         return "its grammar cannot be written" if _NOT_IN_GRAMMARS.search(value) else ""
-    if word in {"minLength", "maxLength", "minItems", "maxItems"} and isinstance(value, int) and value > MAX_REPEATS:
+    if keyword in {"minLength", "maxLength", "minItems", "maxItems"} and isinstance(value, int) and value > MAX_REPEATS:
         return "the repetition is too long for a grammar"
-    if word in {"not", "if", "then", "else", "patternProperties", "dependentSchemas", "dependentRequired"}:
+    if keyword in {"not", "if", "then", "else", "patternProperties", "dependentSchemas", "dependentRequired"}:
         return "grammars have no such thing" if isinstance(value, (Mapping, bool)) else ""
     return ""
 
@@ -192,7 +194,9 @@ class _Gemini:
         plain = _with_a_plain_top(_resolved(self.root, self.root))
         self.losses += plain.losses
         schema = self._node(plain.schema, "", ())
-        top = {word: value for word, value in schema.items() if word not in {"anyOf", "enum", "nullable", "items"}}
+        top = {
+            keyword: value for keyword, value in schema.items() if keyword not in {"anyOf", "enum", "nullable", "items"}
+        }
         return Portable({"properties": {}, **top, "type": "object"}, tuple(self.losses))
 
     def _node(self, node: Any, place: str, trail: tuple[str, ...]) -> dict[str, Any]:
@@ -209,27 +213,27 @@ class _Gemini:
             if reference in trail:
                 self._lose(place, f"{reference} refers to itself; from here on it is any object")
                 return {"type": "object", **({"description": node["description"]} if "description" in node else {})}
-            beside = {word: value for word, value in node.items() if word != "$ref"}
+            beside = {keyword: value for keyword, value in node.items() if keyword != "$ref"}
             target = _at(self.root, reference)
             if not isinstance(target, Mapping):
                 return self._node({"type": "object", **beside} if target is None else target, place, trail)
             return self._node({**target, **beside}, place, (*trail, reference))
-        words, trail = self._with_all(dict(node), place, trail)
-        nullable = self._without_null(words)
-        if "$ref" in words:  # of the only remaining alternative
-            kept = self._node(words, place, trail)
+        keywords, trail = self._with_all(dict(node), place, trail)
+        nullable = self._without_null(keywords)
+        if "$ref" in keywords:  # of the only remaining alternative
+            kept = self._node(keywords, place, trail)
             return {**kept, "nullable": True} if nullable else kept
-        kept = self._words(words, place, trail)
+        kept = self._keywords(keywords, place, trail)
         return {**kept, "nullable": True} if nullable else kept
 
     def _with_all(
-        self, words: dict[str, Any], place: str, trail: tuple[str, ...]
+        self, keywords: dict[str, Any], place: str, trail: tuple[str, ...]
     ) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Merge the parts of a node's `allOf`; return also the references that were followed."""
-        parts = [part for part in words.pop("allOf", ()) if isinstance(part, Mapping)]
+        parts = [part for part in keywords.pop("allOf", ()) if isinstance(part, Mapping)]
         if not parts:
-            return words, trail
-        found = [words]
+            return keywords, trail
+        found = [keywords]
         for part in parts:
             reference = str(part.get("$ref", ""))
             if reference in trail:
@@ -238,64 +242,64 @@ class _Gemini:
             trail = (*trail, reference) if reference else trail
             found.append(_resolved(part, self.root))
         whole = _merged(found)
-        for word in ("allOf", "$ref"):  # of the parts; parts of parts are more than this is for
-            if whole.pop(word, None) is not None:
-                self._lose(place, f"{word} inside of allOf left out")
+        for keyword in ("allOf", "$ref"):  # of the parts; parts of parts are more than this is for
+            if whole.pop(keyword, None) is not None:
+                self._lose(place, f"{keyword} inside of allOf left out")
         if not whole["properties"]:
             del whole["properties"]
         return whole, trail
 
-    def _without_null(self, words: dict[str, Any]) -> bool:
+    def _without_null(self, keywords: dict[str, Any]) -> bool:
         """Remove `null` from a node's types and alternatives; return whether it was there."""
-        nullable = bool(words.pop("nullable", False))
-        if "oneOf" in words:
-            words["anyOf"] = [*words.get("anyOf", ()), *words.pop("oneOf")]
-        types = words.get("type")
+        nullable = bool(keywords.pop("nullable", False))
+        if "oneOf" in keywords:
+            keywords["anyOf"] = [*keywords.get("anyOf", ()), *keywords.pop("oneOf")]
+        types = keywords.get("type")
         if isinstance(types, list):
             some = [each for each in types if each != "null"]
             nullable = nullable or len(some) < len(types)
             if len(some) == 1:
-                words["type"] = some[0]
+                keywords["type"] = some[0]
             else:
-                del words["type"]
-                words["anyOf"] = [*words.get("anyOf", ()), *({"type": each} for each in some)]
-        if isinstance(choices := words.get("anyOf"), list):
+                del keywords["type"]
+                keywords["anyOf"] = [*keywords.get("anyOf", ()), *({"type": each} for each in some)]
+        if isinstance(choices := keywords.get("anyOf"), list):
             some = [it for it in choices if not (isinstance(it, Mapping) and it.get("type") == "null")]
             nullable = nullable or len(some) < len(choices)
-            del words["anyOf"]
+            del keywords["anyOf"]
             if len(some) == 1 and isinstance(some[0], Mapping):
-                words.update({**some[0], **words})
+                keywords.update({**some[0], **keywords})
             elif some:
-                words["anyOf"] = some
-        if "const" in words:
-            words["enum"] = [words.pop("const")]
-        if isinstance(values := words.get("enum"), list) and None in values:
-            words["enum"] = [value for value in values if value is not None]
+                keywords["anyOf"] = some
+        if "const" in keywords:
+            keywords["enum"] = [keywords.pop("const")]
+        if isinstance(values := keywords.get("enum"), list) and None in values:
+            keywords["enum"] = [value for value in values if value is not None]
             nullable = True
         return nullable
 
-    def _words(self, words: dict[str, Any], place: str, trail: tuple[str, ...]) -> dict[str, Any]:
+    def _keywords(self, keywords: dict[str, Any], place: str, trail: tuple[str, ...]) -> dict[str, Any]:
         kept: dict[str, Any] = {}
-        self._settle_enum(words, place)
-        self._settle_bounds(words, place)
-        for word, value in words.items():
-            if word == "properties" and isinstance(value, Mapping):
+        self._settle_enum(keywords, place)
+        self._settle_bounds(keywords, place)
+        for keyword, value in keywords.items():
+            if keyword == "properties" and isinstance(value, Mapping):
                 inside = {
                     name: self._node(inner, f"{place}/properties/{_step(name)}", trail) for name, inner in value.items()
                 }
                 if inside or not place:
-                    kept[word] = inside
-            elif word == "items":
-                kept[word] = self._node(value, f"{place}/items", trail)
-            elif word == "anyOf":
-                kept[word] = [self._node(inner, f"{place}/anyOf/{at}", trail) for at, inner in enumerate(value)]
-            elif word == "format" and value not in _GEMINI_FORMATS.get(str(words.get("type")), ()):
+                    kept[keyword] = inside
+            elif keyword == "items":
+                kept[keyword] = self._node(value, f"{place}/items", trail)
+            elif keyword == "anyOf":
+                kept[keyword] = [self._node(inner, f"{place}/anyOf/{at}", trail) for at, inner in enumerate(value)]
+            elif keyword == "format" and value not in _GEMINI_FORMATS.get(str(keywords.get("type")), ()):
                 self._lose(place, f"format {value} left out")
-            elif word in _GEMINI_TAKES:
-                kept[word] = value
-            elif word not in {"$defs", "definitions", "$schema", "$id", "$comment", "additionalProperties"}:
-                self._lose(place, f"{word} left out")
-            elif word == "additionalProperties" and isinstance(value, Mapping) and value:
+            elif keyword in _GEMINI_TAKES:
+                kept[keyword] = value
+            elif keyword not in {"$defs", "definitions", "$schema", "$id", "$comment", "additionalProperties"}:
+                self._lose(place, f"{keyword} left out")
+            elif keyword == "additionalProperties" and isinstance(value, Mapping) and value:
                 self._lose(place, "additionalProperties left out")
         self._settle_type(kept, place)
         if "required" in kept:
@@ -304,29 +308,29 @@ class _Gemini:
                 del kept["required"]
         return kept
 
-    def _settle_enum(self, words: dict[str, Any], place: str) -> None:
-        values = words.get("enum")
+    def _settle_enum(self, keywords: dict[str, Any], place: str) -> None:
+        values = keywords.get("enum")
         if not isinstance(values, list):
             return
         if values and all(isinstance(value, str) for value in values):
-            words.setdefault("type", "string")
+            keywords.setdefault("type", "string")
             return
-        del words["enum"]
+        del keywords["enum"]
         if values:
-            words.setdefault("type", _type_of(values[0]))
-            self._say(words, f"One of: {', '.join(json.dumps(value, ensure_ascii=False) for value in values)}.")
+            keywords.setdefault("type", _type_of(values[0]))
+            self._say(keywords, f"One of: {', '.join(json.dumps(value, ensure_ascii=False) for value in values)}.")
             self._lose(place, "enum of values that are no texts, now in its description")
 
-    def _settle_bounds(self, words: dict[str, Any], place: str) -> None:
-        for word, other, step in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
-            bound = words.pop(word, None)
+    def _settle_bounds(self, keywords: dict[str, Any], place: str) -> None:
+        for keyword, other, step in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+            bound = keywords.pop(keyword, None)
             if isinstance(bound, bool) or not isinstance(bound, (int, float)):
                 continue
-            if words.get("type") == "integer" and isinstance(bound, int):
-                words.setdefault(other, bound + step)
+            if keywords.get("type") == "integer" and isinstance(bound, int):
+                keywords.setdefault(other, bound + step)
             else:
-                self._say(words, f"{'More' if step > 0 else 'Less'} than {bound}.")
-                self._lose(place, f"{word}, now in its description")
+                self._say(keywords, f"{'More' if step > 0 else 'Less'} than {bound}.")
+                self._lose(place, f"{keyword}, now in its description")
 
     def _settle_type(self, kept: dict[str, Any], place: str) -> None:
         if "type" not in kept and "anyOf" not in kept:
@@ -337,8 +341,8 @@ class _Gemini:
             kept["items"] = {"type": "string"}
             self._lose(place, "items of any kind became texts")
 
-    def _say(self, words: dict[str, Any], text: str) -> None:
-        words["description"] = " ".join(filter(None, [str(words.get("description", "")), text]))
+    def _say(self, keywords: dict[str, Any], text: str) -> None:
+        keywords["description"] = " ".join(filter(None, [str(keywords.get("description", "")), text]))
 
     def _lose(self, place: str, what: str) -> None:
         self.losses.append(f"{place or '/'}: {what}")

@@ -192,16 +192,16 @@ class DrainingServer(uvicorn.Server):
         running = len(self.server_state.tasks)
         requests = f"{running} request{'s' if running > 1 else ''} under way"
         if is_second:
-            said = f"ending now, with {requests} cut off" if running else "ending now"
+            notice = f"ending now, with {requests} cut off" if running else "ending now"
         else:
             again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
             if not running:
-                said = f"stopping, nothing is under way; {again} ends it now"
+                notice = f"stopping, nothing is under way; {again} ends it now"
             else:
-                said = f"stopping, waiting at most {self._drain_seconds:g} s for {requests}; {again} ends it now"
+                notice = f"stopping, waiting at most {self._drain_seconds:g} s for {requests}; {again} ends it now"
         # Written directly, because the signal may have interrupted another write.
         with contextlib.suppress(OSError):  # stderr may be closed
-            os.write(2, f"callgate: {said}\n".encode())
+            os.write(2, f"callgate: {notice}\n".encode())
         if is_second:
             self.force_exit = True
             self._ended_by = sig

@@ -93,11 +93,11 @@ def tags(
     dropped: tuple[str, ...] = (),
 ) -> Grammar:
     blocks: dict[str, Block] = {}
-    for words in vocabularies:
-        grammar = Tags(words)
-        blocks |= dict.fromkeys(words.wrappers, _tags_or_json(grammar))
+    for vocabulary in vocabularies:
+        grammar = Tags(vocabulary)
+        blocks |= dict.fromkeys(vocabulary.wrappers, _tags_or_json(grammar))
         if bare:
-            blocks[words.call] = partial(_bare, grammar)
+            blocks[vocabulary.call] = partial(_bare, grammar)
     return marked(blocks, channels=channels, dropped=dropped)
 
 
@@ -111,7 +111,7 @@ def _tags_or_json(grammar: Tags) -> Block:
     def block(out: EventSink, wrapper: str) -> Steps[bool]:
         yield from out.cursor.space()
         if (yield from out.cursor.peek()) in ("{", "["):
-            yield from CallObjects().read(out, Ends((grammar.words.wrappers[wrapper],), rows=True))
+            yield from CallObjects().read(out, Ends((grammar.vocabulary.wrappers[wrapper],), rows=True))
             return True
         return (yield from grammar.wrapped(out, wrapper))
 
@@ -184,7 +184,7 @@ QWEN: Final = functions("tool_call")
 GLM: Final = keys_and_values()
 
 
-def tool_call(usual: Block, words: Vocabulary = GLM) -> Block:
+def tool_call(usual: Block, vocabulary: Vocabulary = GLM) -> Block:
     """Read the content of the tags that most models use, by its beginning: call objects, a function with its parameters, or
     the name of a tool. Anything else is read, and reported, as the usual format."""
 
@@ -199,7 +199,7 @@ def tool_call(usual: Block, words: Vocabulary = GLM) -> Block:
         name = yield from cursor.run(NAME, HEAD_LIMIT)
         cursor.back(name or "")
         if name and resolve_name(name, out.tools) is not None:
-            return (yield from Tags(words).named_by_text(out))
+            return (yield from Tags(vocabulary).named_by_text(out))
         return (yield from usual(out, mark))
 
     return block
@@ -232,14 +232,14 @@ def longcat(out: EventSink, _: str) -> Steps[bool]:
     return (yield from Tags(LONGCAT).named_by_text(out))
 
 
-def named(words: Vocabulary) -> Block:
+def named(vocabulary: Vocabulary) -> Block:
     """Read a call whose name is the text after its tag."""
-    return lambda out, _: Tags(words).named_by_text(out)
+    return lambda out, _: Tags(vocabulary).named_by_text(out)
 
 
-def bare_function(words: Vocabulary) -> Block:
+def bare_function(vocabulary: Vocabulary) -> Block:
     """Read a call outside of its wrapper."""
-    return lambda out, _: Tags(words).bare_if_offered(out)
+    return lambda out, _: Tags(vocabulary).bare_if_offered(out)
 
 
 def gemma4_channel(out: EventSink, mark: str) -> Steps[bool]:

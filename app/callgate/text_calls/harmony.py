@@ -154,11 +154,11 @@ def _muse_body(out: EventSink, header: str) -> Steps[None]:
         yield from _reasoning(out, MUSE)
     if recipient in (None, "self", "user"):
         return
-    marks = (MUSE_CALLS, MUSE_TAGS.words.call)
+    marks = (MUSE_CALLS, MUSE_TAGS.vocabulary.call)
     mark = yield from out.cursor.until(finder((*marks, START, *MUSE.ends)))
     if mark == MUSE_CALLS:
         yield from MUSE_TAGS.wrapped(out, mark)
-    elif mark == MUSE_TAGS.words.call:
+    elif mark == MUSE_TAGS.vocabulary.call:
         yield from MUSE_TAGS.bare(out)
     else:
         out.add_call(cut_off(recipient if mark else None, flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))

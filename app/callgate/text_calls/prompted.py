@@ -108,7 +108,7 @@ class PromptedModel:
             bounded = _BoundedReader(reader, self._argument_bytes)
             yield PromptedAnswer(answer, bounded, asked)
         if bounded.has_finished:
-            self._thinking.learn(had_lone_end=reader.had_lone_end)
+            self._thinking.note_answer(had_lone_end=reader.had_lone_end)
 
 
 # Asking ---------------------------------------------------------------------------------------------------------------

@@ -197,32 +197,32 @@ NAME: Final = re.compile(r"[^\s<]*")
 class Tags:
     """The grammar of calls in wrappers, or bare."""
 
-    words: Vocabulary
+    vocabulary: Vocabulary
 
     def wrapped(self, out: EventSink, wrapper: str) -> Steps[bool]:
         """Read a wrapper after its opening tag. Text between its calls is ignored; its end may be missing."""
-        words, cursor = self.words, out.cursor
-        end = words.wrappers[wrapper]
-        marks = finder((words.call, end, COMMENT))
+        vocabulary, cursor = self.vocabulary, out.cursor
+        end = vocabulary.wrappers[wrapper]
+        marks = finder((vocabulary.call, end, COMMENT))
         found_any = False
         while True:
             tail = Tail()
             mark = yield from cursor.until(marks, tail)
             if mark == COMMENT:
                 yield from cursor.until(finder((COMMENT_END,)))
-            elif mark == words.call:
+            elif mark == vocabulary.call:
                 found_any = (yield from self._wrapped_call(out)) or found_any
             elif mark == end:
                 return True
             else:
-                began_another = len(tail.text) > 1 and words.call.startswith(tail.text)
+                began_another = len(tail.text) > 1 and vocabulary.call.startswith(tail.text)
                 if began_another or not found_any:
                     out.add_call(cut_off())
                 return True
 
     def bare(self, out: EventSink) -> Steps[bool]:
         """Read a call in prose after its opening tag. False: it is no tag, and nothing more was read."""
-        start = yield from self.words.head(out.cursor)
+        start = yield from self.vocabulary.head(out.cursor)
         if not start.is_whole or start.name is None:
             return (yield from self._unfinished_tag(out, start))
         yield from self._named(out, start)
@@ -231,11 +231,11 @@ class Tags:
 
     def bare_if_offered(self, out: EventSink) -> Steps[bool]:
         """The same for a common tag, which counts only with the name of an offered tool."""
-        start = yield from self.words.head(out.cursor)
+        start = yield from self.vocabulary.head(out.cursor)
         if not start.is_whole or start.name is None:
             return (yield from self._unfinished_tag(out, start))
         if resolve_name(start.name, out.tools) is None:
-            out.add_text(self.words.call + start.text)
+            out.add_text(self.vocabulary.call + start.text)
             return True
         yield from self._named(out, start)
         yield from self.swallow_strays(out)
@@ -245,12 +245,12 @@ class Tags:
         """Read a wrapper with only calls in it, after its opening tag."""
         cursor = out.cursor
         yield from cursor.space()
-        if (yield from cursor.one_of((self.words.call,))) is None:
+        if (yield from cursor.one_of((self.vocabulary.call,))) is None:
             # Skip other text in the wrapper, up to the wrapper's end.
-            if cursor.ends_within(self.words.call):
+            if cursor.ends_within(self.vocabulary.call):
                 broken = cut_off()
             else:
-                ended = yield from cursor.until(finder(self.words.strays))
+                ended = yield from cursor.until(finder(self.vocabulary.strays))
                 broken = cut_off(flaw=Flaw.INVALID_MARKUP if ended else Flaw.TRUNCATED)
             out.add_call(broken)
             return True
@@ -258,7 +258,7 @@ class Tags:
             yield from self._wrapped_call(out)
             blanks: list[str] = []
             yield from cursor.space(blanks.append)
-            if (yield from cursor.one_of((self.words.call,))) is None:
+            if (yield from cursor.one_of((self.vocabulary.call,))) is None:
                 yield from self.swallow_strays(out, *blanks)
                 return True
 
@@ -274,23 +274,23 @@ class Tags:
         elif not name:
             out.add_call((yield from self._broken(cursor, None, Flaw.MISSING_NAME)))
         else:
-            if self.words.name_end:
+            if self.vocabulary.name_end:
                 yield from cursor.space()
-                yield from cursor.one_of((self.words.name_end,))
+                yield from cursor.one_of((self.vocabulary.name_end,))
             out.add_call((yield from self.body(out, name)))
         return True
 
     def body(self, out: EventSink, name: str) -> Steps[CallWritten]:
         """Read the parameters of a call up to its end tag."""
-        words, cursor = self.words, out.cursor
-        values = Values(name, words)
+        vocabulary, cursor = self.vocabulary, out.cursor
+        values = Values(name, vocabulary)
         while True:
             yield from cursor.space()
-            mark = yield from cursor.one_of((words.call_end, words.value))
-            if mark == words.call_end:
+            mark = yield from cursor.one_of((vocabulary.call_end, vocabulary.value))
+            if mark == vocabulary.call_end:
                 return values.written()
-            if mark == words.value:
-                start = yield from (words.value_head or words.head)(cursor)
+            if mark == vocabulary.value:
+                start = yield from (vocabulary.value_head or vocabulary.head)(cursor)
                 if start.is_whole and start.name and (key := start.name.strip()):
                     tool = resolve_name(name, out.tools)
                     known = out.tools[tool.name] if tool is not None and isinstance(out.tools, Mapping) else ()
@@ -302,8 +302,8 @@ class Tags:
                         return broken
                     values.add(key, text, start.attributes)
                     continue
-            elif words.typed and not values and (yield from cursor.peek()) == "{":
-                body = yield from read_body(cursor, Ends((self.words.call_end,)))
+            elif vocabulary.typed and not values and (yield from cursor.peek()) == "{":
+                body = yield from read_body(cursor, Ends((self.vocabulary.call_end,)))
                 if body.mark is None:
                     return cut_off(name)
                 return arguments_written(name, body)
@@ -314,7 +314,7 @@ class Tags:
         held = list(blanks)
         while True:
             yield from out.cursor.space(held.append)
-            if (yield from out.cursor.one_of(self.words.strays)) is None:
+            if (yield from out.cursor.one_of(self.vocabulary.strays)) is None:
                 out.add_text("".join(held))
                 return
             held.clear()
@@ -329,15 +329,15 @@ class Tags:
 
     def _named(self, out: EventSink, start: TagHead) -> Steps[None]:
         assert start.name is not None
-        name = self.words.rename(start.name, out.tools) if self.words.rename else start.name
+        name = self.vocabulary.rename(start.name, out.tools) if self.vocabulary.rename else start.name
         body = self.body(out, name)
-        out.add_call(Values(name, self.words).written() if start.is_closed else (yield from body))
+        out.add_call(Values(name, self.vocabulary).written() if start.is_closed else (yield from body))
 
     def _value(self, cursor: TextCursor, values: "Values", own: str, parameters: Collection[str]) -> Steps[str | None]:
         """Read a raw value up to its closing tag; None if it is not closed, or another parameter begins before that: at the
         beginning of a line, or inside another call, whose closing tag would be taken for this one's. A value that is one CDATA
         section is the content of that."""
-        words, pieces = self.words, list[str]()
+        vocabulary, pieces = self.vocabulary, list[str]()
         yield from _line_break(cursor, pieces.append)
         if (yield from cursor.one_of((CDATA,))) is not None:
             inside: list[str] = []
@@ -345,18 +345,18 @@ class Tags:
                 return None
             after: list[str] = []
             yield from _line_break(cursor, after.append)
-            if (yield from cursor.one_of((words.value_end,))) is not None:
+            if (yield from cursor.one_of((vocabulary.value_end,))) is not None:
                 return "".join(inside)
             pieces += [CDATA, *inside, CDATA_END, *after]
-        marks = finder((words.value_end, words.value, words.call, words.call_end))
+        marks = finder((vocabulary.value_end, vocabulary.value, vocabulary.call, vocabulary.call_end))
         has_call = False
-        while (mark := (yield from cursor.until(marks, pieces.append))) is not None and mark != words.value_end:
+        while (mark := (yield from cursor.until(marks, pieces.append))) is not None and mark != vocabulary.value_end:
             shown = next((text for piece in reversed(pieces) if (text := piece.rstrip(" \t\r"))), "\n")
             begins_line = shown[-1] == "\n"
             pieces.append(mark)
-            if mark in (words.call, words.call_end):
-                has_call = has_call or mark == words.call
-                values.open_calls = max(0, values.open_calls + (1 if mark == words.call else -1))
+            if mark in (vocabulary.call, vocabulary.call_end):
+                has_call = has_call or mark == vocabulary.call
+                values.open_calls = max(0, values.open_calls + (1 if mark == vocabulary.call else -1))
                 continue
             key = yield from self._key_within(cursor, pieces)
             if has_call or key is None:
@@ -368,23 +368,23 @@ class Tags:
         text = "".join(pieces)
         if mark is None:
             return None
-        wrapped = _WRAPPED.fullmatch(text) if words.own_lines else None
+        wrapped = _WRAPPED.fullmatch(text) if vocabulary.own_lines else None
         return wrapped.group(1) if wrapped else text
 
     def _key_within(self, cursor: TextCursor, pieces: list[str]) -> Steps[str | None]:
         """Return the name of a parameter whose tag was just read in a value; empty if it is no tag, None if the text ends in
         it."""
-        if not self.words.key_end:
-            head = yield from (self.words.value_head or self.words.head)(cursor)
+        if not self.vocabulary.key_end:
+            head = yield from (self.vocabulary.value_head or self.vocabulary.head)(cursor)
             pieces.append(head.text)
             return None if head.is_cut else (head.name or "").strip()
         look = _Ahead(cursor)
         key = yield from look.run(_KEY)
-        is_whole = (yield from look.mark(self.words.key_end)) is not None
+        is_whole = (yield from look.mark(self.vocabulary.key_end)) is not None
         return None if look.is_cut else key.strip() if is_whole else ""
 
     def _wrapped_call(self, out: EventSink) -> Steps[bool]:
-        start = yield from self.words.head(out.cursor)
+        start = yield from self.vocabulary.head(out.cursor)
         if start.is_whole and start.name is not None:
             yield from self._named(out, start)
             return True
@@ -392,7 +392,7 @@ class Tags:
             out.cursor.at = len(out.cursor.text)
             out.add_call(cut_off())
             return True
-        is_word = self.words.call[-1].isalnum()
+        is_word = self.vocabulary.call[-1].isalnum()
         if is_word and not start.is_whole and (yield from out.cursor.peek()) not in _HEAD_STARTS:
             return False  # stray text such as <invoker>
         out.add_call((yield from self._broken(out.cursor, None, Flaw.MISSING_NAME if start.is_whole else None)))
@@ -402,10 +402,10 @@ class Tags:
         self, cursor: TextCursor, name: str | None, flaw: Flaw | None = None, *, sink: Sink = drop, inside: int = 0
     ) -> Steps[CallWritten]:
         """Read the rest of a broken call, up to its next end tag, or, with `inside` open calls in it, the one after theirs."""
-        words = self.words
-        marks = finder((words.call_end, words.call) if inside else (words.call_end,))
+        vocabulary = self.vocabulary
+        marks = finder((vocabulary.call_end, vocabulary.call) if inside else (vocabulary.call_end,))
         while (ended := (yield from cursor.until(marks, sink))) is not None:
-            if ended == words.call:
+            if ended == vocabulary.call:
                 inside += 1
             elif inside:
                 inside -= 1
@@ -416,18 +416,18 @@ class Tags:
 
     def _note_calls_in(self, out: EventSink, text: str) -> None:
         """Report calls inside a broken one, for the log."""
-        for part in text.split(self.words.call)[1:]:
-            words = _WORD.findall(part, 0, HEAD_LIMIT)[:_WORDS_TO_NAME]
-            if (name := next((word for word in words if resolve_name(word, out.tools)), None)) is not None:
+        for part in text.split(self.vocabulary.call)[1:]:
+            vocabulary = _WORD.findall(part, 0, HEAD_LIMIT)[:_WORDS_TO_NAME]
+            if (name := next((word for word in vocabulary if resolve_name(word, out.tools)), None)) is not None:
                 out.note_nested(name)
 
 
 class Values:
     """Collects the parameters of one call."""
 
-    def __init__(self, name: str, words: Vocabulary) -> None:
+    def __init__(self, name: str, vocabulary: Vocabulary) -> None:
         self._name = name
-        self._words = words
+        self._words = vocabulary
         self._texts: dict[str, str] = {}
         self._json: set[str] = set()
         self._said_text: set[str] = set()

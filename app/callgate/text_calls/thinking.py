@@ -44,7 +44,7 @@ class ThinkingMemory:
             return "none"
         return "unknown" if self._opens or not self._is_known or not streams else "none"
 
-    def learn(self, *, had_lone_end: bool) -> None:
+    def note_answer(self, *, had_lone_end: bool) -> None:
         """Note the end of an answer."""
         self._answers += 1
         if had_lone_end:

@@ -238,6 +238,6 @@ def _mentions(value: Any, key: str) -> bool:
             return False
 
 
-def _digest(*said: Any) -> str:
-    text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+def _digest(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -120,8 +120,8 @@ class _Link:
         return self._tap.trouble
 
     @trouble.setter
-    def trouble(self, words: str) -> None:
-        self._tap.trouble = words
+    def trouble(self, problem: str) -> None:
+        self._tap.trouble = problem
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -314,10 +314,10 @@ class HttpLink(_Link):
             raise NotSent(f"HTTP {response.status}")
         if response.status in _BEHIND_A_GATEWAY:
             raise Gone(f"HTTP {response.status}")
-        words = f"HTTP {response.status} {_REASONS.get(response.status, '')}".strip()
+        problem = f"HTTP {response.status} {_REASONS.get(response.status, '')}".strip()
         if 300 <= response.status < 400:
-            words += ": a redirect, which is not followed"
-        return RpcAnswer(error=RpcError(response.status, f"The tool's server refused the call: {words}."))
+            problem += ": a redirect, which is not followed"
+        return RpcAnswer(error=RpcError(response.status, f"The tool's server refused the call: {problem}."))
 
     def _send_aside(self, body: bytes) -> None:
         if self.gone.done():

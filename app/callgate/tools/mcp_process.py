@@ -107,10 +107,10 @@ class ServerProcess(asyncio.SubprocessProtocol):
         """Wait until the launcher has started the server."""
         assert self._line is not None
         while b"\n" not in self._reported:
-            said = await loop.sock_recv(self._line, 4096)
-            if not said:
+            line_data = await loop.sock_recv(self._line, 4096)
+            if not line_data:
                 raise CannotOpen(f"{spec.command} cannot be run: {self._reason()}")
-            self._reported += said
+            self._reported += line_data
         word, _, rest = self._reported.partition(b"\n")[0].decode(errors="replace").partition(" ")
         if word == "started":
             self._pid = 0 if self._exited.is_set() else int(rest)
@@ -136,9 +136,9 @@ class ServerProcess(asyncio.SubprocessProtocol):
         if (pipe := self._pipe(1)) is not None and not pipe.is_closing():
             cast("asyncio.ReadTransport", pipe).resume_reading()
 
-    def note(self, words: bytes) -> None:
+    def note(self, text: bytes) -> None:
         """Keep output that is not of the protocol, for the reason of a failure."""
-        self._said = (self._said + words)[-SAID_BYTES:]
+        self._said = (self._said + text)[-SAID_BYTES:]
 
     async def stop(self, *, in_haste: bool = False) -> None:
         """End it with all its descendants, within the three timeouts together, or within half a second if `in_haste`."""
@@ -208,14 +208,14 @@ class ServerProcess(asyncio.SubprocessProtocol):
 
     def _reason(self) -> str:
         how = self._how() if self._exited.is_set() else "it closed its output"
-        words = self._said.decode("utf-8", "replace").strip().splitlines()
-        return f"{how}: {words[-1].strip()[:300]}" if words else how
+        text = self._said.decode("utf-8", "replace").strip().splitlines()
+        return f"{how}: {text[-1].strip()[:300]}" if text else how
 
     def _how(self) -> str:
         """Return how the server ended, as the launcher reported it."""
         with contextlib.suppress(OSError):
-            while self._line is not None and (said := self._line.recv(4096)):
-                self._reported += said
+            while self._line is not None and (line_data := self._line.recv(4096)):
+                self._reported += line_data
         for line in self._reported.decode(errors="replace").splitlines():
             match line.split():
                 case ["ended", "code", code, *_]:

@@ -21,9 +21,9 @@ def outcome_of(answer: RpcAnswer) -> Outcome:
         return Failed("The tool's server sent an answer without a result.")
     if result.kind == INPUT_REQUIRED:
         return Failed("The tool asks a person for input, and nobody can be asked from here.", FailureKind.REFUSED)
-    words, images = _read(result.content)
-    text = "\n".join(words)
-    if not (words or images) and bytes(result.structured):  # the same content for programs, used if there is no other
+    texts, images = _read(result.content)
+    text = "\n".join(texts)
+    if not (texts or images) and bytes(result.structured):  # the same content for programs, used if there is no other
         text = msgspec.json.format(result.structured, indent=-1).decode("utf-8", "replace")
     if result.is_error:
         return Failed(text or "The tool failed and did not say why.")
@@ -31,15 +31,15 @@ def outcome_of(answer: RpcAnswer) -> Outcome:
 
 
 def _read(content: list[Content]) -> tuple[list[str], tuple[Image, ...]]:
-    words: list[str] = []
+    texts: list[str] = []
     images: list[Image] = []
     for piece in content:
         for part in _parts(piece):
             if isinstance(part, Image):
                 images.append(part)
             else:
-                words.append(part)
-    return words, tuple(images)
+                texts.append(part)
+    return texts, tuple(images)
 
 
 def _parts(piece: Content) -> Iterator[str | Image]:

@@ -46,7 +46,7 @@ class OperationFilter:
     exclude: tuple[str, ...] = ()
 
     def takes(self, operation: Operation) -> bool:
-        return _matches(self.include, operation.words) and not _matches(self.exclude, operation.words)
+        return _matches(self.include, operation.selectors) and not _matches(self.exclude, operation.selectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,9 @@ class OpenApiSource:
 
     def _check(self, document: OpenApiDocument, operations: Iterable[Operation]) -> None:
         """Raise for names in the settings that are not in the document."""
-        words = [word for operation in operations for word in operation.words]
+        selectors = [selector for operation in operations for selector in operation.selectors]
         for pattern in (*self._api.selection.include, *self._api.selection.exclude):
-            if pattern != "*" and not fnmatch.filter(words, pattern):
+            if pattern != "*" and not fnmatch.filter(selectors, pattern):
                 raise BadDocument(f"no operation, path or tag of it is called {pattern!r}")
         names = [operation.name for operation in operations]
         for pattern in self._api.rename:
@@ -187,7 +187,7 @@ class OpenApiSource:
         )
         name = operation.name
         if pattern is not None:
-            tag = next(iter(operation.words[2:]), "")
+            tag = next(iter(operation.selectors[2:]), "")
             places = {"{name}": name, "{method}": operation.method.lower(), "{tag}": tag}
             name = _RENAME_PLACE.sub(lambda found: places[found[0]], rename[pattern])
         if self._api.prefix and not name.startswith(f"{self._api.prefix}_"):
@@ -224,5 +224,5 @@ class OpenApiSource:
         )
 
 
-def _matches(patterns: Iterable[str], words: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(word, pattern) for pattern in patterns for word in words)
+def _matches(patterns: Iterable[str], selectors: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(selector, pattern) for pattern in patterns for selector in selectors)

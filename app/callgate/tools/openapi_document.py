@@ -57,7 +57,7 @@ class Operation:
         return f"{self.method.lower()}_" + re.sub(r"[^A-Za-z0-9]+", "_", self.path).strip("_")
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def selectors(self) -> tuple[str, ...]:
         """The texts by which it can be selected: its name, its method and path, its tags."""
         tags = self.node.get("tags")
         return (self.name, self.title, *(str(tag) for tag in (tags if isinstance(tags, list) else ())))

@@ -239,9 +239,9 @@ class _Shaping:
 def _is_all_properties(schema: Mapping[str, Any]) -> bool:
     """True if an object schema has only properties, so that these can be arguments."""
     notes = {"title", "description", "example", "examples", "xml", "externalDocs", "deprecated", "default"}
-    said = {key for key in schema if key not in notes and not str(key).startswith("x-")}
+    keywords = {key for key in schema if key not in notes and not str(key).startswith("x-")}
     return (
-        said <= {"type", "properties", "required", "additionalProperties"}
+        keywords <= {"type", "properties", "required", "additionalProperties"}
         and schema.get("type", "object") == "object"
         and isinstance(schema.get("properties"), Mapping)
         and bool(schema["properties"])
@@ -252,7 +252,11 @@ def _is_all_properties(schema: Mapping[str, Any]) -> bool:
 def _styles(media: Any) -> dict[str, str]:
     encoding = media.get("encoding") if isinstance(media, Mapping) else None
     fields = encoding.items() if isinstance(encoding, Mapping) else ()
-    return {str(name): str(said["style"]) for name, said in fields if isinstance(said, Mapping) and "style" in said}
+    return {
+        str(name): str(keywords["style"])
+        for name, keywords in fields
+        if isinstance(keywords, Mapping) and "style" in keywords
+    }
 
 
 def _preferred(content: Mapping[str, Any]) -> tuple[str, Any]:

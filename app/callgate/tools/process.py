@@ -291,16 +291,16 @@ class _Child:
                 self.over.exception()  # marks it as retrieved: the caller may have been cancelled
 
     def _ended(self) -> CommandResult:
-        words: dict[str, str] = {}
+        messages: dict[str, str] = {}
         for line in self._said.decode(errors="replace").splitlines():
             name, _, rest = line.partition(" ")
-            words[name] = rest
-        if "failed" in words:
-            raise NotStarted(words["failed"])
-        if "ended" not in words:
-            self._kill_group(words.get("started", ""))
+            messages[name] = rest
+        if "failed" in messages:
+            raise NotStarted(messages["failed"])
+        if "ended" not in messages:
+            self._kill_group(messages.get("started", ""))
             raise LauncherDied("the process that ran the command is gone")
-        how, number, *after = words["ended"].split()
+        how, number, *after = messages["ended"].split()
         why = EndReason(after[1]) if after else EndReason.ITSELF
         return CommandResult(
             why=self._flood or why,

@@ -181,14 +181,14 @@ class _Signature:
                 self._parameters.append(("", parameter))
                 continue
             place = f"p{len(fields)}"  # a parameter's name may be reserved in pydantic models
-            said = explained.get(parameter.name)
+            parameter_text = explained.get(parameter.name)
             default = parameter.default
             if default is inspect.Parameter.empty:
                 default = ...
             fields_of_hint = (default, *getattr(hint, "__metadata__", ()))
             has_words = any(isinstance(each, FieldInfo) and each.description for each in fields_of_hint)
-            if said and not has_words:
-                fields[place] = (Annotated[hint, Field(alias=parameter.name, description=said)], default)
+            if parameter_text and not has_words:
+                fields[place] = (Annotated[hint, Field(alias=parameter.name, description=parameter_text)], default)
             else:
                 fields[place] = (Annotated[hint, Field(alias=parameter.name)], default)
             self._parameters.append((place, parameter))

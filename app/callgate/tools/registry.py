@@ -351,11 +351,11 @@ class Registry:
         # Whether it needs approval: by its entry, else by the tool itself, else by the general rule.
         policy = taken.tool.policy
         of_entry = self._approval_of.get((taken.source, taken.original)) or self._approval_of.get(taken.source, NO_RULE)
-        said = of_entry.opinion(taken, policy.safety, taken.at_source())
-        if said is None:
+        required = of_entry.opinion(taken, policy.safety, taken.at_source())
+        if required is None:
             may_free = partial(self.may_free, taken.source)
-            said = policy.require_approval or self._approval.opinion(taken, policy.safety, may_free=may_free)
-        waits = bool(said)
+            required = policy.require_approval or self._approval.opinion(taken, policy.safety, may_free=may_free)
+        waits = bool(required)
         if waits == tool.policy.require_approval:
             return taken
         return replace(taken, tool=replace(final, policy=replace(tool.policy, require_approval=waits)))

@@ -347,7 +347,7 @@ def _outcome_of(task: "asyncio.Task[Outcome]") -> Outcome:
     return Failed("The tool broke down, and not because of the arguments.")
 
 
-_let_go: set["asyncio.Task[Outcome]"] = set()
+_abandoned: set["asyncio.Task[Outcome]"] = set()
 """Tasks that did not stop when they were cancelled. Kept, because the event loop has only weak references."""
 
 
@@ -362,10 +362,10 @@ async def _stop(task: "asyncio.Task[Outcome]", slots: Slots) -> None:
                 task.exception()  # marks it as retrieved
         else:
             held = slots.hand_over()
-            _let_go.add(task)
+            _abandoned.add(task)
 
             def ended(task: "asyncio.Task[Outcome]") -> None:
-                _let_go.discard(task)
+                _abandoned.discard(task)
                 held.give_back()
                 if not task.cancelled():
                     task.exception()

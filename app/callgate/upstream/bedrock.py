@@ -192,8 +192,10 @@ class _Frames:
             name = next((word for word in (str(kind), *payload) if _EXCEPTION.search(word)), "")
             payload = payload[name] if isinstance(payload.get(name), dict) else payload
         if name or frame.headers.get(":message-type") != "event":
-            said = field_of(payload, "message") or frame.headers.get(":error-message") or name
-            yield ProviderError(str(said), {"error": {"message": said, "type": name, "status": STATUSES.get(name)}})
+            found_message = field_of(payload, "message") or frame.headers.get(":error-message") or name
+            yield ProviderError(
+                str(found_message), {"error": {"message": found_message, "type": name, "status": STATUSES.get(name)}}
+            )
         elif isinstance(payload, dict) and (error := error_in(payload)) is not None:
             yield error
         elif kind == "contentBlockStart":
@@ -276,11 +278,11 @@ def _name(name: Any, names: Mapping[str, str]) -> str | None:
 
 def _thought(thought: Mapping[str, Any]) -> Iterator[ModelEvent]:
     whole = thought.get("reasoningText")
-    said = whole if isinstance(whole, dict) else thought
-    if isinstance(text := said.get("text"), str) and text:
+    found_message = whole if isinstance(whole, dict) else thought
+    if isinstance(text := found_message.get("text"), str) and text:
         yield ReasoningDelta(text)
         yield ThinkingBlock({"type": "thinking", "thinking": text})
-    if signature := said.get("signature"):
+    if signature := found_message.get("signature"):
         yield ThinkingBlock({"type": "thinking", "thinking": "", "signature": signature})
     if redacted := thought.get("redactedContent"):
         yield ThinkingBlock({"type": "redacted_thinking", "data": redacted})

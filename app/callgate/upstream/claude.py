@@ -285,8 +285,12 @@ class EventsReader(EventsBody):
             return []
         # A piece of an unknown format is kept, so that it breaks its call.
         piece = delta.get("partial_json", [delta]) if isinstance(delta, dict) else [delta]
-        said: list[ModelEvent] = [CallDelta(self._calls[index], arguments=piece)]
-        return said if index not in self._stopped or not piece else [*said, CallDelta(UNKNOWN_CALL, arguments=piece)]
+        fragments: list[ModelEvent] = [CallDelta(self._calls[index], arguments=piece)]
+        return (
+            fragments
+            if index not in self._stopped or not piece
+            else [*fragments, CallDelta(UNKNOWN_CALL, arguments=piece)]
+        )
 
     def _is_format(self, block: Any) -> bool:
         from litellm.constants import RESPONSE_FORMAT_TOOL_NAME

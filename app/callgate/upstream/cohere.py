@@ -101,26 +101,26 @@ class _CohereEvents(EventsBody):
         return list(self._events(event))
 
     def _events(self, event: dict[str, Any]) -> Iterator[ModelEvent]:
-        kind, said = event.get("type"), field_of(event, "delta", "message")
+        kind, delta_message = event.get("type"), field_of(event, "delta", "message")
         index = whole_number(event.get("index"))
         if kind == "message-start":
             yield ProviderHead(event.get("id") if isinstance(event.get("id"), str) else None, self._model)
         elif kind in {"content-start", "content-delta"}:
-            yield from _content(field_of(said, "content"))
+            yield from _content(field_of(delta_message, "content"))
         elif kind == "tool-plan-delta":
-            yield from _plan(said)
+            yield from _plan(delta_message)
         elif kind in {"tool-call-start", "tool-call-delta"}:
             yield from self._pieces(event, index, opens=kind == "tool-call-start")
         elif kind == "tool-call-end":
             self._ended_calls.add(index)
         elif kind == "citation-start":
-            if citation := field_of(said, "citations"):
+            if citation := field_of(delta_message, "citations"):
                 yield ExtraField("citations", [citation])
         elif kind == "message-end":
             delta = event.get("delta")
             yield from _ended(delta)
             self.done = True
-        elif field_of(said, "tool_calls"):
+        elif field_of(delta_message, "tool_calls"):
             self.fault = "an event of the stream says something of a call that is not known"
 
     def _pieces(self, event: dict[str, Any], index: int | None, *, opens: bool) -> Iterator[ModelEvent]:
@@ -191,12 +191,12 @@ def _plan(message: Any) -> Iterator[ModelEvent]:
         yield ExtraField("tool_plan", plan)
 
 
-def _ended(said: Any) -> Iterator[ModelEvent]:
-    if reason := reason_in(field_of(said, "finish_reason")):
+def _ended(delta_message: Any) -> Iterator[ModelEvent]:
+    if reason := reason_in(field_of(delta_message, "finish_reason")):
         yield Finished(reason)
-    if (error := field_of(said, "error")) is not None:
+    if (error := field_of(delta_message, "error")) is not None:
         yield ProviderError(str(field_of(error, "message") or error), {"error": error})
-    tokens = field_of(said, "usage", "tokens")
+    tokens = field_of(delta_message, "usage", "tokens")
     if isinstance(tokens, dict):
         prompt, completion = (whole_number(tokens.get(name)) or 0 for name in ("input_tokens", "output_tokens"))
         yield Usage({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})

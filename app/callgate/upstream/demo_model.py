@@ -90,8 +90,8 @@ class DemoModel:
             if isinstance(function, dict) and isinstance(function.get("name"), str):
                 found[function["name"]] = function.get("parameters") or {}
         offered = found
-        said = _answer(messages, offered, _decoded(ask.tool_choice), ask.params)
-        yield _DemoAnswer(_batches(said, messages, ask), self._pause if ask.stream else None)
+        reply = _answer(messages, offered, _decoded(ask.tool_choice), ask.params)
+        yield _DemoAnswer(_batches(reply, messages, ask), self._pause if ask.stream else None)
 
 
 class _DemoAnswer:
@@ -237,29 +237,29 @@ def _ended(text: str) -> str:
 # How it says it -----------------------------------------------------------------------------------
 
 
-def _batches(said: _DemoReply, messages: Sequence[Any], ask: ModelRequest) -> Iterator[Sequence[ModelEvent]]:
+def _batches(reply: _DemoReply, messages: Sequence[Any], ask: ModelRequest) -> Iterator[Sequence[ModelEvent]]:
     digest = hashlib.sha256(json.dumps(messages, sort_keys=True, default=str).encode()).hexdigest()
     head = ProviderHead(id=f"chatcmpl-demo-{digest[:16]}", model="demo", system_fingerprint="fp_demo")
-    words = re.findall(r"\s*\S+\s*?", said.text)
+    words = re.findall(r"\s*\S+\s*?", reply.text)
     limit = _decoded(ask.params.get("max_completion_tokens") or ask.params.get("max_tokens"))
     reason = "stop"
     if isinstance(limit, int) and not isinstance(limit, bool) and 0 < limit < len(words):
         words, reason = words[:limit], "length"
-    ids = [f"call_demo_{digest[:12]}{position}" for position in range(len(said.calls))]
-    reason = "tool_calls" if said.calls else reason
+    ids = [f"call_demo_{digest[:12]}{position}" for position in range(len(reply.calls))]
+    reason = "tool_calls" if reply.calls else reason
     asked = len(json.dumps(messages, default=str)) + sum(len(bytes(tool)) for tool in ask.tools)
     prompt = max(1, asked // CHARS_PER_TOKEN)
-    answered = len(words) + sum(1 + -(-len(_json(call.arguments)) // CHARS_PER_TOKEN) for call in said.calls)
+    answered = len(words) + sum(1 + -(-len(_json(call.arguments)) // CHARS_PER_TOKEN) for call in reply.calls)
     usage = Usage({"prompt_tokens": prompt, "completion_tokens": answered, "total_tokens": prompt + answered})
     if not ask.stream:
-        written = [CallWritten(call.tool, _json(call.arguments), id) for call, id in zip(said.calls, ids, strict=True)]
+        written = [CallWritten(call.tool, _json(call.arguments), id) for call, id in zip(reply.calls, ids, strict=True)]
         text = [TextDelta("".join(words))] if words else []
         yield [head, *text, *written, Finished(reason), usage]
         return
     yield [head]
     for word in words:
         yield [TextDelta(word)]
-    for index, (call, id) in enumerate(zip(said.calls, ids, strict=True)):
+    for index, (call, id) in enumerate(zip(reply.calls, ids, strict=True)):
         yield [CallDelta(index=index, id=id, name=call.tool, arguments="")]
         written_arguments = _json(call.arguments)
         for start in range(0, len(written_arguments), FRAGMENT_CHARS):

@@ -85,12 +85,14 @@ def from_status(
 def _of_status(
     status: int, headers: Mapping[str, str], body: bytes | ErrorBody, secrets: Iterable[str]
 ) -> UpstreamError:
-    said = body if isinstance(body, ErrorBody) else read_error_body(body)
-    detail = redact(f"upstream status {status}: {said.type} {said.code} {said.message}", secrets)[:DETAIL_CHARS]
+    error_body = body if isinstance(body, ErrorBody) else read_error_body(body)
+    detail = redact(f"upstream status {status}: {error_body.type} {error_body.code} {error_body.message}", secrets)[
+        :DETAIL_CHARS
+    ]
     wait = retry_after(headers)
     if status in {401, 403, 407}:
         return auth_failed(detail)
-    if status == 402 or (status == 429 and ("insufficient_quota" in (said.code, said.type))):
+    if status == 402 or (status == 429 and ("insufficient_quota" in (error_body.code, error_body.type))):
         return UpstreamError(
             429,
             "The quota of the model's provider is used up.",
@@ -99,7 +101,7 @@ def _of_status(
             detail=detail,
         )
     if status == 404:
-        if said.code == "model_not_found" or "model" in said.message.lower():
+        if error_body.code == "model_not_found" or "model" in error_body.message.lower():
             return UpstreamError(
                 404,
                 "The provider does not know this model, or the proxy's account may not use it.",
@@ -123,7 +125,7 @@ def _of_status(
             again=True,
         )
     if status in CLIENT_MISTAKES:
-        return client_mistake(status, said, detail, secrets)
+        return client_mistake(status, error_body, detail, secrets)
     if status in {408, 504, 524}:
         return timed_out("The model's provider did not answer in time.", detail, again=True)
     if status in {503, 529}:
@@ -209,17 +211,18 @@ def timed_out(message: str, detail: str, *, again: bool, elsewhere: bool = True)
     )
 
 
-def client_mistake(status: int, said: ErrorBody, detail: str, secrets: Iterable[str] = ()) -> UpstreamError:
+def client_mistake(status: int, error_body: ErrorBody, detail: str, secrets: Iterable[str] = ()) -> UpstreamError:
     """Return the error for a client's mistake, with the provider's own message."""
     secrets = tuple(secrets)
-    code = _word(said.code, _CODE, secrets)
-    if said.type == "exceed_context_size_error" or (code is None and _CONTEXT.search(said.message)):
+    code = _word(error_body.code, _CODE, secrets)
+    if error_body.type == "exceed_context_size_error" or (code is None and _CONTEXT.search(error_body.message)):
         code = "context_length_exceeded"
     return UpstreamError(
         status,
-        redact(said.message, secrets)[:MESSAGE_CHARS].strip() or "The model's provider did not accept the request.",
+        redact(error_body.message, secrets)[:MESSAGE_CHARS].strip()
+        or "The model's provider did not accept the request.",
         type="invalid_request_error",
-        param=_word(said.param, _PARAM, secrets),
+        param=_word(error_body.param, _PARAM, secrets),
         code=code,
         detail=detail,
         elsewhere=False,
@@ -228,16 +231,16 @@ def client_mistake(status: int, said: ErrorBody, detail: str, secrets: Iterable[
 
 def reported(message: str, body: object, headers: Mapping[str, str], *, secrets: Iterable[str] = ()) -> UpstreamError:
     """Return the error for an answer with status 200 that reports an error."""
-    said = read_error(body)
+    error_body = read_error(body)
     if (status := _status_in(body)) is not None:
-        return from_status(status, headers, said, secrets=secrets)
+        return from_status(status, headers, error_body, secrets=secrets)
     return bad_answer(
-        "The model's provider reported an error.", redact(f"{message} {said.code}", secrets)[:DETAIL_CHARS]
+        "The model's provider reported an error.", redact(f"{message} {error_body.code}", secrets)[:DETAIL_CHARS]
     )
 
 
-def replaced(said: ErrorBody, *, code: str) -> ErrorBody:
-    return replace(said, code=code)
+def replaced(error_body: ErrorBody, *, code: str) -> ErrorBody:
+    return replace(error_body, code=code)
 
 
 def read_error_body(body: bytes) -> ErrorBody:

@@ -241,47 +241,47 @@ class _GeminiMessage(MessageBody):
         return events
 
 
-def _answer(said: dict[str, Any]) -> dict[str, Any]:
+def _answer(response: dict[str, Any]) -> dict[str, Any]:
     """Return the candidate that is the answer: of several the one with index 0."""
-    for place, candidate in enumerate(entries(said.get("candidates"))):
+    for place, candidate in enumerate(entries(response.get("candidates"))):
         index = whole_number(candidate.get("index"))
         if (place if index is None else index) == 0:
             return candidate
     return {}
 
 
-def _said_last(said: dict[str, Any]) -> bool | None:
+def _said_last(response: dict[str, Any]) -> bool | None:
     """True if the last content is a call; None where there is none."""
-    for part in reversed(entries(field_of(_answer(said), "content", "parts"))):
+    for part in reversed(entries(field_of(_answer(response), "content", "parts"))):
         if "functionCall" in part or part.get("text"):
             return "functionCall" in part
     return None
 
 
-def _calls(said: dict[str, Any], candidate: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-    parts = field_of(_answer(said) if candidate is None else candidate, "content", "parts")
+def _calls(response: dict[str, Any], candidate: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    parts = field_of(_answer(response) if candidate is None else candidate, "content", "parts")
     for part in parts if isinstance(parts, list) else ():
         if isinstance(call := field_of(part, "functionCall"), dict):
             yield call
 
 
-def _with_arguments(said: dict[str, Any]) -> dict[str, Any]:
+def _with_arguments(response: dict[str, Any]) -> dict[str, Any]:
     """Add `args` to every call: Google leaves them out where there are none, and litellm fails then."""
-    candidates = entries(said.get("candidates"))
-    if all("args" in call for candidate in candidates for call in _calls(said, candidate)):
-        return said
-    said = copy.deepcopy(said)
-    for candidate in entries(said.get("candidates")):
-        for call in _calls(said, candidate):
+    candidates = entries(response.get("candidates"))
+    if all("args" in call for candidate in candidates for call in _calls(response, candidate)):
+        return response
+    response = copy.deepcopy(response)
+    for candidate in entries(response.get("candidates")):
+        for call in _calls(response, candidate):
             call.setdefault("args", {})
-    return said
+    return response
 
 
-def _as_written(said: dict[str, Any], events: list[ModelEvent], known: set[str]) -> list[ModelEvent]:
+def _as_written(response: dict[str, Any], events: list[ModelEvent], known: set[str]) -> list[ModelEvent]:
     """Return the events with calls as Google sent them: without arguments where there are none, for the gate to decide, and
     only once where a call is sent again under its id, for which litellm makes a new one. `known`: the ids of the calls so
     far."""
-    calls = iter(list(_calls(said)))
+    calls = iter(list(_calls(response)))
     found: list[ModelEvent] = []
     for event in events:
         if not isinstance(event, CallDelta | CallWritten):
@@ -305,11 +305,11 @@ def _arguments(read: Any, call: dict[str, Any]) -> Any:
     return args if not args else read
 
 
-def _reason(said: dict[str, Any]) -> str | None:
+def _reason(response: dict[str, Any]) -> str | None:
     """Return the finish reason as Google wrote it, of the candidate that is the answer."""
-    if field_of(said, "promptFeedback", "blockReason"):
+    if field_of(response, "promptFeedback", "blockReason"):
         return BLOCKED
-    return reason_in(_answer(said).get("finishReason"))
+    return reason_in(_answer(response).get("finishReason"))
 
 
 def _with_status(error: Any) -> object:

@@ -172,10 +172,10 @@ async def _asked(entry: ModelConfig, client: HttpClient) -> Found:
 def _failed(error: ChatError, url: str | None) -> Found:
     """`url` is where the model is asked; None if the entry does not say it."""
     detail = (error.detail or "").strip(" :")
-    said = _STATUS.match(detail)  # for a refused key clients are sent a 502
-    status = int(said[1]) if said else 0
+    status_found = _STATUS.match(detail)  # for a refused key clients are sent a 502
+    status = int(status_found[1]) if status_found else 0
     if status in {401, 403}:
-        why = detail[said.end() :].strip(" :") if said else ""
+        why = detail[status_found.end() :].strip(" :") if status_found else ""
         return Found("fail", f"the provider refuses the key ({status})" + (why and f": {why}"), todo=_KEY)
     if error.code in {"upstream_unreachable", "upstream_timeout"} and not status:
         is_local = url is not None and urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}

@@ -195,10 +195,10 @@ class _StreamedAnswer:
             if (report := _report_in(error)) is not None:
                 # The provider reported an error in its stream; finish reasons before it still count.
                 self._over = True
-                said = errors.read_error(report)
+                error_body = errors.read_error(report)
                 if not self._begun:
-                    raise errors.reported(said.message, {"error": report}, {}, secrets=self._secrets) from error
-                return (ProviderError(errors.redact(said.message, self._secrets)[: errors.MESSAGE_CHARS]),)
+                    raise errors.reported(error_body.message, {"error": report}, {}, secrets=self._secrets) from error
+                return (ProviderError(errors.redact(error_body.message, self._secrets)[: errors.MESSAGE_CHARS]),)
             return self._failed(from_exception(error, self._secrets))
         finally:
             self._clock.rest()
@@ -391,8 +391,8 @@ async def can_call_functions(entry: ModelConfig) -> bool | None:
     litellm = await loaded()
     model = str(entry.litellm_params["model"])
     known = litellm.model_cost.get(model) or litellm.model_cost.get(model.partition("/")[2]) or {}
-    said = known.get("supports_function_calling")
-    return said if isinstance(said, bool) else None
+    error_body = known.get("supports_function_calling")
+    return error_body if isinstance(error_body, bool) else None
 
 
 def listed(model: str, word: str) -> bool | None:
@@ -400,8 +400,8 @@ def listed(model: str, word: str) -> bool | None:
     if _library is None:
         return None
     known = _library.model_cost.get(model) or _library.model_cost.get(model.partition("/")[2]) or {}
-    said = known.get(word)
-    return said if isinstance(said, bool) else None
+    error_body = known.get(word)
+    return error_body if isinstance(error_body, bool) else None
 
 
 def is_loaded() -> bool:
@@ -416,7 +416,7 @@ def from_exception(error: Exception, secrets: Sequence[str] = ()) -> errors.Upst
     text = str(getattr(error, "message", None) or error)
     detail = errors.redact(f"{kind}: {text}", secrets)[: errors.DETAIL_CHARS]
     status = getattr(error, "status_code", None)
-    said = _said(error, text)
+    error_body = _said(error, text)
     # The provider's headers are a separate field; the response in litellm's errors is one that litellm made.
     found = getattr(error, "litellm_response_headers", None) or getattr(
         getattr(error, "response", None), "headers", None
@@ -429,13 +429,13 @@ def from_exception(error: Exception, secrets: Sequence[str] = ()) -> errors.Upst
     if kind == "LiteLLMUnknownProvider" or "LLM Provider NOT provided" in text:
         return errors.bad_answer("The proxy's entry for this model names no known provider.", detail, again=False)
     if kind == "ContextWindowExceededError":
-        return errors.client_mistake(400, errors.replaced(said, code="context_length_exceeded"), detail, secrets)
+        return errors.client_mistake(400, errors.replaced(error_body, code="context_length_exceeded"), detail, secrets)
     if kind == "ContentPolicyViolationError":
-        return errors.client_mistake(400, errors.replaced(said, code="content_filter"), detail, secrets)
+        return errors.client_mistake(400, errors.replaced(error_body, code="content_filter"), detail, secrets)
     if not isinstance(status, int) or status < 400 or (status == 422 and not headers):
         # litellm makes a 422 without headers for a 200 that it could not read.
         return errors.bad_answer("The model's provider sent something that is not an answer.", detail)
-    return errors.from_status(status, headers, said, secrets=secrets)
+    return errors.from_status(status, headers, error_body, secrets=secrets)
 
 
 def from_request(error: Exception, secrets: Sequence[str] = ()) -> ChatError:
@@ -507,15 +507,15 @@ def _is_untouched(litellm: Any, provider: str, model: str) -> bool:
 
 
 def _said(error: Exception, text: str) -> errors.ErrorBody:
-    if (said := errors.read_error(getattr(error, "body", None))).message:
-        return said
+    if (error_body := errors.read_error(getattr(error, "body", None))).message:
+        return error_body
     if (start := text.find("{")) >= 0:
         try:
             body, _ = json.JSONDecoder().raw_decode(text[start:])
         except (ValueError, RecursionError):
             body = None
-        if (said := errors.read_error(body)).message:
-            return said
+        if (error_body := errors.read_error(body)).message:
+            return error_body
     # litellm writes "litellm.BadRequestError: OpenAIException - what the provider said".
     return errors.ErrorBody(
         message=text.rpartition("Exception - ")[2].removeprefix(f"litellm.{type(error).__name__}: ")

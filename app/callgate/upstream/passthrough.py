@@ -147,8 +147,8 @@ def _read_whole(body: bytes, response: Response, secrets: Sequence[str], choices
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         outline = _tolerantly(body)
     if outline.error:
-        said = errors.read_error(outline.error)
-        raise errors.reported(said.message, {"error": outline.error}, response.headers, secrets=secrets)
+        error_body = errors.read_error(outline.error)
+        raise errors.reported(error_body.message, {"error": outline.error}, response.headers, secrets=secrets)
     if not outline.choices:
         raise errors.bad_answer("The model's provider sent an empty answer.")
     choices_read = outline.choices

@@ -22,12 +22,12 @@ log = structlog.get_logger("callgate.models")
 
 def price_of(litellm_params: Mapping[str, Any], model_info: Mapping[str, Any]) -> Price | None:
     """Return the price of a model's tokens; None where it is unknown. Does not load litellm, which takes seconds."""
-    for said in (model_info, litellm_params):
-        if PROMPT in said or COMPLETION in said:
-            cached = said.get(CACHED)
+    for settings in (model_info, litellm_params):
+        if PROMPT in settings or COMPLETION in settings:
+            cached = settings.get(CACHED)
             return Price(
-                float(said.get(PROMPT) or 0),
-                float(said.get(COMPLETION) or 0),
+                float(settings.get(PROMPT) or 0),
+                float(settings.get(COMPLETION) or 0),
                 None if cached is None else float(cached),
             )
     model = str(litellm_params.get("model", ""))

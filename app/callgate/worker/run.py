@@ -105,8 +105,8 @@ def _try_tools(loaded: Loaded, config: Config) -> None:
         os.write(writing, mistakes.encode(errors="replace")[:4000])
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, "rb") as said:
-        mistakes = said.read().decode(errors="replace")
+    with os.fdopen(reading, "rb") as report:
+        mistakes = report.read().decode(errors="replace")
     if os.waitpid(pid, 0)[1] and not mistakes:
         mistakes = "importing the tools ended the process"
     if mistakes:

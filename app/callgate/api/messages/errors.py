@@ -16,7 +16,7 @@ def kind_of(status: int) -> str:
 
 def error_shape(error: ChatError, request_id: str) -> dict[str, Any]:
     """Return the body of an error. `details` has its code."""
-    said: dict[str, Any] = {"type": kind_of(error.status), "message": error.message}
+    error_fields: dict[str, Any] = {"type": kind_of(error.status), "message": error.message}
     if error.code is not None:
-        said["details"] = {"error_code": error.code}
-    return {"type": "error", "error": said, "request_id": request_id}
+        error_fields["details"] = {"error_code": error.code}
+    return {"type": "error", "error": error_fields, "request_id": request_id}

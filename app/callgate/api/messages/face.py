@@ -6,7 +6,7 @@ from functools import partial
 
 from callgate.api.answers import BodyWriter, StreamWriter, Work
 from callgate.api.conversation import Conversation
-from callgate.api.messages.requests import MessagesRequest, asked_to_think, read_messages_request
+from callgate.api.messages.requests import MessagesRequest, read_messages_request, with_thinking
 from callgate.api.messages.threads import Threads
 from callgate.api.messages.writers import MessageHead, MessageStreamWriter, MessageWriter
 from callgate.api.middleware import RequestContext
@@ -52,7 +52,7 @@ class MessagesExchange:
 
     def work(self, conversation: Conversation) -> Work:
         if self._read.thinks:
-            self.request.words = asked_to_think(self.request.words, conversation.thinking)
+            self.request.normalized = with_thinking(self.request.normalized, conversation.thinking)
         return conversation.work if self._read.thread is None else partial(self._in_thread, conversation)
 
     async def _in_thread(self, conversation: Conversation, emit: Emit) -> None:

@@ -85,7 +85,7 @@ def read_messages_request(
             outline.model, [], [chat_schema.ChatTool("function")] * len(tools), parallel_tool_calls=not serial
         ),
         fields=fields,
-        words=_words(outline, history, tools),
+        normalized=_normalized(outline, history, tools),
         model=outline.model,
         stream=bool(outline.stream) and not counts_only,
         include_usage=True,
@@ -108,15 +108,15 @@ def read_messages_request(
         request,
         shows_thinking=thinking is not None and thinking.type != "disabled" and thinking.display != "omitted",
         shows_calls=events != "off" and any(beta.startswith(MCP_BETA) for beta in betas),
-        thinks="thinking" in request.words or "reasoning_effort" in request.words,
+        thinks="thinking" in request.normalized or "reasoning_effort" in request.normalized,
         thread=outline.thread,
     )
 
 
-def asked_to_think(words: Mapping[str, msgspec.Raw], way: str) -> dict[str, msgspec.Raw]:
+def with_thinking(normalized: Mapping[str, msgspec.Raw], way: str) -> dict[str, msgspec.Raw]:
     """Translate `thinking` parameters for a model."""
-    fields = {name: value for name, value in words.items() if name not in ("thinking", "reasoning_effort")}
-    thinking, effort = words.get("thinking"), words.get("reasoning_effort")
+    fields = {name: value for name, value in normalized.items() if name not in ("thinking", "reasoning_effort")}
+    thinking, effort = normalized.get("thinking"), normalized.get("reasoning_effort")
     if way == "thinking" and thinking is not None:
         fields["thinking"] = thinking
     elif way != "none":
@@ -137,33 +137,33 @@ def _joined(earlier: Sequence[msgspec.Raw], fields: Fields) -> msgspec.Raw:
     return msgspec.Raw(_encode([*earlier, *messages]))
 
 
-def _words(outline: MessagesOutline, history: History, tools: Sequence[dict[str, Any]]) -> dict[str, msgspec.Raw]:
-    words: dict[str, Any] = {"model": outline.model, "messages": history.messages}
+def _normalized(outline: MessagesOutline, history: History, tools: Sequence[dict[str, Any]]) -> dict[str, msgspec.Raw]:
+    normalized: dict[str, Any] = {"model": outline.model, "messages": history.messages}
     if outline.max_tokens is not None:
-        words["max_tokens"] = outline.max_tokens
+        normalized["max_tokens"] = outline.max_tokens
     if tools:
-        words["tools"] = tools
+        normalized["tools"] = tools
     if outline.tool_choice is not None and outline.tool_choice.disable_parallel_tool_use:
-        words["parallel_tool_calls"] = False
+        normalized["parallel_tool_calls"] = False
     for name in ("temperature", "top_p", "top_k"):
         if (value := getattr(outline, name)) is not None:
-            words[name] = value
+            normalized[name] = value
     if outline.stop_sequences:
-        words["stop"] = outline.stop_sequences
+        normalized["stop"] = outline.stop_sequences
     if outline.metadata is not None and outline.metadata.user_id:
         user = outline.metadata.user_id
-        words["user"] = user if len(user) <= LONGEST_USER else hashlib.sha256(user.encode()).hexdigest()
+        normalized["user"] = user if len(user) <= LONGEST_USER else hashlib.sha256(user.encode()).hexdigest()
     config = outline.output_config
     if config is not None and config.effort:
-        words["reasoning_effort"] = EFFORTS[config.effort]
+        normalized["reasoning_effort"] = EFFORTS[config.effort]
     form = outline.output_format if config is None or config.format is None else config.format
     if form is not None:
         schema = {"name": form.name or "answer", "schema": form.schema, "strict": True}
-        words["response_format"] = {"type": "json_schema", "json_schema": schema}
+        normalized["response_format"] = {"type": "json_schema", "json_schema": schema}
     if outline.thinking is not None:
         budget = {} if outline.thinking.budget_tokens is None else {"budget_tokens": outline.thinking.budget_tokens}
-        words["thinking"] = {"type": outline.thinking.type, **budget}
-    return {name: msgspec.Raw(_encode(value)) for name, value in words.items()}
+        normalized["thinking"] = {"type": outline.thinking.type, **budget}
+    return {name: msgspec.Raw(_encode(value)) for name, value in normalized.items()}
 
 
 # Tools -----------------------------------------------------------------------------------------------------------------

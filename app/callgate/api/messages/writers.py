@@ -102,7 +102,7 @@ class _Blocks:
         self._is_refused = False
         self._has_calls = False
 
-    def said(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
+    def write_output(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
         written: list[bytes] = []
         if turn != self._turn:
             self._turn, self._is_last_reason_sequence = turn, False
@@ -295,7 +295,7 @@ class MessageStreamWriter:
 
     def write(self, event: ChatEvent) -> bytes:
         if isinstance(event, ModelOutput):
-            written = self._blocks.said(event.turn, event.events)
+            written = self._blocks.write_output(event.turn, event.events)
             # Until there is content, an error can have its own status.
             return written if self._opened or not written else self._opening() + written
         match event:
@@ -420,7 +420,7 @@ class MessageWriter:
         for event in self._events:
             match event:
                 case ModelOutput():
-                    blocks.said(event.turn, event.events)
+                    blocks.write_output(event.turn, event.events)
                 case CallStarted():
                     blocks.call_started(event)
                 case CallEnded():

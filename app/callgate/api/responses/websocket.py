@@ -102,7 +102,7 @@ class ResponsesSocket:
         try:
             await connection.serve()
         finally:
-            connection.let_go()
+            connection.release_held()
             await memory.forget_all()
 
 
@@ -200,7 +200,7 @@ class _Connection:
         more, self._held = held - self._held, held
         return self._hold(more)
 
-    def let_go(self) -> None:
+    def release_held(self) -> None:
         """Release the held bytes."""
         self._hold(-self._held)
 
