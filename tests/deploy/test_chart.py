@@ -70,11 +70,12 @@ VALUES: Mapping[str, dict[str, Any]] = {
         "config": {
             **SHARED["config"],
             "ledger": {"url": "os.environ/CALLGATE_LEDGER"},
-            "pools": {"gpu": {}, "default": {}},
+            "pools": {"gpu": {}, "default": {}, "1": {}},
         },
         "migrate": {"enabled": True},
         "networkPolicy": {"enabled": True},
         "pools": {
+            "1": {},
             "default": {"replicas": 2, "concurrency": 4},
             "gpu": {
                 "image": {"repository": "team/callgate-gpu", "tag": "1"},

@@ -32,6 +32,7 @@ from callgate.fleet.message import (
 from callgate.fleet.redis_link import RedisLink
 from callgate.ledger.fleet_calls import FleetOffer
 from callgate.ledger.postgres import PostgresLedger
+from callgate.ledger.tables import VERSION
 from tests.harness.fleet import DEAD_AFTER, Proxy, Stores, config_file, placed, proxying, shared_worker, stores, working
 from tests.harness.needs import needs
 from tests.harness.postgres import PostgresServer, postgres_server
@@ -552,6 +553,24 @@ async def test_pools_and_workers_are_seen(lone: tuple[Proxy, Child], tmp_path: P
     await asyncio.wait(calls)
     async with child(["health", "--worker", *config]) as asked:
         assert await asked.ended(20) == 0
+    await proxy.database.fetch(
+        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN RAISE EXCEPTION 'disk full' USING ERRCODE = '53100'; END$$"
+    )
+    await proxy.database.fetch(
+        "CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON processes EXECUTE FUNCTION full_disk()"
+    )
+    await proxy.database.fetch(
+        "DELETE FROM processes WHERE kind LIKE 'worker:%'"
+    )  # as if their last beats were long ago
+    async with child(["health", "--worker", *config]) as asked:
+        assert await asked.ended(20) == 0, "nor where no worker can say that it lives"
+    assert "cannot be seen" in asked.log
+    await proxy.database.fetch("UPDATE ledger_version SET version = 99")
+    async with child(["health", "--worker", *config]) as asked:
+        assert await asked.ended(20) == 0, "nor where the tables were updated before it is replaced"
+    await proxy.database.fetch("UPDATE ledger_version SET version = ?1", VERSION)
+    await proxy.database.fetch("DROP TRIGGER full_disk ON processes")
     worker.signal(signal.SIGTERM)
     assert await worker.ended() == 0
     async with child(["health", "--worker", *config]) as asked:

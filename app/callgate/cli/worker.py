@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,7 +91,7 @@ def asked(config: "Config") -> dict[str, dict[str, Any]]:
 
     try:
         found: dict[str, dict[str, Any]] = _asked(config, facts)
-    except (DatabaseAway, TimeoutError) as error:
+    except (DatabaseAway, TimeoutError, _OtherTables) as error:
         raise give_up(f"ledger.url: {str(error) or 'no answer'}") from None
     return found
 
@@ -98,17 +99,21 @@ def asked(config: "Config") -> dict[str, dict[str, Any]]:
 def check_worker(config: "Config") -> None:
     """Exit code 0 where a worker of this machine was seen in the ledger.
 
-    And where the ledger cannot be asked: what workers run goes on without it, and a probe that fails would have them ended."""
+    And where the ledger cannot be asked, takes no writes, or is of another version: what workers run goes on without it, and a
+    probe that fails would have them ended."""
     from callgate.ledger.database import DatabaseAway
 
     host = socket.gethostname()
 
     async def names(ledger: "FleetLedger") -> list[str]:
-        return [name for name, _, _ in await ledger.workers() if name.rsplit("-", 2)[0] == host]
+        here = [name for name, _, _ in await ledger.workers() if name.rsplit("-", 2)[0] == host]
+        if not here:
+            await ledger.check_beats(f"health-{host}-{secrets.token_hex(4)}")
+        return here
 
     try:
         here = _asked(config, names)
-    except (DatabaseAway, TimeoutError) as error:
+    except (DatabaseAway, TimeoutError, _OtherTables) as error:
         typer.echo(
             f"whether a worker of {host} lives cannot be seen: ledger.url: {str(error) or 'no answer'}", err=True
         )
@@ -143,4 +148,8 @@ def _asked(config: "Config", ask: Any) -> Any:
     except ModuleNotFoundError:
         raise give_up(NO_CELERY) from None
     except NotMigrated as error:
-        raise give_up(f"ledger.url: {error}") from None
+        raise _OtherTables(str(error)) from None
+
+
+class _OtherTables(Exception):
+    """The tables are of another version."""

@@ -180,6 +180,11 @@ class FleetLedger:
         )
         return {pool: PoolCounts(offered, running) for pool, offered, running in rows}
 
+    async def check_beats(self, name: str) -> None:
+        """Raise `DatabaseAway` if no process can say that it lives, as where nothing can be written."""
+        await self._database.beat(name, "probe", "")
+        await self._database.leave(name)
+
     async def workers(self) -> list[tuple[str, str, float]]:
         """Return the living workers: name, pools, and seconds since the last heartbeat."""
         rows: list[tuple[Any, ...]] = await self._database.fetch(

@@ -131,7 +131,9 @@ class PostgresDatabase:
         for last in (False, True):
             try:
                 return [tuple(row) for row in await pool.fetch(text, *values)]
-            except Exception as error:
+            except (
+                Exception
+            ) as error:  # lost in the middle of a statement, the driver raises errors that are no `PostgresError`
                 if last or not was_lost(error):
                     raise _away(error) from error
                 pool.forget()
