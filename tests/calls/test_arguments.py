@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from callgate.calls.arguments import (
     BLOCK,
     MAX_KEPT,
+    MAX_LOOKS,
     MAX_QUOTE,
     MAX_REPEATS,
     Arguments,
     ArgumentsError,
     Fragments,
+    _read_text,
     encode_arguments,
     read_arguments,
 )
@@ -471,6 +473,61 @@ def test_an_object_is_seen_when_its_text_is_whole_and_not_before(value, places):
         assert (seen is not None) == (so_far == text)
     assert seen is not None
     assert canonical(seen.value) == canonical(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a":"\\"}","b":"\\\\"}', {"a": '"}', "b": "\\"}),
+        ('{"a":"{\\\\\\"[","b":[{}]}', {"a": '{\\"[', "b": [{}]}),
+        ('"{\\"a\\":\\"}\\"}"', {"a": "}"}),
+    ],
+    ids=["a quote and a backslash", "brackets in a string", "encoded as a string"],
+)
+def test_an_object_with_escapes_is_seen_wherever_its_text_is_cut(text: str, value: dict[str, object]):
+    halves = [[text[:at], "", text[at:]] for at in range(1, len(text))]
+    for pieces in (*halves, list(text), [piece for char in text for piece in (char, "")]):
+        written = Fragments()
+        so_far = ""
+        for piece in pieces:
+            assert (written.object_so_far() is None) == (so_far != text)
+            written.add(piece)
+            so_far += piece
+        seen = written.object_so_far()
+        assert seen is not None, pieces
+        assert seen.value == value
+
+
+def test_text_that_looks_closed_is_parsed_only_so_often(monkeypatch: pytest.MonkeyPatch):
+    parsed: list[str] = []
+
+    def count(text: str, last_snapshot: str | None = None) -> Arguments:
+        parsed.append(text)
+        return _read_text(text, last_snapshot)
+
+    monkeypatch.setattr("callgate.calls.arguments._read_text", count)
+    written = Fragments()
+    written.add("{} ")
+    for _ in range(3 * MAX_LOOKS):
+        written.add("x{}")
+        assert written.object_so_far() is None
+    assert len(parsed) == MAX_LOOKS
+
+
+def test_an_object_seen_in_text_is_not_that_of_an_object_that_follows():
+    written = Fragments()
+    written.add("{}")
+    assert written.object_so_far() == Arguments({})
+    written.add({"a": 1})
+    assert written.object_so_far() == Arguments({"a": 1}, repaired=True)
+
+
+def test_no_object_is_seen_in_arguments_that_became_too_large():
+    written = Fragments(20)
+    written.add('{"a":1}')
+    assert written.object_so_far() is not None
+    written.add(" " * 20)
+    assert written.object_so_far() is None
 
 
 def test_an_object_in_the_place_of_text_is_seen_at_once():
