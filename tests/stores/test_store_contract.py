@@ -118,6 +118,15 @@ async def test_large_values_come_back_whole(store: KeyValueStore) -> None:
     assert await store.get("a") == value
 
 
+async def test_many_small_entries_keep_to_the_size_of_their_share(store: KeyValueStore, request: Any) -> None:
+    share = Share("small", 5_000)
+    for n in range(200):
+        await store.put(f"key{n}", b"x" * 96, LONG, share)
+    there = [n for n in range(200) if await store.get(f"key{n}") is not None]
+    assert there == list(range(there[0], 200)), "the oldest went"
+    assert 40 <= len(there) <= 52
+
+
 # Each of them -----------------------------------------------------------------------------------------------------
 
 

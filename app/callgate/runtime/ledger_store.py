@@ -8,6 +8,10 @@ from callgate.stores.store import Share, StoreError
 
 PRUNE_EVERY: Final = 256
 """Entries added between two times that expired ones are deleted."""
+SUM_EVERY: Final = 64
+"""Entries put into a share between two times that it is added up, unless it may be full."""
+SHARES: Final = 10_000
+"""Shares whose sizes are remembered."""
 
 _PUT: Final = (
     "INSERT INTO kept (key, value, expires_at, put_at, share, size)"
@@ -31,6 +35,8 @@ class LedgerStore:
         """`database` returns the ledger's, once it is open."""
         self._database = database
         self._added = 0
+        self._held: dict[str, tuple[int, int]] = {}
+        """By share: its size at the last count, with what was put in since, and the number of puts since."""
 
     async def get(self, key: str) -> bytes | None:
         found = await self._fetch("SELECT value FROM kept WHERE key = ?1 AND expires_at > {now}", key)
@@ -47,9 +53,7 @@ class LedgerStore:
         await self._prune()
         await self._fetch(_PUT, key, value, seconds, name, len(key) + len(value))
         if share is not None:
-            held = await self._fetch("SELECT sum(size)::bigint FROM kept WHERE share = ?1", name)
-            if (held[0][0] or 0) > share.bytes:
-                await self._fetch(_OVER, name, share.bytes)
+            await self._keep_to(share, len(key) + len(value))
 
     async def add(self, key: str, value: bytes, seconds: float) -> bool:
         await self._prune()
@@ -61,6 +65,21 @@ class LedgerStore:
 
     async def close(self) -> None:
         """The database belongs to the ledger."""
+
+    async def _keep_to(self, share: Share, size: int) -> None:
+        """Delete the oldest entries of a share that is full. Adding it up reads all of its entries, so it is done where it may be full,
+        and now and then because other processes put something in as well."""
+        held, puts = self._held.get(share.name, (share.bytes, 0))
+        if held + size <= share.bytes and puts < SUM_EVERY:
+            self._held[share.name] = held + size, puts + 1
+            return
+        rows = await self._fetch("SELECT coalesce(sum(size), 0)::bigint FROM kept WHERE share = ?1", share.name)
+        total: int = rows[0][0]
+        if total > share.bytes:
+            await self._fetch(_OVER, share.name, share.bytes)
+        if len(self._held) >= SHARES:
+            self._held.clear()
+        self._held[share.name] = min(total, share.bytes), 0
 
     async def _prune(self) -> None:
         self._added += 1
