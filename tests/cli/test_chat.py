@@ -101,7 +101,7 @@ async def test_what_was_typed_before_a_call_is_shown_does_not_approve_it(upstrea
 
 @pytest.mark.parametrize("how", ["elsewhere", "with_timeout"])
 async def test_a_question_ends_with_the_wait_of_its_call(upstream: Upstream, how: str) -> None:
-    seconds = {"timeout_seconds": 0.5} if how == "with_timeout" else {}
+    seconds = {"timeout_seconds": 2} if how == "with_timeout" else {}
     async with at_a_terminal(upstream, **seconds) as (process, near, url), http_client(url) as client:
         os.write(near, b"one and two?\n")
         await process.stderr.readuntil(b"[y/N] ")
