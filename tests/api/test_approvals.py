@@ -177,7 +177,7 @@ async def test_a_message_is_sent_that_a_call_waits_and_one_that_is_not_taken_is_
 
 
 async def test_a_message_with_arguments_has_their_secrets_masked(upstream: Upstream) -> None:
-    secret = {"to": "bob", "text": "the key is sk-abcdefghijklmnopqrst, and the other one Bearer abcdefghijklmnop"}
+    secret = {"to": "bob", "text": "the key is sk-this-is-not-a-key-at-all, and the other one Bearer abcdefghijklmnop"}
     upstream.script("m", [Reply(calls=[Call("send_mail", secret)]), Reply(text="Done.")])
     got: asyncio.Queue[Any] = asyncio.Queue()
     receiver = FastAPI()

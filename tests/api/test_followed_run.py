@@ -11,7 +11,7 @@ from callgate.conversation.errors import ChatError
 pytestmark = pytest.mark.anyio
 
 
-async def test_whoever_follows_a_stream_that_is_stopped_sees_its_end() -> None:
+async def test_a_follower_of_a_stream_that_is_stopped_sees_its_end() -> None:
     run = FollowedRun(b"digest", outlives_server=True)
     sent: list[Message] = []
     has_all = asyncio.Event()

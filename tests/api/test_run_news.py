@@ -126,7 +126,7 @@ async def test_a_feed_has_the_runs_and_approvals_of_the_other_process_each_once(
         ]
 
 
-async def test_nothing_is_told_to_others_once_nobody_watches_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_news_are_published_once_no_client_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     said: asyncio.Queue[str] = asyncio.Queue()
 
     async def say(what: str) -> bool:

@@ -72,7 +72,7 @@ async def test_it_is_said_which_process_has_a_run_that_is_under_way(upstream: Up
     assert ended.json()["state"] == "answered"
 
 
-async def test_a_process_that_died_or_does_not_answer_holds_nobody_up(upstream: Upstream, tmp_path: Path) -> None:
+async def test_a_process_that_died_or_does_not_answer_holds_no_request_up(upstream: Upstream, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as silent:
         dead.bind(str(tmp_path / "process-dead.sock"))
         silent.bind(str(tmp_path / "process-silent.sock"))

@@ -25,7 +25,7 @@ async def test_a_free_place_is_taken_without_waiting() -> None:
     assert ended.value.value is True
 
 
-async def test_whoever_waits_gets_the_place_of_whoever_leaves_in_the_order_of_arrival() -> None:
+async def test_requests_that_wait_get_freed_places_in_the_order_of_arrival() -> None:
     limiter = CapacityLimiter(2)
     assert await limiter.enter(LONG)
     assert await limiter.enter(LONG)

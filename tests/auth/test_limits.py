@@ -185,7 +185,7 @@ def test_no_minute_wherever_it_begins_holds_more_than_is_allowed(arrivals: list[
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("step", [-345_600.0, -1.0, 345_600.0])
-async def test_a_clock_that_is_set_right_locks_nobody_out_and_forgets_no_spending(step: float) -> None:
+async def test_a_corrected_clock_locks_no_key_out_and_forgets_no_spending(step: float) -> None:
     clock, monotonic = Clock(), Clock(5.0)
     limiter = MemoryLimiter(clock=clock, monotonic=monotonic)
     allowance = Allowance(requests_per_minute=1, budget_per_day=1)
@@ -314,7 +314,7 @@ async def test_what_was_reserved_for_one_who_left_while_asking_is_given_back(tmp
 
 @pytest.mark.anyio
 @needs("module:redis")
-async def test_without_redis_whoever_is_metered_is_refused_quickly_when_closed() -> None:
+async def test_without_redis_metered_requests_are_refused_quickly_when_closed() -> None:
     limiter = RedisLimiter("redis://127.0.0.1:1", down="closed")
     began = time.monotonic()
     for _ in range(50):

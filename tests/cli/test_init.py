@@ -166,7 +166,7 @@ def test_a_host_that_others_reach_gets_a_key_that_is_shown_once():
     assert check().exit_code == 0
 
 
-def test_whoever_is_asked_may_type_a_key_which_is_kept_beside_the_config():
+def test_a_key_that_is_typed_is_stored_beside_the_config():
     answers = ["openai, nonsense", "openai", "gpt-5, gpt-5-mini", "sk-typed-in", "127.0.0.1", "y"]
     result = init("--ask", answers="\n".join(answers) + "\n")
     assert result.exit_code == 0, result.output
@@ -180,7 +180,7 @@ def test_whoever_is_asked_may_type_a_key_which_is_kept_beside_the_config():
     assert check().exit_code == 0
 
 
-def test_whoever_is_asked_may_name_an_address_the_demo_and_providers_by_their_other_names():
+def test_an_address_the_demo_and_providers_by_their_other_names_may_be_typed():
     result = init("--ask", answers="opnai\nclaude http://127.0.0.1:1/v1\nmine\nclaude-x\n\n\n\n")
     assert result.exit_code == 0, result.output
     assert "Not known: opnai; did you mean `openai`?" in result.output

@@ -303,7 +303,7 @@ async def test_three_turns_in_which_nothing_worked_end_the_loop() -> None:
     assert not model.asked[3].ask.tools
 
 
-async def test_one_thing_that_worked_starts_the_count_of_failures_anew() -> None:
+async def test_one_success_resets_the_count_of_failures() -> None:
     bad, good = calls(("fail", {})), calls(("echo", {}))
     model = ScriptedModel(bad, bad, good, bad, bad, says("ok"))
     listener = await chat(model, ScriptedToolbox(echo=EchoTool(), fail=FailingTool()))
@@ -1088,7 +1088,7 @@ async def test_a_model_with_several_deployments_says_who_answered_and_learns_how
     assert (account.by, account.attempts) == (Guide.by, 7)
 
 
-async def test_the_account_of_a_turn_that_nobody_answered_says_nothing_of_its_answer() -> None:
+async def test_the_account_of_an_unanswered_turn_has_no_answer() -> None:
     listener = Listener()
     model = ScriptedModel([BrokenOff("reset", transport_error=True)], repeat_last=True)
     with pytest.raises(ChatError):

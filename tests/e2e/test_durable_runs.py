@@ -366,7 +366,7 @@ async def test_with_redis_a_stream_is_followed_elsewhere_while_it_is_answered(pa
 
 
 @needs("redis-server", "module:redis")
-async def test_whoever_follows_a_stream_whose_process_dies_gets_an_error_and_comes_back_with_the_key(
+async def test_a_follower_of_a_stream_whose_process_dies_gets_an_error_and_returns_with_the_key(
     tmp_path: Path, upstream: Upstream
 ) -> None:
     gate = asyncio.Event()
@@ -716,7 +716,7 @@ async def test_a_response_in_the_background_that_is_moved_in_the_middle_of_a_cal
 
 @pytest.mark.parametrize(("path", "end"), [("/v1/chat/completions", b"[DONE]"), ("/v1/messages", b"message_stop")])
 @IN_SQLITE
-async def test_whoever_has_a_whole_stream_is_given_the_same_again_where_its_process_died_before_its_end_was_kept(
+async def test_a_whole_stream_is_repeated_where_its_process_died_before_its_end_was_stored(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, path: str, end: bytes
 ) -> None:
     finish, ending = RunLedger.finish, asyncio.Event()
@@ -775,7 +775,7 @@ async def test_a_response_that_is_kept_says_the_same_where_its_process_died_befo
 
 
 @IN_SQLITE
-async def test_whoever_follows_a_response_while_the_stores_are_away_gets_the_rest_when_they_are_back(
+async def test_a_follower_of_a_response_gets_the_rest_when_the_stores_are_back(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = asyncio.Event()

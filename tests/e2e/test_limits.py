@@ -152,7 +152,9 @@ async def test_a_full_server_and_a_full_model_refuse_with_a_503_and_health_answe
 
 
 @BOTH
-async def test_whoever_leaves_gives_every_place_and_what_was_reserved_back(upstream: Upstream, stream: bool) -> None:
+async def test_a_client_that_disconnects_frees_its_places_and_what_was_reserved(
+    upstream: Upstream, stream: bool
+) -> None:
     replies = iter([Reply(text="hi", fault=Hang()), HI])
     upstream.script("m", lambda _: next(replies))
     options: dict[str, Any] = {"entry": {"concurrency": 1}, "limits": {"concurrent_requests": 1, "queue_seconds": 5}}

@@ -336,7 +336,7 @@ async def test_parallel_calls_that_a_client_writes_one_message_each_restore_once
 
 
 @BOTH
-async def test_arguments_that_a_client_writes_anew_are_known_again(upstream: Upstream, stream: bool) -> None:
+async def test_arguments_that_a_client_rewrites_are_recognized(upstream: Upstream, stream: bool) -> None:
     upstream.script(
         "m", [Reply(calls=[Call("get_time", id="h"), Call("echo", '{"text":  "1"}', id="c")]), Reply(text="done")]
     )

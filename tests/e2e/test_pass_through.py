@@ -136,7 +136,7 @@ async def test_an_error_in_the_middle_of_a_stream_has_our_shape(upstream: Upstre
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-async def test_an_answer_in_the_other_shape_is_read_and_written_anew(stream: bool) -> None:
+async def test_an_answer_in_the_other_shape_is_translated(stream: bool) -> None:
     choice = {"index": 0, "finish_reason": "stop"}
     whole = {"choices": [{**choice, "message": {"role": "assistant", "content": "hi"}}]}
     event = json.dumps({"choices": [{**choice, "delta": {"content": "hi"}}]})

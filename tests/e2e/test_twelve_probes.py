@@ -133,7 +133,7 @@ def results(provider: Upstream) -> list[str]:
 
 @BOTH
 @pytest.mark.parametrize("arguments", ["", "{", '{"path', '{"path":', '{"path":"/rep', '{"path":"/reports"'])
-async def test_a_call_cut_by_the_limit_is_not_run_and_the_model_writes_it_anew(
+async def test_a_call_cut_by_the_limit_is_not_run_and_the_model_repeats_it(
     upstream: Upstream, work: Workplace, stream: bool, arguments: str
 ) -> None:
     upstream.script(

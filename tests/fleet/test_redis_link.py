@@ -49,7 +49,7 @@ async def test_many_at_once_each_get_their_own_answer_after_an_error_and_a_cance
     ]
 
 
-async def test_an_answer_that_comes_too_late_is_nobodys(
+async def test_an_answer_that_comes_too_late_is_dropped(
     link: RedisLink, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await link.command("ECHO", "first") == b"first"

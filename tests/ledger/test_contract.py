@@ -233,7 +233,7 @@ async def test_a_key_finds_the_run_of_its_caller_alone(place: Place) -> None:
         assert await runs.find("r2") is None
 
 
-async def test_only_a_run_that_nobody_has_is_taken_over_and_once(place: Place) -> None:
+async def test_only_a_run_without_an_owner_is_taken_over_and_once(place: Place) -> None:
     async with place.opened() as ledger:
         mine, dead = owner(ledger), owner(ledger, "dead")
         kept, left, given, ended = [
@@ -247,7 +247,7 @@ async def test_only_a_run_that_nobody_has_is_taken_over_and_once(place: Place) -
         assert await mine.find(kept.id) == kept
 
 
-async def test_whoever_has_lost_its_run_can_write_nothing_more_of_it(place: Place) -> None:
+async def test_a_process_that_has_lost_its_run_can_write_nothing_more_of_it(place: Place) -> None:
     async with place.opened() as ledger:
         dead = owner(ledger, "dead")
         before = await begun(dead)
@@ -383,7 +383,7 @@ async def test_a_process_is_told_which_of_its_runs_are_wanted_stopped(place: Pla
         assert await mine.cancelled(["b"]) == await mine.cancelled([]) == set()
 
 
-async def test_a_run_is_followed_while_somebody_waits_for_it(place: Place) -> None:
+async def test_a_run_is_followed_while_a_caller_waits_for_it(place: Place) -> None:
     async with place.opened() as ledger:
         runs = owner(ledger)
         await begun(runs)

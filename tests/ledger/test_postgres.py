@@ -200,7 +200,7 @@ async def test_tables_of_an_older_version_get_what_they_lack_and_keep_what_they_
     await connection.close()
 
 
-async def test_whoever_died_before_the_server_went_is_known_to_be_dead_without_delay(schema: str) -> None:
+async def test_a_process_that_died_before_the_server_went_is_known_to_be_dead_without_delay(schema: str) -> None:
     with postgres_server() as server:
         async with opened(server.url, schema, dead_after=2.0) as ledger:
             await ledger.calls.start(entry("of_another"))
@@ -220,7 +220,7 @@ async def test_whoever_died_before_the_server_went_is_known_to_be_dead_without_d
             assert time.monotonic() - died < presence.dead_after + away + 2.0
 
 
-async def test_connections_that_are_ended_in_the_middle_of_statements_are_made_anew(
+async def test_connections_that_are_ended_in_the_middle_of_statements_are_replaced(
     postgres: PostgresServer, schema: str
 ) -> None:
     async with opened(postgres.url, schema) as ledger, connected(postgres) as other:

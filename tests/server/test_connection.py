@@ -253,7 +253,7 @@ async def test_a_head_beyond_the_limit_is_refused_however_it_is_cut(cut: int) ->
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-async def test_whoever_wants_to_be_asked_for_a_body_is_asked_when_it_is_wanted(version: bytes) -> None:
+async def test_a_client_that_expects_100_continue_gets_it_when_the_body_is_read(version: bytes) -> None:
     async with connected(echo) as connection:
         await connection.send(POST.replace(b"1.1", version) + b"expect: 100-Continue\r\ncontent-length: 2\r\n\r\n")
         if version == b"1.1":
@@ -264,13 +264,13 @@ async def test_whoever_wants_to_be_asked_for_a_body_is_asked_when_it_is_wanted(v
     assert b"100 Continue" not in bytes(connection.received)
 
 
-async def test_whoever_sends_its_body_at_once_is_not_asked_for_it() -> None:
+async def test_a_client_that_sends_its_body_at_once_gets_no_100_continue() -> None:
     async with connected(echo) as connection:
         await connection.send(POST + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\nhi")
         assert (await connection.answer()).raw.startswith(b"HTTP/1.1 200")
 
 
-async def test_whoever_was_not_asked_for_its_body_does_not_keep_the_connection() -> None:
+async def test_the_connection_closes_where_no_100_continue_was_sent() -> None:
     """It may send the body or not: what comes next could be either, and one would be taken for the other."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -68,7 +68,7 @@ async def test_headers_beyond_the_limit_get_a_431_that_arrives(upstream: Upstrea
     assert refused(answer) == (431, "headers_too_large")
 
 
-async def test_whoever_goes_on_sending_after_a_refusal_is_cut_off(upstream: Upstream) -> None:
+async def test_a_client_that_goes_on_sending_after_a_refusal_is_cut_off(upstream: Upstream) -> None:
     async with served(upstream) as (url, _), raw_connection(url) as connection, asyncio.timeout(10):
         with pytest.raises(ConnectionError):
             await _drip(connection, b"x" * 65_536, 0)

@@ -77,7 +77,7 @@ async def test_a_counted_id_of_another_chat_is_not_taken_for_what_was_kept() -> 
     )
 
 
-async def test_an_id_that_another_chat_has_is_handed_out_anew() -> None:
+async def test_an_id_that_another_chat_has_is_replaced() -> None:
     kept = conversations()
     other = replace(HIDDEN, results={"h": answer("h", "of another chat")})
     first = await kept.keep("alice", HANDED)
@@ -89,7 +89,7 @@ async def test_an_id_that_another_chat_has_is_handed_out_anew() -> None:
     assert (assistant, own["tool_call_id"]) == (HIDDEN.assistant, "c")
 
 
-async def test_an_id_that_the_clients_own_history_has_is_handed_out_anew() -> None:
+async def test_an_id_that_the_clients_own_history_has_is_replaced() -> None:
     kept = conversations()
     earlier = [raw(said(call("c"))), raw(answer("c", "earlier"))]
     handed = await kept.keep("alice", HANDED, earlier)

@@ -249,7 +249,7 @@ async def test_what_redis_let_expire_counts_no_more(tmp_path: Path) -> None:
         await store.close()
 
 
-async def test_memory_that_is_full_forgets_the_oldest_of_whoever_has_most() -> None:
+async def test_full_memory_drops_the_oldest_of_the_owner_with_most() -> None:
     by_bytes, by_entries = MemoryStore(entries=100, bytes=1500), MemoryStore(entries=5, bytes=10_000)
     for store, size in ((by_bytes, 290), (by_entries, 10)):
         await store.put("of_b", b"x" * size, LONG, B)

@@ -89,7 +89,7 @@ def _in_an_object(log):
 @pytest.mark.parametrize("say", [_in_the_event, _in_an_exception, _in_a_chained_exception, _in_an_object])
 @pytest.mark.parametrize("get_logger", [structlog.get_logger, logging.getLogger])
 @pytest.mark.parametrize("format", ["json", "console"])
-def test_a_secret_is_masked_whoever_logs_it_and_however(say, get_logger, format):
+def test_a_secret_is_masked_in_every_logger_and_format(say, get_logger, format):
     stream = io.StringIO()
     configure(Redactor([SECRET]), format=format, stream=stream)
 
@@ -281,7 +281,7 @@ def test_the_ids_of_a_request_stand_on_every_line_written_on_its_behalf(lines):
 
 
 @pytest.mark.anyio
-async def test_lines_keep_their_order_whoever_writes_them_and_none_waits_long(lines):
+async def test_lines_of_all_writers_keep_their_order_and_none_waits_long(lines):
     quick, slow = Log("callgate.test"), structlog.get_logger("callgate.test")
     for number in range(20):
         (quick if number % 2 else slow).info("said", number=number)

@@ -144,7 +144,7 @@ def test_a_missing_parameter_is_named():
     assert "command" in call.problem.got
 
 
-def test_whoever_can_compile_schemas_has_them_enforced():
+def test_an_engine_that_compiles_schemas_has_them_enforced():
     def never(parameters) -> Check:
         return lambda _: FlawDetail(pointer="/command", expected="nothing at all")
 
@@ -169,7 +169,7 @@ def test_three_broken_calls_running_exhaust_the_buffer():
     assert buffer.exhausted
 
 
-def test_a_whole_call_or_a_reset_starts_the_count_anew():
+def test_a_whole_call_or_a_reset_resets_the_count():
     buffer = ToolUseBuffer(TOOLS, max_attempts=2)
     stopped("{", buffer=buffer)
     stopped(AS_JSON, buffer=buffer)

@@ -167,7 +167,7 @@ async def test_requests_that_waited_for_a_probe_that_failed_do_not_each_try_it_a
     assert len(chosen.inner.probed) == 1
 
 
-async def test_whoever_leaves_while_probing_leaves_the_probe_to_the_next():
+async def test_a_request_cancelled_while_probing_leaves_the_probe_to_the_next():
     chosen = Route(Scripted(PROSE))
     chosen.inner.gate.clear()
     async with asyncio.timeout(5):

@@ -99,7 +99,7 @@ async def test_a_server_that_fails_and_a_tool_that_changes_are_counted(tmp_path:
         assert counted(opened, "callgate_tool_changes_total") == ['callgate_tool_changes_total{server="good"} 1.0']
 
 
-async def test_a_secret_of_a_server_is_in_nobodys_repr() -> None:
+async def test_a_secret_of_a_server_is_in_no_repr() -> None:
     said = config({"a": {"url": "https://mcp.example.com/?key=s3cret", "headers": {"Authorization": "Bearer s3cret"}}})
     assert "s3cret" not in repr(said)
     async with opened_manager({"raw": {**RAW, "env": {"TOKEN": "s3cret"}}}) as opened:

@@ -324,7 +324,7 @@ async def test_tools_that_went_are_offered_no_longer() -> None:
         assert it.changes == []
 
 
-async def test_a_restart_that_brings_the_same_tools_builds_nothing_anew() -> None:
+async def test_a_restart_that_brings_the_same_tools_rebuilds_nothing() -> None:
     async with opened() as it:
         before = it.server.tools()
         session = it.server._session

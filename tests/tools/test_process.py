@@ -337,7 +337,7 @@ async def test_when_its_launcher_is_killed_the_command_ends_and_its_fate_is_unkn
         await everything(lambda: processes_naming(str(mark)) == [])
 
 
-async def test_the_command_itself_dies_with_its_launcher_whoever_else_is_left(tmp_path, monkeypatch):
+async def test_the_command_itself_dies_with_its_launcher_whatever_processes_are_left(tmp_path, monkeypatch):
     monkeypatch.setattr(_Child, "_kill_group", lambda *_: None)
     mark = tmp_path / "alone"
     script = "import signal, sys; open(sys.argv[1], 'w').close(); signal.pause()"

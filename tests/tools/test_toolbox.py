@@ -218,7 +218,7 @@ class Crowd:
 
 
 @pytest.mark.anyio
-async def test_no_more_calls_of_a_tool_run_than_it_allows_whoever_asks():
+async def test_no_more_calls_of_a_tool_run_than_it_allows_for_all_callers():
     crowd = Crowd()
     registry = registry_of(a_tool("busy", crowd, concurrency=2))
     one, other = box(registry), box(registry)

@@ -134,7 +134,7 @@ async def test_then_means_another_turn():
     assert text_of(last) == "The clock tool says: 10:00. The calculator tool says: 42."
 
 
-async def test_a_new_question_begins_anew():
+async def test_a_new_question_starts_over():
     messages = [user("What is 1+1?"), *history([("calculator", "2")]), {"role": "assistant", "content": "2"}]
     assert calls_of(await turn_of(ask(*messages, user("What is 2*21?")))) == [("calculator", {"expression": "2*21"})]
 

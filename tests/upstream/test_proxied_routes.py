@@ -28,7 +28,7 @@ END = b"--XX--\r\n"
 FILE = part("file", b'--X\r\n\r\nname="model"\r\n\r\n\x00\xff', '; filename="a.wav"\r\nContent-Type: audio/wav')
 
 
-def test_a_form_is_written_anew_with_the_providers_name_for_the_model() -> None:
+def test_a_form_is_rewritten_with_the_providers_name_for_the_model() -> None:
     form = Form.read(FILE + part("api_key", b"x") + part("model", b"mine", "\r\nContent-Type: text/plain") + END, FORM)
     content_type, body = form.written_for("theirs/x")
     assert form.model == "mine"

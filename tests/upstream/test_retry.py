@@ -345,7 +345,7 @@ async def test_the_time_grows_to_a_limit(cooling):
     assert one.asked == 23
 
 
-async def test_an_answer_in_between_begins_the_count_anew(cooling):
+async def test_an_answer_in_between_resets_the_count(cooling):
     one = Scripted(passing(), passing(), ANSWER, passing(), passing(), ANSWER)
     model = cooling.model(one, Scripted(ANSWER))
     for _ in range(2):

@@ -381,7 +381,7 @@ async def test_leaving_an_answer_closes_its_connection(upstream, lanes):
     assert upstream.requests[0].outcome == "client_disconnected"
 
 
-async def test_a_failure_of_whoever_asked_closes_the_connection(upstream, lanes):
+async def test_a_failure_of_the_caller_closes_the_connection(upstream, lanes):
     gate = asyncio.Event()
     upstream.script(MODEL, [Reply(text="a long story", pace=Pace(hold=Hold(gate, after=4)))])
     patient = Deadlines(connect=2, first_byte=60, idle=60, total=60)

@@ -70,7 +70,7 @@ async def test_input_for_a_block_that_has_stopped_is_not_held_for_certain(wire):
 
 
 @pytest.mark.parametrize("wire", CLAUDES)
-async def test_input_of_a_tool_that_the_provider_runs_is_nobodys_here(wire):
+async def test_input_of_a_tool_that_the_provider_runs_is_ignored(wire):
     search = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}
     hosted = [{"type": "content_block_start", "index": 1, "content_block": search}, piece(1, '{"query": "x"}'), stop(1)]
     turn = turn_of(wire, sse(HEAD, TEXT, *hosted, start(2), stop(2), *END))

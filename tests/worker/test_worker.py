@@ -289,7 +289,7 @@ async def test_a_worker_goes_on_once_its_queue_can_be_read_again(
         assert await proxy.call("add", a=1, b=2) == Returned("3")
 
 
-async def test_whoever_can_write_to_redis_alone_neither_answers_nor_kills_a_call(
+async def test_access_to_redis_alone_can_neither_answer_nor_kill_a_call(
     proxy: Proxy, worker: Child, fleet: Stores, tmp_path: Path
 ) -> None:
     from redis.asyncio import Redis

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check(config: ConfigOption = None) -> None:
-    """Say all that is wrong with the config, asking nobody.
+    """Report all that is wrong with the config, without asking a provider or a tool server.
 
     Reads it, imports its tools, and compiles their schemas.
 

@@ -16,7 +16,7 @@ def _group() -> None:
 
 @ledger.command("migrate")
 def migrate(config: ConfigOption = None) -> None:
-    """Make the tables in Postgres, or bring them up to date; run by whoever may, before a new version is served."""
+    """Make the tables in Postgres, or bring them up to date. Run it before a new version is served, with the right to alter them."""
     section = read_config(config).config.ledger
     if section.url is None:
         raise give_up("the config has no `ledger.url`, and the file in `data_dir` makes its own tables")

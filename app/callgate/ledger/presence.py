@@ -41,7 +41,7 @@ class Presence:
         self._on_lost = on_lost
         self._task: asyncio.Task[None] | None = None
         self.is_away = False
-        self._heard_since = self._beat_at = inf, inf
+        self._reachable_since = self._beat_at = inf, inf
         self._away = NEVER
 
     @property
@@ -58,7 +58,7 @@ class Presence:
 
     @property
     def _grace(self) -> float:
-        return 0.0 if _since(self._heard_since) >= self.dead_after else self._away
+        return 0.0 if _since(self._reachable_since) >= self.dead_after else self._away
 
     async def open(self) -> None:
         """Write the first heartbeat. Raises `DatabaseAway`."""
@@ -94,10 +94,10 @@ class Presence:
         news = await self._database.beat(self.process, self._kind, self._version)
         now = time.monotonic(), time.time()
         if self._beat_at[0] == inf:
-            self._heard_since = now
+            self._reachable_since = now
         elif self.is_away or _since(self._beat_at) > self.dead_after / 2:
             # Including the last outage, if it is recent.
-            self._heard_since, self._away = now, self._grace + _since(self._beat_at)
+            self._reachable_since, self._away = now, self._grace + _since(self._beat_at)
         self._beat_at = now
         if not news:
             return

@@ -54,7 +54,7 @@ _DECIDE: Final = (
 )
 """Not where its process is gone: no process would run it, and one that resumes the run asks again."""
 _END: Final = "UPDATE approvals SET state = ?2 WHERE id = ?1 AND process = ?3 AND state = 'waiting' RETURNING id"
-_REMEMBERED: Final = (
+_DECISION: Final = (
     "SELECT state, decided_by, reason FROM approvals WHERE id = ?1 AND hash = ?2 AND state IN ('approved', 'denied')"
 )
 _DECIDED: Final = (
@@ -133,7 +133,7 @@ class SharedApprovals:
 
     async def _remembered(self, database: Database, id: str, hash: str) -> tuple[ApprovalOutcome, str, str] | None:
         with contextlib.suppress(DatabaseAway):  # then it waits until that is back, and for its decision
-            for state, by, reason in await database.fetch(_REMEMBERED, id, hash):
+            for state, by, reason in await database.fetch(_DECISION, id, hash):
                 return ApprovalOutcome(state), by, reason
         return None
 

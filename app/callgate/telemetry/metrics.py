@@ -280,9 +280,9 @@ class Metrics:
 
 
 def added_up(expositions: Sequence[bytes], accept: str = "", *, ended: Sequence[bytes] = ()) -> tuple[bytes, str]:
-    """The metrics of several processes as one, and their content type: everything is added up, but for when it began.
+    """Return the summed metrics of several processes, and their content type. Times of creation are left out.
 
-    Of processes that have ended what they counted stays, as a sum must not go down; how they stood does not."""
+    The counters of processes that have ended are included, because a sum must not go down. Their gauges are not."""
     from prometheus_client.parser import text_string_to_metric_families
 
     families: dict[str, Metric] = {}

@@ -148,7 +148,7 @@ def request(id: str, method: str, params: Mapping[str, Any], terms: Terms) -> by
 
 
 def cancellation(id: str) -> bytes:
-    params = {"requestId": id, "reason": "nobody waits for it any more"}
+    params = {"requestId": id, "reason": "the client no longer waits for it"}
     return encoded({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
 
 

@@ -41,7 +41,7 @@ _ENTRY = "correct the model's entry in what the provider complains of"
 _PLAIN = (
     "have what stands between here and the provider leave answers as they are where `Accept-Encoding: identity` is sent"
 )
-_LATER = "try again later, or ask whoever runs the provider: it fails by itself"
+_LATER = "try again later, or ask those who run the provider: the failure is theirs"
 _STATUS = re.compile(r"upstream status (\d{3})")
 _NAME = "name a model that the provider has in `litellm_params.model`"
 _TODO: Mapping[int, str] = {

@@ -1,5 +1,4 @@
-"""Removes from a provider's error message what it quotes of the request: logs and recorded runs keep the message, and not what
-people said."""
+"""Removes quotations of the request from a provider's error message, so that logs and recorded runs do not repeat what users wrote."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -9,29 +8,29 @@ import msgspec
 from callgate.conversation.ports import ModelRequest, Passthrough
 
 SHORTEST: Final = 12
-"""Letters and digits that make a quotation. Fewer are the same by chance."""
+"""The fewest letters and digits of a quotation. Fewer may be equal by chance."""
 _STEP: Final = 6
-"""Every piece of this length at a multiple of it is looked for: of a quotation twice as long one is always found."""
-_LOOKED_AT: Final = 64 * 1024
-"""Characters of a request that are looked at, its last messages first: a few milliseconds."""
-_SAID_IN: Final = ("messages", "input", "system", "instructions", "prompt")
-_NOT_SAID: Final = frozenset({"role", "type", "id", "tool_call_id", "name"})
+"""Pieces of this length are searched for, at multiples of it: a quotation twice as long always holds one of them."""
+_COMPARED: Final = 64 * 1024
+"""Characters of a request that are compared, from its last messages: this takes a few milliseconds."""
+_TEXT_FIELDS: Final = ("messages", "input", "system", "instructions", "prompt")
+_SKIPPED_KEYS: Final = frozenset({"role", "type", "id", "tool_call_id", "name"})
 
 
-def without_quotes(message: str, asked: ModelRequest | Passthrough) -> str:
-    """Return the message with `…` for what stands in the request too, however either writes spaces and escapes."""
-    letters = [place for place, letter in enumerate(message) if letter.isalnum()]
-    said = "".join(message[place] for place in letters)
+def without_quotes(message: str, request: ModelRequest | Passthrough) -> str:
+    """Return the message with `…` in place of text that the request has too. Only letters and digits are compared."""
+    indexes = [place for place, letter in enumerate(message) if letter.isalnum()]
+    letters = "".join(message[place] for place in indexes)
     quoted = bytearray(len(message))
-    for text in _texts(asked):
+    for text in _texts(request):
         plain = "".join(filter(str.isalnum, text))
         if _STEP < len(plain) < SHORTEST:
-            at = said.find(plain)
+            at = letters.find(plain)
             found = [(at, at + len(plain))] if at >= 0 else []
         else:
-            found = list(_common(said, plain))
+            found = list(_common(letters, plain))
         for start, end in found:
-            quoted[letters[start] : letters[end - 1] + 1] = b"\1" * (letters[end - 1] + 1 - letters[start])
+            quoted[indexes[start] : indexes[end - 1] + 1] = b"\1" * (indexes[end - 1] + 1 - indexes[start])
     if not any(quoted):
         return message
     kept = (
@@ -41,32 +40,32 @@ def without_quotes(message: str, asked: ModelRequest | Passthrough) -> str:
     return "".join(kept)
 
 
-def _common(said: str, text: str) -> Iterator[tuple[int, int]]:
-    """Where in `said` something of `text` stands."""
+def _common(letters: str, text: str) -> Iterator[tuple[int, int]]:
+    """Yield the start and end in `letters` of each part that is in `text` too."""
     places = {text[at : at + _STEP]: at for at in range(0, len(text) - _STEP + 1, _STEP)}
     start = 0
-    while start <= len(said) - _STEP:
-        there = places.get(said[start : start + _STEP])
+    while start <= len(letters) - _STEP:
+        there = places.get(letters[start : start + _STEP])
         if there is None:
             start += 1
             continue
         before = after = 0
-        while before < min(start, there) and said[start - before - 1] == text[there - before - 1]:
+        while before < min(start, there) and letters[start - before - 1] == text[there - before - 1]:
             before += 1
-        most = min(len(said) - start, len(text) - there)
-        while after < most and said[start + after] == text[there + after]:
+        most = min(len(letters) - start, len(text) - there)
+        while after < most and letters[start + after] == text[there + after]:
             after += 1
         if before + after >= SHORTEST:
             yield start - before, start + after
         start += max(after - _STEP + 1, 1)
 
 
-def _texts(asked: ModelRequest | Passthrough) -> Iterator[str]:
-    if isinstance(asked, ModelRequest):
-        parts: list[Any] = [*asked.messages]
+def _texts(request: ModelRequest | Passthrough) -> Iterator[str]:
+    if isinstance(request, ModelRequest):
+        parts: list[Any] = [*request.messages]
     else:
-        parts = [asked.fields[name] for name in _SAID_IN if name in asked.fields]
-    left = _LOOKED_AT
+        parts = [request.fields[name] for name in _TEXT_FIELDS if name in request.fields]
+    left = _COMPARED
     for part in reversed(parts):
         for text in _strings(part):
             yield text[:left]
@@ -88,5 +87,5 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(each)
     elif isinstance(value, dict):
         for name, each in value.items():
-            if name not in _NOT_SAID:
+            if name not in _SKIPPED_KEYS:
                 yield from _strings(each)
