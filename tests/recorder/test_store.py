@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from callgate.recorder.packed import Packed, PackedEnd, PackedEvent, PackedRun, PackedTurnStart
-from callgate.recorder.recorder import is_wanted
 from callgate.recorder.row import Kept, KeyUsage, Recording, RunEvent, RunRow
-from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable
+from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, is_wanted
 
 ENDED = PackedEnd(0.5, 0, "answered", "stop", "")
 

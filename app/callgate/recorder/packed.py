@@ -163,8 +163,8 @@ _decode_named = msgspec.msgpack.Decoder(list[RunEvent]).decode
 _decode_content = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
-class PackedRun(msgspec.Struct, gc=False):
-    """A run that has ended, as it waits to be written and as it is kept in memory."""
+class PackedRun(msgspec.Struct, array_like=True, gc=False):
+    """A run that has ended, as it waits to be written and as it is kept in memory. What `ChunkedRun` has of it comes first."""
 
     id: str
     began: float

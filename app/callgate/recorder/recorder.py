@@ -24,7 +24,7 @@ from callgate.recorder.last_hour import LastHour
 from callgate.recorder.packed import Packed, PackedRun
 from callgate.recorder.recording import Mask, PriceOf, RecordPolicy, RunRecording, no_price
 from callgate.recorder.row import KeyUsage, Recording, RunEvent, RunRow
-from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, day_of
+from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, day_of, is_wanted, run_place
 
 log = structlog.get_logger("callgate.recorder")
 
@@ -259,7 +259,7 @@ class Recorder:
         found = {row.id: row for row in here if is_wanted(row, wanted)}
         for row in self._stored(lambda store: store.page(wanted, count)) or ():
             found.setdefault(row.id, row)
-        return sorted(found.values(), key=lambda row: (row.began, row.id), reverse=True)[:count]
+        return sorted(found.values(), key=run_place, reverse=True)[:count]
 
     def matching(self, wanted: RunFilter, count: int) -> tuple[list[RunRow], RunRow | None]:
         """The newest runs of a filter that names a tool or a finding, and the last that was looked at if there may be more: a
@@ -523,20 +523,6 @@ class Recorder:
             self.delete(id)
         except StoreUnusable as failure:
             log.warning("run_not_removed", run=id, reason=str(failure))
-
-
-def is_wanted(row: RunRow, wanted: RunFilter) -> bool:
-    """The same choice as the file's, for what is in memory."""
-    if wanted.before is not None and (row.began, row.id) >= (wanted.before, wanted.before_id):
-        return False
-    return (
-        wanted.model in (None, row.model)
-        and wanted.key in (None, row.key)
-        and wanted.state in (None, row.state)
-        and (not wanted.odd or row.is_odd)
-        and (wanted.since is None or row.began >= wanted.since)
-        and (wanted.until is None or row.began < wanted.until)
-    )
 
 
 def _of(used: KeyUsage) -> tuple[str, str, str]:

@@ -7,11 +7,23 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from heapq import nlargest
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from callgate.recorder.chunks import (
+    CHUNK_RUNS,
+    Chunk,
+    ChunkedRun,
+    chunked,
+    decode_chunk,
+    end_of_period,
+    is_plain,
+    period_of_id,
+)
 from callgate.recorder.packed import (
     COMPRESSED_FROM,
     PackedRun,
@@ -25,9 +37,10 @@ from callgate.recorder.packed import (
 from callgate.recorder.row import USUAL_STATES, Kept, KeyUsage, Recording, RunRow, wire_turn
 
 FILE: Final = "runs.sqlite3"
-VERSION: Final = 2
-READABLE: Final = frozenset({0, 1, VERSION})
-"""Formats that are read, and written on in the newest: 1 had events with names, of which some may still be there."""
+VERSION: Final = 3
+READABLE: Final = frozenset({0, 1, 2, VERSION})
+"""Formats that are read, and written on in the newest: 1 had events with names, of which some may still be there, and neither 1
+nor 2 had chunks."""
 BUSY_SECONDS: Final = 5.0
 QUERY_SECONDS: Final = 1.0
 """No query runs longer: a list that nobody waits for must not hold the file's readers."""
@@ -74,6 +87,30 @@ CREATE TABLE IF NOT EXISTS replays (
   PRIMARY KEY (of, seq)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS replays_by_run ON replays (seq);
+CREATE TABLE IF NOT EXISTS chunks (
+  seq INTEGER PRIMARY KEY,
+  period TEXT NOT NULL,
+  first_id TEXT NOT NULL,
+  last_id TEXT NOT NULL,
+  since REAL NOT NULL,
+  until REAL NOT NULL,
+  runs INTEGER NOT NULL,
+  body BLOB NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS chunks_by_id ON chunks (period, last_id, first_id);
+CREATE INDEX IF NOT EXISTS chunks_by_time ON chunks (until, since);
+CREATE TABLE IF NOT EXISTS chunk_kinds (
+  key TEXT NOT NULL,
+  model TEXT NOT NULL,
+  state TEXT NOT NULL,
+  until REAL NOT NULL,
+  chunk INTEGER NOT NULL REFERENCES chunks (seq) ON DELETE CASCADE,
+  PRIMARY KEY (key, model, until, state, chunk)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS chunk_kinds_by_model ON chunk_kinds (model, until);
+CREATE INDEX IF NOT EXISTS chunk_kinds_by_key ON chunk_kinds (key, until);
+CREATE INDEX IF NOT EXISTS chunk_kinds_by_state ON chunk_kinds (state, until);
+CREATE INDEX IF NOT EXISTS chunk_kinds_by_chunk ON chunk_kinds (chunk);
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS usage (
   day TEXT NOT NULL,
@@ -88,6 +125,12 @@ CREATE TABLE IF NOT EXISTS usage (
 ) STRICT;
 INSERT OR IGNORE INTO totals VALUES ('bytes', 0);
 """
+
+_NO_CHUNKS: Final = """
+CREATE TEMPORARY TABLE chunks (seq, period, first_id, last_id, since, until, body);
+CREATE TEMPORARY TABLE chunk_kinds (key, model, state, until, chunk);
+"""
+"""Beside a file of an earlier format that is only read."""
 
 _COUNTED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
 
@@ -123,10 +166,13 @@ class RunStore:
                 database = sqlite3.connect(
                     f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
                 )
-                if self._check(database) == 0:  # it was made, and nothing is written yet
+                version = self._check(database)
+                if version == 0:  # it was made, and nothing is written yet
                     database.close()
                     database = sqlite3.connect(":memory:", isolation_level=None)
                     database.executescript(_TABLES)
+                elif version < VERSION:
+                    database.executescript(_NO_CHUNKS)
             else:
                 self.path.touch(mode=0o600)
                 database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
@@ -157,45 +203,66 @@ class RunStore:
     # -- writing
 
     def add(self, runs: Sequence[PackedRun]) -> None:
-        """Write runs that have ended. One that is there already stays as it is."""
+        """Write runs that have ended. One that has a row already stays as it is."""
+        plain: list[PackedRun] = []
+        others: list[PackedRun] = []
+        for run in runs:
+            (plain if is_plain(run) else others).append(run)
+        chunks, unchunked = chunked(plain)
         with self._named_errors(), self._transaction():
-            [last] = self._database.execute("SELECT max(seq) FROM runs").fetchone()
-            rows: list[Any] = []
-            events: list[Any] = []
-            contents: list[Any] = []
-            grown = 0
-            for seq, run in enumerate(runs, first := (last or 0) + 1):
-                body, happened, said = run.row, run.events, run.content
-                if said or len(happened) > COMPRESSED_FROM:
-                    happened, said = run.bodies()
-                size = len(body) + len(happened) + len(said)
-                grown += size
-                rows += (seq, run.id, run.began, run.model, run.key, run.state, run.is_odd, size, body)
-                events += (seq, happened)
-                if said:
-                    contents += (seq, said)
-            added = self._insert("OR IGNORE INTO runs (seq, id, began, model, key, state, odd, bytes, row)", 9, rows)
-            if added < len(runs):  # some were there already
-                known = self._database.execute("SELECT seq, bytes FROM runs WHERE seq >= ?", (first,)).fetchall()
-                sizes = dict(known)
-                events, contents = (
-                    [
-                        value
-                        for seq, body in zip(each[::2], each[1::2], strict=True)
-                        if seq in sizes
-                        for value in (seq, body)
-                    ]
-                    for each in (events, contents)
-                )
-                grown = sum(sizes.values())
-            self._insert("INTO events", 2, events)
-            self._insert("INTO content", 2, contents)
-            replays = [(run.replay_of, run.id) for run in runs if run.replay_of]
-            if replays:
-                self._database.executemany(
-                    "INSERT OR IGNORE INTO replays SELECT ?, seq FROM runs WHERE id = ?", replays
-                )
+            grown = sum(map(self._add_chunk, chunks))
+            if others or unchunked:
+                grown += self._add_rows(others + unchunked)
             self._grow(grown)
+
+    def _add_chunk(self, chunk: Chunk) -> int:
+        """Write a chunk, and return how many bytes it takes."""
+        body = encode(chunk.runs)
+        head = chunk.period, chunk.first_id, chunk.last_id, chunk.since, chunk.until, len(chunk.runs)
+        seq = self._database.execute(
+            _insertion("INTO chunks (period, first_id, last_id, since, until, runs, body)", 7, 1), (*head, body)
+        ).lastrowid
+        kinds = [value for kind in chunk.kinds for value in (*kind, chunk.until, seq)]
+        self._insert("INTO chunk_kinds", 5, kinds)
+        return len(body)
+
+    def _add_rows(self, runs: Sequence[PackedRun]) -> int:
+        """Write each run in a row of its own, and return how many bytes they take."""
+        [last] = self._database.execute("SELECT max(seq) FROM runs").fetchone()
+        rows: list[Any] = []
+        events: list[Any] = []
+        contents: list[Any] = []
+        grown = 0
+        for seq, run in enumerate(runs, first := (last or 0) + 1):
+            body, happened, said = run.row, run.events, run.content
+            if said or len(happened) > COMPRESSED_FROM:
+                happened, said = run.bodies()
+            size = len(body) + len(happened) + len(said)
+            grown += size
+            rows += (seq, run.id, run.began, run.model, run.key, run.state, run.is_odd, size, body)
+            events += (seq, happened)
+            if said:
+                contents += (seq, said)
+        added = self._insert("OR IGNORE INTO runs (seq, id, began, model, key, state, odd, bytes, row)", 9, rows)
+        if added < len(runs):  # some were there already
+            known = self._database.execute("SELECT seq, bytes FROM runs WHERE seq >= ?", (first,)).fetchall()
+            sizes = dict(known)
+            events, contents = (
+                [
+                    value
+                    for seq, body in zip(each[::2], each[1::2], strict=True)
+                    if seq in sizes
+                    for value in (seq, body)
+                ]
+                for each in (events, contents)
+            )
+            grown = sum(sizes.values())
+        self._insert("INTO events", 2, events)
+        self._insert("INTO content", 2, contents)
+        replays = [(run.replay_of, run.id) for run in runs if run.replay_of]
+        if replays:
+            self._database.executemany("INSERT OR IGNORE INTO replays SELECT ?, seq FROM runs WHERE id = ?", replays)
+        return grown
 
     def _insert(self, into: str, columns: int, values: Sequence[Any]) -> int:
         # Each step of a statement gives the interpreter's lock away and takes it back: one statement for many rows.
@@ -220,7 +287,30 @@ class RunStore:
         with self._named_errors(), self._transaction():
             found = self._database.execute("DELETE FROM runs WHERE id = ? RETURNING bytes", (id,)).fetchall()
             self._grow(-sum(size for [size] in found))
-        return bool(found)
+            return self._delete_from_chunk(id) or bool(found)
+
+    def _delete_from_chunk(self, id: str) -> bool:
+        for seq, body in self._chunks_around(id):
+            runs = decode_chunk(body)
+            rest = [run for run in runs if run.id != id]
+            if len(rest) == len(runs):
+                continue
+            left = encode(rest) if rest else b""
+            if rest:
+                self._database.execute("UPDATE chunks SET runs = ?, body = ? WHERE seq = ?", (len(rest), left, seq))
+            else:
+                self._database.execute("DELETE FROM chunks WHERE seq = ?", (seq,))
+            self._grow(len(left) - len(body))
+            return True
+        return False
+
+    def _chunks_around(self, id: str) -> list[tuple[int, bytes]]:
+        """The chunks that a run may be in."""
+        found = self._database.execute(
+            "SELECT seq, body FROM chunks WHERE period = ? AND last_id >= ? AND first_id <= ?",
+            (period_of_id(id), id, id),
+        )
+        return found.fetchall()
 
     def prune(self, *, older_than: float, most_bytes: int, wire_older_than: float | None = None) -> int:
         """Remove what is too old, then the oldest contents, then the oldest runs, until the rest is small enough.
@@ -228,12 +318,12 @@ class RunStore:
         `wire_older_than`: of runs that began earlier the bodies of providers' answers are removed too."""
         removed = 0
         with self._named_errors():
-            while slice_ := self._oldest("began < ?", older_than):
-                removed += self._remove(slice_)
+            while oldest := self._remove_oldest(older_than):
+                removed += oldest
             if wire_older_than is not None:
                 self._forget_wire(wire_older_than)
             self._database.execute("DELETE FROM usage WHERE day < ?", (day_of(time.time() - USAGE_DAYS * 86_400),))
-            while self.bytes > most_bytes and (slice_ := self._oldest("seq IN (SELECT seq FROM content)")):
+            while self.bytes > most_bytes and (slice_ := self._oldest_with_content()):
                 with self._transaction():
                     for seq in slice_:
                         [size] = self._database.execute(
@@ -245,8 +335,8 @@ class RunStore:
                             "UPDATE runs SET row = ?, bytes = bytes - ? WHERE seq = ?", (encode(row), size, seq)
                         )
                         self._grow(-size)
-            while self.bytes > most_bytes and (slice_ := self._oldest("1")):
-                removed += self._remove(slice_)
+            while self.bytes > most_bytes and (oldest := self._remove_oldest()):
+                removed += oldest
         with contextlib.suppress(sqlite3.Error):  # another process may be reading; the next hour tries again
             self._database.execute("PRAGMA incremental_vacuum(500)").fetchall()
         return removed
@@ -273,22 +363,34 @@ class RunStore:
             seen = found[-1][0] + 1
         self._database.execute("INSERT OR REPLACE INTO totals VALUES ('wire_forgotten', ?)", (end,))
 
-    def _oldest(self, which: str, *values: float) -> list[int]:
+    def _oldest_with_content(self) -> list[int]:
         found = self._database.execute(
-            f"SELECT seq FROM runs WHERE {which} ORDER BY began LIMIT {SLICE}",  # noqa: S608 - our own words
-            values,
+            f"SELECT seq FROM runs WHERE seq IN (SELECT seq FROM content) ORDER BY began LIMIT {SLICE}"  # noqa: S608
         )
         return [seq for [seq] in found]
 
-    def _remove(self, sequence: Sequence[int]) -> int:
-        marks = ", ".join("?" * len(sequence))
+    def _remove_oldest(self, older_than: float = inf) -> int:
+        """Remove some of the oldest runs, and return how many."""
         with self._transaction():
-            sizes = self._database.execute(
-                f"DELETE FROM runs WHERE seq IN ({marks}) RETURNING bytes",  # noqa: S608 - question marks
-                sequence,
+            runs = self._database.execute(
+                "SELECT began, seq, 1, bytes FROM runs WHERE began < ? ORDER BY began LIMIT ?", (older_than, SLICE)
             ).fetchall()
-            self._grow(-sum(size for [size] in sizes))
-        return len(sizes)
+            chunks = self._database.execute(
+                "SELECT until, seq, runs, length(body) FROM chunks WHERE until < ? ORDER BY until LIMIT ?",
+                (older_than, SLICE // CHUNK_RUNS),
+            ).fetchall()
+            end = min((some[-1][0] for some in (runs, chunks) if some), default=0.0)
+            removed = size = 0
+            for table, some in (("runs", runs), ("chunks", chunks)):
+                gone = [each for each in some if each[0] <= end]
+                self._database.executemany(
+                    f"DELETE FROM {table} WHERE seq = ?",  # noqa: S608 - our own words
+                    [(seq,) for _, seq, _, _ in gone],
+                )
+                removed += sum(held for _, _, held, _ in gone)
+                size += sum(bytes for _, _, _, bytes in gone)
+            self._grow(-size)
+        return removed
 
     def _grow(self, bytes: int) -> None:
         """A running total, because adding it up would read the whole file."""
@@ -309,7 +411,28 @@ class RunStore:
                 f"SELECT seq, row FROM runs WHERE {where} ORDER BY began DESC, id DESC LIMIT ?",  # noqa: S608 - our own words
                 [*values, count],
             ).fetchall()
-            return self._rows(found)
+            rows = self._rows(found)
+            both = {row.id: row for row in (*self._plain_rows(wanted, count, rows), *rows)}
+            return sorted(both.values(), key=run_place, reverse=True)[:count]
+
+    def _plain_rows(self, wanted: RunFilter, count: int, others: Sequence[RunRow]) -> list[RunRow]:
+        """The newest plain runs of a filter, as far as they may be among so many together with others."""
+        if wanted.odd or wanted.state not in (None, *USUAL_STATES):
+            return []
+        found: list[ChunkedRun] = []
+        newest = [run_place(row) for row in others]
+        seen: set[int] = set()
+        where, values = _where_chunks(wanted)
+        for seq, until, body in self._database.execute(where, values):
+            if len(newest) == count and newest[-1][0] > until:
+                break
+            if seq in seen:  # under another of its kinds
+                continue
+            seen.add(seq)
+            some = [run for run in decode_chunk(body) if is_wanted(run, wanted)]
+            found += some
+            newest = nlargest(count, [*newest, *map(run_place, some)])
+        return [run.whole_row for run in found if run_place(run) >= newest[-1]]
 
     def _rows(self, found: Sequence[tuple[int, Any]]) -> list[RunRow]:
         """Rows as a list shows them, by their numbers: what is not summed up yet is summed up here."""
@@ -330,8 +453,9 @@ class RunStore:
                 " LEFT JOIN content USING (seq) WHERE id = ?",
                 (id,),
             ).fetchone()
-        if found is None:
-            return None
+            if found is None:
+                plain = (run for _, body in self._chunks_around(id) for run in decode_chunk(body) if run.id == id)
+                return next((run.recording for run in plain), None)
         row, events, content = found
         return recording_in_file(decode_row(row), events, content)
 
@@ -382,6 +506,45 @@ class RunStore:
 
 def day_of(moment: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(moment))
+
+
+def run_place(run: RunRow | ChunkedRun) -> tuple[float, str]:
+    """Where a run stands in a list."""
+    return run.began, run.id
+
+
+def is_wanted(row: RunRow | ChunkedRun, wanted: RunFilter) -> bool:
+    """True for a run that a filter chooses. What is in no index, its tools and findings, is left to `Recorder.matching`."""
+    if wanted.before is not None and run_place(row) >= (wanted.before, wanted.before_id):
+        return False
+    return (
+        wanted.model in (None, row.model)
+        and wanted.key in (None, row.key)
+        and wanted.state in (None, row.state)
+        and (not wanted.odd or row.is_odd)
+        and (wanted.since is None or row.began >= wanted.since)
+        and (wanted.until is None or row.began < wanted.until)
+    )
+
+
+def _where_chunks(wanted: RunFilter) -> tuple[str, list[Any]]:
+    """The statement for the chunks that have runs of a filter, the newest first."""
+    said = {"key": wanted.key, "model": wanted.model, "state": wanted.state}
+    equal = {name: value for name, value in said.items() if value is not None}
+    parts, values = [f"{name} = ?" for name in equal], list[Any](equal.values())
+    if wanted.state is not None and len(equal) > 1:
+        parts[-1] = "+state = ?"  # of nearly all runs: of no use for finding some of them
+    table = "kinds" if equal else "chunks"
+    if wanted.since is not None:
+        parts.append(f"{table}.until >= ?")
+        values.append(wanted.since)
+    for moment in (wanted.until, wanted.before):
+        if moment is not None:
+            parts.append(f"{table}.until < ? AND chunks.since <= ?")
+            values += [end_of_period(moment), moment]
+    tables = "chunk_kinds AS kinds JOIN chunks ON seq = chunk" if equal else "chunks"
+    where = " AND ".join(parts) or "1"
+    return f"SELECT seq, {table}.until, body FROM {tables} WHERE {where} ORDER BY {table}.until DESC", values  # noqa: S608
 
 
 def _where(wanted: RunFilter) -> tuple[str, list[Any]]:
