@@ -16,11 +16,11 @@ START = 1_790_000_000.0
 
 
 def run(seconds: float, *, began: float | None = None, **more: object) -> PackedRun:
-    """A plain run whose id was made so many seconds after the first."""
+    """A run whose id was made so many seconds after the first. It is plain if it can be."""
     made = START + seconds
     id = f"run_{int(made * 1000):011x}{random.Random(seconds).getrandbits(52):013x}"
     row = RunRow(id, made if began is None else began, **{"state": "answered", **more})  # type: ignore[arg-type]
-    return PackedRun.plain(row, happened(row))
+    return (PackedRun.of if row.is_odd or row.replay_of else PackedRun.plain)(row, happened(row))
 
 
 def happened(row: RunRow) -> list[Packed]:
@@ -60,6 +60,7 @@ def test_runs_that_end_together_share_a_row(store, tmp_path):
     for each in runs:
         found = store.get(each.id)
         assert found.row == each.whole_row
+        assert (found.row.began, found.row.state, found.row.finish_reason) == (each.began, "answered", "stop")
         assert [event.kind for event in found.events] == ["turn_started", "ended"]
     assert store.get(run(0.5).id) is None
     assert store.get("nosuch") is None

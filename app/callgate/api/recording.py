@@ -63,10 +63,8 @@ def keep_unusual(
         conversation.recording = recording
         recording.began = conversation.diagnoses[0].began
         for choice, diagnosis in enumerate(conversation.diagnoses):
-            listener = recording.listener(choice)
-            for at, event in diagnosis.happened():
-                listener.handle(event)
-                recording.events[-1].at = at
+            for seconds, event in diagnosis.happened():
+                recording.note(seconds, choice, event)
     else:
         recording.is_listed, recording.policy = True, policy
     _say_request(recording, request)

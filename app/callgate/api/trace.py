@@ -12,7 +12,8 @@ import msgspec
 from callgate.api.openai_writers import ChunkWriter
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallDelta, ChatEnded, ChatEvent, ModelOutput, ReasoningDelta, TextDelta
-from callgate.recorder.recording import Mask, RecordPolicy, RunRecording, kept_texts
+from callgate.recorder.packing import Mask
+from callgate.recorder.recording import RecordPolicy, RunRecording, kept_texts
 from callgate.recorder.row import RunEvent, RunRow
 
 RESULT_BYTES = 65_536
@@ -69,7 +70,7 @@ class TraceWriter:
             elif read.kind == "call_ended":
                 facts["result"] = texts.get(f"call.{facts['id']}.result", "")
             yield msgspec.structs.replace(read, facts=facts)
-        recording.events.clear()
+        recording.happened.clear()
         recording.said.clear()
 
     def _output(self, output: ModelOutput, at: float) -> Iterator[RunEvent]:

@@ -10,8 +10,7 @@ from typing import Final
 
 import msgspec
 
-from callgate.recorder.packed import UNSUMMED, PackedRun, decode_row, recording_in_file, row_in_file
-from callgate.recorder.row import Recording, RunRow
+from callgate.recorder.packed import KeptRun, PackedRun
 
 CHUNK_RUNS: Final = 64
 """In one chunk, at most. More would make a row cheaper still, and a list of the runs of a rare key slower."""
@@ -19,27 +18,6 @@ PERIOD_MS: Final = 0x10000
 """A minute and a little: the last four digits of the eleven in which an id counts milliseconds."""
 PREFIX: Final = "run_"
 """Of an id, before the time."""
-
-
-class ChunkedRun(msgspec.Struct, array_like=True, gc=False):
-    """The fields of a `PackedRun` that a plain run has."""
-
-    id: str
-    began: float
-    model: str
-    key: str
-    state: str
-    is_odd: bool
-    row: bytes
-    events: bytes
-
-    @property
-    def whole_row(self) -> RunRow:
-        return row_in_file(decode_row(self.row), self.events)
-
-    @property
-    def recording(self) -> Recording:
-        return recording_in_file(decode_row(self.row), self.events, None)
 
 
 class Chunk(msgspec.Struct, gc=False):
@@ -62,11 +40,6 @@ class Chunk(msgspec.Struct, gc=False):
 _id = attrgetter("id")
 _began = attrgetter("began")
 _kind = attrgetter("key", "model", "state")
-
-
-def is_plain(run: PackedRun) -> bool:
-    """True if there is nothing of a run that an index has to know beside its key, its model and its state."""
-    return run.events[:1] == UNSUMMED[0] and not (run.content or run.is_odd or run.replay_of)
 
 
 def chunked(runs: Sequence[PackedRun]) -> tuple[list[Chunk], list[PackedRun]]:
@@ -105,4 +78,4 @@ def end_of_period(moment: float) -> float:
     return (int(moment * 1000) // PERIOD_MS + 1) * PERIOD_MS / 1000
 
 
-decode_chunk: Final = msgspec.msgpack.Decoder(list[ChunkedRun]).decode
+decode_chunk: Final = msgspec.msgpack.Decoder(list[KeptRun]).decode

@@ -5,13 +5,14 @@ they say is put into words for whoever looks.
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from callgate.conversation.events import ProviderHead
 from callgate.conversation.prices import NANO, Price, counted
-from callgate.recorder.row import USUAL_STATES, Recording, RunEvent, RunRow
+from callgate.recorder.row import Recording, RunEvent, RunRow
 
 COMPRESSED_FROM: Final = 2048
 """Bytes from which a body is compressed; below that it costs more than it saves."""
@@ -24,6 +25,12 @@ NAME_CHARACTERS: Final = 64
 SUMMED: Final = (b"s", b"S")
 """How events are marked in the file whose row has been summed up: as they are, and compressed."""
 UNSUMMED: Final = (b"u", b"U")
+"""Not written any more: in format 2 plain runs had rows of their own."""
+PLAIN_FACTS: Final = (
+    *("request_id", "process", "route", "end_user", "stream", "choices", "status", "finish_reason", "error", "seconds"),
+    *("trace_id", "parent_span"),
+)
+"""What the row of a plain run says beside what a `KeptRun` has and what its events say. More may be added at the end."""
 CONTENT: Final = (b"-", b"z")
 """Contents, and in format 1 of the file events too, which then had names."""
 
@@ -159,12 +166,14 @@ Packed: TypeAlias = PackedTurnStart | PackedTurn | PackedCallStart | PackedCallE
 encode: Final = msgspec.msgpack.Encoder(enc_hook=str).encode
 decode_row: Final = msgspec.msgpack.Decoder(RunRow).decode
 _decode = msgspec.msgpack.Decoder(list[Packed]).decode
+_decode_plain = msgspec.msgpack.Decoder(tuple[list[Any], list[Packed]]).decode
+_plain_facts = attrgetter(*PLAIN_FACTS)
 _decode_named = msgspec.msgpack.Decoder(list[RunEvent]).decode
 _decode_content = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
-class PackedRun(msgspec.Struct, array_like=True, gc=False):
-    """A run that has ended, as it waits to be written and as it is kept in memory. What `ChunkedRun` has of it comes first."""
+class KeptRun(msgspec.Struct, array_like=True, gc=False):
+    """What is kept of a run that has ended, but for its texts."""
 
     id: str
     began: float
@@ -173,8 +182,33 @@ class PackedRun(msgspec.Struct, array_like=True, gc=False):
     state: str
     is_odd: bool
     row: bytes
+    """Empty of a plain run, of which `events` has it all: it is summed up by whoever looks."""
     events: bytes
-    """Marked as in the file, and not compressed."""
+    """Marked as in the file, and not compressed. Of a plain run, without a mark, the facts of its row and its events."""
+
+    @property
+    def whole_row(self) -> RunRow:
+        if self.row:
+            return row_in_file(decode_row(self.row), self.events)
+        return summed_up(*self._plain())
+
+    def recording(self) -> Recording:
+        if self.row:
+            return recording_in_file(decode_row(self.row), self.events, None)
+        row, events = self._plain()
+        return Recording(summed_up(row, events), [each.event() for each in events])
+
+    def _plain(self) -> tuple[RunRow, list[Packed]]:
+        facts, events = _decode_plain(self.events)
+        row = RunRow(self.id, self.began, self.model, key=self.key, state=self.state)
+        for name, value in zip(PLAIN_FACTS, facts, strict=False):
+            setattr(row, name, value)
+        return row, events
+
+
+class PackedRun(KeptRun, array_like=True, gc=False):
+    """A run that has ended, as it waits to be written and as it is kept in memory."""
+
     content: bytes = b""
     """Empty where no texts are kept."""
     replay_of: str = ""
@@ -192,23 +226,24 @@ class PackedRun(msgspec.Struct, array_like=True, gc=False):
 
     @classmethod
     def plain(cls, row: RunRow, events: Sequence[Packed]) -> "PackedRun":
-        """A run that is summed up by whoever looks."""
-        odd, happened = row.state not in USUAL_STATES, UNSUMMED[0] + encode(events)
-        return cls(row.id, row.began, row.model, row.key, row.state, odd, encode(row), happened, b"", row.replay_of)
+        """A run in a usual state, which is no replay."""
+        return cls(row.id, row.began, row.model, row.key, row.state, False, b"", encode((_plain_facts(row), events)))
 
-    @property
-    def whole_row(self) -> RunRow:
-        return row_in_file(decode_row(self.row), self.events)
+    def summed(self) -> "PackedRun":
+        """A plain run, summed up for a row of its own."""
+        row, events = self._plain()
+        return PackedRun.of(summed_up(row, events), events)
 
     def recording(self) -> Recording:
-        content = _decode_content(self.content) if self.content else {}
-        return Recording(self.whole_row, [each.event() for each in _decode(self.events[1:])], content)
+        found = super().recording()
+        found.content = _decode_content(self.content) if self.content else {}
+        return found
 
     def bodies(self) -> tuple[bytes, bytes]:
         """Events and content as they stand in the file. The first byte says how to read the rest; the second may be empty."""
         events = self.events
         if len(events) > COMPRESSED_FROM:
-            events = _stored(events[1:], SUMMED if events[:1] in SUMMED else UNSUMMED)
+            events = _stored(events[1:], SUMMED)
         return events, _stored(self.content, CONTENT) if self.content else b""
 
 

@@ -17,15 +17,14 @@ import msgspec
 from callgate.recorder.chunks import (
     CHUNK_RUNS,
     Chunk,
-    ChunkedRun,
     chunked,
     decode_chunk,
     end_of_period,
-    is_plain,
     period_of_id,
 )
 from callgate.recorder.packed import (
     COMPRESSED_FROM,
+    KeptRun,
     PackedRun,
     content_in_file,
     decode_row,
@@ -207,12 +206,12 @@ class RunStore:
         plain: list[PackedRun] = []
         others: list[PackedRun] = []
         for run in runs:
-            (plain if is_plain(run) else others).append(run)
+            (others if run.row else plain).append(run)
         chunks, unchunked = chunked(plain)
         with self._named_errors(), self._transaction():
             grown = sum(map(self._add_chunk, chunks))
             if others or unchunked:
-                grown += self._add_rows(others + unchunked)
+                grown += self._add_rows(others + [run.summed() for run in unchunked])
             self._grow(grown)
 
     def _add_chunk(self, chunk: Chunk) -> int:
@@ -419,7 +418,7 @@ class RunStore:
         """The newest plain runs of a filter, as far as they may be among so many together with others."""
         if wanted.odd or wanted.state not in (None, *USUAL_STATES):
             return []
-        found: list[ChunkedRun] = []
+        found: list[KeptRun] = []
         newest = [run_place(row) for row in others]
         seen: set[int] = set()
         where, values = _where_chunks(wanted)
@@ -455,7 +454,7 @@ class RunStore:
             ).fetchone()
             if found is None:
                 plain = (run for _, body in self._chunks_around(id) for run in decode_chunk(body) if run.id == id)
-                return next((run.recording for run in plain), None)
+                return next((run.recording() for run in plain), None)
         row, events, content = found
         return recording_in_file(decode_row(row), events, content)
 
@@ -508,12 +507,12 @@ def day_of(moment: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(moment))
 
 
-def run_place(run: RunRow | ChunkedRun) -> tuple[float, str]:
+def run_place(run: RunRow | KeptRun) -> tuple[float, str]:
     """Where a run stands in a list."""
     return run.began, run.id
 
 
-def is_wanted(row: RunRow | ChunkedRun, wanted: RunFilter) -> bool:
+def is_wanted(row: RunRow | KeptRun, wanted: RunFilter) -> bool:
     """True for a run that a filter chooses. What is in no index, its tools and findings, is left to `Recorder.matching`."""
     if wanted.before is not None and run_place(row) >= (wanted.before, wanted.before_id):
         return False

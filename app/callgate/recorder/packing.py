@@ -1,0 +1,245 @@
+"""Packs the events of a run: numbers, names, ids and verdicts. Texts stay behind, and are kept only where texts are.
+
+It happens when a run has ended, for several runs at a time: to fetch this code into the processor's caches takes longer than to
+pack a run.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Annotated, Any, Final, Protocol, TypeAlias
+
+import msgspec
+
+from callgate.calls.outcome import Returned
+from callgate.calls.states import Call, ReadyCall
+from callgate.conversation.events import (
+    Attempt,
+    CallEnded,
+    CallProgress,
+    CallsHandedBack,
+    CallStarted,
+    ChatEvent,
+    ChatFailed,
+    Ending,
+    Responder,
+    TurnAccount,
+    TurnEnded,
+    TurnStarted,
+)
+from callgate.conversation.prices import MOST_TOKENS, Price
+from callgate.recorder.model import MASKED_BEYOND
+from callgate.recorder.packed import (
+    NAME_CHARACTERS,
+    Packed,
+    PackedCall,
+    PackedCallEnd,
+    PackedCallStart,
+    PackedEnd,
+    PackedEvent,
+    PackedTurn,
+    PackedTurnStart,
+)
+
+Mask: TypeAlias = Callable[[str], str]
+"""Masks the secrets in a text."""
+PriceOf: TypeAlias = Callable[[Responder], Price | None]
+"""What who answers costs, as far as it is known without asking anybody."""
+Happened: TypeAlias = tuple[float, int, ChatEvent | Ending]
+"""When something happened by the monotonic clock, in which choice, and what. Of the end of a chat, its ending: the event holds
+all messages."""
+
+USAGE_NAMES: Final = 32
+"""Of what a provider counts in a turn."""
+PREVIEW_CHARACTERS: Final = 200
+"""Of what a tool says while it runs: a word for a person, not a result."""
+
+
+class Packs(Protocol):
+    """How the events of a run are packed."""
+
+    is_plain: bool
+    """Set to false by an event that makes a run worth a look."""
+
+    @property
+    def mask(self) -> Mask: ...
+
+    @property
+    def price(self) -> PriceOf: ...
+
+    @property
+    def began(self) -> float: ...
+
+    @property
+    def has_texts(self) -> bool: ...
+
+
+def pack(run: Packs, happened: Happened) -> Packed:
+    """Pack one event."""
+    at, choice, event = happened
+    return _PACK[type(event)](run, at - run.began, choice, event)
+
+
+def _turn_started(run: Packs, at: float, choice: int, event: TurnStarted) -> Packed:
+    return PackedTurnStart(at, choice, event.index)
+
+
+def _turn_ended(run: Packs, at: float, choice: int, event: TurnEnded) -> Packed:
+    answer = event.answer
+    by, usage = answer.by, answer.usage
+    return PackedTurn(
+        at,
+        choice,
+        event.turn,
+        answer.seconds,
+        answer.first_seconds,
+        answer.attempts,
+        answer.lane,
+        by.model,
+        by.deployment,
+        by.host,
+        answer.reasons,
+        _calls(run, answer) if answer.run or answer.handed_back or answer.broken else (),
+        _counts(usage) if usage else None,
+        run.price(by) if usage else None,
+        answer.findings,
+        answer.head,
+        answer.reason_is_raw,
+    )
+
+
+def _calls(run: Packs, answer: TurnAccount) -> list[PackedCall]:
+    calls = [_call(run, call, "server") for call in answer.run]
+    if answer.handed_back:
+        calls += [_call(run, call, "client") for call in answer.handed_back]
+    if answer.broken:
+        run.is_plain = False
+        calls += [_call(run, call, None) for call in answer.broken]
+    return calls
+
+
+def _call(run: Packs, call: Call, owner: str | None) -> PackedCall:
+    if isinstance(call, ReadyCall):
+        if not call.findings:
+            return PackedCall(call.id, call.name, owner)
+        repairs = [str(finding) for finding in call.findings]
+        return PackedCall(call.id, call.name, owner, {"verdict": "ready", "repairs": repairs})
+    facts: dict[str, Any] = {"verdict": "broken", "flaw": str(call.flaw)}
+    if (problem := call.problem) is not None:
+        # What was wrong. Without texts only what was expected: all else repeats what the model wrote, or names it.
+        if run.has_texts:
+            shown = msgspec.structs.asdict(problem) | {"rule": ""}
+            facts["problem"] = {name: run.mask(text) for name, text in shown.items() if text}
+        else:
+            facts["problem"] = {"rule": problem.rule} if problem.rule else {"expected": problem.expected}
+    # What a model made up for a name may be a whole text.
+    return PackedCall(call.id, call.name and call.name[:NAME_CHARACTERS], owner, facts)
+
+
+def _call_started(run: Packs, at: float, choice: int, event: CallStarted) -> Packed:
+    call = event.call
+    return PackedCallStart(at, choice, event.turn, call.id, call.name, event.writes)
+
+
+def _call_progress(run: Packs, at: float, choice: int, event: CallProgress) -> Packed:
+    facts: dict[str, Any] = {"id": event.call.id, "fraction": event.fraction}
+    if event.waits_for:
+        facts["approval"] = event.waits_for
+    elif event.approved:
+        facts["approved"] = True
+    elif run.has_texts:  # what a tool says is content
+        facts["message"] = run.mask(event.message[:MASKED_BEYOND])[:PREVIEW_CHARACTERS]
+    return PackedEvent(at, choice, "call_progress", event.turn, facts)
+
+
+def _call_ended(run: Packs, at: float, choice: int, event: CallEnded) -> Packed:
+    call, outcome = event.call, event.outcome
+    text = outcome.text
+    size = len(text) if text.isascii() else len(text.encode(errors="replace"))
+    if isinstance(outcome, Returned):
+        word, cut = "returned", outcome.cut_bytes
+    else:
+        run.is_plain, word, cut = False, outcome.kind, 0
+    return PackedCallEnd(at, choice, event.turn, call.id, call.name, event.seconds, word, size, cut)
+
+
+def _attempt(run: Packs, at: float, choice: int, event: Attempt) -> Packed:
+    facts: dict[str, Any] = {
+        "number": event.number,
+        "model": event.by.model,
+        "deployment": event.by.deployment,
+        "host": event.by.host,
+        "seconds": event.seconds,
+        "status": event.status,
+    }
+    if event.wait:
+        facts["wait"] = event.wait
+    if event.reason:
+        facts |= {"reason": event.reason, "detail": run.mask(event.detail)}
+    if event.anyway:
+        facts["anyway"] = True
+    if event.instead_of:
+        facts["instead_of"] = event.instead_of
+    run.is_plain = False
+    return PackedEvent(at, choice, "attempt", event.turn, facts)
+
+
+def _handed_back(run: Packs, at: float, choice: int, event: CallsHandedBack) -> Packed:
+    calls = [{"id": call.id, "name": call.name} for call in event.calls]
+    return PackedEvent(at, choice, "calls_handed_back", None, {"calls": calls})
+
+
+def _ended(run: Packs, at: float, choice: int, ending: Ending) -> Packed:
+    return PackedEnd(at, choice, ending.kind, ending.finish_reason, ending.note)
+
+
+def _failed(run: Packs, at: float, choice: int, event: ChatFailed) -> Packed:
+    return PackedEvent(at, choice, "failed", None, {"reason": event.reason})
+
+
+_PACK: Final[dict[type, Callable[[Packs, float, int, Any], Packed]]] = {
+    TurnStarted: _turn_started,
+    TurnEnded: _turn_ended,
+    CallStarted: _call_started,
+    CallProgress: _call_progress,
+    CallEnded: _call_ended,
+    Attempt: _attempt,
+    CallsHandedBack: _handed_back,
+    Ending: _ended,
+    ChatFailed: _failed,
+}
+
+
+_CountName: TypeAlias = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS)]
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)] | float | bool | None
+_Parts: TypeAlias = Annotated[dict[_CountName, _Count], msgspec.Meta(max_length=USAGE_NAMES)]
+
+
+class _Counted(msgspec.Struct, array_like=True):
+    """Counts as nearly every provider has them: to look at each here takes five times as long."""
+
+    counts: Annotated[dict[_CountName, _Count | _Parts], msgspec.Meta(max_length=USAGE_NAMES)]
+
+
+def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """What a provider counted: numbers, and those of its parts. What else it says of a turn may be of any size."""
+    try:
+        return msgspec.convert((usage,), _Counted).counts
+    except msgspec.ValidationError:
+        return _bounded_counts(usage)
+
+
+def _bounded_counts(usage: Mapping[str, Any], depth: int = 1) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if len(usage) > USAGE_NAMES:
+        usage = dict(islice(usage.items(), USAGE_NAMES))
+    for name, value in usage.items():
+        kind = type(value)
+        if kind is int:
+            found[name] = value if 0 <= value <= MOST_TOKENS else max(min(value, MOST_TOKENS), -MOST_TOKENS)
+        elif kind is float or kind is bool:
+            found[name] = value
+        elif depth and isinstance(value, Mapping):
+            found[name] = _bounded_counts(value, depth - 1)
+    if len("".join(found)) > NAME_CHARACTERS * USAGE_NAMES:
+        return {name[:NAME_CHARACTERS]: value for name, value in found.items()}
+    return found
