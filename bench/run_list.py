@@ -83,8 +83,12 @@ def fill(data: Path, rows: int) -> None:
     start = time.time() - rows
     numbers = iter(range(rows))
     while batch := list(itertools.islice(numbers, BATCH)):
-        store.add([PackedRun.plain(row(number, start + number, chance), EVENTS) for number in batch])
+        store.add([packed(row(number, start + number, chance)) for number in batch])
     store.close()
+
+
+def packed(row: RunRow) -> PackedRun:
+    return (PackedRun.of if row.is_odd else PackedRun.plain)(row, EVENTS)
 
 
 def row(number: int, began: float, chance: random.Random) -> RunRow:
@@ -93,7 +97,7 @@ def row(number: int, began: float, chance: random.Random) -> RunRow:
     model = MODELS[-1] if number % 10_007 == 0 else chance.choice(MODELS[:-1])
     key = KEYS[-1] if number % 20_011 == 0 else chance.choice(KEYS[:-1])
     return RunRow(
-        f"run_{number:024x}",
+        f"run_{int(began * 1000):011x}{number:013x}",
         began,
         model,
         f"req_{number:024x}",
