@@ -86,12 +86,15 @@ async def test_runs_are_kept_in_the_data_folder_over_a_restart(upstream: Upstrea
     assert [(each["name"], each["requests"], each["calls"]) for each in used] == [("anonymous", 1, 1)]
 
 
-async def test_a_damaged_run_is_an_error_in_words_and_can_be_removed(upstream: Upstream, tmp_path: Path) -> None:
-    async with serving(upstream, data_dir=str(tmp_path)) as client:
+@pytest.mark.parametrize(("table", "column", "content"), [("chunks", "body", False), ("runs", "row", True)])
+async def test_a_damaged_run_is_an_error_in_words_and_can_be_removed(
+    upstream: Upstream, tmp_path: Path, table: str, column: str, content: bool
+) -> None:
+    async with serving(upstream, data_dir=str(tmp_path), record={"content": content}) as client:
         run = await ask(client, upstream)
     database = sqlite3.connect(tmp_path / "runs.sqlite3")
     with database:
-        database.execute("UPDATE runs SET row = x'01ff'")
+        assert database.execute(f"UPDATE {table} SET {column} = x'01ff'").rowcount == 1
     database.close()
     async with serving(upstream, data_dir=str(tmp_path)) as client:
         listed, shown = await client.get("/v1/runs"), await client.get(f"/v1/runs/{run}")

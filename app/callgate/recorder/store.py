@@ -289,19 +289,29 @@ class RunStore:
             return self._delete_from_chunk(id) or bool(found)
 
     def _delete_from_chunk(self, id: str) -> bool:
+        """A chunk that cannot be read goes whole, where the run is in no other."""
+        damaged: list[tuple[int, bytes]] = []
         for seq, body in self._chunks_around(id):
-            runs = decode_chunk(body)
-            rest = [run for run in runs if run.id != id]
-            if len(rest) == len(runs):
+            try:
+                runs = decode_chunk(body)
+            except msgspec.DecodeError:
+                damaged.append((seq, body))
                 continue
-            left = encode(rest) if rest else b""
-            if rest:
-                self._database.execute("UPDATE chunks SET runs = ?, body = ? WHERE seq = ?", (len(rest), left, seq))
-            else:
-                self._database.execute("DELETE FROM chunks WHERE seq = ?", (seq,))
-            self._grow(len(left) - len(body))
-            return True
-        return False
+            rest = [run for run in runs if run.id != id]
+            if len(rest) < len(runs):
+                self._replace_chunk(seq, body, rest)
+                return True
+        for seq, body in damaged:
+            self._replace_chunk(seq, body, [])
+        return bool(damaged)
+
+    def _replace_chunk(self, seq: int, body: bytes, runs: Sequence[KeptRun]) -> None:
+        left = encode(runs) if runs else b""
+        if runs:
+            self._database.execute("UPDATE chunks SET runs = ?, body = ? WHERE seq = ?", (len(runs), left, seq))
+        else:
+            self._database.execute("DELETE FROM chunks WHERE seq = ?", (seq,))
+        self._grow(len(left) - len(body))
 
     def _chunks_around(self, id: str) -> list[tuple[int, bytes]]:
         """The chunks that a run may be in."""
