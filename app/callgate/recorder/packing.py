@@ -4,7 +4,7 @@ It happens when a run has ended, for several runs at a time: to fetch this code 
 pack a run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Final, Protocol, TypeAlias
 
@@ -73,42 +73,62 @@ class Packs(Protocol):
     def has_texts(self) -> bool: ...
 
 
-def pack(run: Packs, happened: Happened) -> Packed:
-    """Pack one event."""
-    at, choice, event = happened
-    return _PACK[type(event)](run, at - run.began, choice, event)
-
-
-def _turn_started(run: Packs, at: float, choice: int, event: TurnStarted) -> Packed:
-    return PackedTurnStart(at, choice, event.index)
-
-
-def _turn_ended(run: Packs, at: float, choice: int, event: TurnEnded) -> Packed:
-    answer = event.answer
-    by, usage = answer.by, answer.usage
-    return PackedTurn(
-        at,
-        choice,
-        event.turn,
-        answer.seconds,
-        answer.first_seconds,
-        answer.attempts,
-        answer.lane,
-        by.model,
-        by.deployment,
-        by.host,
-        answer.reasons,
-        _calls(run, answer) if answer.run or answer.handed_back or answer.broken else (),
-        _counts(usage) if usage else None,
-        run.price(by) if usage else None,
-        answer.findings,
-        answer.head,
-        answer.reason_is_raw,
-    )
+def packed(run: Packs, happened: Sequence[tuple[float, int, Any]]) -> list[Packed]:
+    """Pack events in order. The usual ones are packed here and not in a function each: calls would take a third of the time."""
+    found: list[Packed] = []
+    began, price = run.began, run.price
+    for moment, choice, event in happened:
+        at = moment - began
+        kind = type(event)
+        if kind is TurnEnded:
+            answer = event.answer
+            by, usage = answer.by, answer.usage
+            found.append(
+                PackedTurn(
+                    at,
+                    choice,
+                    event.turn,
+                    answer.seconds,
+                    answer.first_seconds,
+                    answer.attempts,
+                    answer.lane,
+                    by.model,
+                    by.deployment,
+                    by.host,
+                    answer.reasons,
+                    _calls(run, answer) if answer.run or answer.handed_back or answer.broken else (),
+                    _counts(usage) if usage else None,
+                    price(by) if usage else None,
+                    answer.findings,
+                    answer.head,
+                    answer.reason_is_raw,
+                )
+            )
+        elif kind is TurnStarted:
+            found.append(PackedTurnStart(at, choice, event.index))
+        elif kind is CallStarted:
+            call = event.call
+            found.append(PackedCallStart(at, choice, event.turn, call.id, call.name, event.writes))
+        elif kind is CallEnded:
+            call, outcome = event.call, event.outcome
+            text = outcome.text
+            size = len(text) if text.isascii() else len(text.encode(errors="replace"))
+            if isinstance(outcome, Returned):
+                word, cut = "returned", outcome.cut_bytes
+            else:
+                run.is_plain, word, cut = False, outcome.kind, 0
+            found.append(PackedCallEnd(at, choice, event.turn, call.id, call.name, event.seconds, word, size, cut))
+        elif kind is Ending:
+            found.append(PackedEnd(at, choice, event.kind, event.finish_reason, event.note))
+        else:
+            found.append(_RARE[kind](run, at, choice, event))
+    return found
 
 
 def _calls(run: Packs, answer: TurnAccount) -> list[PackedCall]:
-    calls = [_call(run, call, "server") for call in answer.run]
+    calls: list[PackedCall] = []
+    for call in answer.run:
+        calls.append(_call(run, call, "server") if call.findings else PackedCall(call.id, call.name, "server"))
     if answer.handed_back:
         calls += [_call(run, call, "client") for call in answer.handed_back]
     if answer.broken:
@@ -135,11 +155,6 @@ def _call(run: Packs, call: Call, owner: str | None) -> PackedCall:
     return PackedCall(call.id, call.name and call.name[:NAME_CHARACTERS], owner, facts)
 
 
-def _call_started(run: Packs, at: float, choice: int, event: CallStarted) -> Packed:
-    call = event.call
-    return PackedCallStart(at, choice, event.turn, call.id, call.name, event.writes)
-
-
 def _call_progress(run: Packs, at: float, choice: int, event: CallProgress) -> Packed:
     facts: dict[str, Any] = {"id": event.call.id, "fraction": event.fraction}
     if event.waits_for:
@@ -149,17 +164,6 @@ def _call_progress(run: Packs, at: float, choice: int, event: CallProgress) -> P
     elif run.has_texts:  # what a tool says is content
         facts["message"] = run.mask(event.message[:MASKED_BEYOND])[:PREVIEW_CHARACTERS]
     return PackedEvent(at, choice, "call_progress", event.turn, facts)
-
-
-def _call_ended(run: Packs, at: float, choice: int, event: CallEnded) -> Packed:
-    call, outcome = event.call, event.outcome
-    text = outcome.text
-    size = len(text) if text.isascii() else len(text.encode(errors="replace"))
-    if isinstance(outcome, Returned):
-        word, cut = "returned", outcome.cut_bytes
-    else:
-        run.is_plain, word, cut = False, outcome.kind, 0
-    return PackedCallEnd(at, choice, event.turn, call.id, call.name, event.seconds, word, size, cut)
 
 
 def _attempt(run: Packs, at: float, choice: int, event: Attempt) -> Packed:
@@ -188,23 +192,14 @@ def _handed_back(run: Packs, at: float, choice: int, event: CallsHandedBack) -> 
     return PackedEvent(at, choice, "calls_handed_back", None, {"calls": calls})
 
 
-def _ended(run: Packs, at: float, choice: int, ending: Ending) -> Packed:
-    return PackedEnd(at, choice, ending.kind, ending.finish_reason, ending.note)
-
-
 def _failed(run: Packs, at: float, choice: int, event: ChatFailed) -> Packed:
     return PackedEvent(at, choice, "failed", None, {"reason": event.reason})
 
 
-_PACK: Final[dict[type, Callable[[Packs, float, int, Any], Packed]]] = {
-    TurnStarted: _turn_started,
-    TurnEnded: _turn_ended,
-    CallStarted: _call_started,
+_RARE: Final[dict[type, Callable[[Packs, float, int, Any], Packed]]] = {
     CallProgress: _call_progress,
-    CallEnded: _call_ended,
     Attempt: _attempt,
     CallsHandedBack: _handed_back,
-    Ending: _ended,
     ChatFailed: _failed,
 }
 

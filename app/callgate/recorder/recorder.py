@@ -22,7 +22,7 @@ import structlog
 from callgate.http.trace_context import Trace
 from callgate.recorder.last_hour import LastHour
 from callgate.recorder.packed import PackedRun
-from callgate.recorder.packing import Happened, Mask, PriceOf, pack
+from callgate.recorder.packing import Happened, Mask, PriceOf, packed
 from callgate.recorder.recording import RecordPolicy, RunRecording, no_price
 from callgate.recorder.row import KeyUsage, Recording, RunEvent, RunRow
 from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, day_of, is_wanted, run_place
@@ -399,7 +399,7 @@ class Recorder:
                     continue
                 if following is None:
                     return
-                yield pack(live, following).event()
+                yield packed(live, [following])[0].event()
         finally:
             live.watchers.remove(queue)
 

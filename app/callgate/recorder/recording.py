@@ -28,7 +28,7 @@ from callgate.conversation.prices import Price
 from callgate.http.trace_context import Trace
 from callgate.recorder.model import MASKED_BEYOND, RecordedModel, part_of
 from callgate.recorder.packed import Packed, PackedEnd, PackedEvent, PackedRun, summed_up
-from callgate.recorder.packing import Happened, Mask, PriceOf, pack
+from callgate.recorder.packing import Happened, Mask, PriceOf, packed
 from callgate.recorder.row import USUAL_STATES, Kept, RunRow, wire_turn
 
 RunTrace: TypeAlias = Trace
@@ -117,7 +117,7 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
     @property
     def events(self) -> list[Packed]:
         """What has happened until now."""
-        return [pack(self, each) for each in list(self.happened)]  # a copy: of a run under way there may be more
+        return packed(self, list(self.happened))  # a copy: of a run under way there may be more
 
     def listener(self, choice: int) -> "RunListener":
         kind = RunListener if self.policy.content_bytes is None else TextsListener
