@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from callgate.api.conversation import emit_to_listeners
 from callgate.calls.outcome import Returned
 from callgate.calls.states import BrokenCall, Finding, Flaw, FlawDetail, ReadyCall
 from callgate.conversation.events import (
@@ -14,9 +15,11 @@ from callgate.conversation.events import (
     CallProgress,
     CallStarted,
     ChatEnded,
+    ChatEvent,
     Ending,
     EndingKind,
     ModelOutput,
+    TextDelta,
     TurnAccount,
     TurnEnded,
     TurnStarted,
@@ -30,7 +33,7 @@ from callgate.recorder.recorder import (
     IN_MEMORY_BYTES,
     Recorder,
 )
-from callgate.recorder.recording import RecordPolicy, RunRecording
+from callgate.recorder.recording import RecordPolicy, RunRecording, TextsListener
 from callgate.recorder.row import Kept, Recording, RunRow
 from callgate.recorder.store import FILE, RunFilter, RunStore, day_of
 
@@ -66,10 +69,16 @@ async def recorder(tmp_path):
 
 def recorded(recorder: Recorder, id: str = "run_1", policy: RecordPolicy = EVERYTHING, **row: object) -> RunRecording:
     recording = recorder.begin(RunRow(id, time.time(), "gpt", **row), policy)  # type: ignore[arg-type]
-    listener = recording.listener(0)
     for event in EVENTS:
-        listener.handle(event)
+        note(recording, event)
     return recording
+
+
+def note(recording: RunRecording, event: ChatEvent) -> None:
+    """As `emit_to_listeners` does."""
+    if recording.has_texts:
+        TextsListener(recording, 0).handle(event)
+    recording.note(0, event)
 
 
 async def written(recorder: Recorder, id: str = "run_1") -> Recording:
@@ -114,9 +123,8 @@ PLAIN = (
 @pytest.mark.parametrize("policy", [EVERYTHING, RecordPolicy(content_bytes=1000), RecordPolicy(runs="eventful")])
 async def test_a_row_says_the_same_before_and_after_it_is_written(recorder, tmp_path, policy):
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), policy, lambda by: Price(1e-6, 2e-6))
-    listener = recording.listener(0)
     for event in PLAIN:
-        listener.handle(event)
+        note(recording, event)
     [under_way] = recorder.page(RunFilter(), 10)
     recorder.end(recording)
     [waiting] = recorder.page(RunFilter(), 10)
@@ -134,9 +142,19 @@ async def test_a_row_says_the_same_before_and_after_it_is_written(recorder, tmp_
         assert row.first_seconds is not None
 
 
-async def test_what_a_model_says_on_its_way_is_nothing_to_the_recorder():
+async def test_what_a_model_says_on_its_way_is_not_recorded():
     recording = RunRecording(RunRow("run_1", 1.0), EVERYTHING, mask)
-    assert ModelOutput not in recording.listener(0).handlers
+    words = ModelOutput(0, (TextDelta("hello"),))
+    written: list[ChatEvent] = []
+
+    async def write(event: ChatEvent) -> None:
+        written.append(event)
+
+    emit = emit_to_listeners([], write, recording=recording)
+    for event in (words, *EVENTS):
+        await emit(event)
+    assert [event for _, _, event in recording.happened] == list(EVENTS)
+    assert written == [words, *EVENTS[2:]]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +170,7 @@ async def test_what_a_model_says_on_its_way_is_nothing_to_the_recorder():
 )
 async def test_of_what_a_provider_counts_numbers_are_kept(recorder, counted, kept):
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
-    recording.listener(0).handle(TurnEnded(0, TurnAccount(("stop",), (), (), (), (), counted, 0.25)))
+    note(recording, TurnEnded(0, TurnAccount(("stop",), (), (), (), (), counted, 0.25)))
     recorder.end(recording)
     [event] = (await written(recorder)).events
 
@@ -178,7 +196,7 @@ async def test_without_content_only_the_rule_of_a_broken_call_is_kept(recorder, 
         ),
     )
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
-    recording.listener(0).handle(TurnEnded(0, TurnAccount(("stop",), (), (), (), calls, {}, 0.25)))
+    note(recording, TurnEnded(0, TurnAccount(("stop",), (), (), (), calls, {}, 0.25)))
     recorder.end(recording)
     [event] = (await written(recorder)).events
 
@@ -210,7 +228,7 @@ async def test_of_a_call_that_was_repaired_both_what_was_written_and_what_was_re
         "call_3", "clock", {"zone": "planted-secret"}, "{zone: planted-secret}", (Finding.ARGUMENTS_REPAIRED,)
     )
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), RecordPolicy(content_bytes=1000))
-    recording.listener(0).handle(TurnEnded(0, TurnAccount(("stop",), (), (call,), (), (), None, 0.25)))
+    note(recording, TurnEnded(0, TurnAccount(("stop",), (), (call,), (), (), None, 0.25)))
     recorder.end(recording)
     found = await written(recorder)
 
@@ -227,7 +245,7 @@ async def test_it_is_kept_without_content_when_a_person_was_waited_for(recorder)
         CallProgress(0, CALL, APPROVAL_GIVEN, approved=True),
         CallProgress(0, CALL, str(APPROVAL_GIVEN)),  # in the words of a tool
     ):
-        recording.listener(0).handle(said)
+        note(recording, said)
     recorder.end(recording)
     found = await written(recorder)
 
@@ -269,7 +287,7 @@ async def test_the_policy_says_what_is_kept(recorder, runs, error, kept):
 
 async def test_an_eventless_run_is_not_kept_where_only_eventful_ones_are(recorder):
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), RecordPolicy(runs="eventful"))
-    recording.listener(0).handle(EVENTS[-1])
+    note(recording, EVENTS[-1])
     recorder.end(recording)
     await recorder.close()
 
@@ -346,7 +364,7 @@ async def test_what_waits_to_be_written_is_bounded_by_the_texts_of_its_calls():
     result = CallEnded(0, CALL, Returned("x" * (BACKLOG_BYTES // 4)), 0.1)
     for number in range(6):
         recording = recorded(recorder, f"run_{number}", RecordPolicy(content_bytes=100))
-        recording.listener(0).handle(result)
+        note(recording, result)
         recorder.end(recording)
     may_go_on.set()
     await recorder.close()
@@ -433,8 +451,7 @@ async def test_a_key_that_sees_its_own_runs_leaves_places_to_others(recorder):
 
 async def test_a_run_can_be_followed_to_its_end(recorder):
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), RecordPolicy())
-    listener = recording.listener(0)
-    listener.handle(EVENTS[0])
+    note(recording, EVENTS[0])
     snapshot = recorder.get("run_1")
     seen: list[str] = []
     has_begun = asyncio.Event()
@@ -447,7 +464,7 @@ async def test_a_run_can_be_followed_to_its_end(recorder):
     following = asyncio.create_task(follow())
     async with asyncio.timeout(5):
         await has_begun.wait()
-        listener.handle(EVENTS[1])
+        note(recording, EVENTS[1])
         recorder.end(recording)
         await following
 
@@ -477,7 +494,7 @@ async def test_a_run_that_cannot_be_written_takes_no_other_with_it(tmp_path, ans
     dropped: list[None] = []
     recorder = Recorder(mask, tmp_path, lambda: dropped.append(None))
     odd = recorder.begin(RunRow("run_odd", time.time(), "gpt"), EVERYTHING)
-    odd.listener(0).handle(TurnEnded(0, answer))
+    note(odd, TurnEnded(0, answer))
     recorder.end(odd)
     recorder.end(recorded(recorder, "run_beside"))
     await recorder.close()

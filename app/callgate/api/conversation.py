@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
@@ -37,7 +38,7 @@ from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import Emit, ModelRequest, Toolbox, TurnModel, emit_nothing
 from callgate.conversation.preloaded_model import PreloadedModel
 from callgate.conversation.turn_recovery import Recovery
-from callgate.recorder.recording import RunRecording, RunTrace
+from callgate.recorder.recording import NOTED, RunRecording, RunTrace, TextsListener
 from callgate.runtime.chat_setup import clients_toolbox
 from callgate.runtime.durable_run import DurableRun
 from callgate.runtime.recorded_tools import asking_first
@@ -60,6 +61,10 @@ USUAL = ((TurnStarted, False), (TurnEnded, False), (CallsHandedBack, True))
 """Events that do not go straight to the writer even where no listener handles them, and whether the writer gets them at all;
 most writers ignore turns."""
 EVERYTHING = ((CallsHandedBack, True),)
+NOTED_TOO: Sequence[tuple[tuple[type[ChatEvent], bool], ...]] = [
+    (*((kind, True) for kind in NOTED if kind not in dict(also)), *also) for also in (USUAL, EVERYTHING)
+]
+"""The same where they are recorded."""
 
 
 class Conversation(msgspec.Struct, eq=False):
@@ -211,9 +216,9 @@ class Conversation(msgspec.Struct, eq=False):
         if choice and self.trace is not None:
             self.trace.use(choice)
         listeners = [self.diagnoses[choice], *runtime.listeners(route.name, self.run_id, self._caller)]
-        if (recording := self.recording) is not None:
-            listeners.append(recording.listener(choice))
-            model = model if recording.policy.content_bytes is None else recording.around(model, choice, request)
+        if (recording := self.recording) is not None and recording.has_texts:
+            listeners.append(TextsListener(recording, choice))
+            model = recording.around(model, choice, request)
         if self._meter is not None:
             listeners.append(self._meter.tally())
         rules = runtime.rules
@@ -229,7 +234,7 @@ class Conversation(msgspec.Struct, eq=False):
                     passed_through(request),
                     model,
                     clients_toolbox(lambda: request.tools),
-                    emit_to_listeners(listeners, emit),
+                    emit_to_listeners(listeners, emit, recording=recording, choice=choice),
                     new_id=new_call_id,
                     rules=rules,
                 )
@@ -240,8 +245,7 @@ class Conversation(msgspec.Struct, eq=False):
         except BaseException as failure:
             reason = failure.code or failure.type if isinstance(failure, ChatError) else "server_error"
             failed = ChatFailed(CANCELLED if isinstance(failure, asyncio.CancelledError) else reason)
-            for listener in listeners:
-                listener.handle(failed)
+            await emit_to_listeners(listeners, emit_nothing, recording=recording, choice=choice)(failed)
             raise
         notes = self._context.notes
         notes["ending"] = str(ending.kind)
@@ -271,6 +275,7 @@ class Conversation(msgspec.Struct, eq=False):
                 listeners.append(WriteNote(self._context))
             else:
                 emit = _awaiting(self._before_tools, self.run_id, WriteNote(self._context), emit)
+        emitting = partial(emit_to_listeners, listeners, recording=self.recording, choice=choice)
         if has_tools or request.keeps_hidden:
             keep = self._keep
             if not self._is_replay and (request.hints or has_calls(messages)):  # a replay has its whole history
@@ -278,7 +283,7 @@ class Conversation(msgspec.Struct, eq=False):
                     owner_of(self._caller, request),
                     messages,
                     request.hints,
-                    Recovery(toolbox, emit_to_listeners(listeners, emit_nothing), rules.max_calls_per_turn),
+                    Recovery(toolbox, emitting(emit_nothing), rules.max_calls_per_turn),
                     self._runtime.limits.body_bytes,
                 )
             if request.shown:
@@ -287,14 +292,14 @@ class Conversation(msgspec.Struct, eq=False):
         if (approvals := request.approvals) is not None:
             toolbox = ClientApprovalToolbox(toolbox, lambda name: approvals.asks(self.source_of(name), name))
             await approvals.claim(self.run_id)
-            messages = await run_approved(messages, approvals.approved, toolbox, emit_to_listeners(listeners, emit))
+            messages = await run_approved(messages, approvals.approved, toolbox, emitting(emit))
         if has_tools and request.mode is not None:
             tool_choice = request.mode  # the tools are narrowed to the allowed ones already
         return await converse(
             ModelRequest(messages, (), tool_choice, request.params, request.stream, request.original),
             model,
             toolbox,
-            emit_to_listeners(listeners, emit, keep, everything=request.every_event),
+            emitting(emit, keep, everything=request.every_event),
             new_id=new_call_id,
             rules=rules,
             sees_images=setup.sees_images,
@@ -367,21 +372,33 @@ def owner_of(caller: Caller, request: ChatRequest) -> str:
 
 
 def emit_to_listeners(
-    listeners: Sequence[Listener], emit: Emit, keep: Keep | None = None, *, everything: bool = False
+    listeners: Sequence[Listener],
+    emit: Emit,
+    keep: Keep | None = None,
+    *,
+    everything: bool = False,
+    recording: RunRecording | None = None,
+    choice: int = 0,
 ) -> Emit:
-    """Return a function that emits to the listeners, then to the writer. Pieces of text go to the writer only.
+    """Emit to the recording and the listeners, then to the writer. The model's words go to the writer alone: there are thousands of
+    them.
 
-    `keep` gets calls for the client before the listeners do, and returns the event that is emitted. `everything`: the writer
-    handles every event.
+    `keep` gets calls that go back to the client before any listener does, and returns the event that is emitted. `everything`:
+    the writer writes every event.
     """
-    handled = handlers_of(listeners, EVERYTHING if everything else USUAL).get
+    also: tuple[tuple[type[ChatEvent], bool], ...] = EVERYTHING if everything else USUAL
+    handled = handlers_of(listeners, also if recording is None else NOTED_TOO[everything]).get
 
-    # No coroutine, because every chunk of every answer goes through here; the caller awaits the writer.
+    # No coroutine, because every chunk of every answer goes through here; the caller waits for the writer itself.
     def emit_to_all(event: ChatEvent) -> Awaitable[None]:
         if (entry := handled(type(event))) is None:
-            return emit(event)
+            return emit(event)  # as with all that a model says
         if keep is not None and type(event) is CallsHandedBack:
-            return _keep_and_emit(event, keep, listeners, emit)
+            return _keep_and_emit(event, keep, listeners, emit, recording, choice)
+        if recording is not None:  # `RunRecording.note`, without a call of a function
+            recording.happened.append((monotonic(), choice, event))
+            if recording.watchers:
+                recording.show()
         handlers, is_written = entry
         for place, handle in handlers:
             handle(listeners[place], event)
@@ -390,8 +407,17 @@ def emit_to_listeners(
     return emit_to_all
 
 
-async def _keep_and_emit(handed: CallsHandedBack, keep: Keep, listeners: Sequence[Listener], emit: Emit) -> None:
+async def _keep_and_emit(
+    handed: CallsHandedBack,
+    keep: Keep,
+    listeners: Sequence[Listener],
+    emit: Emit,
+    recording: RunRecording | None,
+    choice: int,
+) -> None:
     handed = await keep(handed)
+    if recording is not None:
+        recording.note(choice, handed)
     for listener in listeners:
         listener.handle(handed)
     await emit(handed)

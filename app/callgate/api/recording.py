@@ -64,7 +64,7 @@ def keep_unusual(
         recording.began = conversation.diagnoses[0].began
         for choice, diagnosis in enumerate(conversation.diagnoses):
             for seconds, event in diagnosis.happened():
-                recording.note(seconds, choice, event)
+                recording.note_earlier(seconds, choice, event)
     else:
         recording.is_listed, recording.policy = True, policy
     _say_request(recording, request)

@@ -26,6 +26,7 @@ from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.loop import converse
 from callgate.conversation.ports import ModelRequest, emit_nothing
 from callgate.conversation.preloaded_model import PreloadedTurns
+from callgate.recorder.recording import RunRecording, TextsListener
 from callgate.recorder.row import RunRow
 from callgate.runtime.manager import RuntimeManager, new_call_id
 from callgate.runtime.runtime import Runtime
@@ -164,8 +165,12 @@ class _Calling:
         recording = runtime.recorder.begin(row, policy, trace=trace)
         status, error, state = 200, "", "cut_off"
         try:
-            listeners = [seen, WriteNote(self._context), runtime.log_listener(self._run_id), recording.listener(0)]
-            await run_unless_disconnected(self._run(listeners), request.receive, runtime.limits.request_seconds)
+            listeners: list[Listener] = [seen, WriteNote(self._context), runtime.log_listener(self._run_id)]
+            if recording.has_texts:
+                listeners.append(TextsListener(recording, 0))
+            await run_unless_disconnected(
+                self._run(listeners, recording), request.receive, runtime.limits.request_seconds
+            )
             state = ""
         except ClientDisconnected:
             status, state = CLIENT_CLOSED, "client_left"
@@ -178,13 +183,13 @@ class _Calling:
             runtime.recorder.end(recording, state=state, status=status, error=error)
         return Response(encode(self._facts(seen)), media_type="application/json", headers=self._headers)
 
-    async def _run(self, listeners: list[Listener]) -> None:
+    async def _run(self, listeners: list[Listener], recording: RunRecording) -> None:
         written: list[ModelEvent] = [CallWritten(self._name, self._arguments, new_call_id()), Finished("tool_calls")]
         await converse(
             ModelRequest(()),
             PreloadedTurns("", [written, [Finished("stop")]]),
             self._toolbox,
-            emit_to_listeners(listeners, emit_nothing),
+            emit_to_listeners(listeners, emit_nothing, recording=recording),
             new_id=new_call_id,
             rules=self._runtime.rules,
         )

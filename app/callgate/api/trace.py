@@ -13,7 +13,7 @@ from callgate.api.openai_writers import ChunkWriter
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallDelta, ChatEnded, ChatEvent, ModelOutput, ReasoningDelta, TextDelta
 from callgate.recorder.packing import Mask
-from callgate.recorder.recording import RecordPolicy, RunRecording, kept_texts
+from callgate.recorder.recording import NOTED, RecordPolicy, RunRecording, TextsListener, kept_texts
 from callgate.recorder.row import RunEvent, RunRow
 
 RESULT_BYTES = 65_536
@@ -27,7 +27,7 @@ class TraceWriter:
         self._inner = inner
         self._mask = mask
         self._recording = RunRecording(row, RecordPolicy(content_bytes=RESULT_BYTES), mask)
-        self._listener = self._recording.listener(0)
+        self._texts = TextsListener(self._recording, 0)
         self._held: list[RunEvent] = []
         """The events before the first content, until which an error can have its own status."""
         self._is_open = False
@@ -59,7 +59,10 @@ class TraceWriter:
         if isinstance(event, ModelOutput):
             yield from self._output(event, round(time.monotonic() - recording.began, 6))
             return
-        self._listener.handle(event)
+        if not isinstance(event, NOTED):
+            return
+        self._texts.handle(event)
+        recording.note(0, event)
         texts, _ = kept_texts(recording.said, RESULT_BYTES, self._mask)
         for read in [packed.event() for packed in recording.events]:
             facts = dict(read.facts)

@@ -18,9 +18,9 @@ from callgate.conversation.events import (
     CallProgress,
     CallsHandedBack,
     CallStarted,
+    ChatEnded,
     ChatEvent,
     ChatFailed,
-    Ending,
     Responder,
     TurnAccount,
     TurnEnded,
@@ -44,9 +44,8 @@ Mask: TypeAlias = Callable[[str], str]
 """Masks the secrets in a text."""
 PriceOf: TypeAlias = Callable[[Responder], Price | None]
 """What who answers costs, as far as it is known without asking anybody."""
-Happened: TypeAlias = tuple[float, int, ChatEvent | Ending]
-"""When something happened by the monotonic clock, in which choice, and what. Of the end of a chat, its ending: the event holds
-all messages."""
+Happened: TypeAlias = tuple[float, int, ChatEvent]
+"""When something happened by the monotonic clock, in which choice, and what."""
 
 USAGE_NAMES: Final = 32
 """Of what a provider counts in a turn."""
@@ -118,8 +117,9 @@ def packed(run: Packs, happened: Sequence[tuple[float, int, Any]]) -> list[Packe
             else:
                 run.is_plain, word, cut = False, outcome.kind, 0
             found.append(PackedCallEnd(at, choice, event.turn, call.id, call.name, event.seconds, word, size, cut))
-        elif kind is Ending:
-            found.append(PackedEnd(at, choice, event.kind, event.finish_reason, event.note))
+        elif kind is ChatEnded:
+            ending = event.ending
+            found.append(PackedEnd(at, choice, ending.kind, ending.finish_reason, ending.note))
         else:
             found.append(_RARE[kind](run, at, choice, event))
     return found

@@ -17,7 +17,6 @@ from callgate.conversation.events import (
     ChatEnded,
     ChatEvent,
     ChatFailed,
-    Ending,
     Responder,
     TurnEnded,
     TurnStarted,
@@ -31,6 +30,18 @@ from callgate.recorder.packed import Packed, PackedEnd, PackedEvent, PackedRun, 
 from callgate.recorder.packing import Happened, Mask, PriceOf, packed
 from callgate.recorder.row import USUAL_STATES, Kept, RunRow, wire_turn
 
+NOTED: Final = (
+    TurnStarted,
+    TurnEnded,
+    CallStarted,
+    CallProgress,
+    CallEnded,
+    Attempt,
+    CallsHandedBack,
+    ChatEnded,
+    ChatFailed,
+)
+"""The events that are recorded."""
 RunTrace: TypeAlias = Trace
 """What is known of the trace of a run."""
 RunsKept: TypeAlias = Literal["all", "eventful", "off"]
@@ -119,14 +130,20 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         """What has happened until now."""
         return packed(self, list(self.happened))  # a copy: of a run under way there may be more
 
-    def listener(self, choice: int) -> "RunListener":
-        kind = RunListener if self.policy.content_bytes is None else TextsListener
-        return kind(self, choice, self.happened, self.watchers)
+    def note(self, choice: int, event: ChatEvent) -> None:
+        """Note an event that happens now."""
+        self.happened.append((monotonic(), choice, event))
+        if self.watchers:
+            self.show()
 
-    def note(self, seconds: float, choice: int, event: ChatEvent) -> None:
+    def note_earlier(self, seconds: float, choice: int, event: ChatEvent) -> None:
         """Note an event that happened so many seconds after the run began."""
-        happened = event.ending if isinstance(event, ChatEnded) else event
-        self.happened.append((self.began + seconds, choice, happened))
+        self.happened.append((self.began + seconds, choice, event))
+
+    def show(self) -> None:
+        """Show the last event to those who follow the run."""
+        for watcher in self.watchers:
+            watcher.put_nowait(self.happened[-1])
 
     def around(self, model: TurnModel, choice: int, asked: Asked) -> TurnModel:
         """The model that is asked in one choice, where texts are kept; what is said is recorded."""
@@ -190,38 +207,13 @@ def kept_texts(said: Mapping[str, str], most: int, mask: Mask) -> tuple[dict[str
     return content, cut
 
 
-class RunListener(Listener, msgspec.Struct, eq=False, gc=False):
-    """Notes the events of one chat, for the recording of its run. They are packed later."""
+class TextsListener(Listener, msgspec.Struct, eq=False, gc=False):
+    """Keeps what the calls of one chat say and what tools answer."""
 
     _recording: RunRecording
     _choice: int
-    _happened: list[Happened]
-    _watchers: "list[asyncio.Queue[Happened | None]]"
 
     handlers: ClassVar[Handlers] = {}
-
-    @handles(
-        handlers, TurnStarted, TurnEnded, CallStarted, CallProgress, CallEnded, Attempt, CallsHandedBack, ChatFailed
-    )
-    def _note(self, event: ChatEvent | Ending) -> None:
-        self._happened.append((monotonic(), self._choice, event))
-        if self._watchers:
-            self._show()
-
-    @handles(handlers, ChatEnded)
-    def _chat_ended(self, event: ChatEnded) -> None:
-        self._note(event.ending)
-
-    def _show(self) -> None:
-        """Show the last event to those who follow the run."""
-        for watcher in self._watchers:
-            watcher.put_nowait(self._happened[-1])
-
-
-class TextsListener(RunListener, eq=False, gc=False):
-    """Keeps also what calls say and what tools answer."""
-
-    handlers: ClassVar[Handlers] = dict(RunListener.handlers)
 
     @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
@@ -231,9 +223,7 @@ class TextsListener(RunListener, eq=False, gc=False):
             if isinstance(call, ReadyCall) and call.findings:
                 read = msgspec.json.encode(call.arguments).decode()
                 keep(part_of(self._choice, f"call.{call.id}.read"), read)
-        self._note(event)
 
     @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
         self._recording.say(part_of(self._choice, f"call.{event.call.id}.result"), event.outcome.text)
-        self._note(event)
