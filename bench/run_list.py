@@ -4,6 +4,7 @@ Makes the rows (some minutes), serves the file, and asks `GET /v1/runs` in each 
 hundredth of the answers takes longer than is allowed.
 
     python bench/run_list.py --rows 20000    a quick look
+    python bench/run_list.py --together 1    as with little traffic: no two runs share a row of the file
 """
 
 import argparse
@@ -34,7 +35,8 @@ from callgate.recorder.row import RunRow
 from callgate.recorder.store import RunStore
 
 ROWS = 1_000_000
-BATCH = 5000
+TOGETHER = 5000
+"""Runs that are written at once: by the minute, they fill chunks."""
 ASKED = 200
 """Times for each way of asking."""
 WARM = 3
@@ -63,12 +65,12 @@ EVENTS = (
 )
 
 
-def main(rows: int, asked: int) -> int:
+def main(rows: int, asked: int, together: int) -> int:
     with folder() as directory:
         data = directory / "data"
         data.mkdir()
         began = time.monotonic()
-        fill(data, rows)
+        fill(data, rows, together)
         size = (data / "runs.sqlite3").stat().st_size
         print(f"{rows:,} runs in {size / 1e6:,.0f} MB, written in {time.monotonic() - began:.0f} s")
         with served(directory, 9) as process:
@@ -77,12 +79,12 @@ def main(rows: int, asked: int) -> int:
     return int(slowest > ALLOWED)
 
 
-def fill(data: Path, rows: int) -> None:
+def fill(data: Path, rows: int, together: int) -> None:
     store = RunStore(data)
     chance = random.Random(7)
     start = time.time() - rows
     numbers = iter(range(rows))
-    while batch := list(itertools.islice(numbers, BATCH)):
+    while batch := list(itertools.islice(numbers, together)):
         store.add([packed(row(number, start + number, chance)) for number in batch])
     store.close()
 
@@ -151,5 +153,6 @@ if __name__ == "__main__":
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--rows", type=int, default=ROWS)
     reader.add_argument("--asked", type=int, default=ASKED)
+    reader.add_argument("--together", type=int, default=TOGETHER)
     given = reader.parse_args()
-    sys.exit(main(given.rows, given.asked))
+    sys.exit(main(given.rows, given.asked, given.together))

@@ -5,9 +5,9 @@ loop."""
 import contextlib
 import sqlite3
 import time
+from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from heapq import nlargest
 from math import inf
 from pathlib import Path
 from typing import Any, Final
@@ -429,19 +429,20 @@ class RunStore:
         if wanted.odd or wanted.state not in (None, *USUAL_STATES):
             return []
         found: list[KeptRun] = []
-        newest = [run_place(row) for row in others]
+        places = sorted(map(run_place, others))
         seen: set[int] = set()
         where, values = _where_chunks(wanted)
         for seq, until, body in self._database.execute(where, values):
-            if len(newest) == count and newest[-1][0] > until:
+            if len(places) >= count and places[-count][0] > until:
                 break
             if seq in seen:  # under another of its kinds
                 continue
             seen.add(seq)
-            some = [run for run in decode_chunk(body) if is_wanted(run, wanted)]
-            found += some
-            newest = nlargest(count, [*newest, *map(run_place, some)])
-        return [run.whole_row for run in found if run_place(run) >= newest[-1]]
+            for run in decode_chunk(body):
+                if is_wanted(run, wanted):
+                    found.append(run)
+                    insort(places, run_place(run))
+        return [run.whole_row for run in found if run_place(run) >= places[-count:][0]]
 
     def _rows(self, found: Sequence[tuple[int, Any]]) -> list[RunRow]:
         """Rows as a list shows them, by their numbers: what is not summed up yet is summed up here."""
