@@ -554,6 +554,21 @@ async def test_a_call_that_waited_for_approval_waits_again_where_its_run_is_carr
     assert len(pair.upstream.requests) == 2
 
 
+async def test_a_call_that_waits_at_a_process_that_drains_waits_on_at_another_under_its_id(pair: Pair) -> None:
+    with_approvals(pair)
+    async with pair.app() as other:
+        async with pair.app() as one:
+            accepted = await ask(one, headers={**KEY, "x-callgate-background": "true"})
+            before = await waiting_for_approval(one)
+        after = await waiting_for_approval(other)
+        assert after["id"] == before["id"]
+        assert (await decide(other, after["id"])).status == 200
+        assert said(await ask(other)) == "Done."
+    assert accepted.status == 202
+    assert pair.ran() == ["a"]
+    assert len(pair.upstream.requests) == 2
+
+
 async def test_what_was_decided_for_a_process_that_has_died_holds_where_its_run_is_carried_on(pair: Pair) -> None:
     decision = "approve" if pair.is_sqlite else "deny"  # as both ways are the same to it
     with_approvals(pair)
