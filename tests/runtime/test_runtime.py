@@ -110,6 +110,18 @@ async def test_a_start_that_is_cancelled_closes_what_it_had_opened():
     assert runtime.heard == ["opening", "closed"]
 
 
+async def test_a_start_whose_task_is_cancelled_ends_the_wait_for_it():
+    runtime: Any = SlowRuntime()
+    starting = asyncio.create_task(OpenRuntime.begin(runtime))
+    await runtime.opening.wait()
+    [opening] = [task for task in asyncio.all_tasks() if task.get_name() == "runtime"]
+    opening.cancel()
+    await asyncio.wait([starting, opening], timeout=2)
+    assert starting.cancelled()
+    assert opening.cancelled()
+    assert runtime.heard == ["opening", "closed"]
+
+
 async def test_a_start_that_fails_closes_what_it_had_opened_and_says_why():
     runtime: Any = SlowRuntime(ValueError("no such server"))
     runtime.go_on.set()
