@@ -1,4 +1,4 @@
-"""Which calls wait for a person's word, and how."""
+"""Which calls wait for approval, and how."""
 
 import base64
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ SECRET_BYTES = 24
 
 
 class ApprovalLists(Section):
-    """Which tools wait for a person's word. Of the patterns that name a tool, the one that spells out most counts."""
+    """Which tools wait for approval. Of the patterns that name a tool, the one that spells out most counts."""
 
     always: Globs = ()
     """Tools whose calls wait, as names or globs; `safety:destructive` names all tools of that class."""
@@ -72,7 +72,7 @@ class WebhookSection(Section):
 
 
 class Approvals(Section):
-    """How calls wait for a person's word."""
+    """How calls wait for approval."""
 
     timeout_seconds: Seconds = 300.0
     """How long a call waits; then it is not run, and the model gets that as its result. `limits.request_seconds` goes on meanwhile."""

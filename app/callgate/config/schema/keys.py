@@ -38,13 +38,13 @@ class Key(Section):
     tools: Globs = ("*",)
     """The tools of the config it may use, as names or globs; `[]` for none."""
     approve: Switch = False
-    """It may decide about calls that wait for approval, its own and everybody's."""
+    """It may decide about calls that wait for approval, its own and those of others."""
     admin: Switch = False
-    """It may have the config read again."""
+    """It may make the server read the config again."""
     see: Annotated[Literal["none", "own", "all"], BeforeValidator(off_or_on)] = "none"
-    """Whose recorded runs it may see: nobody's, those made with it, or everybody's. `admin: on` sees everybody's."""
+    """Which recorded runs it may see: none, those made with it, or all. With `admin: on` it sees all."""
     events: ToolEvents | None = None
-    """How its clients are shown that tools run, where their request does not say: `openwebui` for Open WebUI's status lines."""
+    """How its clients are shown that tools run, unless their request sets it: `openwebui` for Open WebUI's status lines."""
     requests_per_minute: Count | None = None
     """How many requests it may make in any minute; no limit where it is not set."""
     tokens_per_minute: Count | None = None

@@ -134,7 +134,7 @@ class ModelEntry(Section):
     trust_litellm: Switch = False
     """Whether it may have tools although litellm speaks to it, so that the provider's end of an answer is not seen."""
     events: ToolEvents | None = None
-    """How clients are shown that its tools run, where neither the request nor its key says: `off`, where nobody does."""
+    """How clients are shown that its tools run, unless the request or its key sets it; `off` by default."""
     concurrency: Count | None = None
     """How many requests may be under way with it; further ones get a 503. Entries with one name add up."""
     response_format_with_tools: Switch = True

@@ -40,7 +40,7 @@ class ToolSection(Section):
     retries: Retries | None = None
     """Further tries after a failure, for read-only tools; 0 by default."""
     require_approval: RequireApproval | None = None
-    """Whether its calls wait for a person's word: `never`, `always`, or lists of names; else the top-level one counts."""
+    """Whether its calls wait for approval: `never`, `always`, or lists of names; else the top-level one counts."""
 
 
 class PlacedTool(ToolSection):

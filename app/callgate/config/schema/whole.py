@@ -63,9 +63,9 @@ class Config(Section):
     mcp_config: str | None = None
     """A file with such a block, for example `./mcp.json`; JSON, comments allowed."""
     require_approval: RequireApproval = ApprovalLists()
-    """Which tools' calls wait for a person's word, where a tool's own entry does not say."""
+    """Which tools' calls wait for approval, where a tool's own entry does not say."""
     approvals: Approvals = Approvals()
-    """How calls wait for a person's word."""
+    """How calls wait for approval."""
     loop: Loop = Loop()
     """How long a chat may go on."""
     text_calls: TextCalls = TextCalls()
