@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import sqlite3
 import threading
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from callgate.api.conversation import emit_to_listeners
 from callgate.calls.outcome import Returned
@@ -372,6 +374,55 @@ async def test_what_waits_to_be_written_is_bounded_by_the_texts_of_its_calls():
     assert len(dropped) == 2
 
 
+async def written_until(recorder: Recorder, is_done) -> None:
+    async with asyncio.timeout(10):
+        while not is_done():  # noqa: ASYNC110 - a thread writes, and emits no event
+            await asyncio.sleep(0.01)
+
+
+async def test_runs_wait_for_a_file_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("callgate.recorder.store.BUSY_SECONDS", 0.01)
+    dropped: list[None] = []
+    recorder = Recorder(mask, tmp_path, on_dropped=lambda: dropped.append(None))
+    RunStore(tmp_path).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other, capture_logs() as log:
+        other.execute("BEGIN EXCLUSIVE")
+        recorder.end(recorded(recorder, "run_1"))
+        await written_until(recorder, lambda: any(each["event"] == "runs_not_recorded" for each in log))
+        recorder.end(recorded(recorder, "run_2", RecordPolicy(content_bytes=100)))
+        assert {row.id for row in recorder.page(RunFilter(), 10)} == {"run_1", "run_2"}
+        other.execute("ROLLBACK")
+        recorder.end(recorded(recorder, "run_3"))
+        await written_until(recorder, lambda: not recorder.has_waiting)
+        await recorder.close()
+    assert [row.id for row in recorder.page(RunFilter(), 10)] == ["run_3", "run_2", "run_1"]
+    assert (dropped, recorder._bytes_in - recorder._bytes_out) == ([], 0)
+    assert [each["event"] for each in log] == ["runs_not_recorded", "runs_recorded_again"]
+
+
+async def test_where_no_file_can_be_made_the_newest_runs_are_listed_from_memory(tmp_path):
+    dropped: list[None] = []
+    recorder = Recorder(mask, tmp_path / "no such folder", on_dropped=lambda: dropped.append(None))
+    with capture_logs() as log:
+        recorder.end(recorded(recorder))
+        await recorder.close()
+    assert [row.id for row in recorder.page(RunFilter(), 10)] == ["run_1"]
+    assert ([each["event"] for each in log], len(dropped)) == (["runs_not_recorded"], 1)
+
+
+async def test_a_file_that_is_removed_meanwhile_is_begun_anew(tmp_path):
+    recorder = Recorder(mask, tmp_path)
+    recorder.end(recorded(recorder, "run_1"))
+    await written_until(recorder, lambda: not recorder.has_waiting)
+    for file in tmp_path.glob(f"{FILE}*"):
+        file.unlink()
+    with capture_logs() as log:
+        recorder.end(recorded(recorder, "run_2"))
+        await recorder.close()
+    assert [row.id for row in recorder.page(RunFilter(), 10)] == ["run_2"]
+    assert [each["event"] for each in log] == ["runs_file_gone"]
+
+
 async def test_in_memory_the_newest_runs_stay(tmp_path):
     recorder = Recorder(mask)
     for number in range(IN_MEMORY + 50):
@@ -447,6 +498,12 @@ async def test_a_key_that_sees_its_own_runs_leaves_places_to_others(recorder):
     assert recorder.take_watcher()
     recorder.give_back_watcher("bob")
     assert recorder.take_watcher("bob")
+
+
+async def test_keys_that_see_their_own_runs_leave_places_to_watch(recorder):
+    taken = [recorder.take_watcher(key) for key in ("a", "b", "c", "d") for _ in range(5)]
+    assert taken == [True] * 15 + [False] * 5
+    assert [recorder.take_watcher() for _ in range(6)] == [True] * 5 + [False]
 
 
 async def test_a_run_can_be_followed_to_its_end(recorder):

@@ -50,6 +50,8 @@ LOOKED_AT: Final = 10_000
 WATCHERS: Final = 20
 WATCHERS_OF_ONE: Final = 5
 """How many of them one key may have that sees its own runs alone: whoever operates the server finds a place."""
+WATCHERS_OF_KEYS: Final = 15
+"""How many of them all such keys may have together."""
 FEED_BACKLOG: Final = 1000
 """What a watcher that does not read may be behind; more is left out: it asks for the list again."""
 
@@ -234,7 +236,11 @@ class Recorder:
     def take_watcher(self, key: str | None = None) -> bool:
         """Take a place for somebody who watches a run or the feed; false where all are taken. To be given back. `key` is whose,
         if it may have some of them only."""
-        if self._watchers.total() >= WATCHERS or (key is not None and self._watchers[key] >= WATCHERS_OF_ONE):
+        if self._watchers.total() >= WATCHERS:
+            return False
+        if key is not None and (
+            self._watchers[key] >= WATCHERS_OF_ONE or self._watchers.total() - self._watchers[None] >= WATCHERS_OF_KEYS
+        ):
             return False
         self._watchers[key] += 1
         return True
@@ -281,7 +287,7 @@ class Recorder:
                 here.append(ended.whole_row)
             elif ended.is_kept:
                 here.append(ended.row_now())
-        if self._folder is None:
+        if self._folder is None or self._failure:
             with self._lock:
                 here += [run.whole_row for run in self._newest]
         found = {row.id: row for row in here if is_wanted(row, wanted)}
@@ -409,37 +415,61 @@ class Recorder:
         store: RunStore | None = None
         pruned = -PRUNE_SECONDS
         is_open = True
+        unwritten: list[PackedRun] = []
         while is_open:
             batch, is_open = self._next_batch()
-            kept: list[PackedRun] = []
-            traced: list[tuple[Recording, Trace]] = []
-            for ended in batch:
-                run = ended if isinstance(ended, PackedRun) else self._packed_here(ended, traced)
-                if run is not None and not ended.is_deleted:
-                    kept.append(run)
-            self._export(traced)
-            self._remember(kept)
+            fresh = self._packed_batch(batch)
+            self._remember(fresh)
+            unwritten += fresh
+            written: list[PackedRun] = []
             with self._lock:
-                counted = list(self._uncounted(forget=True))
-                self._hour.add(counted, time.time())
-                for used in counted:
-                    self._usage.setdefault(_of(used), KeyUsage(*_of(used))).add(used)
-                if self._folder is not None and (kept or self._usage):
-                    store = self._write(store, kept)
-                for ended in batch:
-                    self._waiting.pop(ended.id, None)
-                    self._bytes_out += ended.weight
-                removed = [ended.id for ended in batch if ended.is_deleted]
-            for id in removed:  # while it was packed or written
-                self._remove(id)
-            for run in kept if self._feeds else ():
-                if run.id not in removed:
+                self._count()
+                if self._folder is not None and (unwritten or self._usage):
+                    store = self._write(store, unwritten)
+                if self._folder is None or store is not None or not is_open:
+                    written, unwritten = unwritten, []
+                for run in written:
+                    self._waiting.pop(run.id, None)
+                    self._bytes_out += run.weight
+            for run in written:
+                if self._failure:  # at the end of the process, and they cannot be
+                    self._on_dropped()
+                elif run.is_deleted:  # while it was packed or written
+                    self._remove(run.id)
+            for run in fresh if self._feeds else ():
+                if not run.is_deleted:
                     self.publish("run", run.whole_row)
             if store is not None and monotonic() - pruned > PRUNE_SECONDS:
                 pruned = monotonic()
                 self._prune(store)
         if store is not None:
             store.close()
+
+    def _count(self) -> None:
+        """Add up what was used since the last time."""
+        counted = list(self._uncounted(forget=True))
+        self._hour.add(counted, time.time())
+        for used in counted:
+            self._usage.setdefault(_of(used), KeyUsage(*_of(used))).add(used)
+
+    def _packed_batch(self, batch: Sequence[EndedRun]) -> list[PackedRun]:
+        """Pack what is not packed yet, and leave out what is not kept."""
+        packed_runs: list[PackedRun] = []
+        traced: list[tuple[Recording, Trace]] = []
+        for ended in batch:
+            run = ended if isinstance(ended, PackedRun) else self._packed_here(ended, traced)
+            if run is None or ended.is_deleted:
+                self._waiting.pop(ended.id, None)
+                self._bytes_out += ended.weight
+                continue
+            packed_runs.append(run)
+            if run is not ended:
+                self._bytes_out += ended.weight - run.weight
+                with self._lock:
+                    self._waiting[run.id] = run
+                    run.is_deleted = ended.is_deleted
+        self._export(traced)
+        return packed_runs
 
     def _prune(self, store: RunStore) -> None:
         policy, now = self._policy, time.time()
@@ -514,8 +544,13 @@ class Recorder:
         return batch, True
 
     def _write(self, store: RunStore | None, kept: Sequence[PackedRun]) -> RunStore | None:
+        """Write runs and usage. None where that cannot be done now: they wait, and are written later."""
         assert self._folder is not None
         try:
+            if store is not None and not store.is_in_place:
+                log.warning("runs_file_gone", path=str(store.path))
+                store.close()
+                store = None
             store = store or RunStore(self._folder)
             if kept:
                 try:
@@ -530,15 +565,15 @@ class Recorder:
                 store.count(self._usage.values())
                 self._usage = {}
         except StoreUnusable as failure:
-            for _ in kept:
-                self._on_dropped()
             if str(failure) != self._failure:
                 self._failure = str(failure)
                 log.error("runs_not_recorded", reason=str(failure))  # noqa: TRY400 - the reason says all there is
             if store is not None:
                 store.close()
             return None
-        self._failure = ""
+        if self._failure:
+            self._failure = ""
+            log.warning("runs_recorded_again", runs=len(kept))
         return store
 
     def _drop(self, id: str, error: Exception) -> None:

@@ -184,7 +184,8 @@ class RunStore:
                 database.executescript(_TABLES)
                 database.execute(f"PRAGMA user_version = {VERSION}")
             self._database = database
-        except sqlite3.Error as error:
+            self._file = self.path.stat().st_ino
+        except (sqlite3.Error, OSError) as error:
             raise StoreUnusable(f"{self.path}: {error}") from error
 
     def _check(self, database: sqlite3.Connection) -> int:
@@ -195,6 +196,14 @@ class RunStore:
             why = f"was written by another version of Callgate (format {version}); move it away, and runs go into a new one"
             raise StoreUnusable(f"{self.path}: {why}")
         return int(version)
+
+    @property
+    def is_in_place(self) -> bool:
+        """False where the file was removed, or another one put in its place."""
+        try:
+            return self.path.stat().st_ino == self._file
+        except OSError:
+            return False
 
     def close(self) -> None:
         self._database.close()
