@@ -57,11 +57,12 @@ EmitAny: TypeAlias = Callable[[Any], Awaitable[None]]
 new_call_id: Callable[[], str] = partial(new_id, "call")
 CHOICES_AT_ONCE = 8
 """Concurrent chats of one request: each has a copy of the request, and a connection to the model."""
-USUAL = ((TurnStarted, False), (TurnEnded, False), (CallsHandedBack, True))
+Also: TypeAlias = tuple[tuple[type[ChatEvent], bool], ...]
+USUAL: Also = ((TurnStarted, False), (TurnEnded, False), (CallsHandedBack, True))
 """Events that do not go straight to the writer even where no listener handles them, and whether the writer gets them at all;
 most writers ignore turns."""
-EVERYTHING = ((CallsHandedBack, True),)
-NOTED_TOO: Sequence[tuple[tuple[type[ChatEvent], bool], ...]] = [
+EVERYTHING: Also = ((CallsHandedBack, True),)
+NOTED_TOO: Sequence[Also] = [
     (*((kind, True) for kind in NOTED if kind not in dict(also)), *also) for also in (USUAL, EVERYTHING)
 ]
 """The same where they are recorded."""
@@ -212,10 +213,10 @@ class Conversation(msgspec.Struct, eq=False):
 
     async def _chat(self, choice: int, model: TurnModel, emit: Emit, *, may_pass_through: bool = False) -> None:
         """Run one chat with all its listeners."""
-        request, runtime, route = self._request, self._runtime, self._route
+        request, runtime = self._request, self._runtime
         if choice and self.trace is not None:
             self.trace.use(choice)
-        listeners = [self.diagnoses[choice], *runtime.listeners(route.name, self.run_id, self._caller)]
+        listeners = [self.diagnoses[choice], *runtime.listeners(self._route.name, self.run_id, self._caller)]
         if (recording := self.recording) is not None and recording.has_texts:
             listeners.append(TextsListener(recording, choice))
             model = recording.around(model, choice, request)
@@ -234,7 +235,7 @@ class Conversation(msgspec.Struct, eq=False):
                     passed_through(request),
                     model,
                     clients_toolbox(lambda: request.tools),
-                    emit_to_listeners(listeners, emit, recording=recording, choice=choice),
+                    emit_to_listeners(listeners, emit, recording, choice),
                     new_id=new_call_id,
                     rules=rules,
                 )
@@ -245,12 +246,11 @@ class Conversation(msgspec.Struct, eq=False):
         except BaseException as failure:
             reason = failure.code or failure.type if isinstance(failure, ChatError) else "server_error"
             failed = ChatFailed(CANCELLED if isinstance(failure, asyncio.CancelledError) else reason)
-            await emit_to_listeners(listeners, emit_nothing, recording=recording, choice=choice)(failed)
+            await emit_to_listeners(listeners, emit_nothing, recording, choice)(failed)
             raise
-        notes = self._context.notes
-        notes["ending"] = str(ending.kind)
+        self._context.notes["ending"] = str(ending.kind)
         if ending.note:
-            notes["note"] = ending.note
+            self._context.notes["note"] = ending.note
 
     async def _with_tools(
         self, choice: int, model: TurnModel, listeners: list[Listener], emit: Emit, rules: Rules
@@ -299,7 +299,7 @@ class Conversation(msgspec.Struct, eq=False):
             ModelRequest(messages, (), tool_choice, request.params, request.stream, request.original),
             model,
             toolbox,
-            emitting(emit, keep, everything=request.every_event),
+            emitting(emit, keep=keep, everything=request.every_event),
             new_id=new_call_id,
             rules=rules,
             sees_images=setup.sees_images,
@@ -374,11 +374,11 @@ def owner_of(caller: Caller, request: ChatRequest) -> str:
 def emit_to_listeners(
     listeners: Sequence[Listener],
     emit: Emit,
-    keep: Keep | None = None,
-    *,
-    everything: bool = False,
     recording: RunRecording | None = None,
     choice: int = 0,
+    *,
+    keep: Keep | None = None,
+    everything: bool = False,
 ) -> Emit:
     """Emit to the recording and the listeners, then to the writer. The model's words go to the writer alone: there are thousands of
     them.
@@ -386,8 +386,8 @@ def emit_to_listeners(
     `keep` gets calls that go back to the client before any listener does, and returns the event that is emitted. `everything`:
     the writer writes every event.
     """
-    also: tuple[tuple[type[ChatEvent], bool], ...] = EVERYTHING if everything else USUAL
-    handled = handlers_of(listeners, also if recording is None else NOTED_TOO[everything]).get
+    also = (EVERYTHING if everything else USUAL) if recording is None else NOTED_TOO[everything]
+    handled = handlers_of(listeners, also).get
 
     # No coroutine, because every chunk of every answer goes through here; the caller waits for the writer itself.
     def emit_to_all(event: ChatEvent) -> Awaitable[None]:

@@ -189,7 +189,7 @@ class _Calling:
             ModelRequest(()),
             PreloadedTurns("", [written, [Finished("stop")]]),
             self._toolbox,
-            emit_to_listeners(listeners, emit_nothing, recording=recording),
+            emit_to_listeners(listeners, emit_nothing, recording),
             new_id=new_call_id,
             rules=self._runtime.rules,
         )

@@ -101,9 +101,8 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
     price: PriceOf = no_price
     trace: Trace | None = None
     """Where it is exported: what is known of its trace."""
-    is_plain: bool = False
-    """Whether nothing but its numbers is kept of it, no call of it was broken or failed, and nobody had to be asked again: the
-    second and third are known when it is packed."""
+    is_plain: bool = True
+    """False where a call of it was broken or failed, or a deployment had to be asked again. Known when it is packed."""
     is_listed: bool = True
     """Whether it is a run for those who look; not where it is recorded for the sake of its spans alone."""
     began: float = msgspec.field(default_factory=monotonic)
@@ -166,12 +165,13 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
 
     def to_write(self) -> "PackedRun | RunRecording | None":
         """What waits to be written when it has ended: itself where packing it takes long, and None where nothing is kept of it."""
-        if self.policy.content_bytes is not None or self.trace is not None or len(self.happened) > PACKED_AT_ONCE:
+        row, policy = self.row, self.policy
+        if policy.content_bytes is not None or self.trace is not None or len(self.happened) > PACKED_AT_ONCE:
             self.weight += 1024 * len(self.happened)
             return self
         events = self.events
-        if self.is_plain and events and type(ended := events[-1]) is PackedEnd and len(events) <= PLAIN_EVENTS:
-            row = self.row
+        is_plain = self.is_plain and policy.runs == "all" and not row.replay_of and len(events) <= PLAIN_EVENTS
+        if is_plain and events and type(ended := events[-1]) is PackedEnd:
             row.state, row.finish_reason = str(ended.ending), ended.finish_reason
             if row.state in USUAL_STATES:
                 return PackedRun.plain(row, events)
