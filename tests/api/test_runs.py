@@ -133,7 +133,7 @@ async def test_runs_are_found_by_the_tool_they_called_and_by_what_was_noticed(
         by_finding = (await client.get("/v1/runs", params={"finding": "tool_calls_with_stop"})).json()
         by_both = (await client.get("/v1/runs", params={"tool": "add", "finding": "tool_calls_with_stop"})).json()
         monkeypatch.setattr("callgate.recorder.recorder.SLICE", 1)
-        monkeypatch.setattr("callgate.recorder.recorder.LOOKED_AT", 1)
+        monkeypatch.setattr("callgate.recorder.recorder.SCANNED_RUNS", 1)
         first = (await client.get("/v1/runs", params={"tool": "add"})).json()
         second = (await client.get("/v1/runs", params={"tool": "add", "after": first["next"]})).json()
 

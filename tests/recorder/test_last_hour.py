@@ -1,4 +1,4 @@
-from callgate.recorder.last_hour import MINUTES, PLACES, LastHour
+from callgate.recorder.last_hour import MINUTES, ROWS_PER_MINUTE, LastHour
 from callgate.recorder.row import KeyUsage
 
 NOON = 1_795_089_600.0
@@ -32,7 +32,7 @@ def test_what_was_not_added_yet_is_of_this_minute() -> None:
 
 def test_many_keys_and_models_take_no_more_than_so_much_and_nothing_is_lost() -> None:
     hour = LastHour()
-    hour.add([used(1, model=f"m{number}") for number in range(3 * PLACES)], NOON)
+    hour.add([used(1, model=f"m{number}") for number in range(3 * ROWS_PER_MINUTE)], NOON)
     found = hour.used((), NOON)
-    assert len(found) == PLACES + 1
-    assert sum(each.requests for each in found) == 3 * PLACES
+    assert len(found) == ROWS_PER_MINUTE + 1
+    assert sum(each.requests for each in found) == 3 * ROWS_PER_MINUTE

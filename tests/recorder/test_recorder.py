@@ -211,7 +211,7 @@ async def test_without_content_only_the_rule_of_a_broken_call_is_kept(recorder, 
 
 async def test_with_content_every_text_is_kept_masked(recorder, tmp_path):
     recording = recorded(recorder, policy=RecordPolicy(content_bytes=1000))
-    recording.say("request", "hello planted-secret")
+    recording.keep_text("request", "hello planted-secret")
     recorder.end(recording)
     found = await written(recorder)
 
@@ -260,7 +260,7 @@ async def test_it_is_kept_without_content_when_a_person_was_waited_for(recorder)
 
 async def test_a_long_text_is_cut_and_the_run_says_so(recorder):
     recording = recorded(recorder, policy=RecordPolicy(content_bytes=300))
-    recording.say("request", "é" * 300)
+    recording.keep_text("request", "é" * 300)
     recorder.end(recording)
     found = await written(recorder)
 
@@ -271,7 +271,7 @@ async def test_a_long_text_is_cut_and_the_run_says_so(recorder):
 @pytest.mark.parametrize("before", [0, 290, 295, 299])
 async def test_of_a_secret_that_is_cut_not_its_beginning_stays(recorder, before):
     recording = recorded(recorder, policy=RecordPolicy(content_bytes=300))
-    recording.say("request", "x" * before + "planted-secret" + "y" * 500)
+    recording.keep_text("request", "x" * before + "planted-secret" + "y" * 500)
     recorder.end(recording)
     found = await written(recorder)
 
@@ -344,7 +344,7 @@ async def test_long_texts_are_not_kept_in_memory_for_all_of_the_newest_runs():
     recorder = Recorder(mask)
     for number in range(20):
         recording = recorded(recorder, f"run_{number:02}", RecordPolicy(content_bytes=IN_MEMORY_BYTES // 8))
-        recording.say("request", "x" * (IN_MEMORY_BYTES // 8))
+        recording.keep_text("request", "x" * (IN_MEMORY_BYTES // 8))
         recorder.end(recording)
         if number % 4 == 3:
             await recorder.close()  # as much as may wait to be written
@@ -487,23 +487,23 @@ async def test_who_comes_when_the_feeds_have_ended_is_sent_away(recorder):
 
 
 async def test_there_is_an_end_to_how_many_may_watch(recorder):
-    assert [recorder.take_watcher() for _ in range(21)] == [True] * 20 + [False]
-    recorder.give_back_watcher()
-    assert recorder.take_watcher()
+    assert [recorder.reserve_watcher() for _ in range(21)] == [True] * 20 + [False]
+    recorder.release_watcher()
+    assert recorder.reserve_watcher()
 
 
 async def test_a_key_that_sees_its_own_runs_leaves_places_to_others(recorder):
-    assert [recorder.take_watcher("bob") for _ in range(7)] == [True] * 5 + [False] * 2
-    assert recorder.take_watcher("eve")
-    assert recorder.take_watcher()
-    recorder.give_back_watcher("bob")
-    assert recorder.take_watcher("bob")
+    assert [recorder.reserve_watcher("bob") for _ in range(7)] == [True] * 5 + [False] * 2
+    assert recorder.reserve_watcher("eve")
+    assert recorder.reserve_watcher()
+    recorder.release_watcher("bob")
+    assert recorder.reserve_watcher("bob")
 
 
 async def test_keys_that_see_their_own_runs_leave_places_to_watch(recorder):
-    taken = [recorder.take_watcher(key) for key in ("a", "b", "c", "d") for _ in range(5)]
+    taken = [recorder.reserve_watcher(key) for key in ("a", "b", "c", "d") for _ in range(5)]
     assert taken == [True] * 15 + [False] * 5
-    assert [recorder.take_watcher() for _ in range(6)] == [True] * 5 + [False]
+    assert [recorder.reserve_watcher() for _ in range(6)] == [True] * 5 + [False]
 
 
 async def test_a_run_can_be_followed_to_its_end(recorder):

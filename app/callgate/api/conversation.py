@@ -219,7 +219,7 @@ class Conversation(msgspec.Struct, eq=False):
         listeners = [self.diagnoses[choice], *runtime.listeners(self._route.name, self.run_id, self._caller)]
         if (recording := self.recording) is not None and recording.has_texts:
             listeners.append(TextsListener(recording, choice))
-            model = recording.around(model, choice, request)
+            model = recording.wrap_model(model, choice, request)
         if self._meter is not None:
             listeners.append(self._meter.tally())
         rules = runtime.rules
@@ -398,7 +398,7 @@ def emit_to_listeners(
         if recording is not None:  # `RunRecording.note`, without a call of a function
             recording.happened.append((monotonic(), choice, event))
             if recording.watchers:
-                recording.show()
+                recording.notify_watchers()
         handlers, is_written = entry
         for place, handle in handlers:
             handle(listeners[place], event)

@@ -70,10 +70,10 @@ def take_place(recorder: Recorder, headers: Mapping[str, str], only: str | None)
     if headers.get("sec-fetch-site") in ELSEWHERE and "origin" not in headers:
         # An image or frame in a foreign page cannot read the response, but a few of them would take all places.
         raise ChatError(403, "This web page may not watch this server.", code="origin_not_allowed")
-    if not recorder.take_watcher(only):
+    if not recorder.reserve_watcher(only):
         message = "Too many are watching already."
         raise ChatError(503, message, type="server_error", code="too_many_watchers", retry_after=10)
-    return partial(recorder.give_back_watcher, only)
+    return partial(recorder.release_watcher, only)
 
 
 def followed(recorder: Recorder, run: Recording, headers: Mapping[str, str], only: str | None) -> "WatchResponse":

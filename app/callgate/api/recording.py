@@ -41,7 +41,7 @@ def begin(
         policy = policy if is_kept else NOT_KEPT
         conversation.recording = runtime.recorder.begin(row, policy, runtime.prices.of_responder, trace)
         if policy.content_bytes is not None:
-            _say_request(conversation.recording, request)
+            _keep_request(conversation.recording, request)
 
 
 def keep_unusual(
@@ -67,7 +67,7 @@ def keep_unusual(
                 recording.note_earlier(seconds, choice, event)
     else:
         recording.is_listed, recording.policy = True, policy
-    _say_request(recording, request)
+    _keep_request(recording, request)
 
 
 def _row(
@@ -105,7 +105,7 @@ def wants_content(context: RequestContext) -> bool:
     return "x-callgate-record" not in context.headers or context.headers["x-callgate-record"] in NO_EFFECT
 
 
-def _say_request(recording: RunRecording, request: ChatRequest) -> None:
+def _keep_request(recording: RunRecording, request: ChatRequest) -> None:
     if recording.policy.content_bytes is not None:
         # The request for a replay, without the fields about the format of its answer.
         body = {"model": request.model, "messages": request.history, **request.params}
@@ -115,7 +115,7 @@ def _say_request(recording: RunRecording, request: ChatRequest) -> None:
             body["tool_choice"] = request.tool_choice
         if request.tool_filter is not None:
             body["metadata"] = {**request.metadata, "tools": request.tool_filter}
-        recording.say("request", msgspec.json.encode(body).decode(errors="replace"))
+        recording.keep_text("request", msgspec.json.encode(body).decode(errors="replace"))
 
 
 def request_attributes(request: ChatRequest) -> dict[str, Any]:

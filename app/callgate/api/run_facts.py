@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from callgate.conversation.errors import ChatError
+from callgate.recorder.read_errors import translate_read_errors
 from callgate.recorder.replayable import NotReplayable
 from callgate.recorder.row import UNDER_WAY, Recording, RunRow
 from callgate.recorder.store import StoreUnusable
-from callgate.recorder.unreadable import unreadable_in_words
 from callgate.runtime.manager import RuntimeManager
 
 Found = TypeVar("Found")
@@ -23,7 +23,7 @@ def facts_of(row: RunRow) -> dict[str, Any]:
 async def read_runs(read: Callable[..., Found], *arguments: Any) -> Found:
     """Read from the database of runs, in a thread."""
     try:
-        with unreadable_in_words():
+        with translate_read_errors():
             return await asyncio.to_thread(read, *arguments)
     except StoreUnusable as failure:
         message = f"The recorded runs cannot be read: {failure}"

@@ -63,7 +63,7 @@ class TraceWriter:
             return
         self._texts.handle(event)
         recording.note(0, event)
-        texts, _ = kept_texts(recording.said, RESULT_BYTES, self._mask)
+        texts, _ = kept_texts(recording.texts, RESULT_BYTES, self._mask)
         for read in [packed.event() for packed in recording.events]:
             facts = dict(read.facts)
             if read.kind == "turn_ended":
@@ -74,7 +74,7 @@ class TraceWriter:
                 facts["result"] = texts.get(f"call.{facts['id']}.result", "")
             yield msgspec.structs.replace(read, facts=facts)
         recording.happened.clear()
-        recording.said.clear()
+        recording.texts.clear()
 
     def _output(self, output: ModelOutput, at: float) -> Iterator[RunEvent]:
         characters = 0

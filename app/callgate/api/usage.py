@@ -12,9 +12,9 @@ from callgate.api.errors import encode, envelope_schema
 from callgate.api.rights import caller_of, seen_by
 from callgate.conversation.errors import ChatError
 from callgate.recorder.last_hour import MINUTES, minute_of
+from callgate.recorder.read_errors import translate_read_errors
 from callgate.recorder.row import grouped
 from callgate.recorder.store import USAGE_DAYS, StoreUnusable, day_of
-from callgate.recorder.unreadable import unreadable_in_words
 from callgate.runtime.manager import RuntimeManager
 
 By = Literal["key", "model", "day", "minute"]
@@ -46,7 +46,7 @@ def usage_routes(manager: RuntimeManager) -> APIRouter:
         else:
             since = day_of(time.time() - (int(days) - 1) * 86_400)
             try:
-                with unreadable_in_words():
+                with translate_read_errors():
                     used = await asyncio.to_thread(recorder.usage, since)
             except StoreUnusable as failure:
                 message = f"What was used cannot be read: {failure}"

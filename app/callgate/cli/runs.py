@@ -267,8 +267,8 @@ def _one(id: str, config: Path | None) -> "Recording":
 
 def _read(config: Path | None, read: Any) -> Any:
     """Read from the database; None if there is none yet."""
+    from callgate.recorder.read_errors import translate_read_errors
     from callgate.recorder.store import FILE, RunStore, StoreUnusable
-    from callgate.recorder.unreadable import unreadable_in_words
 
     folder = read_config(config, without_variables=True).config.data_dir
     if folder is None:
@@ -278,7 +278,7 @@ def _read(config: Path | None, read: Any) -> Any:
     try:
         store: RunStore = RunStore(Path(folder), read_only=True)
         try:
-            with unreadable_in_words():
+            with translate_read_errors():
                 return read(store)
         finally:
             store.close()

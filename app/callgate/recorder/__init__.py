@@ -1,1 +1,1 @@
-"""Recorded runs: one row for each request, its events, and its texts where the operator wants them."""
+"""Records runs: one row for each request, its events, and its texts where the config keeps them."""

@@ -1,7 +1,7 @@
-"""Plain runs as they stand in the file: as many as end together are one row, which takes a tenth of the time that a row and its
-indexes take for each of them.
+"""Groups plain runs that ended together into chunks. A chunk is one row of the file: writing it takes a tenth of the time that
+a row and its index entries take for each run.
 
-All runs of a chunk began in the same period, by their ids and by the clock, so that a run is found without an index of ids.
+All runs of a chunk began in the same period, by their ids and by the clock. A run is found by that period, without an index of ids.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ import msgspec
 from callgate.recorder.packed import KeptRun, PackedRun
 
 CHUNK_RUNS: Final = 64
-"""In one chunk, at most. More would make a row cheaper still, and a list of the runs of a rare key slower."""
+"""The most runs in one chunk. With more, writing is cheaper, and listing the runs of a rare key is slower."""
 PERIOD_MS: Final = 0x10000
-"""A minute and a little: the last four digits of the eleven in which an id counts milliseconds."""
+"""About 65 seconds: the last four of the eleven hexadecimal digits of milliseconds in an id."""
 PREFIX: Final = "run_"
-"""Of an id, before the time."""
+"""The beginning of an id, before the time."""
 
 
 class Chunk(msgspec.Struct, gc=False):
@@ -28,12 +28,12 @@ class Chunk(msgspec.Struct, gc=False):
     last_id: str
     since: float
     until: float
-    """When the first and the last of them began."""
+    """When the first and the last of its runs began."""
     runs: Sequence[PackedRun]
 
     @property
     def kinds(self) -> set[tuple[str, str, str]]:
-        """Every key, model and state that occur together."""
+        """The combinations of key, model and state in its runs."""
         return set(map(_kind, self.runs))
 
 
@@ -43,7 +43,8 @@ _kind = attrgetter("key", "model", "state")
 
 
 def chunked(runs: Sequence[PackedRun]) -> tuple[list[Chunk], list[PackedRun]]:
-    """Plain runs in as few chunks as may be; and those in none, because the clock was set between their ids and their beginning."""
+    """Group plain runs into as few chunks as possible. Also return the runs that fit into no chunk, because the clock was
+    set between the making of their ids and their beginning."""
     runs = sorted(runs, key=_id)
     chunks: list[Chunk] = []
     others: list[PackedRun] = []
@@ -65,7 +66,7 @@ def chunked(runs: Sequence[PackedRun]) -> tuple[list[Chunk], list[PackedRun]]:
 
 
 def period_of_id(id: str) -> str:
-    """The period in which an id was made, which it begins with."""
+    """Return the period in which an id was made: the beginning of the id."""
     return id[: len(PREFIX) + 7]
 
 
@@ -74,7 +75,7 @@ def period_of(moment: float) -> str:
 
 
 def end_of_period(moment: float) -> float:
-    """The end of the period that a moment is in."""
+    """Return when the period of a moment ends."""
     return (int(moment * 1000) // PERIOD_MS + 1) * PERIOD_MS / 1000
 
 

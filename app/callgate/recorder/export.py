@@ -15,14 +15,14 @@ ZERO_USAGE: Final = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens":
 
 
 def as_facts(recording: Recording) -> dict[str, Any]:
-    """All of it."""
+    """Return a whole run as an object for JSON."""
     row = msgspec.structs.asdict(recording.row) | {"odd": recording.row.is_odd}
     events = [msgspec.structs.asdict(event) for event in recording.events]
     return {"object": "run", **row, "events": events, "content": dict(recording.content)}
 
 
 def as_curl(recording: Recording, base_url: str) -> str:
-    """A line that asks the same of a server; the key stays a variable."""
+    """Return a curl command that sends the same request. The key stays a shell variable."""
     body = request_of(recording)
     if recording.row.stream:
         body["stream"] = True
@@ -36,8 +36,8 @@ def as_curl(recording: Recording, base_url: str) -> str:
 
 
 def as_recording(recording: Recording) -> dict[str, Any]:
-    """A conversation as a provider answered it, with what came of it: the format of `tests/recordings`. The tools are there
-    as they were offered, so that it can be judged without the server that had them."""
+    """Return the conversation with its provider's answers and its results, in the format of `tests/recordings`. It includes the
+    definitions of the offered tools, so that `judge` needs no server that has them."""
     request, row, content = request_of(recording), recording.row, recording.content
     model = str(request.pop("model", row.model))
     replies = [_reply(recording, event, model) for event in recording.events if event.kind == "turn_ended"]
@@ -85,7 +85,7 @@ def as_recording(recording: Recording) -> dict[str, Any]:
 
 
 def _reply(recording: Recording, ended: RunEvent, model: str) -> dict[str, Any]:
-    """One answer in both modes: as its provider sent it in the one in which it came, where that is kept."""
+    """Return one answer, streamed and whole. In the mode in which it came, the kept body of the provider is used."""
     made = _made(recording, ended, model)
     bodies = [text for part, text in recording.content.items() if part.startswith(f"wire.{ended.turn}.")]
     if bodies and ended.facts.get("lane") == "direct":
@@ -98,7 +98,7 @@ def _reply(recording: Recording, ended: RunEvent, model: str) -> dict[str, Any]:
 
 
 def _made(recording: Recording, ended: RunEvent, model: str) -> dict[str, Any]:
-    """An answer put together again out of what is kept of it."""
+    """Rebuild an answer from its events and texts."""
     facts, content = ended.facts, recording.content
     head = {"id": f"chatcmpl-{recording.row.id}-{ended.turn}", "created": int(recording.row.began), "model": model}
     text, reasoning = content.get(f"turn.{ended.turn}.text"), content.get(f"turn.{ended.turn}.reasoning")
@@ -139,7 +139,7 @@ def _chunk(
 
 
 def _chunks_in(body: str) -> list[Any] | None:
-    """The events of a stream; None where the body is none, or not all of it can be read."""
+    """Return the chunks of a stream; None if the body is no stream, or cannot be read completely."""
     payloads = [line[5:].strip() for line in body.splitlines() if line.startswith("data:")]
     chunks = [read_json(payload) for payload in payloads if payload != DONE]
     return chunks if chunks and all(isinstance(chunk, dict) and "choices" in chunk for chunk in chunks) else None

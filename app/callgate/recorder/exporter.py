@@ -21,22 +21,22 @@ from callgate.recorder.otlp import refused_in
 log = structlog.get_logger("callgate.traces")
 
 BACKLOG_BYTES: Final = 16 * 1024 * 1024
-"""What may wait to be sent. Beyond it spans are dropped."""
+"""The limit of the queue. Beyond it spans are dropped."""
 TRIES: Final = 6
 LONGEST_WAIT: Final = 60.0
-"""Of a `Retry-After`: what a collector asks for beyond it is not waited for."""
+"""The longest wait that a `Retry-After` header can ask for, in seconds."""
 FLUSH_SECONDS: Final = 2.0
-"""For what still waits when the server ends: within the time in which all else has to be closed too."""
+"""How long queued spans are still sent when the server ends: a part of the time for the whole shutdown."""
 ANSWER_BYTES: Final = 65_536
-AGAIN: Final = frozenset({429, 502, 503, 504})
-"""The statuses after which the protocol has a client try again."""
+RETRIED_STATUSES: Final = frozenset({429, 502, 503, 504})
+"""The statuses after which OTLP has a client retry."""
 
-Lost: TypeAlias = Literal["backlog", "failed", "refused", "stopped"]
+DropReason: TypeAlias = Literal["backlog", "failed", "refused", "stopped"]
 retry_delay: Callable[[int], float] = partial(full_jitter, first=1.0, longest=30.0, least=0.2)
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The collector that spans are sent to, and the settings of sending."""
+    """The collector, and the settings of the requests to it."""
 
     url: str
     headers: Mapping[str, str] = {}
@@ -52,18 +52,18 @@ class SpanBatch(msgspec.Struct, frozen=True):
 
 
 class SpanExporter:
-    """Batches on their way to a collector, one after another."""
+    """Sends batches of spans to a collector, one after another."""
 
     def __init__(
         self,
         client: HttpClient,
         target: Target,
         on_sent: Callable[[int], None],
-        on_dropped: Callable[[int, Lost], None],
+        on_dropped: Callable[[int, DropReason], None],
         *,
         delay: Callable[[int], float] = retry_delay,
     ) -> None:
-        """Made on the event loop that is to send."""
+        """Must be called on the event loop that sends."""
         self.target = target
         self._client = client
         self._on_sent, self._on_dropped = on_sent, on_dropped
@@ -77,24 +77,24 @@ class SpanExporter:
 
     @property
     def is_full(self) -> bool:
-        """True if nothing more may wait. From any thread."""
+        """True if the queue is full. Thread-safe."""
         return self._bytes > BACKLOG_BYTES
 
     def offer(self, body: bytes, spans: int) -> None:
-        """Have a body sent. From the thread that made it."""
+        """Queue a body for sending. Thread-safe."""
         if self.target.compressed:
             body = gzip.compress(body, 1)
         self._loop.call_soon_threadsafe(self._take, SpanBatch(body, spans))
 
-    def drop(self, spans: int, why: Lost, reason: str) -> None:
-        """Count what was not sent, and say why, once for each reason. From any thread."""
+    def drop(self, spans: int, why: DropReason, reason: str) -> None:
+        """Count spans that are not sent, and log each new reason once. Thread-safe."""
         self._on_dropped(spans, why)
         if reason != self._failure:
             self._failure = reason
             log.warning("traces_not_exported", reason=reason, spans=spans)
 
     async def close(self) -> None:
-        """Send what waits, but not for long."""
+        """Send the queue for up to `FLUSH_SECONDS`, and drop the rest."""
         self._closing.set()
         if (task := self._task) is not None:
             await asyncio.wait([task], timeout=FLUSH_SECONDS)
@@ -118,7 +118,7 @@ class SpanExporter:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("traces_not_exported", reason="a mistake of ours", exc_info=error)
+            log.error("traces_not_exported", reason="internal error", exc_info=error)
 
     async def _send_all(self) -> None:
         while self._queue:
@@ -145,7 +145,7 @@ class SpanExporter:
                     try:
                         answer = await response.read(ANSWER_BYTES)
                     except TooLarge:
-                        answer = b""  # the status says enough
+                        answer = b""  # the status is enough
             except TransportError as error:
                 reason = str(error)
             else:
@@ -153,13 +153,13 @@ class SpanExporter:
                     self._sent(batch, answer)
                     return
                 reason = f"HTTP {status} {_PHRASES.get(status, '')}".strip()
-                if status not in AGAIN:
+                if status not in RETRIED_STATUSES:
                     self.drop(batch.spans, "refused", reason)
                     return
                 if after.isdecimal():
                     wait = min(float(after), LONGEST_WAIT)
             if tries + 1 < TRIES and not self._closing.is_set():
-                with contextlib.suppress(TimeoutError):  # no longer than until the server is to end
+                with contextlib.suppress(TimeoutError):  # the end of the server ends the wait
                     async with asyncio.timeout(wait):
                         await self._closing.wait()
         self.drop(batch.spans, "failed", reason)

@@ -1,4 +1,4 @@
-"""What was used in each minute of the last hour, by this process."""
+"""Counts the usage of this process in each minute of the last hour."""
 
 import time
 from collections.abc import Iterable
@@ -9,12 +9,12 @@ import msgspec
 from callgate.recorder.row import KeyUsage
 
 MINUTES: Final = 60
-PLACES: Final = 1000
-"""Keys and models that are told apart in one minute; what others use is added up without their names."""
+ROWS_PER_MINUTE: Final = 1000
+"""The most pairs of key and model that are counted separately in one minute. The others share a row without names."""
 
 
 class LastHour:
-    """Adds up minute by minute, and forgets what is older. To be used under a lock."""
+    """Adds up usage by minute, and drops minutes older than an hour. Callers hold a lock."""
 
     def __init__(self) -> None:
         self._minutes: dict[str, dict[tuple[str, str], KeyUsage]] = {}
@@ -24,7 +24,7 @@ class LastHour:
         for each in used:
             of_minute = self._minutes.setdefault(minute, {})
             place = each.key, each.model
-            if len(of_minute) >= PLACES and place not in of_minute:
+            if len(of_minute) >= ROWS_PER_MINUTE and place not in of_minute:
                 place = "", ""
             of_minute.setdefault(place, KeyUsage(minute, *place)).add(each)
         oldest = minute_of(now - (MINUTES - 1) * 60)
@@ -32,7 +32,7 @@ class LastHour:
             del self._minutes[past]
 
     def used(self, recent: Iterable[KeyUsage], now: float) -> list[KeyUsage]:
-        """By minute, in the place of days; `recent` is what was not added yet."""
+        """Return the usage by minute, with the minute in the field `day`. `recent`: usage that was not added yet."""
         self.add((), now)
         found = [used for of_minute in self._minutes.values() for used in of_minute.values()]
         return [*found, *(msgspec.structs.replace(each, day=minute_of(now)) for each in recent)]

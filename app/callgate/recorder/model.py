@@ -1,4 +1,4 @@
-"""Wraps a model, and records its requests and answers for runs with stored contents."""
+"""Wraps a model, and records its requests and answers, for runs with stored texts."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,32 +12,40 @@ from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Pass
 from callgate.http.wire import WIRE, Take
 
 MASKED_BEYOND: Final = 16 * 1024
-"""Characters that are looked at for secrets beyond what is kept: no secret is longer."""
+"""Characters beyond the kept ones that are searched for secrets: no secret is longer."""
 
 encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
-class Texts(Protocol):
-    """The store of texts."""
+class TextStore(Protocol):
+    """Keeps texts by the name of their part."""
 
-    def say(self, part: str, text: str) -> None: ...
+    def keep_text(self, part: str, text: str) -> None: ...
 
 
 class RecordedModel:
-    """Records the question of each turn as far as it is new, and the words of its answer.
+    """Records the new messages of each turn, and the text and reasoning of its answer.
 
-    The parts: `tools` (as they were offered), `turn.N.asked` (messages that the client did not send), `turn.N.text`,
-    `turn.N.reasoning`, and `wire.N.M`: the body of the Mth answer of a provider in turn N, as it came.
+    The parts: `tools` (the offered definitions), `turn.N.asked` (messages that the client did not send), `turn.N.history` (all
+    messages, if they do not continue the previous ones), `turn.N.text`, `turn.N.reasoning`, and `wire.N.M`: the raw body of the Mth
+    response of a provider in turn N.
     """
 
     def __init__(
-        self, inner: TurnModel, texts: Texts, choice: int, messages: Sequence[Message], most: int, *, wire: bool = False
+        self,
+        inner: TurnModel,
+        texts: TextStore,
+        choice: int,
+        messages: Sequence[Message],
+        most: int,
+        *,
+        wire: bool = False,
     ) -> None:
-        """`messages`: those of the request. `most`: how many bytes of a text are kept."""
+        """`messages`: those of the client's request. `most`: how many bytes of a text are kept."""
         self.name = inner.name
         self._inner = inner
         self._choice = choice
-        self._say: Callable[[str, str], None] = lambda part, text: texts.say(part_of(choice, part), text)
+        self._keep_text: Callable[[str, str], None] = lambda part, text: texts.keep_text(part_of(choice, part), text)
         self._known = messages
         self._most = most + MASKED_BEYOND
         self._wire = wire
@@ -50,11 +58,11 @@ class RecordedModel:
     async def ask(
         self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AsyncIterator[ModelAnswer]:
-        if ask is not self._last:  # the same question is asked again in the same turn
+        if ask is not self._last:  # otherwise a retry in the same turn
             self._turn += 1
             self._answers = 0
             self._last = ask
-            self._note_question(ask)
+            self._keep_request(ask)
         token = WIRE.set(self) if self._wire else None
         try:
             async with self._inner.ask(ask, attempts) as answer:
@@ -62,18 +70,18 @@ class RecordedModel:
                 try:
                     yield recorded
                 finally:
-                    for kind, pieces in recorded.said.items():  # in the place of those of an answer that broke off
-                        self._say(f"turn.{self._turn}.{kind}", "".join(pieces))
+                    for kind, pieces in recorded.pieces.items():  # replaces an answer that broke off
+                        self._keep_text(f"turn.{self._turn}.{kind}", "".join(pieces))
         finally:
             if token is not None:
                 WIRE.reset(token)
             for body in self._bodies:
-                self._say(f"wire.{self._turn}.{self._answers}", body.decode(errors="backslashreplace"))
+                self._keep_text(f"wire.{self._turn}.{self._answers}", body.decode(errors="backslashreplace"))
                 self._answers += 1
             self._bodies = []
 
     def begin(self) -> Take:
-        """An answer of a provider begins."""
+        """Return the function that takes the body of a provider's response, which begins."""
         kept = bytearray()
         self._bodies.append(kept)
 
@@ -83,27 +91,29 @@ class RecordedModel:
 
         return take
 
-    def _note_question(self, ask: ModelRequest | Passthrough) -> None:
+    def _keep_request(self, ask: ModelRequest | Passthrough) -> None:
         if not isinstance(ask, ModelRequest):
             return
         if self._turn == 0 and ask.tools:
-            self._say("tools", encode(ask.tools).decode())
+            self._keep_text("tools", encode(ask.tools).decode())
         known, messages = len(self._known), ask.messages
         is_longer = known <= len(messages) and all(
             old is new for old, new in zip(self._known, messages[:known], strict=True)
         )
         self._known = messages
         if new := messages[known:] if is_longer else messages:
-            self._say(f"turn.{self._turn}.{'asked' if is_longer else 'history'}", encode(new).decode(errors="replace"))
+            self._keep_text(
+                f"turn.{self._turn}.{'asked' if is_longer else 'history'}", encode(new).decode(errors="replace")
+            )
 
 
 class _RecordedAnswer:
-    """Gathers the words of an answer on their way."""
+    """Passes the events of an answer on, and collects their text."""
 
     def __init__(self, inner: ModelAnswer) -> None:
         self._inner = inner
         self._batches = aiter(inner)
-        self.said: dict[str, list[str]] = {"text": [], "reasoning": []}
+        self.pieces: dict[str, list[str]] = {"text": [], "reasoning": []}
 
     @property
     def reason_is_raw(self) -> bool:
@@ -121,10 +131,10 @@ class _RecordedAnswer:
         for event in events:
             if isinstance(event, TextDelta | ReasoningDelta):
                 kind = "text" if isinstance(event, TextDelta) else "reasoning"
-                self.said[kind].append(event.text)
+                self.pieces[kind].append(event.text)
         return events
 
 
 def part_of(choice: int, part: str) -> str:
-    """The name of a text: the choice is said only where there are several."""
+    """Return the name of a text. It includes the choice from the second one on."""
     return f"choice.{choice}.{part}" if choice else part

@@ -1,4 +1,4 @@
-"""Encodes spans as the body of a POST to `/v1/traces` of a collector, in protobuf: as much of it as OTLP needs."""
+"""Encodes spans as the protobuf body of a POST to `/v1/traces` of a collector."""
 
 from collections.abc import Iterable, Mapping
 from struct import Struct
@@ -7,10 +7,10 @@ from typing import Any, Final
 from callgate.recorder.spans import Attributes, Span
 
 VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
-"""How a field is written."""
+"""Protobuf's wire types."""
 IN_64_BITS: Final = range(-(1 << 63), 1 << 63)
 ERROR: Final = b"\x18\x02"
-"""The field `code` of a status: an error."""
+"""The field `code` of a status, with the value for an error."""
 
 _fixed_64 = Struct("<Q").pack
 _double = Struct("<d").pack
@@ -41,14 +41,14 @@ def encoded_span(span: Span, trace_id: str, state: str = "") -> bytes:
 
 
 def request_of(spans: Iterable[bytes], resource: Mapping[str, Any], version: str) -> bytes:
-    """One request with all of them."""
+    """Return the body of one request with all these encoded spans."""
     scope = _field(1, _text(1, "callgate") + _text(2, version))
     scope_spans = scope + b"".join([_field(2, span) for span in spans])
     return _field(1, _field(1, _attributes(1, resource)) + _field(2, scope_spans))
 
 
 def refused_in(answer: bytes) -> tuple[int, str]:
-    """Return how many spans a collector did not take, and why: the field `partial_success` of its answer."""
+    """Return how many spans a collector rejected, and why, from the field `partial_success` of its response."""
     count, why = 0, ""
     for _, partial in _fields(answer):
         if isinstance(partial, bytes):
@@ -104,7 +104,7 @@ def _varint(value: int) -> bytes:
 
 
 def _fields(message: bytes) -> Iterable[tuple[int, int | bytes]]:
-    """The fields of a message. What cannot be read ends it."""
+    """Read the fields of a message, up to the first that cannot be read."""
     at = 0
     try:
         while at < len(message):

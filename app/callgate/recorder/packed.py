@@ -1,5 +1,5 @@
-"""The events of a run as they are kept: arrays without names, a third as long as `RunEvent`s, and made where a request ends. What
-they say is put into words for whoever looks.
+"""The stored form of a run's events: arrays without field names, a third as long as `RunEvent`s. They are made when a request ends,
+and are converted to `RunEvent`s when they are read.
 """
 
 import zlib
@@ -15,28 +15,28 @@ from callgate.conversation.prices import NANO, Price, counted
 from callgate.recorder.row import Recording, RunEvent, RunRow
 
 COMPRESSED_FROM: Final = 2048
-"""Bytes from which a body is compressed; below that it costs more than it saves."""
+"""Longer bodies are compressed, in bytes. Shorter ones take more time than they save space."""
 
 
 NAME_CHARACTERS: Final = 64
-"""Of a tool's name: none on offer is longer, and a model may make up others."""
+"""The kept length of a tool's name. No offered tool has a longer one, but a model may invent names."""
 
 
 SUMMED: Final = (b"s", b"S")
-"""How events are marked in the file whose row has been summed up: as they are, and compressed."""
+"""The first byte of stored events with a complete row: uncompressed, and compressed."""
 UNSUMMED: Final = (b"u", b"U")
-"""Not written any more: in format 2 plain runs had rows of their own."""
+"""The same for events whose row lacks their totals. No longer written: format 2 had them for plain runs."""
 PLAIN_FACTS: Final = (
     *("request_id", "process", "route", "end_user", "stream", "choices", "status", "finish_reason", "error", "seconds"),
     *("trace_id", "parent_span"),
 )
-"""What the row of a plain run says beside what a `KeptRun` has and what its events say. More may be added at the end."""
+"""The fields of a plain run's row that neither follow from its events nor are fields of `KeptRun`. New ones go to the end."""
 CONTENT: Final = (b"-", b"z")
-"""Contents, and in format 1 of the file events too, which then had names."""
+"""The first byte of stored texts, and in format 1 of the file also of events, which then had field names."""
 
 
 PLAIN_WEIGHT: Final = 2048
-"""Bytes that a run without texts takes at most, about, while it waits to be written."""
+"""About how many bytes a run without texts takes at most while it waits to be written."""
 
 
 class PackedTurnStart(msgspec.Struct, array_like=True, tag=1, gc=False):
@@ -49,13 +49,13 @@ class PackedTurnStart(msgspec.Struct, array_like=True, tag=1, gc=False):
 
 
 class PackedCall(msgspec.Struct, array_like=True, gc=False):
-    """A call as its turn settled it."""
+    """A call at the end of its turn."""
 
     id: str
     name: str | None
     owner: str | None
     more: Mapping[str, Any] | None = None
-    """What else there is to say; None of a call that came whole without repairs."""
+    """Its verdict, repairs and flaw; None for a call that was complete without repairs."""
 
 
 class PackedTurn(msgspec.Struct, array_like=True, tag=2, gc=False):
@@ -73,7 +73,7 @@ class PackedTurn(msgspec.Struct, array_like=True, tag=2, gc=False):
     calls: Sequence[PackedCall]
     usage: Mapping[str, Any] | None
     price: Price | None
-    """None where none is known. What the turn cost is worked out by whoever looks."""
+    """None if unknown. The cost of the turn is calculated when the event is read."""
     findings: Sequence[str]
     head: ProviderHead | None
     reason_is_raw: bool
@@ -149,7 +149,7 @@ class PackedEnd(msgspec.Struct, array_like=True, tag=5, gc=False):
 
 
 class PackedEvent(msgspec.Struct, array_like=True, tag=0, gc=False):
-    """One of those that few runs have."""
+    """An event that few runs have, with named facts."""
 
     at: float
     choice: int
@@ -173,7 +173,7 @@ _decode_content = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
 class KeptRun(msgspec.Struct, array_like=True, gc=False):
-    """What is kept of a run that has ended, but for its texts."""
+    """A run that has ended, without its texts."""
 
     id: str
     began: float
@@ -182,9 +182,9 @@ class KeptRun(msgspec.Struct, array_like=True, gc=False):
     state: str
     is_odd: bool
     row: bytes
-    """Empty of a plain run, of which `events` has it all: it is summed up by whoever looks."""
+    """Empty for a plain run: its row is calculated from `events` when it is read."""
     events: bytes
-    """Marked as in the file, and not compressed. Of a plain run, without a mark, the facts of its row and its events."""
+    """Uncompressed, with the first byte as in the file. For a plain run its `PLAIN_FACTS` and events, without that byte."""
 
     @property
     def whole_row(self) -> RunRow:
@@ -207,15 +207,15 @@ class KeptRun(msgspec.Struct, array_like=True, gc=False):
 
 
 class PackedRun(KeptRun, array_like=True, gc=False):
-    """A run that has ended, as it waits to be written and as it is kept in memory."""
+    """A run that has ended, while it waits to be written and in memory."""
 
     content: bytes = b""
-    """Empty where no texts are kept."""
+    """Empty if no texts are kept."""
     replay_of: str = ""
     weight: int = PLAIN_WEIGHT
-    """About how many bytes it takes."""
+    """About how many bytes it takes in memory."""
     is_deleted: bool = False
-    """While it waited."""
+    """True if it was deleted while it waited."""
 
     @classmethod
     def of(cls, row: RunRow, events: Sequence[Packed], content: Mapping[str, str] | None = None) -> "PackedRun":
@@ -226,11 +226,11 @@ class PackedRun(KeptRun, array_like=True, gc=False):
 
     @classmethod
     def plain(cls, row: RunRow, events: Sequence[Packed]) -> "PackedRun":
-        """A run in a usual state, which is no replay."""
+        """Pack a run in a usual state that is no replay."""
         return cls(row.id, row.began, row.model, row.key, row.state, False, b"", encode((_plain_facts(row), events)))
 
     def summed(self) -> "PackedRun":
-        """A plain run, summed up for a row of its own."""
+        """Return a plain run with its own row."""
         row, events = self._plain()
         return PackedRun.of(summed_up(row, events), events)
 
@@ -240,7 +240,7 @@ class PackedRun(KeptRun, array_like=True, gc=False):
         return found
 
     def bodies(self) -> tuple[bytes, bytes]:
-        """Events and content as they stand in the file. The first byte says how to read the rest; the second may be empty."""
+        """Return events and texts as stored. The first byte of each tells its encoding; texts may be empty."""
         events = self.events
         if len(events) > COMPRESSED_FROM:
             events = _stored(events[1:], SUMMED)
@@ -264,7 +264,7 @@ def content_in_file(body: bytes) -> dict[str, str]:
 
 
 def row_in_file(row: RunRow, events: bytes) -> RunRow:
-    """A row from the file, with the body of its events."""
+    """Return a row from the file; `events` is the stored body of its events."""
     return summed_up(row, _decode(_read(events))) if events[:1] in UNSUMMED else row
 
 
@@ -280,13 +280,13 @@ def recording_in_file(row: RunRow, events: bytes | None, content: bytes | None) 
 
 
 def summed_up(row: RunRow, events: Iterable[Packed]) -> RunRow:
-    """A row with what the events say of the whole run."""
+    """Return a copy of a row with the totals of its events: turns, tokens, cost, calls and findings."""
     row = copy(row)
     nano: int | None = 0
     findings: dict[str, None] = {}
     tools: dict[str, None] = {}
     was_tried = False
-    for event in events:  # asking for the type itself takes a fifth of the time of `isinstance`
+    for event in events:  # comparing types takes a fifth of the time of `isinstance`
         if type(event) is PackedTurn:
             if not row.turns:
                 row.first_seconds = max(event.at - event.seconds, 0.0) + event.first_seconds
@@ -333,7 +333,7 @@ def _add_calls(row: RunRow, calls: Iterable[PackedCall], tools: dict[str, None])
 
 
 def _attempts(events: Iterable[Packed]) -> int:
-    """How often somebody was asked, the attempts included at turns that did not end."""
+    """Return the number of attempts, including those in turns that did not end."""
     most: dict[tuple[int, int | None], int] = {}
     for event in events:
         number = 0

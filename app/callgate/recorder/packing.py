@@ -1,7 +1,6 @@
-"""Packs the events of a run: numbers, names, ids and verdicts. Texts stay behind, and are kept only where texts are.
+"""Packs the events of a run: numbers, names, ids and verdicts. Texts are included only for runs whose texts are kept.
 
-It happens when a run has ended, for several runs at a time: to fetch this code into the processor's caches takes longer than to
-pack a run.
+Several ended runs are packed together: loading this code into the processor's caches takes longer than packing a run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,21 +42,21 @@ from callgate.recorder.packed import (
 Mask: TypeAlias = Callable[[str], str]
 """Masks the secrets in a text."""
 PriceOf: TypeAlias = Callable[[Responder], Price | None]
-"""What who answers costs, as far as it is known without asking anybody."""
+"""Returns the price of a deployment, if it is known without a request to another server."""
 Happened: TypeAlias = tuple[float, int, ChatEvent]
-"""When something happened by the monotonic clock, in which choice, and what."""
+"""The time of an event by the monotonic clock, the index of its choice, and the event."""
 
 USAGE_NAMES: Final = 32
-"""Of what a provider counts in a turn."""
+"""The most counts that are kept of a provider's usage in a turn."""
 PREVIEW_CHARACTERS: Final = 200
-"""Of what a tool says while it runs: a word for a person, not a result."""
+"""The kept length of a tool's progress message."""
 
 
-class Packs(Protocol):
-    """How the events of a run are packed."""
+class PackingContext(Protocol):
+    """The properties of a run that its packed events depend on."""
 
     is_plain: bool
-    """Set to false by an event that makes a run worth a look."""
+    """Set to False by a broken or failed call, and by a retry."""
 
     @property
     def mask(self) -> Mask: ...
@@ -72,7 +71,7 @@ class Packs(Protocol):
     def has_texts(self) -> bool: ...
 
 
-def packed(run: Packs, happened: Sequence[tuple[float, int, Any]]) -> list[Packed]:
+def packed(run: PackingContext, happened: Sequence[tuple[float, int, Any]]) -> list[Packed]:
     """Pack events in order. The usual ones are packed here and not in a function each: calls would take a third of the time."""
     found: list[Packed] = []
     began, price = run.began, run.price
@@ -125,7 +124,7 @@ def packed(run: Packs, happened: Sequence[tuple[float, int, Any]]) -> list[Packe
     return found
 
 
-def _calls(run: Packs, answer: TurnAccount) -> list[PackedCall]:
+def _calls(run: PackingContext, answer: TurnAccount) -> list[PackedCall]:
     calls: list[PackedCall] = []
     for call in answer.run:
         calls.append(_call(run, call, "server") if call.findings else PackedCall(call.id, call.name, "server"))
@@ -137,7 +136,7 @@ def _calls(run: Packs, answer: TurnAccount) -> list[PackedCall]:
     return calls
 
 
-def _call(run: Packs, call: Call, owner: str | None) -> PackedCall:
+def _call(run: PackingContext, call: Call, owner: str | None) -> PackedCall:
     if isinstance(call, ReadyCall):
         if not call.findings:
             return PackedCall(call.id, call.name, owner)
@@ -145,28 +144,28 @@ def _call(run: Packs, call: Call, owner: str | None) -> PackedCall:
         return PackedCall(call.id, call.name, owner, {"verdict": "ready", "repairs": repairs})
     facts: dict[str, Any] = {"verdict": "broken", "flaw": str(call.flaw)}
     if (problem := call.problem) is not None:
-        # What was wrong. Without texts only what was expected: all else repeats what the model wrote, or names it.
+        # If no texts are kept, only the expected value: the other fields repeat or name what the model wrote.
         if run.has_texts:
             shown = msgspec.structs.asdict(problem) | {"rule": ""}
             facts["problem"] = {name: run.mask(text) for name, text in shown.items() if text}
         else:
             facts["problem"] = {"rule": problem.rule} if problem.rule else {"expected": problem.expected}
-    # What a model made up for a name may be a whole text.
+    # A name that a model invented may be a long text.
     return PackedCall(call.id, call.name and call.name[:NAME_CHARACTERS], owner, facts)
 
 
-def _call_progress(run: Packs, at: float, choice: int, event: CallProgress) -> Packed:
+def _call_progress(run: PackingContext, at: float, choice: int, event: CallProgress) -> Packed:
     facts: dict[str, Any] = {"id": event.call.id, "fraction": event.fraction}
     if event.waits_for:
         facts["approval"] = event.waits_for
     elif event.approved:
         facts["approved"] = True
-    elif run.has_texts:  # what a tool says is content
+    elif run.has_texts:  # a progress message is text of a tool
         facts["message"] = run.mask(event.message[:MASKED_BEYOND])[:PREVIEW_CHARACTERS]
     return PackedEvent(at, choice, "call_progress", event.turn, facts)
 
 
-def _attempt(run: Packs, at: float, choice: int, event: Attempt) -> Packed:
+def _attempt(run: PackingContext, at: float, choice: int, event: Attempt) -> Packed:
     facts: dict[str, Any] = {
         "number": event.number,
         "model": event.by.model,
@@ -187,16 +186,16 @@ def _attempt(run: Packs, at: float, choice: int, event: Attempt) -> Packed:
     return PackedEvent(at, choice, "attempt", event.turn, facts)
 
 
-def _handed_back(run: Packs, at: float, choice: int, event: CallsHandedBack) -> Packed:
+def _handed_back(run: PackingContext, at: float, choice: int, event: CallsHandedBack) -> Packed:
     calls = [{"id": call.id, "name": call.name} for call in event.calls]
     return PackedEvent(at, choice, "calls_handed_back", None, {"calls": calls})
 
 
-def _failed(run: Packs, at: float, choice: int, event: ChatFailed) -> Packed:
+def _failed(run: PackingContext, at: float, choice: int, event: ChatFailed) -> Packed:
     return PackedEvent(at, choice, "failed", None, {"reason": event.reason})
 
 
-_RARE: Final[dict[type, Callable[[Packs, float, int, Any], Packed]]] = {
+_RARE: Final[dict[type, Callable[[PackingContext, float, int, Any], Packed]]] = {
     CallProgress: _call_progress,
     Attempt: _attempt,
     CallsHandedBack: _handed_back,
@@ -210,13 +209,13 @@ _Parts: TypeAlias = Annotated[dict[_CountName, _Count], msgspec.Meta(max_length=
 
 
 class _Counted(msgspec.Struct, array_like=True):
-    """Counts as nearly every provider has them: to look at each here takes five times as long."""
+    """The usual form of usage, checked by msgspec: checking each value in Python takes five times as long."""
 
     counts: Annotated[dict[_CountName, _Count | _Parts], msgspec.Meta(max_length=USAGE_NAMES)]
 
 
 def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """What a provider counted: numbers, and those of its parts. What else it says of a turn may be of any size."""
+    """Return the numbers of a provider's usage, and those one level below. Other fields are dropped: they may be of any size."""
     try:
         return msgspec.convert((usage,), _Counted).counts
     except msgspec.ValidationError:

@@ -1,6 +1,7 @@
-"""Records runs: in memory the newest, in a file all of them. A request notes what happened. When some have ended the event loop packs
-these runs into bytes, and a thread writes them in batches. Where texts are kept the thread packs them as well, because they are masked
-first.
+"""Records runs: the newest in memory, all of them in a file.
+
+A request appends its events to a list. The event loop packs ended runs into bytes, several at a time, and a thread writes them in
+batches. Runs with texts are packed by the thread, because masking secrets takes long.
 """
 
 import asyncio
@@ -33,41 +34,41 @@ log = structlog.get_logger("callgate.recorder")
 IN_MEMORY: Final = 200
 """How many runs are kept in memory, with or without a file."""
 IN_MEMORY_BYTES: Final = 32 * 1024 * 1024
-"""How long their texts and events may be together; beyond it the oldest are forgotten here."""
+"""The limit of their events and texts in memory. Beyond it the oldest runs are dropped from memory."""
 PACKED_TOGETHER: Final = 32
-"""Runs that are packed at a time: a tenth of a millisecond, and half of what it takes to pack each for itself."""
+"""How many runs are packed together: it takes a tenth of a millisecond, half the time of packing them one by one."""
 PACKED_AFTER_SECONDS: Final = 0.05
-"""How long a run may wait for others to be packed with."""
+"""How long a run may wait to be packed together with others."""
 BATCH_SECONDS: Final = 0.25
-"""How long a run may wait to be written, and what a crash may take."""
+"""How long a run may wait to be written. A crash loses the runs of this time."""
 BACKLOG_BYTES: Final = 64 * 1024 * 1024
-"""How much may wait to be written: 32,000 runs without texts. Beyond it runs are dropped, and counted: a request never waits."""
+"""The limit of the queue for the file: 32,000 runs without texts. Beyond it runs are dropped and counted; requests never wait."""
 PRUNE_SECONDS: Final = 3600.0
 COUNT_SECONDS: Final = 5.0
-"""How long what was used may wait where no run ends."""
+"""How often usage is added up while no run ends."""
 SLICE: Final = 500
-LOOKED_AT: Final = 10_000
-"""Runs that are looked at for one page of a filter that no index knows."""
+SCANNED_RUNS: Final = 10_000
+"""The most runs that are scanned for one page of a filter without an index."""
 WATCHERS: Final = 20
-WATCHERS_OF_ONE: Final = 5
-"""How many of them one key may have that sees its own runs alone: whoever operates the server finds a place."""
-WATCHERS_OF_KEYS: Final = 15
-"""How many of them all such keys may have together."""
+"""The most clients that follow a run or the feed."""
+WATCHERS_PER_KEY: Final = 5
+"""The most of them for one key that may see only its own runs."""
+WATCHERS_OF_ALL_KEYS: Final = 15
+"""The most of them for all such keys together. The rest is reserved for operators."""
 FEED_BACKLOG: Final = 1000
-"""What a watcher that does not read may be behind; more is left out: it asks for the list again."""
+"""The longest queue of a watcher that reads slowly. Further messages are dropped; the page then loads the list again."""
 
 Found = TypeVar("Found")
 
-
 EndedRun: TypeAlias = PackedRun | RunRecording
-"""A run that waits to be written. The second is packed by the thread."""
+"""A run that waits to be written. A `RunRecording` is packed by the thread."""
 
 
 class CountedUsage(Protocol):
-    """The usage of one model by one key since the process began. It only ever grows, so that no step of it is lost."""
+    """The usage of one model by one key since the process began. The counts never decrease."""
 
     name: str
-    """The model's."""
+    """The model's name."""
     key: str
     requests: int
     failed: int
@@ -77,7 +78,7 @@ class CountedUsage(Protocol):
 
 
 class Feed:
-    """One watcher: what begins, ends or changes, as it happens."""
+    """A queue of live messages about runs for one watcher."""
 
     __slots__ = ("_loop", "_queue")
 
@@ -86,8 +87,8 @@ class Feed:
         self._queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
 
     def put(self, kind: str, facts: Any = None) -> None:
-        """From any thread. `end` is the last."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever watched
+        """Queue a message; the kind `end` is the last. Thread-safe."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._offer, kind, facts)
 
     def _offer(self, kind: str, facts: Any) -> None:
@@ -99,7 +100,7 @@ class Feed:
 
 
 class Recorder:
-    """The runs of this process."""
+    """Records the runs of this process."""
 
     def __init__(
         self,
@@ -108,19 +109,19 @@ class Recorder:
         on_dropped: Callable[[], None] = lambda: None,
         counted: Callable[[], Iterable[CountedUsage]] = tuple,
     ) -> None:
-        """`folder` is where the file is, if runs are written at all."""
+        """`folder`: the folder of the file; None if runs are kept in memory only."""
         self._mask = mask
         self._folder = folder
         self._on_dropped = on_dropped
         self.process = f"{socket.gethostname()}:{os.getpid()}"
-        """Which one this is, among all that record."""
+        """The name of this process in the rows of its runs."""
         self._under_way: dict[str, RunRecording] = {}
         self._waiting: dict[str, EndedRun] = {}
-        # Two counts, each with one writer: the event loop, and the thread.
+        # Only the event loop writes the first count, and only the thread the second.
         self._bytes_in = self._bytes_out = 0
         self._newest: deque[PackedRun] = deque(maxlen=IN_MEMORY)
         self._lock = threading.Lock()
-        """For what the thread changes and others read: the newest runs, which of them are removed, and what was used."""
+        """Guards what the thread and readers share: the newest runs, their deletion, and the usage."""
         self._unpacked: list[RunRecording] = []
         self._packing: asyncio.TimerHandle | None = None
         self._ended: queue.SimpleQueue[list[EndedRun] | None] = queue.SimpleQueue()
@@ -134,7 +135,7 @@ class Recorder:
         self._counted = counted
         self._added: dict[tuple[str, str], tuple[int, ...]] = {}
         self.export: Callable[[Sequence[tuple[Recording, Trace]]], None] | None = None
-        """Takes, in the thread, what was recorded of runs with a trace."""
+        """Exports runs with a trace. Called in the thread."""
         self._usage: dict[tuple[str, str, str], KeyUsage] = {}
         self._hour = LastHour()
 
@@ -143,8 +144,8 @@ class Recorder:
     def begin(
         self, row: RunRow, policy: RecordPolicy, price: PriceOf = no_price, trace: Trace | None = None
     ) -> RunRecording:
-        """`price`: what who answers costs, as far as it is known without asking anybody. A run of which nothing is kept is
-        recorded for the sake of its spans alone: it is in no list."""
+        """Begin to record a run. `price` must return without a request to another server. With `runs="off"` the run is recorded
+        only for its spans, and is not listed."""
         row.process = self.process
         if trace is not None:
             row.trace_id = trace.trace_id
@@ -162,7 +163,7 @@ class Recorder:
         return recording
 
     def end(self, recording: RunRecording, *, state: str = "", status: int = 200, error: str = "") -> None:
-        """End a run with what the request knows of its end; `state` counts where no ending of the chat says more."""
+        """End a run. `state` is used if the chat has no ending of its own."""
         row = recording.row
         row.seconds, row.status, row.error = monotonic() - recording.began, status, error
         if state:
@@ -171,7 +172,7 @@ class Recorder:
             for watcher in recording.watchers:
                 watcher.put_nowait(None)
         if recording.is_listed:
-            self._waiting[row.id] = recording  # before it leaves the others: a list finds it in either
+            self._waiting[row.id] = recording  # before it leaves `_under_way`, so that a list finds it in one of them
         self._under_way.pop(row.id, None)
         self._unpacked.append(recording)
         if len(self._unpacked) >= PACKED_TOGETHER:
@@ -180,7 +181,7 @@ class Recorder:
             self._packing = asyncio.get_running_loop().call_later(PACKED_AFTER_SECONDS, self._pack)
 
     def _pack(self) -> None:
-        """Pack the runs that have ended since the last time, and hand them to the thread."""
+        """Pack the runs that have ended since the last call, and queue them for the thread."""
         if self._packing is not None:
             self._packing.cancel()
             self._packing = None
@@ -192,8 +193,8 @@ class Recorder:
                     self._on_dropped()
                 elif not recording.is_deleted:
                     ended = recording.to_write()
-            except Exception as mistake:  # noqa: BLE001 - ours, about one of them
-                self._drop(recording.id, mistake)
+            except Exception as error:  # noqa: BLE001 - a bug must not lose the other runs
+                self._drop(recording.id, error)
             if ended is None:
                 self._waiting.pop(recording.id, None)
                 continue
@@ -209,11 +210,11 @@ class Recorder:
 
     @property
     def has_waiting(self) -> bool:
-        """True if a run that ended was not written yet."""
+        """True if an ended run is not written yet."""
         return bool(self._waiting)
 
     def open(self) -> None:
-        """Begin to write down what is used."""
+        """Start the thread, so that usage is written even if no run ends."""
         if self._thread is None:
             self._start()
 
@@ -222,7 +223,7 @@ class Recorder:
         self._thread.start()
 
     async def close(self) -> None:
-        """Write what waits. Whoever watches gets its end."""
+        """End all feeds, write the waiting runs, and stop the thread."""
         self.end_feeds()
         self._pack()
         if self._thread is not None:
@@ -232,25 +233,26 @@ class Recorder:
             self._closing.clear()
             self._thread = None
 
-    def take_watcher(self, key: str | None = None) -> bool:
-        """Take a place for somebody who watches a run or the feed; false where all are taken. To be given back. `key` is whose,
-        if it may have some of them only."""
+    def reserve_watcher(self, key: str | None = None) -> bool:
+        """Reserve a place for a watcher of a run or the feed; False if none is free. Release it with `release_watcher`. `key`: the
+        caller's key, if it may see only its own runs."""
         if self._watchers.total() >= WATCHERS:
             return False
         if key is not None and (
-            self._watchers[key] >= WATCHERS_OF_ONE or self._watchers.total() - self._watchers[None] >= WATCHERS_OF_KEYS
+            self._watchers[key] >= WATCHERS_PER_KEY
+            or self._watchers.total() - self._watchers[None] >= WATCHERS_OF_ALL_KEYS
         ):
             return False
         self._watchers[key] += 1
         return True
 
-    def give_back_watcher(self, key: str | None = None) -> None:
+    def release_watcher(self, key: str | None = None) -> None:
         self._watchers[key] -= 1
         if not self._watchers[key]:
             del self._watchers[key]
 
     def watch(self) -> Feed:
-        """A feed of all that is published from now on. To be given back with `unwatch`."""
+        """Return a feed of everything that is published from now on. Close it with `unwatch`."""
         feed = Feed()
         self._feeds.append(feed)
         if self._feeds_ended:
@@ -261,13 +263,13 @@ class Recorder:
         self._feeds.remove(feed)
 
     def publish(self, kind: str, facts: Any = None, *, besides: Feed | None = None) -> None:
-        """Send something to whoever watches, from any thread, but for one of them."""
+        """Send a message to all feeds but `besides`. Thread-safe."""
         for feed in list(self._feeds):
             if feed is not besides:
                 feed.put(kind, facts)
 
     def end_feeds(self) -> None:
-        """Whoever watches is sent away, and whoever comes now: a server that is to end does not wait for them."""
+        """End all feeds, present and later ones: a server that shuts down does not wait for watchers."""
         self._feeds_ended = True
         self.publish("end")
         for recording in self._under_way.values():
@@ -277,7 +279,7 @@ class Recorder:
     # -- reading, from any thread
 
     def page(self, wanted: RunFilter, count: int) -> list[RunRow]:
-        """The newest runs first. Those that are under way, or were not written yet, come from memory."""
+        """Return the newest runs of a filter. Those under way or not written yet come from memory."""
         here = [recording.row_now() for recording in list(self._under_way.values())]
         for ended in list(self._waiting.values()):
             if ended.is_deleted:
@@ -295,10 +297,10 @@ class Recorder:
         return sorted(found.values(), key=run_place, reverse=True)[:count]
 
     def matching(self, wanted: RunFilter, count: int) -> tuple[list[RunRow], RunRow | None]:
-        """The newest runs of a filter that names a tool or a finding, and the last that was looked at if there may be more: a
-        tool that is rarely called must not have the whole file read at once."""
+        """Return the newest runs of a filter with a tool or a finding, and the last scanned run if there may be more. The scan is
+        bounded, so that a filter for a rarely called tool does not read the whole file."""
         found: list[RunRow] = []
-        for _ in range(LOOKED_AT // SLICE):
+        for _ in range(SCANNED_RUNS // SLICE):
             rows = self.page(wanted, SLICE)
             for row in rows:
                 if (wanted.tool is None or wanted.tool in row.tools) and (
@@ -326,7 +328,7 @@ class Recorder:
         return self._stored(lambda store: store.get(id))
 
     def replays_of(self, id: str, only: str | None = None) -> list[str]:
-        """The runs that asked a run again, the newest first; with `only`, those of one key."""
+        """Return the ids of a run's replays, the newest first; with `only`, those of one key."""
         with self._lock:
             here: list[PackedRun | RunRow] = list(self._newest)
         here += [each.row for each in list(self._under_way.values())]
@@ -339,7 +341,7 @@ class Recorder:
 
     def usage(self, since: str) -> list[KeyUsage]:
         """Return the usage from a day on, including what is not yet in the file."""
-        with self._lock:  # what is being written is then in the file or here, and not in both
+        with self._lock:  # usage that is being written is counted once: from the file or from memory
             found = {_of(each): each for each in self._stored(lambda store: store.usage(since)) or ()}
             recent = [*self._usage.values(), *self._uncounted(forget=False)]
         for each in recent:
@@ -348,12 +350,12 @@ class Recorder:
         return sorted(found.values(), key=_of)
 
     def last_hour(self) -> list[KeyUsage]:
-        """What was used in each minute of the last hour, by this process."""
+        """Return the usage of this process in each minute of the last hour."""
         with self._lock:
             return self._hour.used(self._uncounted(forget=False), time.time())
 
     def _stored(self, read: Callable[[RunStore], Found]) -> Found | None:
-        """Read from the file; None where there is none."""
+        """Read from the file; None if it does not exist."""
         if self._folder is None or not (self._folder / FILE).exists():
             return None
         store = RunStore(self._folder, read_only=True)
@@ -363,7 +365,7 @@ class Recorder:
             store.close()
 
     def delete(self, id: str) -> bool:
-        """Remove a run that has ended."""
+        """Delete a run that has ended; False if there is none with this id."""
         with self._lock:
             waiting = self._waiting.get(id)
             if waiting is not None:
@@ -381,7 +383,7 @@ class Recorder:
         return found
 
     async def follow(self, recording: Recording, idle_seconds: float | None = None) -> AsyncIterator[RunEvent | None]:
-        """The events of a run, to its end. Of one that has ended, those there are. None where nothing came for so long."""
+        """Yield the events of a run until it ends, and None after each `idle_seconds` without one."""
         live = self._under_way.get(recording.row.id)
         if live is None:
             for event in recording.events:
@@ -431,9 +433,9 @@ class Recorder:
                     forget(run.id, None)
                 self._bytes_out += sum(map(_weight, written))
                 deleted = [run.id for run in written if run.is_deleted]
-            for id in deleted:  # while it was packed or written
+            for id in deleted:  # deleted while they were packed or written
                 self._remove(id)
-            for _ in written if self._failure else ():  # at the end of the process, and could not be
+            for _ in written if self._failure else ():  # at the end of the process, when writing failed
                 self._on_dropped()
             for run in fresh if self._feeds else ():
                 if not run.is_deleted:
@@ -445,14 +447,14 @@ class Recorder:
             store.close()
 
     def _count(self) -> None:
-        """Add up what was used since the last time."""
+        """Add up the usage since the last call."""
         counted = list(self._uncounted(forget=True))
         self._hour.add(counted, time.time())
         for used in counted:
             self._usage.setdefault(_of(used), KeyUsage(*_of(used))).add(used)
 
     def _packed_batch(self, batch: Sequence[EndedRun]) -> list[PackedRun]:
-        """Pack what is not packed yet, and leave out what is not kept."""
+        """Pack the runs that are not packed yet, and omit those that are not kept."""
         packed_runs: list[PackedRun] = []
         traced: list[tuple[Recording, Trace]] = []
         for ended in batch:
@@ -484,14 +486,14 @@ class Recorder:
             log.warning("runs_not_pruned", reason=str(failure))
 
     def _packed_here(self, recording: RunRecording, traced: list[tuple[Recording, Trace]]) -> PackedRun | None:
-        """Pack a run whose request did not; one that is exported is added to `traced`. None of one that is not kept."""
+        """Pack a run, and add it to `traced` if it is exported; None if it is not kept."""
         if recording.is_deleted:
             return None
         try:
             run = recording.packed()
             if recording.trace is not None:
                 traced.append((run.recording(), recording.trace))
-        except Exception as error:  # noqa: BLE001 - a mistake of ours about one of them
+        except Exception as error:  # noqa: BLE001 - a bug must not lose the other runs
             self._drop(recording.id, error)
             return None
         recording.is_kept = recording.policy.keeps(run)
@@ -505,7 +507,7 @@ class Recorder:
             log.exception("traces_not_encoded", runs=len(traced))
 
     def _remember(self, kept: Sequence[PackedRun]) -> None:
-        """Keep the newest runs. Fewer of them where their texts are long."""
+        """Keep the newest runs in memory, as many as fit."""
         with self._lock:
             newest = self._newest
             newest.extend(kept[-IN_MEMORY:])
@@ -513,7 +515,7 @@ class Recorder:
                 newest.popleft()
 
     def _uncounted(self, *, forget: bool) -> Iterator[KeyUsage]:
-        """Return the counts that are not added up yet."""
+        """Return the usage that is not added up yet."""
         day = day_of(time.time())
         for counted in self._counted():
             place = counted.key, counted.name
@@ -525,14 +527,14 @@ class Recorder:
                     self._added[place] = now
 
     def _next_batch(self) -> tuple[list[EndedRun], bool]:
-        """Wait for a run, and a moment for others, and take them; return also whether there will be more."""
+        """Wait for a run, then a moment for more, and return them all, with False if the recorder is closing."""
         try:
             first = self._ended.get(timeout=COUNT_SECONDS)
         except queue.Empty:
             return [], True
         if first is None:
             return [], False
-        # Not one by one as they come: to wake up for each would take more than all that is done with it.
+        # Waking up for each run would cost more than writing it.
         self._closing.wait(BATCH_SECONDS)
         batch = first
         with contextlib.suppress(queue.Empty):
@@ -542,7 +544,7 @@ class Recorder:
         return batch, True
 
     def _write(self, store: RunStore | None, kept: Sequence[PackedRun]) -> RunStore | None:
-        """Write runs and usage. None where that cannot be done now: they wait, and are written later."""
+        """Write runs and usage; None if the file cannot be written now: they are written later."""
         assert self._folder is not None
         try:
             if store is not None and not store.is_in_place:
@@ -553,7 +555,7 @@ class Recorder:
             if kept:
                 try:
                     store.add(kept)
-                except (ValueError, OverflowError, RecursionError):  # something in one of them that cannot be written
+                except (ValueError, OverflowError, RecursionError):  # one of them has a value that cannot be written
                     for run in kept:
                         try:
                             store.add([run])
@@ -565,7 +567,7 @@ class Recorder:
         except StoreUnusable as failure:
             if str(failure) != self._failure:
                 self._failure = str(failure)
-                log.error("runs_not_recorded", reason=str(failure))  # noqa: TRY400 - the reason says all there is
+                log.error("runs_not_recorded", reason=str(failure))  # noqa: TRY400 - the reason is enough
             if store is not None:
                 store.close()
             return None
@@ -575,7 +577,7 @@ class Recorder:
         return store
 
     def _drop(self, id: str, error: Exception) -> None:
-        """One run, and not all that follow it: no other thread writes."""
+        """Log and count a run that cannot be written, so that the others still are."""
         self._on_dropped()
         log.error("run_not_written", run=id, exc_info=error)
 

@@ -1,4 +1,4 @@
-"""One run while it is under way. What happens in its chats is noted as it is, and packed when it has ended."""
+"""Records a run while it is under way. The events of its chats are kept as they are, and packed when it has ended."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -43,14 +43,14 @@ NOTED: Final = (
 )
 """The events that are recorded."""
 RunTrace: TypeAlias = Trace
-"""What is known of the trace of a run."""
+"""The trace of a run."""
 RunsKept: TypeAlias = Literal["all", "eventful", "off"]
 WireKept: TypeAlias = Literal["off", "on_error", "on"]
 
 PLAIN_EVENTS: Final = 64
-"""Of a run that is summed up by whoever looks: a list of many of them has to be quick."""
+"""The most events of a plain run. Its row is calculated when it is read, and long lists must be fast."""
 PACKED_AT_ONCE: Final = 500
-"""Events of a run that the event loop packs, a third of a millisecond; the thread packs longer runs."""
+"""The most events of a run that the event loop packs: a third of a millisecond. The thread packs longer runs."""
 
 
 class RecordPolicy(msgspec.Struct, frozen=True):
@@ -59,17 +59,17 @@ class RecordPolicy(msgspec.Struct, frozen=True):
     runs: RunsKept = "all"
     passed: Literal["all", "errors"] = "errors"
     content_bytes: int | None = None
-    """How much of each text is kept; None keeps none."""
+    """The kept length of each text, in bytes; None keeps no texts."""
     wire: WireKept = "off"
     """Whether the bodies of providers' answers are kept with the other texts."""
     keep_days: float = 14.0
     keep_bytes: int = 1024**3
     wire_days: float = 1.0
     slow_seconds: float = 30.0
-    """What `eventful` takes for slow."""
+    """`eventful` keeps runs that take longer."""
 
     def keeps(self, run: PackedRun) -> bool:
-        """Whether a run is kept."""
+        """Return whether a packed run is kept."""
         if self.runs != "eventful":
             return self.runs == "all"
         row = run.whole_row
@@ -80,8 +80,8 @@ class RecordPolicy(msgspec.Struct, frozen=True):
 NOT_KEPT: Final = RecordPolicy(runs="off")
 
 
-class Asked(Protocol):
-    """A request."""
+class HasHistory(Protocol):
+    """A request with its messages."""
 
     @property
     def history(self) -> Sequence[Message]: ...
@@ -92,29 +92,29 @@ def no_price(by: Responder) -> Price | None:
 
 
 class RunRecording(msgspec.Struct, eq=False, gc=False):
-    """One run while it is under way."""
+    """A run while it is under way."""
 
     row: RunRow
-    """As far as the request knows it; `row_now` adds what its events say."""
+    """What is known from the request; `row_now` adds the totals of the events."""
     policy: RecordPolicy
     mask: Mask
     price: PriceOf = no_price
     trace: Trace | None = None
-    """Where it is exported: what is known of its trace."""
+    """Its trace, if it is exported."""
     is_plain: bool = True
-    """False where a call of it was broken or failed, or a deployment had to be asked again. Known when it is packed."""
+    """False if a call was broken or failed, or a model was retried. Set when it is packed."""
     is_listed: bool = True
-    """Whether it is a run for those who look; not where it is recorded for the sake of its spans alone."""
+    """False if it is recorded only for its spans."""
     began: float = msgspec.field(default_factory=monotonic)
     happened: list[Happened] = []
-    said: dict[str, str] = {}
+    texts: dict[str, str] = {}
     weight: int = 0
-    """Of the texts; where it waits to be packed by the thread, of all of it."""
+    """About how many bytes its texts take; with its events too while it waits for the thread."""
     watchers: "list[asyncio.Queue[Happened | None]]" = []
     is_kept: bool = True
-    """False when the thread has packed it and found nothing worth keeping."""
+    """Set to False by the thread if the policy does not keep it."""
     is_deleted: bool = False
-    """While it waited."""
+    """True if it was deleted while it waited."""
 
     @property
     def id(self) -> str:
@@ -126,45 +126,45 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
 
     @property
     def events(self) -> list[Packed]:
-        """What has happened until now."""
-        return packed(self, list(self.happened))  # a copy: of a run under way there may be more
+        """Its events until now, packed."""
+        return packed(self, list(self.happened))  # a copy: events may be added meanwhile
 
     def note(self, choice: int, event: ChatEvent) -> None:
-        """Note an event that happens now."""
+        """Record an event that happens now."""
         self.happened.append((monotonic(), choice, event))
         if self.watchers:
-            self.show()
+            self.notify_watchers()
 
     def note_earlier(self, seconds: float, choice: int, event: ChatEvent) -> None:
-        """Note an event that happened so many seconds after the run began."""
+        """Record an event that happened so many seconds after the run began."""
         self.happened.append((self.began + seconds, choice, event))
 
-    def show(self) -> None:
-        """Show the last event to those who follow the run."""
+    def notify_watchers(self) -> None:
+        """Send the last event to the clients that follow the run."""
         for watcher in self.watchers:
             watcher.put_nowait(self.happened[-1])
 
-    def around(self, model: TurnModel, choice: int, asked: Asked) -> TurnModel:
-        """The model that is asked in one choice, where texts are kept; what is said is recorded."""
+    def wrap_model(self, model: TurnModel, choice: int, request: HasHistory) -> TurnModel:
+        """Wrap the model of one choice, so that its texts are recorded. Only for runs whose texts are kept."""
         policy = self.policy
-        assert policy.content_bytes is not None, "nothing of what is said is kept"
-        return RecordedModel(model, self, choice, asked.history, policy.content_bytes, wire=policy.wire != "off")
+        assert policy.content_bytes is not None, "this run keeps no texts"
+        return RecordedModel(model, self, choice, request.history, policy.content_bytes, wire=policy.wire != "off")
 
-    def say(self, part: str, text: str) -> None:
-        """A text that is to be kept, where texts are."""
+    def keep_text(self, part: str, text: str) -> None:
+        """Keep a text, if the policy keeps texts."""
         if self.policy.content_bytes is not None and text:
-            self.said[part] = text
+            self.texts[part] = text
             self.weight += len(text)
 
     def row_now(self) -> RunRow:
-        """Its row, without looking at a text: a list of runs may be a list of many long ones."""
+        """Return its row without processing its texts: lists of runs have to be fast."""
         row = summed_up(self.row, self.events)
         if self.policy.content_bytes is not None:
             row.kept = Kept.CONTENT
         return row
 
     def to_write(self) -> "PackedRun | RunRecording | None":
-        """What waits to be written when it has ended: itself where packing it takes long, and None where nothing is kept of it."""
+        """Pack the ended run. Returns itself if packing takes long and is left to the thread, and None if it is not kept."""
         row, policy = self.row, self.policy
         if policy.content_bytes is not None or self.trace is not None or len(self.happened) > PACKED_AT_ONCE:
             self.weight += 1024 * len(self.happened)
@@ -179,13 +179,13 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         return run if self.policy.keeps(run) else None
 
     def packed(self) -> PackedRun:
-        """All of it, its texts masked and cut."""
+        """Pack the run with its texts, masked and cut."""
         events = self.events
         row = summed_up(self.row, events)
         most = self.policy.content_bytes
         if most is None:
             return PackedRun.of(row, events)
-        content, cut = kept_texts(dict(self.said), most, self.mask)
+        content, cut = kept_texts(dict(self.texts), most, self.mask)
         row.kept = Kept.CUT if any(wire_turn(part) is None for part in cut) else Kept.CONTENT
         if cut:
             events.append(PackedEvent(events[-1].at if events else 0.0, 0, "content_cut", None, {"parts": cut}))
@@ -194,12 +194,12 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         return PackedRun.of(row, events, content)
 
 
-def kept_texts(said: Mapping[str, str], most: int, mask: Mask) -> tuple[dict[str, str], list[str]]:
-    """Texts as they are kept: masked, and so many bytes of each; and those that were longer."""
+def kept_texts(texts: Mapping[str, str], most: int, mask: Mask) -> tuple[dict[str, str], list[str]]:
+    """Mask each text and cut it to `most` bytes. Return the texts, and the names of those that were cut."""
     content: dict[str, str] = {}
     cut: list[str] = []
-    for part, text in said.items():
-        # Masked before it is cut, or the beginning of a secret would stay; and not all of what will be cut anyway.
+    for part, text in texts.items():
+        # Masked before it is cut, or the beginning of a secret would stay. Text far beyond the cut is not masked, to save time.
         encoded = mask(text[: most + MASKED_BEYOND]).encode(errors="replace")
         if len(text) > most + MASKED_BEYOND or len(encoded) > most:
             cut.append(part)
@@ -208,7 +208,7 @@ def kept_texts(said: Mapping[str, str], most: int, mask: Mask) -> tuple[dict[str
 
 
 class TextsListener(Listener, msgspec.Struct, eq=False, gc=False):
-    """Keeps what the calls of one chat say and what tools answer."""
+    """Keeps the arguments and results of one choice's calls."""
 
     _recording: RunRecording
     _choice: int
@@ -217,7 +217,7 @@ class TextsListener(Listener, msgspec.Struct, eq=False, gc=False):
 
     @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
-        answer, keep = event.answer, self._recording.say
+        answer, keep = event.answer, self._recording.keep_text
         for call in (*answer.run, *answer.handed_back, *answer.broken):
             keep(part_of(self._choice, f"call.{call.id}.arguments"), call.text)
             if isinstance(call, ReadyCall) and call.findings:
@@ -226,4 +226,4 @@ class TextsListener(Listener, msgspec.Struct, eq=False, gc=False):
 
     @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
-        self._recording.say(part_of(self._choice, f"call.{event.call.id}.result"), event.outcome.text)
+        self._recording.keep_text(part_of(self._choice, f"call.{event.call.id}.result"), event.outcome.text)

@@ -17,7 +17,7 @@ WHY_NOT: Final[Mapping[Kept, str]] = {
 
 
 class NotReplayable(Exception):
-    """The run cannot be asked again; the text says why."""
+    """The run cannot be replayed; the text gives the reason."""
 
 
 class RecordedResult(NamedTuple):
@@ -29,7 +29,7 @@ class RecordedResult(NamedTuple):
 
 
 def request_of(recording: Recording) -> dict[str, Any]:
-    """The request, if all of the run is kept."""
+    """Return the request of a run. Raises `NotReplayable` unless all of the run is kept."""
     row = recording.row
     if row.state == UNDER_WAY:
         raise NotReplayable("it is still under way")
@@ -46,7 +46,7 @@ def request_of(recording: Recording) -> dict[str, Any]:
 
 
 def history_before(recording: Recording, turn: int) -> Sequence[Any]:
-    """The messages that the model was asked with in a turn."""
+    """Return the messages that were sent to the model in a turn."""
     turns = {event.turn for event in recording.events if event.kind == "turn_started"}
     if turn not in turns:
         raise NotReplayable(f"it has no turn {turn}, only 0 to {max((each or 0 for each in turns), default=0)}")
@@ -64,7 +64,7 @@ def history_before(recording: Recording, turn: int) -> Sequence[Any]:
 
 
 def tools_of(recording: Recording) -> Sequence[Any]:
-    """The tools as they were offered."""
+    """Return the definitions of the offered tools."""
     tools = read_json(recording.content.get("tools", ""))
     return tools if isinstance(tools, list) else []
 
@@ -82,12 +82,12 @@ def results_of(recording: Recording) -> Mapping[str, list[RecordedResult]]:
 
 
 def call_key(name: str, arguments: Any) -> str:
-    """The same for calls of one tool with the same arguments, however they are written."""
+    """Return a key that is equal for calls of one tool with equal arguments, however the JSON is formatted."""
     return json.dumps([name, arguments], sort_keys=True, separators=(",", ":"))
 
 
 def read_json(text: str) -> Any:
-    """A text as JSON; None where it is none."""
+    """Parse JSON; None if it is invalid."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""The row that is recorded for one request."""
+"""Defines what is recorded of one request: its row, events and texts. Adds up usage."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,29 +12,29 @@ from callgate.conversation.prices import NANO, Price
 UNDER_WAY: Final = "under_way"
 """The state of a run that has not ended."""
 USUAL_STATES: Final = frozenset({"answered", "handed_back", UNDER_WAY})
-"""A run in any other is odd."""
+"""A run in any other state is odd."""
 
 
 class Kept(StrEnum):
-    """Why the contents of a run are there, or are not."""
+    """Whether the texts of a run are kept, and why not."""
 
     NOTHING = "nothing"
     """`record.content` is off, or the request asked for none."""
     CONTENT = "content"
     CUT = "cut"
-    """Some of it was longer than `record.content_bytes`: such a run cannot be replayed."""
+    """A text was longer than `record.content_bytes`: such a run cannot be replayed."""
     AGED_OUT = "aged_out"
-    """It was kept, and then removed to make room."""
+    """The texts were kept, and later removed to free space."""
 
 
 class RunRow(msgspec.Struct, omit_defaults=True, gc=False):
-    """One request, as a list shows it."""
+    """One request in a list of runs."""
 
     id: str
     began: float
     """Seconds since 1970."""
     model: str = ""
-    """As the client asked for it: a configured name, or one that a wildcard stands for."""
+    """The model of the request: a configured name, or one that a wildcard matches."""
     request_id: str = ""
     process: str = ""
     route: str = "chat"
@@ -42,7 +42,7 @@ class RunRow(msgspec.Struct, omit_defaults=True, gc=False):
     end_user: str = ""
     """A hash of the request's `user`."""
     deployment: str = ""
-    """Who answered last."""
+    """The deployment that answered the last turn."""
     stream: bool = False
     choices: int = 1
     state: str = UNDER_WAY
@@ -52,7 +52,7 @@ class RunRow(msgspec.Struct, omit_defaults=True, gc=False):
     error: str = ""
     seconds: float | None = None
     first_seconds: float | None = None
-    """Until the model's first words."""
+    """Seconds until the first content of the model."""
     turns: int = 0
     calls: int = 0
     failed_calls: int = 0
@@ -60,22 +60,22 @@ class RunRow(msgspec.Struct, omit_defaults=True, gc=False):
     attempts: int = 0
     findings: Sequence[str] = ()
     tools: Sequence[str] = ()
-    """Those that were called, whole or broken, each once."""
+    """The tools that were called, including those of broken calls, each once."""
     tokens_in: int = 0
     tokens_out: int = 0
     tokens_cached: int = 0
     tokens_reasoning: int = 0
     cost: float | None = None
-    """US dollars; null where no price is known."""
+    """US dollars; null if no price is known."""
     trace_id: str = ""
     parent_span: str = ""
-    """Of the trace: where the request was sent from."""
+    """The span id of the request's sender, from its trace."""
     replay_of: str = ""
     kept: Kept = Kept.NOTHING
 
     @property
     def is_odd(self) -> bool:
-        """True if the run is worth a look: it did not simply answer."""
+        """True if the run ended unusually, or had a broken or failed call, or a retry."""
         return bool(
             self.state not in USUAL_STATES or self.broken_calls or self.failed_calls or self.attempts > self.turns
         )
@@ -85,7 +85,7 @@ _WIRE: Final = re.compile(r"(?:choice\.\d+\.)?wire\.(\d+)\.")
 
 
 def wire_turn(part: str) -> str | None:
-    """The turn whose provider's answer a text is the body of; None for all other texts of a run, which are said by somebody."""
+    """Return the turn of a text that is the raw body of a provider's response; None for all other texts."""
     found = _WIRE.match(part)
     return None if found is None else found[1]
 
@@ -99,7 +99,7 @@ class KeyUsage(msgspec.Struct):
     model: str
     requests: int = 0
     failed: int = 0
-    """Of the requests: those that ended in an error."""
+    """The requests that ended in an error."""
     calls: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
@@ -115,7 +115,7 @@ _ADDED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
 def grouped(
     used: Iterable[KeyUsage], by: str, prices: Mapping[str, Price | None] | None = None
 ) -> list[dict[str, Any]]:
-    """Add up usage by key, model or day. With `prices` by model a cost too: null where one is not known."""
+    """Add up usage by key, model or day. With `prices` by model the rows have a cost: null if a price is unknown."""
     rows: dict[str, dict[str, Any]] = {}
     for each in used:
         row = rows.setdefault(
@@ -130,7 +130,7 @@ def grouped(
 
 
 class RunEvent(msgspec.Struct, omit_defaults=True, gc=False):
-    """Something that happened in a run. Texts, arguments and results are not in it but among the contents."""
+    """An event of a run. Texts, arguments and results are not in it but in `Recording.content`."""
 
     at: float
     """Seconds since the run began."""
@@ -141,7 +141,7 @@ class RunEvent(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class Recording(msgspec.Struct, gc=False):
-    """All that is recorded of one run. Contents are by part: `request`, `turn.0.text`, `call.ID.arguments`, …"""
+    """Everything that is recorded of one run. `content` has its texts by part: `request`, `turn.0.text`, `call.ID.arguments`, …"""
 
     row: RunRow
     events: Sequence[RunEvent] = ()

@@ -8,12 +8,12 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from callgate.http.trace_context import Trace, span_id_for, trace_id_for
+from callgate.recorder.genai_messages import message_attributes
 from callgate.recorder.model import part_of
 from callgate.recorder.row import Recording, RunEvent
-from callgate.recorder.said import said_in_turn
 
 Attributes: TypeAlias = Mapping[str, Any]
-"""Texts, numbers, switches, and lists of texts. What is None is left out."""
+"""Strings, numbers, booleans, and lists of strings. None values are omitted."""
 NANO: Final = 1_000_000_000
 LATEST_NAMES: Final = {"gen_ai.usage.cache_creation.input_tokens": "gen_ai.usage.cache_write.input_tokens"}
 PROVIDERS: Final = {
@@ -26,11 +26,11 @@ PROVIDERS: Final = {
     "watsonx": "ibm.watsonx.ai",
     "xai": "x_ai",
 }
-"""Litellm's names of providers, where the conventions have others."""
+"""Litellm's names of providers, if the conventions have other ones."""
 
 
 class SpanKind(IntEnum):
-    """As the protocol numbers them."""
+    """The kinds of OTLP."""
 
     INTERNAL = 1
     CLIENT = 3
@@ -38,7 +38,7 @@ class SpanKind(IntEnum):
 
 class SpanEvent(msgspec.Struct, frozen=True):
     at: int
-    """Nanoseconds since 1970, as everywhere here."""
+    """Nanoseconds since 1970, as in all spans."""
     name: str
     attributes: Attributes
 
@@ -53,34 +53,34 @@ class Span(msgspec.Struct):
     end: int
     attributes: Attributes
     error: str = ""
-    """What went wrong; empty where nothing did."""
+    """The error; empty if there is none."""
     events: Sequence[SpanEvent] = ()
     parent_is_remote: bool = False
 
 
-class Shown(msgspec.Struct, frozen=True):
-    """The choice of kept texts for spans, and the names of attributes."""
+class SpanOptions(msgspec.Struct, frozen=True):
+    """Whether spans include kept texts, and which attribute names they use."""
 
     in_spans: bool = False
     in_events: bool = False
     latest_names: bool = False
-    """The names of the conventions after 1.41, where they differ."""
+    """Use the attribute names of the conventions after 1.41."""
 
 
-NOTHING_SAID: Final = Shown()
+NO_TEXTS: Final = SpanOptions()
 
 
 def trace_id_of(recording: Recording) -> str:
-    """The trace that the request came with, or one that follows from the id of the run. 32 hex digits."""
+    """Return the trace id of the request, or one made from the id of the run. 32 hex digits."""
     return recording.row.trace_id or trace_id_for(recording.row.id)
 
 
-def spans_of(recording: Recording, trace: Trace | None = None, shown: Shown = NOTHING_SAID) -> list[Span]:
-    """The run, its turns with their attempts, and the calls that ran. `trace`: what was noted beside the events."""
-    spans = _SpanReader(recording, shown, {} if trace is None else trace.request).spans()
+def spans_of(recording: Recording, trace: Trace | None = None, options: SpanOptions = NO_TEXTS) -> list[Span]:
+    """Return the spans of a run, its turns, their attempts, and the calls that ran. `trace`: attributes beside the events."""
+    spans = _SpanReader(recording, options, {} if trace is None else trace.request).spans()
     if trace is not None and trace.notes:
         _add_notes(spans, trace)
-    if shown.latest_names:
+    if options.latest_names:
         for span in spans:
             span.attributes = {LATEST_NAMES.get(name, name): value for name, value in span.attributes.items()}
     return spans
@@ -96,16 +96,16 @@ def _add_notes(spans: Sequence[Span], trace: Trace) -> None:
 
 
 class _SpanReader:
-    def __init__(self, recording: Recording, shown: Shown, asked: Attributes) -> None:
+    def __init__(self, recording: Recording, options: SpanOptions, request: Attributes) -> None:
         self._recording = recording
         self._row = recording.row
-        self._shown = shown
-        self._asked = asked
+        self._options = options
+        self._request = request
         self._run = self._id("run")
         self._repairs: dict[tuple[int, Any], Sequence[str]] = {}
-        """What was repaired in a call, by choice and id."""
+        """The repairs of a call, by choice and id."""
         self._waits: dict[tuple[int, Any], list[SpanEvent]] = {}
-        """When a call began to wait for a person, and when it was approved."""
+        """When a call began to wait for approval, and when it was approved."""
 
     def spans(self) -> list[Span]:
         row, events = self._row, self._recording.events
@@ -121,7 +121,7 @@ class _SpanReader:
             attributes={
                 "gen_ai.operation.name": "invoke_agent",
                 "gen_ai.agent.name": "callgate",
-                "gen_ai.conversation.id": self._asked.get("gen_ai.conversation.id"),
+                "gen_ai.conversation.id": self._request.get("gen_ai.conversation.id"),
                 "gen_ai.request.model": row.model,
                 "gen_ai.usage.input_tokens": row.tokens_in,
                 "gen_ai.usage.output_tokens": row.tokens_out,
@@ -182,7 +182,7 @@ class _SpanReader:
         attempts: Mapping[tuple[int, Any], Sequence[RunEvent]],
         found: Sequence[Span],
     ) -> list[Span]:
-        """Turns and calls that began and did not end, because the run failed or was left; the attempts at them lie in these."""
+        """Return the spans of turns and calls that did not end, because the run failed or its client left."""
         ended, last = {span.id for span in found}, found[0].end
         error = self._row.error or self._row.state
         spans: list[Span] = []
@@ -221,11 +221,9 @@ class _SpanReader:
     def _turn(self, event: RunEvent, began: RunEvent, attempts: Sequence[RunEvent]) -> Span:
         facts, usage = event.facts, event.facts["usage"] or {}
         read, written = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
-        # What was asked and answered in a turn, as the conventions have it; nothing where no texts are shown.
-        if not self._recording.content or not (self._shown.in_spans or self._shown.in_events):
-            said = {}
-        else:
-            said = said_in_turn(self._recording, event.choice, event.turn or 0)
+        messages: Mapping[str, str] = {}
+        if self._recording.content and (self._options.in_spans or self._options.in_events):
+            messages = message_attributes(self._recording, event.choice, event.turn or 0)
         events = self._retries(attempts)
         events += [
             SpanEvent(
@@ -240,8 +238,8 @@ class _SpanReader:
             for call in facts["calls"]
             if call["verdict"] == "broken"
         ]
-        if said and self._shown.in_events:
-            events.append(SpanEvent(self._moment(event.at), "gen_ai.client.inference.operation.details", said))
+        if messages and self._options.in_events:
+            events.append(SpanEvent(self._moment(event.at), "gen_ai.client.inference.operation.details", messages))
         return Span(
             id=self._turn_id(event),
             parent=self._run,
@@ -255,7 +253,7 @@ class _SpanReader:
                 "gen_ai.request.model": self._row.model,
                 "gen_ai.request.stream": self._row.stream,
                 "gen_ai.request.choice.count": self._row.choices if self._row.choices > 1 else None,
-                **self._asked,
+                **self._request,
                 "gen_ai.response.id": facts.get("response_id") or None,
                 "gen_ai.response.model": facts.get("response_model") or None,
                 "gen_ai.response.finish_reasons": facts["finish_reasons"],
@@ -266,7 +264,7 @@ class _SpanReader:
                 "gen_ai.usage.cache_creation.input_tokens": usage.get("cache_creation_input_tokens"),
                 "gen_ai.usage.reasoning.output_tokens": written.get("reasoning_tokens"),
                 **_server(facts.get("host") or ""),
-                **(said if self._shown.in_spans else {}),
+                **(messages if self._options.in_spans else {}),
                 "callgate.deployment": facts.get("deployment") or None,
                 "callgate.lane": facts["lane"] or None,
                 "callgate.findings": facts["findings"] or None,
@@ -276,7 +274,7 @@ class _SpanReader:
         )
 
     def _answered(self, event: RunEvent, began: RunEvent) -> Span:
-        """The attempt that gave the answer, which is no event of its own where it was the first."""
+        """Return the span of the attempt that answered. It has no event of its own if it was the first."""
         facts = event.facts
         number = facts.get("attempts", 1)
         return Span(
@@ -317,7 +315,7 @@ class _SpanReader:
         )
 
     def _call(self, event: RunEvent, began: RunEvent) -> Span:
-        facts, content = event.facts, self._recording.content if self._shown.in_spans else {}
+        facts, content = event.facts, self._recording.content if self._options.in_spans else {}
         failure = "" if facts["outcome"] == "returned" else facts["outcome"]
         part = part_of(event.choice, f"call.{facts['id']}")
         return Span(
@@ -361,7 +359,7 @@ class _SpanReader:
 
 
 def provider_of(deployment: str) -> str | None:
-    """The provider in litellm's name of a deployment."""
+    """Return the provider in litellm's name of a deployment."""
     name, separator, _ = deployment.partition("/")
     return PROVIDERS.get(name, name) if separator else None
 
@@ -374,7 +372,7 @@ def _server(host: str) -> dict[str, Any]:
 
 
 def as_otlp(recording: Recording) -> dict[str, Any]:
-    """The spans as the body of a POST to `/v1/traces` of a collector, in JSON."""
+    """Return the spans as the JSON body of a POST to `/v1/traces` of a collector."""
     trace = trace_id_of(recording)
     spans = [_encoded(span, trace) for span in spans_of(recording)]
     scope = {"scope": {"name": "callgate"}, "spans": spans}

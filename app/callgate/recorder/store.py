@@ -1,6 +1,6 @@
-"""Stores recorded runs in a file (SQLite), beside the ledger and not in it: it may be deleted, and what a crash takes
-of its last moments is lost. Whoever calls this waits for the disk: threads and the command line, never the event
-loop."""
+"""Stores recorded runs in an SQLite file of their own. Unlike the ledger it may be deleted, and a crash may lose the last writes.
+All functions block on the disk: they are called by threads and the command line, never by the event loop.
+"""
 
 import contextlib
 import sqlite3
@@ -38,20 +38,19 @@ from callgate.recorder.row import USUAL_STATES, Kept, KeyUsage, Recording, RunRo
 FILE: Final = "runs.sqlite3"
 VERSION: Final = 3
 READABLE: Final = frozenset({0, 1, 2, VERSION})
-"""Formats that are read, and written on in the newest: 1 had events with names, of which some may still be there, and neither 1
-nor 2 had chunks."""
+"""The formats that can be read; new rows are written in the newest. 1 had events with field names, and 1 and 2 had no chunks."""
 BUSY_SECONDS: Final = 5.0
 QUERY_SECONDS: Final = 1.0
-"""No query runs longer: a list that nobody waits for must not hold the file's readers."""
+"""Longer queries are aborted, so that one with an inefficient filter does not block other readers."""
 ROWS: Final = 256
-"""Rows of one statement, at most: each takes the interpreter's lock from the event loop and gives it back. A power of two, as
-the smaller ones are: of so few lengths each statement is compiled once."""
-WIRES: Final = 50
-"""Runs of which the wire is removed in one transaction: their texts are in memory meanwhile."""
-SLICE: Final = 500
-"""Runs that are removed in one transaction, so that writers do not wait long for its end."""
+"""The most rows of one statement: each statement takes the GIL from the event loop. Statements have powers of two of rows, so that
+SQLite compiles only a few of them."""
+WIRE_RUNS: Final = 50
+"""Runs whose raw bodies are removed in one transaction, which has their texts in memory."""
+BATCH_RUNS: Final = 500
+"""Runs that are removed or read together, so that writers do not wait long for the end of a transaction."""
 USAGE_DAYS: Final = 400
-"""How long what was used is remembered: a few rows a day, whatever becomes of the runs."""
+"""How long usage is kept: a few rows a day, independent of the runs."""
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -129,7 +128,7 @@ _NO_CHUNKS: Final = """
 CREATE TEMPORARY TABLE chunks (seq, period, first_id, last_id, since, until, body);
 CREATE TEMPORARY TABLE chunk_kinds (key, model, state, until, chunk);
 """
-"""Beside a file of an earlier format that is only read."""
+"""Empty tables for reading a file of an earlier format."""
 
 _COUNTED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
 
@@ -143,20 +142,20 @@ class RunFilter(msgspec.Struct, frozen=True):
     odd: bool = False
     tool: str | None = None
     finding: str | None = None
-    """These two are in no index: `Recorder.matching` looks for them row by row."""
+    """`tool` and `finding` have no index: `Recorder.matching` compares them row by row."""
     before: float | None = None
-    """Only runs that began earlier, and, of those that began with it, those whose id sorts before `before_id`."""
+    """Only runs that began earlier, or at the same time with an id that sorts before `before_id`."""
     before_id: str = ""
     since: float | None = None
     until: float | None = None
 
 
 class StoreUnusable(Exception):
-    """The file cannot be opened, read or written; the text says why."""
+    """The file cannot be opened, read or written; the text gives the reason."""
 
 
 class RunStore:
-    """The file of one folder. Each thread opens its own."""
+    """The file of runs in a folder. Each thread needs its own instance."""
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         self.path = folder / FILE
@@ -165,8 +164,8 @@ class RunStore:
                 database = sqlite3.connect(
                     f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
                 )
-                version = self._check(database)
-                if version == 0:  # it was made, and nothing is written yet
+                version = self._check_format(database)
+                if version == 0:  # an empty file
                     database.close()
                     database = sqlite3.connect(":memory:", isolation_level=None)
                     database.executescript(_TABLES)
@@ -180,7 +179,7 @@ class RunStore:
                 database.execute("PRAGMA synchronous = NORMAL")
                 database.execute("PRAGMA foreign_keys = ON")
                 database.execute("PRAGMA secure_delete = FAST")
-                self._check(database)
+                self._check_format(database)
                 database.executescript(_TABLES)
                 database.execute(f"PRAGMA user_version = {VERSION}")
             self._database = database
@@ -188,8 +187,8 @@ class RunStore:
         except (sqlite3.Error, OSError) as error:
             raise StoreUnusable(f"{self.path}: {error}") from error
 
-    def _check(self, database: sqlite3.Connection) -> int:
-        """The format of a file; 0 of one that is empty. Raises `StoreUnusable`."""
+    def _check_format(self, database: sqlite3.Connection) -> int:
+        """Return the format of a file; 0 if it is empty. Raises `StoreUnusable` for an unknown format."""
         [version] = database.execute("PRAGMA user_version").fetchone()
         if version not in READABLE:
             database.close()
@@ -199,7 +198,7 @@ class RunStore:
 
     @property
     def is_in_place(self) -> bool:
-        """False where the file was removed, or another one put in its place."""
+        """False if the file was removed or replaced."""
         try:
             return self.path.stat().st_ino == self._file
         except OSError:
@@ -211,20 +210,20 @@ class RunStore:
     # -- writing
 
     def add(self, runs: Sequence[PackedRun]) -> None:
-        """Write runs that have ended. One that has a row already stays as it is."""
+        """Write ended runs. A run that has a row already is not changed."""
         plain: list[PackedRun] = []
         others: list[PackedRun] = []
         for run in runs:
             (others if run.row else plain).append(run)
         chunks, unchunked = chunked(plain)
-        with self._named_errors(), self._transaction():
+        with self._translate_errors(), self._transaction():
             grown = sum(map(self._add_chunk, chunks))
             if others or unchunked:
                 grown += self._add_rows(others + [run.summed() for run in unchunked])
-            self._grow(grown)
+            self._add_to_total(grown)
 
     def _add_chunk(self, chunk: Chunk) -> int:
-        """Write a chunk, and return how many bytes it takes."""
+        """Write a chunk, and return its size in bytes."""
         body = encode(chunk.runs)
         head = chunk.period, chunk.first_id, chunk.last_id, chunk.since, chunk.until, len(chunk.runs)
         seq = self._database.execute(
@@ -235,24 +234,24 @@ class RunStore:
         return len(body)
 
     def _add_rows(self, runs: Sequence[PackedRun]) -> int:
-        """Write each run in a row of its own, and return how many bytes they take."""
+        """Write each run in a row of its own, and return their size in bytes."""
         [last] = self._database.execute("SELECT max(seq) FROM runs").fetchone()
         rows: list[Any] = []
         events: list[Any] = []
         contents: list[Any] = []
         grown = 0
         for seq, run in enumerate(runs, first := (last or 0) + 1):
-            body, happened, said = run.row, run.events, run.content
-            if said or len(happened) > COMPRESSED_FROM:
-                happened, said = run.bodies()
-            size = len(body) + len(happened) + len(said)
+            row, run_events, content = run.row, run.events, run.content
+            if content or len(run_events) > COMPRESSED_FROM:
+                run_events, content = run.bodies()
+            size = len(row) + len(run_events) + len(content)
             grown += size
-            rows += (seq, run.id, run.began, run.model, run.key, run.state, run.is_odd, size, body)
-            events += (seq, happened)
-            if said:
-                contents += (seq, said)
+            rows += (seq, run.id, run.began, run.model, run.key, run.state, run.is_odd, size, row)
+            events += (seq, run_events)
+            if content:
+                contents += (seq, content)
         added = self._insert("OR IGNORE INTO runs (seq, id, began, model, key, state, odd, bytes, row)", 9, rows)
-        if added < len(runs):  # some were there already
+        if added < len(runs):  # some runs have a row already
             known = self._database.execute("SELECT seq, bytes FROM runs WHERE seq >= ?", (first,)).fetchall()
             sizes = dict(known)
             events, contents = (
@@ -273,7 +272,7 @@ class RunStore:
         return grown
 
     def _insert(self, into: str, columns: int, values: Sequence[Any]) -> int:
-        # Each step of a statement gives the interpreter's lock away and takes it back: one statement for many rows.
+        # One statement for many rows: each releases the GIL and takes it again.
         added = at = 0
         while rows := (len(values) - at) // columns:
             rows = min(ROWS, 1 << (rows.bit_length() - 1))
@@ -283,22 +282,22 @@ class RunStore:
         return added
 
     def count(self, used: Iterable[KeyUsage]) -> None:
-        """Add to what was used. Several processes may add to the same."""
+        """Add usage. Several processes may add to the same rows."""
         added = ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTED)
-        with self._named_errors(), self._transaction():
+        with self._translate_errors(), self._transaction():
             self._database.executemany(
                 f"INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET {added}",  # noqa: S608
                 [msgspec.structs.astuple(each) for each in used],
             )
 
     def delete(self, id: str) -> bool:
-        with self._named_errors(), self._transaction():
+        with self._translate_errors(), self._transaction():
             found = self._database.execute("DELETE FROM runs WHERE id = ? RETURNING bytes", (id,)).fetchall()
-            self._grow(-sum(size for [size] in found))
+            self._add_to_total(-sum(size for [size] in found))
             return self._delete_from_chunk(id) or bool(found)
 
     def _delete_from_chunk(self, id: str) -> bool:
-        """A chunk that cannot be read goes whole, where the run is in no other."""
+        """Delete a run from its chunk. If the run is in no readable chunk, unreadable ones that may contain it are deleted whole."""
         damaged: list[tuple[int, bytes]] = []
         for seq, body in self._chunks_around(id):
             try:
@@ -320,10 +319,10 @@ class RunStore:
             self._database.execute("UPDATE chunks SET runs = ?, body = ? WHERE seq = ?", (len(runs), left, seq))
         else:
             self._database.execute("DELETE FROM chunks WHERE seq = ?", (seq,))
-        self._grow(len(left) - len(body))
+        self._add_to_total(len(left) - len(body))
 
     def _chunks_around(self, id: str) -> list[tuple[int, bytes]]:
-        """The chunks that a run may be in."""
+        """Return the chunks that may contain a run."""
         found = self._database.execute(
             "SELECT seq, body FROM chunks WHERE period = ? AND last_id >= ? AND first_id <= ?",
             (period_of_id(id), id, id),
@@ -331,15 +330,15 @@ class RunStore:
         return found.fetchall()
 
     def prune(self, *, older_than: float, most_bytes: int, wire_older_than: float | None = None) -> int:
-        """Remove what is too old, then the oldest contents, then the oldest runs, until the rest is small enough.
+        """Remove runs that are too old, then the oldest texts, then the oldest runs, until the file is small enough.
 
-        `wire_older_than`: of runs that began earlier the bodies of providers' answers are removed too."""
+        `wire_older_than`: raw bodies of providers' responses are removed from runs that began earlier."""
         removed = 0
-        with self._named_errors():
+        with self._translate_errors():
             while oldest := self._remove_oldest(older_than):
                 removed += oldest
             if wire_older_than is not None:
-                self._forget_wire(wire_older_than)
+                self._remove_wire(wire_older_than)
             self._database.execute("DELETE FROM usage WHERE day < ?", (day_of(time.time() - USAGE_DAYS * 86_400),))
             while self.bytes > most_bytes and (slice_ := self._oldest_with_content()):
                 with self._transaction():
@@ -352,38 +351,38 @@ class RunStore:
                         self._database.execute(
                             "UPDATE runs SET row = ?, bytes = bytes - ? WHERE seq = ?", (encode(row), size, seq)
                         )
-                        self._grow(-size)
+                        self._add_to_total(-size)
             while self.bytes > most_bytes and (oldest := self._remove_oldest()):
                 removed += oldest
-        with contextlib.suppress(sqlite3.Error):  # another process may be reading; the next hour tries again
+        with contextlib.suppress(sqlite3.Error):  # another process may be reading; retried in an hour
             self._database.execute("PRAGMA incremental_vacuum(500)").fetchall()
         return removed
 
-    def _forget_wire(self, older_than: float) -> None:
-        """Each run is looked at once: up to which, in the order of writing, stands in the totals."""
+    def _remove_wire(self, older_than: float) -> None:
+        """Remove raw bodies. The table `totals` has the number of the next run, so that each run is read once."""
         [seen] = self._database.execute("SELECT max(value) FROM totals WHERE name = 'wire_forgotten'").fetchone()
         [end] = self._database.execute(
             "SELECT coalesce((SELECT min(seq) FROM runs WHERE began >= ?), max(seq) + 1, 1) FROM runs", (older_than,)
         ).fetchone()
         while found := self._database.execute(
-            "SELECT seq, body FROM content WHERE seq >= ? AND seq < ? ORDER BY seq LIMIT ?", (seen or 0, end, WIRES)
+            "SELECT seq, body FROM content WHERE seq >= ? AND seq < ? ORDER BY seq LIMIT ?", (seen or 0, end, WIRE_RUNS)
         ).fetchall():
             with self._transaction():
                 for seq, body in found:
-                    said = content_in_file(body)
-                    rest = {part: text for part, text in said.items() if wire_turn(part) is None}
-                    if len(rest) < len(said):
+                    texts = content_in_file(body)
+                    rest = {part: text for part, text in texts.items() if wire_turn(part) is None}
+                    if len(rest) < len(texts):
                         left = stored_content(rest)
                         self._database.execute("UPDATE content SET body = ? WHERE seq = ?", (left, seq))
                         freed = len(body) - len(left)
                         self._database.execute("UPDATE runs SET bytes = bytes - ? WHERE seq = ?", (freed, seq))
-                        self._grow(-freed)
+                        self._add_to_total(-freed)
             seen = found[-1][0] + 1
         self._database.execute("INSERT OR REPLACE INTO totals VALUES ('wire_forgotten', ?)", (end,))
 
     def _oldest_with_content(self) -> list[int]:
         found = self._database.execute(
-            f"SELECT seq FROM runs WHERE seq IN (SELECT seq FROM content) ORDER BY began LIMIT {SLICE}"  # noqa: S608
+            f"SELECT seq FROM runs WHERE seq IN (SELECT seq FROM content) ORDER BY began LIMIT {BATCH_RUNS}"  # noqa: S608
         )
         return [seq for [seq] in found]
 
@@ -391,27 +390,27 @@ class RunStore:
         """Remove some of the oldest runs, and return how many."""
         with self._transaction():
             runs = self._database.execute(
-                "SELECT began, seq, 1, bytes FROM runs WHERE began < ? ORDER BY began LIMIT ?", (older_than, SLICE)
+                "SELECT began, seq, 1, bytes FROM runs WHERE began < ? ORDER BY began LIMIT ?", (older_than, BATCH_RUNS)
             ).fetchall()
             chunks = self._database.execute(
                 "SELECT until, seq, runs, length(body) FROM chunks WHERE until < ? ORDER BY until LIMIT ?",
-                (older_than, SLICE // CHUNK_RUNS),
+                (older_than, BATCH_RUNS // CHUNK_RUNS),
             ).fetchall()
             end = min((some[-1][0] for some in (runs, chunks) if some), default=0.0)
             removed = size = 0
             for table, some in (("runs", runs), ("chunks", chunks)):
                 gone = [each for each in some if each[0] <= end]
                 self._database.executemany(
-                    f"DELETE FROM {table} WHERE seq = ?",  # noqa: S608 - our own words
+                    f"DELETE FROM {table} WHERE seq = ?",  # noqa: S608 - constants
                     [(seq,) for _, seq, _, _ in gone],
                 )
                 removed += sum(held for _, _, held, _ in gone)
                 size += sum(bytes for _, _, _, bytes in gone)
-            self._grow(-size)
+            self._add_to_total(-size)
         return removed
 
-    def _grow(self, bytes: int) -> None:
-        """A running total, because adding it up would read the whole file."""
+    def _add_to_total(self, bytes: int) -> None:
+        """Update the stored total of bytes, because summing them would read the whole file."""
         self._database.execute("UPDATE totals SET value = value + ? WHERE name = 'bytes'", (bytes,))
 
     @property
@@ -422,11 +421,11 @@ class RunStore:
     # -- reading
 
     def page(self, wanted: RunFilter, count: int) -> list[RunRow]:
-        """The newest runs of a filter. The next page begins before the last run of this one."""
+        """Return the newest runs of a filter. The next page begins before the last run of this one."""
         where, values = _where(wanted)
-        with self._bounded():
+        with self._time_limit():
             found = self._database.execute(
-                f"SELECT seq, row FROM runs WHERE {where} ORDER BY began DESC, id DESC LIMIT ?",  # noqa: S608 - our own words
+                f"SELECT seq, row FROM runs WHERE {where} ORDER BY began DESC, id DESC LIMIT ?",  # noqa: S608 - constants
                 [*values, count],
             ).fetchall()
             rows = self._rows(found)
@@ -434,7 +433,7 @@ class RunStore:
             return sorted(both.values(), key=run_place, reverse=True)[:count]
 
     def _plain_rows(self, wanted: RunFilter, count: int, others: Sequence[RunRow]) -> list[RunRow]:
-        """The newest plain runs of a filter, as far as they may be among so many together with others."""
+        """Return the plain runs of a filter that may be among the newest `count`, together with the other runs."""
         if wanted.odd or wanted.state not in (None, *USUAL_STATES):
             return []
         found: list[KeptRun] = []
@@ -444,7 +443,7 @@ class RunStore:
         for seq, until, body in self._database.execute(where, values):
             if len(places) >= count and places[-count][0] > until:
                 break
-            if seq in seen:  # under another of its kinds
+            if seq in seen:  # found by another of its kinds
                 continue
             seen.add(seq)
             for run in decode_chunk(body):
@@ -454,11 +453,11 @@ class RunStore:
         return [run.whole_row for run in found if run_place(run) >= places[-count:][0]]
 
     def _rows(self, found: Sequence[tuple[int, Any]]) -> list[RunRow]:
-        """Rows as a list shows them, by their numbers: what is not summed up yet is summed up here."""
+        """Decode rows, and calculate the totals that older formats did not store."""
         rows = {seq: decode_row(body) for seq, body in found}
         unsummed = [seq for seq, row in rows.items() if not row.turns]
-        for at in range(0, len(unsummed), SLICE):
-            some = unsummed[at : at + SLICE]
+        for at in range(0, len(unsummed), BATCH_RUNS):
+            some = unsummed[at : at + BATCH_RUNS]
             marks = ", ".join("?" * len(some))
             bodies = self._database.execute(f"SELECT seq, body FROM events WHERE seq IN ({marks})", some)  # noqa: S608
             for seq, body in bodies:
@@ -466,7 +465,7 @@ class RunStore:
         return list(rows.values())
 
     def get(self, id: str) -> Recording | None:
-        with self._bounded():
+        with self._time_limit():
             found = self._database.execute(
                 "SELECT row, events.body, content.body FROM runs LEFT JOIN events USING (seq)"
                 " LEFT JOIN content USING (seq) WHERE id = ?",
@@ -479,8 +478,8 @@ class RunStore:
         return recording_in_file(decode_row(row), events, content)
 
     def replays_of(self, id: str) -> list[RunRow]:
-        """The runs that asked a run again."""
-        with self._bounded():
+        """Return the replays of a run."""
+        with self._time_limit():
             found = self._database.execute(
                 "SELECT seq, row FROM replays JOIN runs USING (seq) WHERE of = ? ORDER BY began DESC LIMIT ?",
                 (id, ROWS),
@@ -489,7 +488,7 @@ class RunStore:
 
     def usage(self, since: str) -> list[KeyUsage]:
         """Return the usage from a day on."""
-        with self._bounded():
+        with self._time_limit():
             found = self._database.execute("SELECT * FROM usage WHERE day >= ? ORDER BY day, key, model", (since,))
             return [KeyUsage(*row) for row in found]
 
@@ -506,17 +505,17 @@ class RunStore:
         self._database.execute("COMMIT")
 
     @contextlib.contextmanager
-    def _bounded(self) -> Iterator[None]:
+    def _time_limit(self) -> Iterator[None]:
         ends = time.monotonic() + QUERY_SECONDS
         self._database.set_progress_handler(lambda: time.monotonic() > ends, 10_000)
         try:
-            with self._named_errors():
+            with self._translate_errors():
                 yield
         finally:
             self._database.set_progress_handler(None, 0)
 
     @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
@@ -528,12 +527,12 @@ def day_of(moment: float) -> str:
 
 
 def run_place(run: RunRow | KeptRun) -> tuple[float, str]:
-    """Where a run stands in a list."""
+    """Return the sort key of a run in a list."""
     return run.began, run.id
 
 
 def is_wanted(row: RunRow | KeptRun, wanted: RunFilter) -> bool:
-    """True for a run that a filter chooses. What is in no index, its tools and findings, is left to `Recorder.matching`."""
+    """Return whether a run matches a filter, except for its tool and finding, which `Recorder.matching` compares."""
     if wanted.before is not None and run_place(row) >= (wanted.before, wanted.before_id):
         return False
     return (
@@ -547,12 +546,12 @@ def is_wanted(row: RunRow | KeptRun, wanted: RunFilter) -> bool:
 
 
 def _where_chunks(wanted: RunFilter) -> tuple[str, list[Any]]:
-    """The statement for the chunks that have runs of a filter, the newest first."""
-    said = {"key": wanted.key, "model": wanted.model, "state": wanted.state}
-    equal = {name: value for name, value in said.items() if value is not None}
+    """Return the statement for the chunks that may have runs of a filter, the newest first."""
+    fields = {"key": wanted.key, "model": wanted.model, "state": wanted.state}
+    equal = {name: value for name, value in fields.items() if value is not None}
     parts, values = [f"{name} = ?" for name in equal], list[Any](equal.values())
     if wanted.state is not None and len(equal) > 1:
-        parts[-1] = "+state = ?"  # of nearly all runs: of no use for finding some of them
+        parts[-1] = "+state = ?"  # nearly all runs have it: an index on it does not help
     table = "kinds" if equal else "chunks"
     if wanted.since is not None:
         parts.append(f"{table}.until >= ?")
@@ -567,14 +566,14 @@ def _where_chunks(wanted: RunFilter) -> tuple[str, list[Any]]:
 
 
 def _where(wanted: RunFilter) -> tuple[str, list[Any]]:
-    equal: Mapping[str, str | None] = {"model": wanted.model, "key": wanted.key, "state": wanted.state}
-    said = {name: value for name, value in equal.items() if value is not None}
-    parts, values = [f"{name} = ?" for name in said], list[Any](said.values())
+    fields: Mapping[str, str | None] = {"model": wanted.model, "key": wanted.key, "state": wanted.state}
+    equal = {name: value for name, value in fields.items() if value is not None}
+    parts, values = [f"{name} = ?" for name in equal], list[Any](equal.values())
     if wanted.odd:
         parts.append("odd")
     if wanted.state is not None and (wanted.key is not None or wanted.model is not None):
-        # SQLite would look through all runs of a state for those of a key. A state that is always odd has indexes for that; of
-        # the usual ones a key has enough to fill a page soon.
+        # SQLite would scan all runs of a state for those of a key. States that are always odd have indexes for this; in a usual
+        # state a key has enough runs to fill a page soon.
         parts[parts.index("state = ?")] = "+state = ?" if wanted.state in USUAL_STATES else "odd AND state = ?"
     for mark, moment in ((">=", wanted.since), ("<", wanted.until)):
         if moment is not None:
@@ -589,4 +588,4 @@ def _where(wanted: RunFilter) -> tuple[str, list[Any]]:
 @lru_cache(maxsize=64)
 def _insertion(into: str, columns: int, rows: int) -> str:
     row = f"({', '.join('?' * columns)})"
-    return f"INSERT {into} VALUES {', '.join([row] * rows)}"  # noqa: S608 - our own words
+    return f"INSERT {into} VALUES {', '.join([row] * rows)}"  # noqa: S608 - constants

@@ -1,4 +1,4 @@
-"""Decides which requests are traced, and makes spans of those that were."""
+"""Decides which requests are traced, and exports their spans."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -9,19 +9,19 @@ from callgate.http.trace_context import Parent, Trace
 from callgate.recorder.exporter import SpanExporter
 from callgate.recorder.otlp import encoded_span, request_of
 from callgate.recorder.row import Recording
-from callgate.recorder.spans import Shown, Span, spans_of, trace_id_of
+from callgate.recorder.spans import Span, SpanOptions, spans_of, trace_id_of
 
 SPANS: Final = 512
-"""Spans of one request to the collector, about, as SDKs have it."""
+"""About how many spans one request to the collector has, as in OpenTelemetry's SDKs."""
 
 
 class Sampling(msgspec.Struct, frozen=True):
     """The settings of sampling."""
 
     share: float = 1.0
-    """Of those that begin a trace; of all, where parents do not decide."""
+    """The share of requests without a trace that is sampled; of all requests if `parents_decide` is False."""
     parents_decide: bool = True
-    """A request that comes with a trace is sampled as that says."""
+    """Follow the sampling decision of a request that has a trace."""
 
     def takes(self, parent: Parent | None, trace_id: str) -> bool:
         if parent is not None and self.parents_decide:
@@ -30,19 +30,24 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Tracer:
-    """The port by which a runtime has its requests traced."""
+    """Traces the requests of a runtime."""
 
     def __init__(
-        self, exporter: SpanExporter, sampling: Sampling, shown: Shown, resource: Mapping[str, Any], version: str
+        self,
+        exporter: SpanExporter,
+        sampling: Sampling,
+        options: SpanOptions,
+        resource: Mapping[str, Any],
+        version: str,
     ) -> None:
         self._exporter = exporter
         self._sampling = sampling
-        self._shown = shown
+        self._options = options
         self._resource = resource
         self._version = version
 
     def begin(self, run_id: str, parent: Parent | None) -> Trace | None:
-        """The trace of a run; None where nothing is to be said of it."""
+        """Return the trace of a run; None if it is not sampled and has no parent to pass on."""
         trace = Trace(parent, run_id, is_exported=True)
         if self._sampling.takes(parent, trace.trace_id):
             return trace
@@ -52,10 +57,10 @@ class Tracer:
         return Trace(msgspec.structs.replace(parent, flags=flags))
 
     def export(self, traced: Sequence[tuple[Recording, Trace]]) -> None:
-        """Have the spans of runs that ended sent. For the recorder's thread."""
+        """Queue the spans of ended runs for sending. Called in the recorder's thread."""
         for runs in _in_parts(traced):
             if self._exporter.is_full:
-                # Without encoding them: what cannot be sent is not to cost anything. A run is counted as one span at least.
+                # They are not encoded, to save time, so the number of spans is an estimate.
                 spans = sum(1 + recording.row.turns + recording.row.calls for recording, _ in runs)
                 self._exporter.drop(spans, "backlog", "too many wait to be sent")
                 continue
@@ -64,7 +69,7 @@ class Tracer:
 
     def _encoded(self, recording: Recording, trace: Trace) -> Iterator[bytes]:
         trace_id, parent = trace_id_of(recording), trace.parent
-        spans: list[Span] = spans_of(recording, trace, self._shown)
+        spans: list[Span] = spans_of(recording, trace, self._options)
         for span in spans:
             yield encoded_span(span, trace_id, "" if parent is None else parent.state)
 

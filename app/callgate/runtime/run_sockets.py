@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 import structlog
 
+from callgate.recorder.read_errors import translate_read_errors
 from callgate.recorder.recorder import Recorder
 from callgate.recorder.store import StoreUnusable
-from callgate.recorder.unreadable import unreadable_in_words
 from callgate.runtime.run_news import RUN_ID, RunPlace
 
 ANSWER_SECONDS: Final = 1.0
@@ -78,7 +78,7 @@ class RunSockets:
 
     async def _place(self, id: str) -> RunPlace | None:
         try:
-            with unreadable_in_words():
+            with translate_read_errors():
                 found = await asyncio.to_thread(self._recorder.get, id)
         except StoreUnusable as error:
             log.warning("run_not_asked_for", run=id[:64], error=str(error))

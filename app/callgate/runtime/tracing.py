@@ -26,7 +26,7 @@ class Tracing:
         if section.endpoint is None:
             return None  # earlier spans are still sent to their collector
         from callgate.recorder.exporter import Target
-        from callgate.recorder.spans import Shown
+        from callgate.recorder.spans import SpanOptions
         from callgate.recorder.tracer import Sampling, Tracer
 
         target = Target(
@@ -49,7 +49,7 @@ class Tracing:
             )
         self._exporter.target = target
         content = section.content
-        shown = Shown(
+        options = SpanOptions(
             in_spans=content in {"span_only", "span_and_event"},
             in_events=content in {"event_only", "span_and_event"},
             latest_names=section.latest_names,
@@ -63,7 +63,7 @@ class Tracing:
             "telemetry.sdk.language": "python",
             "telemetry.sdk.name": "callgate",
         }
-        tracer = Tracer(self._exporter, sampling, shown, {**own, **section.resource}, __version__)
+        tracer = Tracer(self._exporter, sampling, options, {**own, **section.resource}, __version__)
         self._recorder.export = tracer.export
         return tracer
 

@@ -1,4 +1,4 @@
-"""Formats the recorded texts of a turn by OpenTelemetry's conventions for generative AI."""
+"""Formats the recorded messages of a turn by OpenTelemetry's conventions for generative AI."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -13,8 +13,8 @@ INSTRUCTIONS: Final = ("system", "developer")
 _encode = msgspec.json.encode
 
 
-def said_in_turn(recording: Recording, choice: int, turn: int) -> dict[str, str]:
-    """Attributes with the messages that the model was asked with, and its answer. What was cut is left out."""
+def message_attributes(recording: Recording, choice: int, turn: int) -> dict[str, str]:
+    """Return the attributes with the model's input and output messages. Texts that were cut are omitted."""
     content = recording.content
     request = _read(content.get("request"))
     messages: list[Any] = _list(request.get("messages")) if isinstance(request, Mapping) else []
@@ -24,20 +24,20 @@ def said_in_turn(recording: Recording, choice: int, turn: int) -> dict[str, str]
             messages = _list(history)
         messages = messages + _list(_read(content.get(part_of(choice, f"turn.{number}.asked"))))
     readable = [message for message in messages if isinstance(message, Mapping)]
-    said: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     instructions = [part for each in readable if each.get("role") in INSTRUCTIONS for part in _parts(each)]
     if instructions:
-        said["gen_ai.system_instructions"] = _json(instructions)
+        attributes["gen_ai.system_instructions"] = _json(instructions)
     rest = [each for each in readable if each.get("role") not in INSTRUCTIONS]
     if rest:
-        said["gen_ai.input.messages"] = _json({"role": each.get("role"), "parts": _parts(each)} for each in rest)
+        attributes["gen_ai.input.messages"] = _json({"role": each.get("role"), "parts": _parts(each)} for each in rest)
     tools = content.get(part_of(choice, "tools"))
     if tools and _read(tools) is not None:
-        said["gen_ai.tool.definitions"] = tools
+        attributes["gen_ai.tool.definitions"] = tools
     answer = _answer(recording, choice, turn)
     if answer:
-        said["gen_ai.output.messages"] = _json([answer])
-    return said
+        attributes["gen_ai.output.messages"] = _json([answer])
+    return attributes
 
 
 def _answer(recording: Recording, choice: int, turn: int) -> dict[str, Any]:
@@ -65,16 +65,16 @@ def _answer(recording: Recording, choice: int, turn: int) -> dict[str, Any]:
 
 
 def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    said = message.get("content")
+    content = message.get("content")
     if message.get("role") == "tool":
-        return [{"type": "tool_call_response", "id": message.get("tool_call_id"), "response": said}]
+        return [{"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}]
     parts: list[dict[str, Any]] = []
-    if isinstance(said, str) and said:
-        parts.append({"type": "text", "content": said})
-    elif isinstance(said, list):
+    if isinstance(content, str) and content:
+        parts.append({"type": "text", "content": content})
+    elif isinstance(content, list):
         parts += [
             {"type": "text", "content": each.get("text")} if each.get("type") == "text" else {"type": each.get("type")}
-            for each in said
+            for each in content
             if isinstance(each, Mapping)
         ]
     for call in _list(message.get("tool_calls")):
@@ -90,7 +90,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _read(text: str | None) -> Any:
-    """None for what is not there, or was cut."""
+    """Parse JSON; None if the text is missing, or was cut."""
     try:
         return None if text is None else msgspec.json.decode(text)
     except msgspec.DecodeError:

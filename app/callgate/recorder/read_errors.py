@@ -1,4 +1,4 @@
-"""Says in words why recorded runs cannot be read."""
+"""Translates errors in reading recorded runs."""
 
 import contextlib
 import zlib
@@ -10,8 +10,8 @@ from callgate.recorder.store import FILE, StoreUnusable
 
 
 @contextlib.contextmanager
-def unreadable_in_words() -> Iterator[None]:
-    """Raise `StoreUnusable` for a run that is damaged or written by a later version, and for a file that may not be opened."""
+def translate_read_errors() -> Iterator[None]:
+    """Raise `StoreUnusable` for a run that is damaged or of another version, and for a file that cannot be opened."""
     try:
         yield
     except (msgspec.DecodeError, zlib.error, UnicodeDecodeError) as error:
