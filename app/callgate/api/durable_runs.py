@@ -355,15 +355,15 @@ class DurableRuns:
         if (carried := self._ours.get(stored.id)) is not None:
             await carried.followed.send_all(run.record)
             return True
-        said_at = -FOLLOWED_SECONDS
+        noted_at = -FOLLOWED_SECONDS
         loop = asyncio.get_running_loop()
         epoch, last, length = stored.epoch, "0", 0
         while stored.answer is None:
             if run.left.is_set():
                 return True
             async with _available():
-                if loop.time() - said_at >= FOLLOWED_SECONDS / 2:
-                    said_at = loop.time()
+                if loop.time() - noted_at >= FOLLOWED_SECONDS / 2:
+                    noted_at = loop.time()
                     await ledger.follow(stored.id)
                 found = await ledger.find(stored.id)
             if found is None or found.epoch != epoch:

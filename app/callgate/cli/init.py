@@ -158,8 +158,8 @@ def _asked_providers(found: list[str]) -> tuple[list[str], list[str]]:
     typer.echo("or the address of any server with OpenAI's API, such as http://127.0.0.1:8080/v1.")
     known = [*PROVIDERS, "demo"]
     while True:
-        said = typer.prompt("Which providers", default=", ".join(found) or "openai")
-        words = [each for each in re.split(r"[,\s]+", said) if each]
+        answer = typer.prompt("Which providers", default=", ".join(found) or "openai")
+        words = [each for each in re.split(r"[,\s]+", answer) if each]
         addresses = [each for each in words if re.match(r"https?://[^/]", each)]
         names = [each.lower() for each in words if each not in addresses]
         names = [OTHER_WORDS.get(each, each) if each not in known else each for each in names]
@@ -175,8 +175,8 @@ def _models_at_address(url: str) -> list[dict[str, Any]]:
 
     names = list(asyncio.run(models_at(url)))
     if not names:
-        said = typer.prompt(f"{url} lists no models now: the name of one")
-        names = [each for each in re.split(r"[,\s]+", said) if each]
+        answer = typer.prompt(f"{url} lists no models now: the name of one")
+        names = [each for each in re.split(r"[,\s]+", answer) if each]
     return [model_entry(f"{each}=openai/{each}", url) for each in names]
 
 
@@ -202,18 +202,18 @@ def _hosted_models(known: "Provider", folder: Path, *, asking: bool) -> list[dic
     if os.environ.get(known.key) or not asking:
         key = f"os.environ/{known.key}"
     else:
-        said = typer.prompt(
+        secret = typer.prompt(
             f"{known.key} is not set. The key (kept in {SECRETS}/), or nothing to set the variable later",
             default="", hide_input=True, show_default=False,
         )  # fmt: skip
-        if not said.strip():
+        if not secret.strip():
             key = f"os.environ/{known.key}"
         else:
             place = folder / SECRETS
             place.mkdir(mode=0o700, exist_ok=True)
             (place / ".gitignore").write_text("*\n")
             file = place / known.key.lower()
-            _write(file, said.strip() + "\n")
+            _write(file, secret.strip() + "\n")
             key = f"file:./{SECRETS}/{file.name}"
     return [{**each, "litellm_params": {**each["litellm_params"], "api_key": key}} for each in entries]
 

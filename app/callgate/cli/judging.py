@@ -68,7 +68,7 @@ def _recorded(reply: Mapping[str, Any], recording: Mapping[str, Any], judged: Se
     if "verdicts" in reply:
         return [Verdict(each["name"] or "", each["verdict"]) for each in reply["verdicts"]]
     results = recording["expect"]["results"]
-    flaws = {id: said["flaw"] for id, said in results.items() if isinstance(said, Mapping) and "flaw" in said}
+    flaws = {id: result["flaw"] for id, result in results.items() if isinstance(result, Mapping) and "flaw" in result}
     known = results.keys() | {call["id"] for call in recording["expect"]["tool_calls"]}
     return [
         Verdict(call.name or "", flaws.get(call.id, "ready") if call.id in known else _word(call)) for call in judged

@@ -76,7 +76,7 @@ def create(
     from callgate.auth.keys import mint_key
 
     secret, digest = mint_key()
-    said = {
+    fields = {
         "name": name,
         "hash": digest,
         "models": models or ["*"],
@@ -92,7 +92,7 @@ def create(
         "budget_per_month": budget_per_month,
         "expires": None if expires is None else _moment_after(expires),
     }
-    key = _checked(said)
+    key = _checked(fields)
     whole = read_config(config, without_variables=True)
     loaded = whole.config
     if any(other.name == name for other in loaded.keys):
@@ -239,14 +239,14 @@ def _line(row: dict[str, Any]) -> str:
     return " ".join(parts)
 
 
-def _checked(said: dict[str, Any]) -> "Key":
+def _checked(fields: dict[str, Any]) -> "Key":
     """Validate a key by the schema of the config."""
     from pydantic import ValidationError
 
     from callgate.config.schema import SHAPES, Key
 
     try:
-        return Key.model_validate({name: value for name, value in said.items() if value is not None})
+        return Key.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         why = SHAPES.get(first.get("ctx", {}).get("pattern", ""), first["msg"])

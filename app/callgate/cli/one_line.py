@@ -33,10 +33,10 @@ def config_text(
     return yaml.safe_dump({"model_list": entries, "tools": python, "mcp_servers": named}, sort_keys=False)
 
 
-def mcp_server(said: str, taken: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
+def mcp_server(option: str, taken: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
     """Return a name and an entry for an MCP server from `[NAME=]COMMAND` or `[NAME=]URL`."""
-    found = re.match(r"([A-Za-z0-9_-]{1,40})=(?=\S)", said)
-    text = said[found.end() :] if found else said
+    found = re.match(r"([A-Za-z0-9_-]{1,40})=(?=\S)", option)
+    text = option[found.end() :] if found else option
     if re.match(r"https?://", text):
         name = re.sub(r"^(?:mcp|www|api)\.", "", re.split(r"[/:]", text.split("://", 1)[1])[0]).split(".")[0]
         entry: dict[str, Any] = {"url": text}
@@ -55,27 +55,27 @@ def free_name(name: str, taken: Iterable[str]) -> str:
     return next(each for n in range(1, 1000) if (each := name if n == 1 else f"{name}_{n}") not in set(taken))
 
 
-def model_entry(said: str, base_url: str | None = None) -> dict[str, Any]:
+def model_entry(option: str, base_url: str | None = None) -> dict[str, Any]:
     """Return the entry for `[NAME=]PROVIDER/MODEL`; the default name is `PROVIDER/MODEL`."""
-    name, equals, model = said.partition("=")
-    model = model if equals else said
+    name, equals, model = option.partition("=")
+    model = model if equals else option
     if "/" not in model:
         model = f"openai/{model}"
     if model == "demo/demo":
         return dict(DEMO)
-    return {"model_name": name if equals else said, "litellm_params": litellm_params(model, base_url)}
+    return {"model_name": name if equals else option, "litellm_params": litellm_params(model, base_url)}
 
 
-def python_tool(said: str) -> dict[str, str]:
+def python_tool(option: str) -> dict[str, str]:
     """Return the entry for `FILE.py`, `FILE.py:function`, `package.module` or `package.module:function`."""
-    place, colon, function = said.partition(":")
+    place, colon, function = option.partition(":")
     if place.endswith(".py"):
         file = Path(place).expanduser()
         if not file.is_file():
-            raise typer.BadParameter(f"--tool {said}: there is no file {file}")
+            raise typer.BadParameter(f"--tool {option}: there is no file {file}")
         if not file.stem.isidentifier():
             legal = re.sub(r"^(?=\d)|\W", "_", file.stem)
-            raise typer.BadParameter(f"--tool {said}: {file.stem!r} cannot be imported; call the file {legal}.py")
+            raise typer.BadParameter(f"--tool {option}: {file.stem!r} cannot be imported; call the file {legal}.py")
         make_importable(file.resolve().parent)
         place = file.stem
     return {"function": f"{place}:{function}"} if colon else {"module": place}

@@ -192,7 +192,7 @@ def _judge(file: Path, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"calls": calls, "differences": [each._asdict() for each in found]}, indent=2))
     for each in () if as_json else found:
-        before, now = (", ".join(f"{name} {word}" for name, word in said) for said in (each.before, each.now))
+        before, now = (", ".join(f"{name} {word}" for name, word in verdicts) for verdicts in (each.before, each.now))
         typer.echo(f"turn {each.turn + 1}: was {printable(before or 'no call')}, is {printable(now or 'no call')}")
     if found:
         raise typer.Exit(WRONG)

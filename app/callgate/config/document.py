@@ -72,13 +72,13 @@ def read_document(text: str, source: str, references: References) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         spot = Spot(source) if mark is None else Spot(source, mark.line + 1, mark.column + 1)
-        said = ", ".join(part for part in (error.problem, error.context) if part)
+        reason = ", ".join(part for part in (error.problem, error.context) if part)
         if conflict := _CONFLICT.search(text):
             line = text.count("\n", 0, conflict.start()) + 1
             raise ConfigError([Problem(Spot(source, line, 1), "", _UNMERGED)]) from None
         language = "JSON" if source.endswith(".json") else "YAML"
-        advice = next((f" ({advice})" for words, advice in _ADVICE.items() if words in said), "")
-        raise ConfigError([Problem(spot, "", f"not readable as {language}: {said}{advice}")]) from None
+        advice = next((f" ({advice})" for words, advice in _ADVICE.items() if words in reason), "")
+        raise ConfigError([Problem(spot, "", f"not readable as {language}: {reason}{advice}")]) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         line = before.count("\n") + 1

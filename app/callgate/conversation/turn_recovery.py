@@ -91,8 +91,8 @@ def take_hints(messages: Sequence[msgspec.Raw]) -> tuple[list[msgspec.Raw], dict
 
 
 def _without_hints(message: msgspec.Raw, place: int, hints: dict[int, Hint]) -> msgspec.Raw:
-    said = msgspec.json.decode(message)
-    calls = said.get("tool_calls") if isinstance(said, dict) else None
+    decoded = msgspec.json.decode(message)
+    calls = decoded.get("tool_calls") if isinstance(decoded, dict) else None
     for call in calls if isinstance(calls, list) else ():
         if not isinstance(call, dict) or FIELD not in call:
             continue
@@ -101,7 +101,7 @@ def _without_hints(message: msgspec.Raw, place: int, hints: dict[int, Hint]) -> 
             hints[place] = msgspec.convert(given, Hint)
         except msgspec.ValidationError:
             continue  # no valid hint
-    return msgspec.Raw(msgspec.json.encode(said))
+    return msgspec.Raw(msgspec.json.encode(decoded))
 
 
 def forgotten_turns(

@@ -54,7 +54,7 @@ _STOP: Final = (
     " AND NOT EXISTS (SELECT runs.id FROM calls JOIN runs ON runs.id = calls.run_id"
     " WHERE calls.id = split_part(?1, '#', 1) AND runs.ended_at IS NULL AND runs.owner IS DISTINCT FROM CAST(?3 AS TEXT))"
     " RETURNING id, state, note),"
-    " told AS (UPDATE calls SET state = stopped.state, ended_at = {now}, note = stopped.note FROM stopped"
+    " ended AS (UPDATE calls SET state = stopped.state, ended_at = {now}, note = stopped.note FROM stopped"
     f" WHERE calls.id = stopped.id AND (calls.ended_at IS NULL OR calls.note LIKE '{CUT_OFF}%' OR calls.note LIKE '{NEVER}%'))"
     " SELECT state FROM stopped"
 )

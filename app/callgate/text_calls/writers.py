@@ -129,8 +129,8 @@ def kimi_id(call: PastCall | PastResult, place: int) -> str:
 
 
 def functionary_v32(text: str, calls: Sequence[PastCall]) -> str:
-    said = f">>>all\n{text}\n" if text else ""
-    return said + "\n".join(f">>>{call.name}\n{_json(call.arguments)}" for call in calls)
+    prose = f">>>all\n{text}\n" if text else ""
+    return prose + "\n".join(f">>>{call.name}\n{_json(call.arguments)}" for call in calls)
 
 
 def functionary_v31(text: str, calls: Sequence[PastCall]) -> str:

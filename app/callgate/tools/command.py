@@ -135,8 +135,8 @@ class CommandLine:
 
     def _command(self, arguments: Mapping[str, Any]) -> Command:
         env = self._env
-        if said := trace_headers():
-            env = {**{name.upper(): value for name, value in said.items()}, **env}
+        if headers := trace_headers():
+            env = {**{name.upper(): value for name, value in headers.items()}, **env}
         groups = (
             group
             for group in self._argv

@@ -235,8 +235,8 @@ def _become(parent: int, report: int, settings: list[tuple[str, str]], program: 
             os.environ.pop("LC_CTYPE", None)  # Python adds it by itself where the locale is C
         os.execve(program, argv, os.environ)  # noqa: S606 - there is no shell in this, which is the point
     except BaseException as error:  # noqa: BLE001 - a second copy of the launcher must never go on from here
-        said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else repr(error)
-        os.write(report, f"{step}: {said}".encode(errors="replace"))
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else repr(error)
+        os.write(report, f"{step}: {reason}".encode(errors="replace"))
     finally:
         os._exit(127)
 

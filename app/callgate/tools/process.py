@@ -189,7 +189,7 @@ class _Child:
         self._max_bytes = max_bytes
         self._stdout, self._stdout_seen = bytearray(), 0
         self._stderr, self._stderr_seen = bytearray(), 0
-        self._said = bytearray()
+        self._report = bytearray()
         self._flood: EndReason | None = None
         self._patience: asyncio.TimerHandle | None = None
         self.over: asyncio.Future[CommandResult] = self._loop.create_future()
@@ -266,13 +266,13 @@ class _Child:
 
     def _receive(self) -> None:
         try:
-            said = self._line.recv(4096)
+            data = self._line.recv(4096)
         except BlockingIOError:
             return
         except ConnectionError:
-            said = b""  # the launcher was killed
-        self._said += said
-        if not said:
+            data = b""  # the launcher was killed
+        self._report += data
+        if not data:
             # The launcher and all writers have ended: the rest of the output is in the pipes.
             for read in (self._read_stdout, self._read_stderr):
                 while not self._flood and read():
@@ -292,7 +292,7 @@ class _Child:
 
     def _ended(self) -> CommandResult:
         messages: dict[str, str] = {}
-        for line in self._said.decode(errors="replace").splitlines():
+        for line in self._report.decode(errors="replace").splitlines():
             name, _, rest = line.partition(" ")
             messages[name] = rest
         if "failed" in messages:

@@ -411,8 +411,8 @@ def error_in(body: dict[str, Any]) -> ProviderError | None:
     if body.get("choices") or body.get("candidates") or any(isinstance(body.get(name), dict) for name in ANSWERS):
         return None
     for name in ERRORS:
-        if said := body.get(name):
-            return _error(said if isinstance(said, dict) else {**body, "message": body.get("message") or said})
+        if error := body.get(name):
+            return _error(error if isinstance(error, dict) else {**body, "message": body.get("message") or error})
     kind, code = body.get("type"), body.get("status")
     if (type(code) is int and code >= FIRST_ERROR) or (isinstance(kind, str) and "fail" in kind.lower()):
         return _error({**body, "message": body.get("title")})

@@ -400,11 +400,11 @@ def _failed(error: Any) -> ProviderError:
 def usage_of(counts: Mapping[str, Any]) -> Usage:
     """Convert token counts to those of Chat Completions."""
     known = {name: value for name, value in counts.items() if type(value) is int}
-    asked, said = known.get("input_tokens", 0), known.get("output_tokens", 0)
+    prompt, completion = known.get("input_tokens", 0), known.get("output_tokens", 0)
     usage: dict[str, Any] = {
-        "prompt_tokens": asked,
-        "completion_tokens": said,
-        "total_tokens": known.get("total_tokens", asked + said),
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": known.get("total_tokens", prompt + completion),
     }
     for name, theirs in (
         ("prompt_tokens_details", "input_tokens_details"),

@@ -130,14 +130,14 @@ def _user(history: History, blocks: Sequence[_Placed], open_calls: dict[str, str
         history.add({"role": "tool", "tool_call_id": id, "content": _result(history, each, images)}, _from([each]))
     if open_calls.keys() - answered:
         raise _unanswered({id: where for id, where in open_calls.items() if id not in answered})
-    said = [each for each in blocks if each.block.type != "tool_result"]
-    parts = [part for each in said if (part := _part(history, each.block, each.where)) is not None]
+    others = [each for each in blocks if each.block.type != "tool_result"]
+    parts = [part for each in others if (part := _part(history, each.block, each.where)) is not None]
     if images:
         history.add({"role": "user", "content": [{"type": "text", "text": IMAGES}, *images]}, [])
-    if said:
+    if others:
         is_text = all(part["type"] == "text" for part in parts)
         content = "\n\n".join(part["text"] for part in parts) if is_text else parts
-        history.add({"role": "user", "content": content}, _from(said))
+        history.add({"role": "user", "content": content}, _from(others))
     return {}
 
 
@@ -200,7 +200,7 @@ def _part(history: History, block: MessageBlock, where: str) -> dict[str, Any] |
 # The assistant's turns -------------------------------------------------------------------------------------------------
 
 
-class _Said(msgspec.Struct):
+class _AssistantMessage(msgspec.Struct):
     """An assistant message while it is assembled, and the results of our calls in it."""
 
     texts: list[str] = msgspec.field(default_factory=list)
@@ -230,7 +230,7 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
     """Add an assistant's turn; return the calls that the client has to answer, with their places."""
     open_calls: dict[str, str] = {}
     ours: dict[str, str] = {}
-    said = _Said()
+    message = _AssistantMessage()
     for each in blocks:
         block = each.block
         if block.type == "mcp_tool_result":
@@ -238,27 +238,27 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
             call_id = each.block.tool_use_id or ""
             if ours.pop(call_id, None) is None:
                 raise wrong(each.where, f"`mcp_tool_result` without a `mcp_tool_use` before it: {call_id[:100]}")
-            said.results.append(
+            message.results.append(
                 {"role": "tool", "tool_call_id": call_id.removeprefix(OUR_CALL), "content": _result(history, each, [])}
             )
             continue
-        if said.results:
-            said.add_to(history)
-            said = _Said()
-        said.placed.append(each)
+        if message.results:
+            message.add_to(history)
+            message = _AssistantMessage()
+        message.placed.append(each)
         match block.type:
             case "text":
-                said.texts.append(block.text or "")
+                message.texts.append(block.text or "")
             case "thinking":
-                _think(history, said, block)
+                _think(history, message, block)
             case "redacted_thinking":
-                said.signed.append({"type": "redacted_thinking", "data": block.data})
+                message.signed.append({"type": "redacted_thinking", "data": block.data})
             case "tool_use" | "mcp_tool_use":
                 id = block.id or ""
                 if id in open_calls or id in ours:
                     raise wrong(each.where, "`tool_use` ids must be unique")
                 (open_calls if block.type == "tool_use" else ours)[id] = each.where
-                said.calls.append(_call(block))
+                message.calls.append(_call(block))
                 if block.type == "mcp_tool_use":
                     history.is_altered = True
                     history.shown.add(id.removeprefix(OUR_CALL))
@@ -267,18 +267,18 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
                 history.foreign.append((each.where, other))
     if ours:
         raise wrong(next(iter(ours.values())), "`mcp_tool_use` without its `mcp_tool_result`")
-    said.add_to(history)
+    message.add_to(history)
     return open_calls
 
 
-def _think(history: History, said: _Said, block: MessageBlock) -> None:
+def _think(history: History, message: _AssistantMessage, block: MessageBlock) -> None:
     assert block.thinking is not None
     assert block.signature is not None
-    said.thoughts.append(block.thinking)
+    message.thoughts.append(block.thinking)
     if block.signature.startswith(OUR_SIGNATURE):
         history.is_altered = True
     else:
-        said.signed.append({"type": "thinking", "thinking": block.thinking, "signature": block.signature})
+        message.signed.append({"type": "thinking", "thinking": block.thinking, "signature": block.signature})
 
 
 def _call(block: MessageBlock) -> dict[str, Any]:
