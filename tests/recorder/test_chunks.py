@@ -160,3 +160,26 @@ def test_a_file_of_format_2_that_is_only_read_has_no_chunks(tmp_path):
     with contextlib.closing(RunStore(tmp_path)) as store:
         store.add([run(1)])
         assert [row.id for row in store.page(RunFilter(), 5)] == [run(1).id, run(0).id]
+
+
+def test_a_run_that_two_processes_recorded_is_listed_once_on_full_pages_and_deleted_everywhere(store):
+    runs = [run(number) for number in range(6)]
+    store.add(runs[:4])
+    store.add(runs[2:])
+    wanted, seen = RunFilter(), []
+    for _ in range(3):
+        page = store.page(wanted, 2)
+        seen += [row.id for row in page]
+        wanted = RunFilter(before=page[-1].began, before_id=page[-1].id)
+    assert seen == [each.id for each in reversed(runs)]
+    assert store.delete(runs[3].id)
+    assert store.get(runs[3].id) is None
+    assert runs[3].id not in {row.id for row in store.page(RunFilter(), 10)}
+
+
+@pytest.mark.parametrize("moment", [1e308, -1e308])
+def test_a_moment_that_no_run_can_have_is_a_filter_as_any_other(store, moment):
+    store.add([run(0)])
+    assert len(store.page(RunFilter(until=moment), 5)) == (moment > 0)
+    assert len(store.page(RunFilter(since=moment), 5)) == (moment < 0)
+    assert len(store.page(RunFilter(before=moment), 5)) == (moment > 0)

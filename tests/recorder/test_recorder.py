@@ -33,11 +33,12 @@ from callgate.recorder.recorder import (
     FEED_BACKLOG,
     IN_MEMORY,
     IN_MEMORY_BYTES,
+    PACKED_TOGETHER,
     Recorder,
 )
-from callgate.recorder.recording import RecordPolicy, RunRecording, TextsListener
+from callgate.recorder.recording import PACKED_AT_ONCE, RecordPolicy, RunRecording, TextsListener
 from callgate.recorder.row import Kept, Recording, RunRow
-from callgate.recorder.store import FILE, RunFilter, RunStore, day_of
+from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, day_of
 
 pytestmark = pytest.mark.anyio
 
@@ -81,6 +82,13 @@ def note(recording: RunRecording, event: ChatEvent) -> None:
     if recording.has_texts:
         TextsListener(recording, 0).handle(event)
     recording.note(0, event)
+
+
+def recorded_plain(recorder: Recorder, id: str) -> RunRecording:
+    recording = recorder.begin(RunRow(id, time.time(), "gpt"), EVERYTHING)
+    for event in PLAIN:
+        note(recording, event)
+    return recording
 
 
 async def written(recorder: Recorder, id: str = "run_1") -> Recording:
@@ -398,6 +406,111 @@ async def test_runs_wait_for_a_file_that_cannot_be_written(tmp_path, monkeypatch
     assert [row.id for row in recorder.page(RunFilter(), 10)] == ["run_3", "run_2", "run_1"]
     assert (dropped, recorder._bytes_in - recorder._bytes_out) == ([], 0)
     assert [each["event"] for each in log] == ["runs_not_recorded", "runs_recorded_again"]
+
+
+async def test_runs_that_were_written_are_not_written_again_because_usage_was_not(tmp_path, monkeypatch):
+    used, failing = Used(), [True]
+    count = RunStore.count
+
+    def count_at_last(store: RunStore, used: object) -> None:
+        if failing:
+            raise StoreUnusable("the disk is full")
+        count(store, used)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RunStore, "count", count_at_last)
+    recorder = Recorder(mask, tmp_path, counted=lambda: [used])
+    recorder.end(recorded_plain(recorder, "run_1"))
+    await written_until(recorder, lambda: not recorder.has_waiting)
+    failing.clear()
+    recorder.end(recorded_plain(recorder, "run_2"))
+    await recorder.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        assert database.execute("SELECT (SELECT sum(runs) FROM chunks), count(*) FROM runs").fetchone() in [
+            (2, 0),
+            (None, 2),
+        ]
+    assert [each.requests for each in recorder.usage(day_of(time.time()))] == [2]
+
+
+async def test_a_run_that_is_removed_while_it_waits_for_the_file_is_in_no_list(tmp_path):
+    recorder = Recorder(mask, tmp_path / "later")
+    with capture_logs() as log:
+        recorder.end(recorded(recorder, "run_1"))
+        await written_until(recorder, lambda: any(each["event"] == "runs_not_recorded" for each in log))
+        assert recorder.delete("run_1")
+        assert (recorder.page(RunFilter(), 10), recorder.get("run_1")) == ([], None)
+        (tmp_path / "later").mkdir()
+        await recorder.close()
+    assert (recorder.page(RunFilter(), 10), recorder.get("run_1")) == ([], None)
+
+
+async def test_a_run_that_is_removed_while_it_is_packed_is_not_written(tmp_path):
+    recorder = Recorder(mask, tmp_path)
+    recording = recorder.begin(
+        RunRow("run_1", time.time(), "gpt"), EVERYTHING, removing(lambda: recorder.delete("run_1"))
+    )
+    for event in PLAIN:
+        note(recording, event)
+    recorder.end(recording)
+    await recorder.close()
+    assert (recorder.get("run_1"), recorder.page(RunFilter(), 10)) == (None, [])
+
+
+def removing(remove):
+    """A price list; who asks it removes a run, as a thread may meanwhile."""
+
+    def price(by: object) -> None:
+        remove()
+
+    return price
+
+
+async def test_runs_that_take_long_to_pack_do_not_hold_the_event_loop_together(tmp_path):
+    recorder = Recorder(mask, tmp_path)
+    turns: list[int] = []
+
+    def slow_price(by: object) -> None:
+        turns[-1] += 1
+        time.sleep(0.001)
+
+    for number in range(PACKED_TOGETHER):
+        recording = recorder.begin(RunRow(f"run_{number:02}", time.time(), "gpt"), EVERYTHING, slow_price)
+        for event in PLAIN:
+            note(recording, event)
+        turns.append(0)
+        recorder.end(recording)
+    while recorder._unpacked:
+        turns.append(0)
+        await asyncio.sleep(0)
+    await recorder.close()
+    assert max(turns) < PACKED_TOGETHER
+    assert len(recorder.page(RunFilter(), 100)) == PACKED_TOGETHER
+    assert [row.id for row in recorder.page(RunFilter(), 2)] == ["run_31", "run_30"]
+
+
+async def test_a_run_that_counts_very_much_is_weighed_and_shares_no_row(tmp_path):
+    usage = {"n" * 60 + str(number): {"m" * 60 + str(part): 1 for part in range(32)} for number in range(32)}
+    recorder = Recorder(mask)
+    recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
+    for turn in range(3):
+        note(recording, TurnEnded(turn, TurnAccount(("stop",), (), (), (), (), usage, 0.25)))
+    note(recording, PLAIN[-1])
+    recorder.end(recording)
+    recorder._pack()
+    [waiting] = recorder._waiting.values()
+    assert waiting.weight > 100_000
+    assert waiting.row
+    await recorder.close()
+
+
+async def test_results_that_wait_to_be_packed_by_the_thread_are_weighed(recorder):
+    recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
+    for _ in range(PACKED_AT_ONCE + 1):
+        note(recording, CallEnded(0, CALL, Returned("x" * 10_000), 0.1))
+    waiting = recording.to_write()
+    assert waiting is recording
+    assert waiting.weight > PACKED_AT_ONCE * 10_000
+    recorder.end(recording)
 
 
 async def test_where_no_file_can_be_made_the_newest_runs_are_listed_from_memory(tmp_path):

@@ -273,3 +273,13 @@ def test_a_file_that_was_made_and_not_written_yet_has_no_runs_and_another_format
     for read_only in (True, False):
         with pytest.raises(StoreUnusable, match=r"another version of Callgate \(format 99\); move it away"):
             RunStore(tmp_path, read_only=read_only)
+
+
+def test_pruning_goes_on_past_what_is_damaged(store, tmp_path):
+    store.add([run(number, content={"request": "x", "wire.0.0": "y"}) for number in range(3)])
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database, database:
+        database.execute("UPDATE runs SET row = x'c1' WHERE seq = 1")
+        database.execute("UPDATE content SET body = x'7a00' WHERE seq = 2")
+    store.prune(older_than=0.0, most_bytes=store.bytes - 1, wire_older_than=1e10)
+    assert store.prune(older_than=0.0, most_bytes=0) == 3
+    assert store.bytes == 0

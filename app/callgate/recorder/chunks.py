@@ -16,6 +16,8 @@ CHUNK_RUNS: Final = 64
 """The most runs in one chunk. With more, writing is cheaper, and listing the runs of a rare key is slower."""
 PERIOD_MS: Final = 0x10000
 """About 65 seconds: the last four of the eleven hexadecimal digits of milliseconds in an id."""
+FARTHEST: Final = 1e12
+"""Seconds from 1970. Filters by later and earlier moments are taken for this one."""
 PREFIX: Final = "run_"
 """The beginning of an id, before the time."""
 
@@ -76,6 +78,7 @@ def period_of(moment: float) -> str:
 
 def end_of_period(moment: float) -> float:
     """Return when the period of a moment ends."""
+    moment = min(max(moment, -FARTHEST), FARTHEST)
     return (int(moment * 1000) // PERIOD_MS + 1) * PERIOD_MS / 1000
 
 

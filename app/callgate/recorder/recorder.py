@@ -37,6 +37,8 @@ IN_MEMORY_BYTES: Final = 32 * 1024 * 1024
 """The limit of their events and texts in memory. Beyond it the oldest runs are dropped from memory."""
 PACKED_TOGETHER: Final = 32
 """How many runs are packed together: it takes a tenth of a millisecond, half the time of packing them one by one."""
+PACKING_SECONDS: Final = 0.002
+"""How long the event loop packs without a pause: some runs have long results, or usage with many counts."""
 PACKED_AFTER_SECONDS: Final = 0.05
 """How long a run may wait to be packed together with others."""
 BATCH_SECONDS: Final = 0.25
@@ -186,7 +188,13 @@ class Recorder:
             self._packing.cancel()
             self._packing = None
         batch: list[EndedRun] = []
-        for recording in self._unpacked:
+        unpacked, self._unpacked = self._unpacked, []
+        ends = monotonic() + PACKING_SECONDS
+        for recording in unpacked:
+            if monotonic() > ends:
+                self._unpacked = unpacked[unpacked.index(recording) :]
+                self._packing = asyncio.get_running_loop().call_later(0, self._pack)
+                break
             ended: EndedRun | None = None
             try:
                 if self._bytes_in - self._bytes_out > BACKLOG_BYTES:
@@ -200,9 +208,10 @@ class Recorder:
                 continue
             if recording.is_listed:
                 self._waiting[recording.id] = ended
+                if recording.is_deleted:  # meanwhile, by a thread
+                    ended.is_deleted = True
             self._bytes_in += ended.weight
             batch.append(ended)
-        self._unpacked = []
         if batch:
             if self._thread is None:
                 self._start()
@@ -225,7 +234,8 @@ class Recorder:
     async def close(self) -> None:
         """End all feeds, write the waiting runs, and stop the thread."""
         self.end_feeds()
-        self._pack()
+        while self._unpacked:
+            self._pack()
         if self._thread is not None:
             self._closing.set()
             self._ended.put(None)
@@ -290,7 +300,7 @@ class Recorder:
                 here.append(ended.row_now())
         if self._folder is None or self._failure:
             with self._lock:
-                here += [run.whole_row for run in self._newest]
+                here += [run.whole_row for run in self._newest if not run.is_deleted]
         found = {row.id: row for row in here if is_wanted(row, wanted)}
         for row in self._stored(lambda store: store.page(wanted, count)) or ():
             found.setdefault(row.id, row)
@@ -367,9 +377,10 @@ class Recorder:
     def delete(self, id: str) -> bool:
         """Delete a run that has ended; False if there is none with this id."""
         with self._lock:
-            waiting = self._waiting.get(id)
-            if waiting is not None:
+            if (waiting := self._waiting.get(id)) is not None:
                 waiting.is_deleted = True
+                if (packed_run := self._waiting.get(id)) is not None:  # the event loop packs without the lock
+                    packed_run.is_deleted = True
                 return True
             known = next((known for known in self._newest if known.id == id), None)
             if found := known is not None:
@@ -421,22 +432,25 @@ class Recorder:
             fresh = self._packed_batch(batch)
             self._remember(fresh)
             unwritten += fresh
-            written: list[PackedRun] = []
+            done: list[PackedRun] = []
             with self._lock:
                 self._count()
-                if self._folder is not None and (unwritten or self._usage):
-                    store = self._write(store, unwritten)
-                if self._folder is None or store is not None or not is_open:
-                    written, unwritten = unwritten, []
+                if self._folder is None:
+                    done += unwritten
+                elif unwritten or self._usage:
+                    store = self._write(store, unwritten, done)
+                del unwritten[: len(done)]
+                if not is_open:
+                    for _ in unwritten:
+                        self._on_dropped()
+                    done += unwritten
                 forget = self._waiting.pop
-                for run in written:
+                for run in done:
                     forget(run.id, None)
-                self._bytes_out += sum(map(_weight, written))
-                deleted = [run.id for run in written if run.is_deleted]
+                self._bytes_out += sum(map(_weight, done))
+                deleted = [run.id for run in done if run.is_deleted]
             for id in deleted:  # deleted while they were packed or written
                 self._remove(id)
-            for _ in written if self._failure else ():  # at the end of the process, when writing failed
-                self._on_dropped()
             for run in fresh if self._feeds else ():
                 if not run.is_deleted:
                     self.publish("run", run.whole_row)
@@ -543,8 +557,8 @@ class Recorder:
             return batch, False
         return batch, True
 
-    def _write(self, store: RunStore | None, kept: Sequence[PackedRun]) -> RunStore | None:
-        """Write runs and usage; None if the file cannot be written now: they are written later."""
+    def _write(self, store: RunStore | None, kept: Sequence[PackedRun], written: list[PackedRun]) -> RunStore | None:
+        """Write runs and usage; None if the file cannot be written now: what is not in `written` is written later."""
         assert self._folder is not None
         try:
             if store is not None and not store.is_in_place:
@@ -553,14 +567,7 @@ class Recorder:
                 store = None
             store = store or RunStore(self._folder)
             if kept:
-                try:
-                    store.add(kept)
-                except (ValueError, OverflowError, RecursionError):  # one of them has a value that cannot be written
-                    for run in kept:
-                        try:
-                            store.add([run])
-                        except (ValueError, OverflowError, RecursionError) as error:
-                            self._drop(run.id, error)
+                self._add(store, kept, written)
             if self._usage:
                 store.count(self._usage.values())
                 self._usage = {}
@@ -575,6 +582,18 @@ class Recorder:
             self._failure = ""
             log.warning("runs_recorded_again", runs=len(kept))
         return store
+
+    def _add(self, store: RunStore, kept: Sequence[PackedRun], written: list[PackedRun]) -> None:
+        try:
+            store.add(kept)
+        except (ValueError, OverflowError, RecursionError) as error:  # one of them has a value that cannot be written
+            if len(kept) > 1:
+                middle = len(kept) // 2
+                self._add(store, kept[:middle], written)
+                self._add(store, kept[middle:], written)
+                return
+            self._drop(kept[0].id, error)
+        written += kept
 
     def _drop(self, id: str, error: Exception) -> None:
         """Log and count a run that cannot be written, so that the others still are."""

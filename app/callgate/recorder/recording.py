@@ -49,6 +49,8 @@ WireKept: TypeAlias = Literal["off", "on_error", "on"]
 
 PLAIN_EVENTS: Final = 64
 """The most events of a plain run. Its row is calculated when it is read, and long lists must be fast."""
+PLAIN_BYTES: Final = 8192
+"""The most bytes of a plain run. Whoever reads one run of a chunk reads the whole chunk."""
 PACKED_AT_ONCE: Final = 500
 """The most events of a run that the event loop packs: a third of a millisecond. The thread packs longer runs."""
 
@@ -168,13 +170,17 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         row, policy = self.row, self.policy
         if policy.content_bytes is not None or self.trace is not None or len(self.happened) > PACKED_AT_ONCE:
             self.weight += 1024 * len(self.happened)
+            if policy.content_bytes is None:
+                self.weight += sum(_texts_length(event) for _, _, event in self.happened)
             return self
         events = self.events
         is_plain = self.is_plain and policy.runs == "all" and not row.replay_of and len(events) <= PLAIN_EVENTS
         if is_plain and events and type(ended := events[-1]) is PackedEnd:
             row.state, row.finish_reason = str(ended.ending), ended.finish_reason
             if row.state in USUAL_STATES:
-                return PackedRun.plain(row, events)
+                plain = PackedRun.plain(row, events)
+                if len(plain.events) <= PLAIN_BYTES:
+                    return plain
         run = PackedRun.of(summed_up(self.row, events), events)
         return run if self.policy.keeps(run) else None
 
@@ -192,6 +198,16 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         if self.policy.wire == "on_error" and not row.is_odd:
             content = {part: text for part, text in content.items() if wire_turn(part) is None}
         return PackedRun.of(row, events, content)
+
+
+def _texts_length(event: ChatEvent) -> int:
+    """Return how long the texts are that an event holds until it is packed."""
+    if isinstance(event, CallEnded):
+        return len(event.outcome.text)
+    if isinstance(event, TurnEnded):
+        answer = event.answer
+        return sum(len(call.text) for call in (*answer.run, *answer.handed_back, *answer.broken))
+    return 0
 
 
 def kept_texts(texts: Mapping[str, str], most: int, mask: Mask) -> tuple[dict[str, str], list[str]]:

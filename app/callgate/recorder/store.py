@@ -5,6 +5,7 @@ All functions block on the disk: they are called by threads and the command line
 import contextlib
 import sqlite3
 import time
+import zlib
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -299,6 +300,7 @@ class RunStore:
     def _delete_from_chunk(self, id: str) -> bool:
         """Delete a run from its chunk. If the run is in no readable chunk, unreadable ones that may contain it are deleted whole."""
         damaged: list[tuple[int, bytes]] = []
+        found = False
         for seq, body in self._chunks_around(id):
             try:
                 runs = decode_chunk(body)
@@ -308,10 +310,10 @@ class RunStore:
             rest = [run for run in runs if run.id != id]
             if len(rest) < len(runs):
                 self._replace_chunk(seq, body, rest)
-                return True
-        for seq, body in damaged:
+                found = True  # and perhaps in another, of another process
+        for seq, body in () if found else damaged:
             self._replace_chunk(seq, body, [])
-        return bool(damaged)
+        return found or bool(damaged)
 
     def _replace_chunk(self, seq: int, body: bytes, runs: Sequence[KeptRun]) -> None:
         left = encode(runs) if runs else b""
@@ -347,9 +349,13 @@ class RunStore:
                             "DELETE FROM content WHERE seq = ? RETURNING length(body)", (seq,)
                         ).fetchone()
                         [body] = self._database.execute("SELECT row FROM runs WHERE seq = ?", (seq,)).fetchone()
-                        row = msgspec.structs.replace(decode_row(body), kept=Kept.AGED_OUT)
+                        try:
+                            row = msgspec.structs.replace(decode_row(body), kept=Kept.AGED_OUT)
+                        except msgspec.DecodeError:  # a damaged row, of which the rest goes with the oldest
+                            row = None
                         self._database.execute(
-                            "UPDATE runs SET row = ?, bytes = bytes - ? WHERE seq = ?", (encode(row), size, seq)
+                            "UPDATE runs SET row = ?, bytes = bytes - ? WHERE seq = ?",
+                            (body if row is None else encode(row), size, seq),
                         )
                         self._add_to_total(-size)
             while self.bytes > most_bytes and (oldest := self._remove_oldest()):
@@ -369,7 +375,10 @@ class RunStore:
         ).fetchall():
             with self._transaction():
                 for seq, body in found:
-                    texts = content_in_file(body)
+                    try:
+                        texts = content_in_file(body)
+                    except (msgspec.DecodeError, zlib.error):  # damaged
+                        continue
                     rest = {part: text for part, text in texts.items() if wire_turn(part) is None}
                     if len(rest) < len(texts):
                         left = stored_content(rest)
@@ -438,6 +447,7 @@ class RunStore:
             return []
         found: list[KeptRun] = []
         places = sorted(map(run_place, others))
+        known = {row.id for row in others}
         seen: set[int] = set()
         where, values = _where_chunks(wanted)
         for seq, until, body in self._database.execute(where, values):
@@ -447,7 +457,8 @@ class RunStore:
                 continue
             seen.add(seq)
             for run in decode_chunk(body):
-                if is_wanted(run, wanted):
+                if run.id not in known and is_wanted(run, wanted):
+                    known.add(run.id)
                     found.append(run)
                     insort(places, run_place(run))
         return [run.whole_row for run in found if run_place(run) >= places[-count:][0]]
@@ -499,10 +510,11 @@ class RunStore:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._database.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # SQLite ends it by itself where a disk is full
+                self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
 
     @contextlib.contextmanager
     def _time_limit(self) -> Iterator[None]:
