@@ -311,5 +311,5 @@ def test_no_text_whatever_makes_a_prompted_answer_fail_or_runs_more_than_was_wri
         assert sum(call.name == name for call in turn.calls if isinstance(call, ReadyCall)) <= sound.count(name)
 
 
-def test_what_a_prompted_answer_holds_back_is_what_it_says_later() -> None:
+def test_what_a_prompted_answer_holds_back_is_emitted_later() -> None:
     assert prompted("xml", ["a <func", "tion_calls", " b"]).text == "a <function_calls b"

@@ -561,7 +561,7 @@ async def test_what_was_asked_is_on_record(upstream):
     assert "sk-secret" not in dump(upstream)
 
 
-async def test_waiting_for_a_request_that_never_comes_says_so(upstream):
+async def test_waiting_for_a_request_that_never_comes_is_an_error(upstream):
     with pytest.raises(AssertionError, match="waited for 1 requests, saw 0"):
         await upstream.requests.wait(1, within=0.01)
 

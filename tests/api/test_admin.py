@@ -16,7 +16,7 @@ from tests.scripted_upstream import Reply, Upstream
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_key_is_told_its_name_and_what_it_may(upstream: Upstream) -> None:
+async def test_a_key_can_read_its_name_and_rights(upstream: Upstream) -> None:
     (alice, alices), (boss, bosses) = mint_key(), mint_key()
     keys = [
         {"name": "alice", "hash": alices, "see": "own", "models": ["m"], "tools": ["get_*"], "approve": True},

@@ -174,7 +174,7 @@ async def test_a_key_asks_only_its_own_runs_again_and_only_models_that_it_may_as
 
 
 @pytest.mark.parametrize("body", ['{"models": "m"}', '{"from_turn": "one"}', '{"tools": "all"}', "[]"])
-async def test_a_body_that_says_something_else_is_refused(upstream: Upstream, body: str) -> None:
+async def test_a_body_with_other_fields_is_refused(upstream: Upstream, body: str) -> None:
     async with serving(upstream) as client:
         run = await ask(client, upstream)
         answer = await client.post(f"/v1/runs/{run}/replay", content=body)

@@ -58,9 +58,7 @@ async def events(answer: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
             yield kind, json.loads(line.removeprefix("data: "))
 
 
-async def test_a_run_of_another_process_is_not_here_and_it_is_said_where_it_is(
-    upstream: Upstream, tmp_path: Path
-) -> None:
+async def test_a_run_of_another_process_is_an_error_that_names_the_process(upstream: Upstream, tmp_path: Path) -> None:
     (alice, alices), (bob, bobs) = mint_key(), mint_key()
     keys = [{"name": "alice", "hash": alices, "see": "own"}, {"name": "bob", "hash": bobs, "see": "own"}]
     upstream.script("m", [Reply(calls=[Call("wait_for_gate", {})]), Reply(text="done")])
@@ -147,7 +145,7 @@ async def test_no_news_are_published_once_no_client_follows(monkeypatch: pytest.
     await news.close()
 
 
-async def test_what_another_version_says_is_logged_and_no_harm() -> None:
+async def test_a_message_of_another_version_is_logged_and_ignored() -> None:
     news = RunNews(Recorder(lambda text: text), None, None)  # type: ignore[arg-type]  # neither is asked
     with capture_logs() as logs:
         for what in ("happened {", 'happened ["run"]', 'happened ["run", {"id": 7}]', "made_up", ""):

@@ -48,7 +48,7 @@ async def under_way(upstream: Upstream, client: httpx.AsyncClient, headers: dict
         await answer.aread()
 
 
-async def test_it_is_said_which_process_has_a_run_that_is_under_way(upstream: Upstream, tmp_path: Path) -> None:
+async def test_the_answer_names_the_process_that_has_a_run_under_way(upstream: Upstream, tmp_path: Path) -> None:
     keys = {name: mint_key() for name in ("alice", "bob")}
     listed = [{"name": name, "hash": hash, "see": "own"} for name, (_, hash) in keys.items()]
     alice, bob = ({"authorization": f"Bearer {key}"} for key, _ in keys.values())

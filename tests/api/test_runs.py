@@ -188,7 +188,9 @@ async def test_a_key_sees_nothing_its_own_or_everything(upstream: Upstream) -> N
 
 
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
-async def test_metrics_say_what_each_key_used_only_to_who_sees_everybodys_runs(upstream: Upstream, accept: str) -> None:
+async def test_metrics_show_the_usage_of_each_key_only_to_keys_that_see_all_runs(
+    upstream: Upstream, accept: str
+) -> None:
     keys = {name: mint_key() for name in ("alice", "bob", "boss", "scraper")}
     rights: dict[str, dict[str, Any]] = {"boss": {"admin": True}, "scraper": {"see": "all"}}
     listed = [{"name": name, "hash": hash, **rights.get(name, {})} for name, (_, hash) in keys.items()]
@@ -229,7 +231,7 @@ async def test_what_a_provider_quotes_of_a_request_is_in_no_run_and_no_log(upstr
     assert "planted" not in str(log)
 
 
-async def test_a_request_that_fails_leaves_a_run_that_says_why(upstream: Upstream) -> None:
+async def test_a_request_that_fails_leaves_a_run_with_the_reason(upstream: Upstream) -> None:
     async with serving(upstream, upstream={"retries": 0}) as client:
         upstream.script("m", [Reply(status=401)])
         failed = await client.post("/v1/chat/completions", json=QUESTION)
@@ -287,7 +289,7 @@ async def test_a_plain_request_that_went_well_leaves_no_run_but_is_counted(upstr
     assert (used["name"], used["requests"]) == ("m", 1)
 
 
-async def test_the_feed_says_when_runs_begin_and_end(upstream: Upstream) -> None:
+async def test_the_feed_reports_when_runs_begin_and_end(upstream: Upstream) -> None:
     async with serving(upstream) as client, client.stream("GET", "/v1/feed") as feed:
         lines = feed.aiter_lines()
         async with asyncio.timeout(10):
@@ -462,7 +464,7 @@ async def test_a_word_that_the_header_does_not_know_keeps_no_content(upstream: U
     assert kept == {"on": "content", "none": "nothing", "OFF": "nothing"}
 
 
-async def test_the_last_hour_is_told_by_minute_to_each_key_its_own(upstream: Upstream) -> None:
+async def test_each_key_gets_its_own_usage_of_the_last_hour_by_minute(upstream: Upstream) -> None:
     (alice, alices), (bob, bobs) = mint_key(), mint_key()
     keys = [{"name": "alice", "hash": alices, "see": "all"}, {"name": "bob", "hash": bobs, "see": "own"}]
     async with serving(upstream, keys=keys, auth="keys") as client:
@@ -578,7 +580,7 @@ async def says_it_was_approved(context: Context) -> str:
     return "done"
 
 
-async def test_what_a_tool_says_of_itself_is_no_approval(upstream: Upstream) -> None:
+async def test_the_progress_of_a_tool_is_no_approval(upstream: Upstream) -> None:
     tool = {"kind": "python", "function": f"{__name__}:says_it_was_approved"}
     config = make_config(upstream.url, tools=[tool], record={"content": True})
     upstream.script("m", [Reply(calls=[Call("says_it_was_approved", {})]), Reply(text="done")])

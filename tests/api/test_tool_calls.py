@@ -124,7 +124,7 @@ async def test_only_an_operator_calls_tools_and_only_those_of_its_key(upstream: 
         '{"arguments": "\\ud83d"}',
     ],
 )
-async def test_a_body_that_says_something_else_is_refused(upstream: Upstream, body: str | bytes) -> None:
+async def test_a_body_with_other_fields_is_refused(upstream: Upstream, body: str | bytes) -> None:
     async with serving(upstream) as client:
         answer = await client.post("/v1/tools/add/call", content=body)
 

@@ -81,7 +81,7 @@ def test_a_minted_key_has_our_prefix_enough_chance_in_it_and_its_own_hash():
     assert mint_key()[0] != key
 
 
-def test_globs_say_which_models_a_caller_may_ask():
+def test_globs_select_the_models_that_a_caller_may_use():
     caller = RING.identify({"api-key": SECRET})
 
     assert [name for name in ("openai/gpt", "demo", "demo2", "OPENAI/gpt", "azure/x") if caller.may_ask(name)] == [

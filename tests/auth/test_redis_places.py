@@ -194,7 +194,7 @@ async def test_what_redis_says_while_this_process_stands_still_has_come_in_time(
     await limiter.close()
 
 
-async def test_a_redis_that_takes_connections_and_says_nothing_is_away() -> None:
+async def test_a_redis_that_accepts_connections_and_never_answers_is_away() -> None:
     writers: list[asyncio.StreamWriter] = []
 
     def keep(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -95,7 +95,7 @@ def test_an_unknown_tool_comes_before_the_arguments():
     assert "get_weather" in found.problem.note
 
 
-def test_an_unknown_name_is_said_again_up_to_a_length_and_without_a_suggestion_where_none_is_near():
+def test_an_unknown_name_is_quoted_up_to_a_length_and_without_a_suggestion_if_none_is_near():
     assert broken(call("x" * 121, "{}")).problem == FlawDetail(
         expected="the exact name of a tool that is on offer", got="x" * 120
     )
@@ -131,7 +131,7 @@ def test_an_empty_last_call_under_length_was_cut(arguments):
     assert isinstance(one(call("open", *arguments)), ReadyCall)
 
 
-def test_what_shows_that_a_call_was_cut_is_said():
+def test_the_sign_of_a_cut_call_is_reported():
     note = "the answer had become too long while this call was being written"
     assert broken(call("open"), at_length=True).problem == FlawDetail(expected="arguments", got="{}", note=note)
     assert broken(call("get_weather", '{"days": 3}'), at_length=True).problem == FlawDetail(
@@ -219,7 +219,7 @@ def test_the_flaw_of_a_cut_text_call_names_where_it_ended():
         assert "the text ends" in found.problem.note
 
 
-def test_what_the_arguments_show_is_said_only_of_the_flaw_that_the_reader_found():
+def test_details_of_the_arguments_are_reported_only_for_the_flaw_that_the_reader_found():
     assert broken(call("get_weather", "{'a'}", flaw=Flaw.TRUNCATED, from_text=True)).problem is None
     assert broken(call("get_weather", "{}", flaw=Flaw.TRUNCATED, from_text=True)).problem is None
 

@@ -132,12 +132,12 @@ def test_literal_halves_of_a_pair_are_joined():
         ('{"rows":[{"id":1},{"id":2},{"id":x}]}', 33, "a value"),
     ],
 )
-def test_it_says_where_a_text_broke_and_what_was_due(text, position, expected):
+def test_the_error_has_the_position_and_what_was_expected(text, position, expected):
     fault = fault_of(text)
     assert (fault.position, fault.expected[: len(expected)], fault.cut) == (position, expected, False)
 
 
-def test_it_says_in_which_property_a_text_broke():
+def test_the_error_names_the_property_in_which_a_text_is_invalid():
     assert fault_of('{"path":"a","content":"one\\ntw').inside == "content"
     assert fault_of('{"a":{"b":1},"c":tru').inside == "c"
 

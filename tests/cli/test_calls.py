@@ -79,7 +79,7 @@ def test_what_a_provider_calls_its_calls_moves_no_cursor_and_makes_no_line(tmp_p
     assert "\\x1b[2J\\nfake" in output
 
 
-def test_where_nothing_ran_that_is_said(tmp_path: Path) -> None:
+def test_an_empty_list_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump({**MODELS, "data_dir": "data"}))
     for command, words in (("calls", "no calls"), ("runs", "no runs")):

@@ -160,7 +160,7 @@ async def test_an_exported_recording_is_judged_again_without_a_server(
 
 
 @pytest.mark.parametrize("name", ["two-calls-interleaved", "truncated-call-then-whole", "half-truncated-turn"])
-async def test_the_recordings_of_the_tests_are_judged_as_they_say(name: str, tmp_path: Path) -> None:
+async def test_the_recordings_of_the_tests_get_the_recorded_verdicts(name: str, tmp_path: Path) -> None:
     recording = load(FOLDER / f"{name}.json")
     config = make_config("http://127.0.0.1:9", tools=recording.house_tools)
     async with serve(create_app(config)) as url, http_client(url) as client:

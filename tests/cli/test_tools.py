@@ -144,7 +144,7 @@ def test_a_module_that_cannot_be_imported_is_reported_with_its_place(tmp_path):
     assert f"{tmp_path / 'config.yaml'}:6:3: tools.0: " in ran.stderr
 
 
-def test_a_server_does_not_start_with_it_and_says_so_in_one_line(tmp_path):
+def test_a_server_does_not_start_with_it_and_prints_the_error_in_one_line(tmp_path):
     ran = callgate("serve", config={"tools": [{"kind": "python", "module": "no_such_module"}]}, folder=tmp_path)
     assert ran.returncode == 2
     assert ran.stderr == f"callgate: {tmp_path / 'config.yaml'}:6:3: tools.0: there is no module no_such_module\n"

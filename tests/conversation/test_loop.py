@@ -385,7 +385,7 @@ async def test_calls_of_one_turn_run_together_and_answer_in_their_order() -> Non
     assert list(model.asked[1].tool_results.values()) == ['{"n": 1}', '{"n": 2}']
 
 
-async def test_one_at_a_time_when_the_rules_say_so() -> None:
+async def test_calls_run_one_at_a_time_if_the_rules_require_it() -> None:
     counting = CountingTool()
     model = ScriptedModel(calls(*[("echo", {"n": n}) for n in range(4)]), says("ok"))
     await chat(model, ScriptedToolbox(echo=counting), rules=Rules(max_parallel_calls=1))
@@ -870,7 +870,7 @@ async def test_at_a_limit_nothing_that_was_filtered_is_an_answer() -> None:
     assert (listener.ended.ending.kind, listener.ended.ending.note) == (EndingKind.GAVE_UP, "content_filter")
 
 
-async def test_without_tools_nothing_is_said_of_how_they_may_be_called() -> None:
+async def test_without_tools_the_request_has_no_parameters_for_calls() -> None:
     model = ScriptedModel(calls(("echo", {})), calls(("echo", {})), says("Well."))
     params = {"parallel_tool_calls": False, "seed": 1}
     await chat(model, ask=ask_for(params=params, tool_choice="none"), rules=Rules(max_iterations=1))
@@ -946,7 +946,7 @@ async def test_the_same_call_must_come_in_turns_running() -> None:
     assert listener.ended.ending.kind is EndingKind.ANSWERED
 
 
-async def test_as_many_at_once_as_the_rules_say() -> None:
+async def test_as_many_calls_run_at_once_as_the_rules_allow() -> None:
     gated = GatedTool()
     counting = CountingTool(gated)
     model = ScriptedModel(calls(*[("echo", {"n": n}) for n in range(4)]), says("ok"))
@@ -965,7 +965,7 @@ async def test_a_chat_that_may_run_no_call_has_no_turn_that_ran_tools() -> None:
     assert (listener.ended.ending.kind, box.ran) == (EndingKind.ANSWERED, [])
 
 
-async def test_the_first_limit_that_was_reached_is_the_one_that_is_said() -> None:
+async def test_the_first_limit_that_was_reached_is_the_reported_one() -> None:
     model = ScriptedModel(calls(("echo", {"n": 1})), calls(("echo", {"n": 2})), says("ok"))
     listener = await chat(model, rules=Rules(max_iterations=1, max_failed_turns=1))
     assert listener.ended.ending.note == "max_iterations"
@@ -978,7 +978,7 @@ async def test_behind_a_turn_that_worked_as_many_may_fail_as_before() -> None:
     assert listener.ended.ending.note == "failed_turns"
 
 
-async def test_a_provider_that_says_nothing_of_tokens_has_spent_none() -> None:
+async def test_a_provider_without_usage_has_spent_no_tokens() -> None:
     listener = await chat(ScriptedModel(calls(("echo", {})), says("ok")), rules=Rules(max_tokens=1))
     assert (listener.ended.ending.kind, listener.ended.usage) == (EndingKind.ANSWERED, None)
 

@@ -48,7 +48,7 @@ def test_the_events_of_a_turn_come_back_as_they_were() -> None:
     assert [event.text for event in again.events if isinstance(event, TextDelta)] == ["one two \ud83d", "three"]
 
 
-def test_what_is_still_text_in_an_event_is_kept_as_what_it_says() -> None:
+def test_raw_json_in_an_event_is_kept_as_its_value() -> None:
     event = CallDelta(0, "call_1", "alpha", "{}", {"sig": msgspec.Raw(b'{"x":1}')})
     [again] = StoredTurn.decode(StoredTurn([event], "direct", reason_is_raw=True).encode()).events
     assert again == CallDelta(0, "call_1", "alpha", "{}", {"sig": {"x": 1}})

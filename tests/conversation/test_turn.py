@@ -206,7 +206,7 @@ def passed(*batches: list[ModelEvent], end: StreamEnd = StreamEnd.DONE) -> Turn:
 
 
 @pytest.mark.parametrize("end", list(StreamEnd))
-def test_bytes_with_a_reason_are_a_whole_turn_whatever_it_says(end: StreamEnd):
+def test_bytes_with_any_finish_reason_are_a_whole_turn(end: StreamEnd):
     for reason in ("tool_calls", "content_filter"):
         turn = passed([Passed(b"a", usage={"n": 1})], [Passed(b"b", (reason,))], end=end)
         assert turn == Turn(reasons=(reason,), winner=classify(reason), usage={"n": 1}, passed=True)
@@ -236,7 +236,7 @@ def test_an_error_behind_bytes_fails_their_turn():
 # Which fragment belongs to which call
 
 
-def test_fragments_that_say_nothing_are_ignored():
+def test_empty_fragments_are_ignored():
     empty = delta(index=3, args=""), delta(index=None), CallDelta(0, "  ", "", ""), CallDelta(0, None, None, None, {})
     assert turn_of(*empty, Finished("stop")).calls == ()
 
@@ -1017,7 +1017,7 @@ def test_a_turn_is_large_by_the_arguments_of_all_its_calls(legacy: bool):
     assert fields.is_large, "what is in them is not known"
 
 
-def test_an_answer_of_more_calls_than_anybody_makes_is_too_large():
+def test_an_answer_with_too_many_calls_is_too_large():
     building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__)
     building.feed(CallWritten("get", "{}", f"a{number}") for number in range(MAX_CALLS))
     assert len(building.finish().calls) == MAX_CALLS

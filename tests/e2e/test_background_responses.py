@@ -97,7 +97,7 @@ async def test_a_response_is_cancelled_with_the_tools_that_it_runs(upstream: Ups
             assert (await client.responses.retrieve(begun.id)).status == "cancelled"
 
 
-async def test_one_that_fails_says_so_when_it_is_asked_for(upstream: Upstream) -> None:
+async def test_one_that_fails_is_failed_when_it_is_retrieved(upstream: Upstream) -> None:
     upstream.script("m", [Reply(status=400, body={"error": {"message": "too hot", "code": "bad_temperature"}})])
     async with serve(create_app(make_config(upstream.url))) as url:
         client: Any

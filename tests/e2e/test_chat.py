@@ -210,7 +210,7 @@ async def test_a_tool_that_hangs_is_stopped_at_its_timeout(upstream: Upstream, s
 
 
 @BOTH
-async def test_a_result_of_ten_megabytes_is_cut_and_says_so(upstream: Upstream, stream: bool) -> None:
+async def test_a_result_of_ten_megabytes_is_cut_with_a_note(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("big")]), Reply(text="Long.")])
     tool = {"kind": "python", "function": "tests.e2e.test_chat:big", "max_result_bytes": 2000}
     async with serving(upstream, tool) as served:

@@ -351,14 +351,14 @@ def as_json(value: Any) -> str:
 # litellm's models do not know what providers put into them, and pydantic says so when they are written out.
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize(("case", "lane"), played(STREAMED))
-async def test_a_stream_of_the_corpus_comes_to_what_it_says(served: Served, case: Case, lane: str) -> None:
+async def test_a_stream_of_the_corpus_has_the_expected_outcome(served: Served, case: Case, lane: str) -> None:
     outcome = await play(served, case, case_reply(case.data), lane=lane, stream=True)
     check(case, outcome, through(case, lane))
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize(("case", "lane"), played(WHOLE))
-async def test_a_message_of_the_corpus_comes_to_what_it_says(served: Served, case: Case, lane: str) -> None:
+async def test_a_message_of_the_corpus_has_the_expected_outcome(served: Served, case: Case, lane: str) -> None:
     outcome = await play(served, case, case_reply(case.data), lane=lane, stream=False)
     check(case, outcome, through(case, lane))
 
@@ -377,7 +377,9 @@ async def test_a_call_where_nothing_is_on_offer_is_the_clients_to_see(served: Se
 @pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 @pytest.mark.parametrize("case", TEXT, ids=lambda case: case.id)
-async def test_a_text_of_the_corpus_comes_to_what_it_says(served: Served, case: Case, lane: str, stream: bool) -> None:
+async def test_a_text_of_the_corpus_has_the_expected_outcome(
+    served: Served, case: Case, lane: str, stream: bool
+) -> None:
     outcome = await play(served, case, text_reply(case.data), lane=lane, stream=stream)
     expect = case.data["expect"]
     again = bool(expect["calls"] or expect["incomplete"])

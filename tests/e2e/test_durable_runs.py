@@ -693,7 +693,7 @@ async def test_of_a_key_that_comes_at_both_at_once_while_one_dies_there_is_one_a
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP])
 @IN_POSTGRES
-async def test_a_response_in_the_background_that_is_moved_in_the_middle_of_a_call_is_told_and_goes_on(
+async def test_a_background_response_that_moves_during_a_call_goes_on_and_repeats_no_write(
     sharing: Pair, how: signal.Signals
 ) -> None:
     """Drained, killed or asleep while a tool that writes runs: its end is unknown or known, and it never runs twice."""

@@ -150,7 +150,7 @@ async def test_who_answers_for_a_deployment_that_is_left_alone_says_for_whom(ups
     )
 
 
-async def test_one_that_is_asked_although_it_is_left_alone_is_said_once_however_it_ends(upstream: Upstream) -> None:
+async def test_a_deployment_that_is_asked_during_its_cooldown_is_noted_once_however_it_ends(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="hello there", fault=Cut(after=2))], repeat_last=True)
     upstream.script("good", [Reply(status=401)], repeat_last=True)
     async with serving(upstream, upstream={"cooldown_seconds": 60, "retries": 0}) as client:

@@ -247,7 +247,7 @@ async def test_what_it_cost_counts_against_the_keys_budget() -> None:
 # Not passed on --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_model_without_such_an_api_is_a_404_that_says_so() -> None:
+async def test_a_model_without_such_an_api_is_a_404_with_the_reason() -> None:
     config = make_config("http://127.0.0.1:1", entry={"litellm_params": {"model": "demo/demo"}, "lane": "auto"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
         with pytest.raises(openai.NotFoundError) as caught:
@@ -377,7 +377,7 @@ async def test_a_preflight_of_an_allowed_page_needs_no_key_and_the_page_can_read
     assert (models.status_code, refused.status_code) == (200, 401)
 
 
-async def test_any_page_may_call_where_the_config_says_so() -> None:
+async def test_any_origin_may_call_if_configured() -> None:
     async with passing(Provider(), server={"cors_origins": ["*"]}) as url, http_client(url) as client:
         asked = await client.options("/v1/chat/completions", headers=ASKS)
         models = await client.get("/v1/models", headers={"origin": PAGE})

@@ -60,7 +60,7 @@ def is_strict(answer: RawAnswer) -> bool:
     )
 
 
-async def test_off_says_nothing_of_tools(upstream: Upstream) -> None:
+async def test_off_sends_no_events_about_tools(upstream: Upstream) -> None:
     upstream.script("m", TURNS)
     async with serving(upstream) as url:
         answer = await asked(url, "off")

@@ -61,7 +61,7 @@ async def test_a_call_runs_once_its_client_has_approved_it(upstream: Upstream, s
     assert results(upstream) == ["3"]
 
 
-async def test_what_its_client_approved_waits_for_the_operator_where_the_config_says_so(upstream: Upstream) -> None:
+async def test_what_its_client_approved_waits_for_the_operator_if_configured(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="May I?", calls=[ADD]), Reply(text="No.")])
     config = make_config(upstream.url, tools=["add"], require_approval={"always": ["add"]})
     async with serve(create_app(config)) as url, openai_client(url) as client, http_client(url) as operator:

@@ -91,7 +91,7 @@ async def test_a_tool_that_fails_is_a_failed_mcp_call(upstream: Upstream, stream
         ({}, {}, {"responses": {"tools_shown": "hidden"}}),
     ],
 )
-async def test_calls_of_ours_are_hidden_where_config_model_or_key_say_so(
+async def test_server_side_calls_are_hidden_by_config_model_or_key(
     upstream: Upstream, section: Any, entry: Any, key: Any
 ) -> None:
     upstream.script("m", [Reply(calls=[ADD]), Reply(text="3"), Reply(calls=[ADD]), Reply(text="3")])
@@ -221,7 +221,7 @@ async def test_unsupported_tool_types_are_left_out_with_a_warning(upstream: Upst
     assert len(upstream.requests) == 1
 
 
-async def test_a_tool_of_ours_stands_for_a_hosted_type_where_the_config_says_so(upstream: Upstream) -> None:
+async def test_a_server_side_tool_replaces_a_hosted_type_if_configured(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[ADD]), Reply(text="ok")])
     async with serving(upstream, "add", responses={"hosted_tools": {"web_search": "add"}}) as client:
         answer = await client.responses.with_raw_response.create(
@@ -557,7 +557,7 @@ async def test_a_refusal_alone_is_no_empty_text(upstream: Upstream, stream: bool
 
 
 @BOTH
-async def test_a_message_that_was_cut_says_so(upstream: Upstream, stream: bool) -> None:
+async def test_a_message_that_was_cut_is_marked_incomplete(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="And th", finish="length")])
     async with serving(upstream) as client:
         response = await responded(client, stream=stream, model="m", input="go")

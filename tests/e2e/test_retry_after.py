@@ -45,7 +45,7 @@ async def test_a_short_one_is_waited_for(upstream: Upstream, stream: bool) -> No
     assert len(upstream.requests) == 2
 
 
-async def test_nothing_is_waited_for_where_the_setting_says_so(upstream: Upstream) -> None:
+async def test_the_setting_turns_waiting_off(upstream: Upstream) -> None:
     upstream.script("m", [Reply(status=429, headers={"retry-after": "1"})])
     config = make_config(upstream.url, upstream={"retry_wait_seconds": 0})
     async with serve(create_app(config)) as url:

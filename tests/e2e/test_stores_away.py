@@ -133,7 +133,7 @@ async def served(
 
 
 @pytest.mark.parametrize("why", ["read_only", "disk_full"])
-async def test_while_postgres_takes_no_writes_nothing_that_may_write_begins_and_each_is_told_so(
+async def test_while_postgres_takes_no_writes_no_writing_tool_begins_and_each_request_gets_an_error(
     served: Serving, why: str
 ) -> None:
     tables = ("calls", "runs", "journal", "approvals", "answer_parts", "fleet_calls", "processes")

@@ -408,7 +408,7 @@ async def test_what_stands_inside_a_truncated_call_in_text_is_not_taken_for_a_ca
 
 
 @BOTH
-async def test_an_answer_cut_by_the_limit_is_given_once_and_says_so(
+async def test_an_answer_cut_by_the_limit_is_given_once_with_the_reason(
     upstream: Upstream, work: Workplace, stream: bool
 ) -> None:
     upstream.script("m", [Reply(text="There are many reports, of whi", finish="length")])

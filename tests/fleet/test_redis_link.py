@@ -118,7 +118,7 @@ async def test_what_is_sent_unanswered_arrives_and_over_another_connection_where
     assert await link.command("CLIENT", "ID") == mine, "that for commands is another"
 
 
-async def test_a_server_that_answers_though_it_should_not_is_not_heard(link: RedisLink, url: str) -> None:
+async def test_unwanted_replies_of_the_server_are_ignored(link: RedisLink, url: str) -> None:
     await link.command("ACL", "SETUSER", "loud", "on", "nopass", "~*", "+rpush", "+lrange")
     loud = RedisLink(url.replace("//", "//loud:x@"))
     for number in ("1", "2"):

@@ -369,7 +369,7 @@ async def test_what_a_run_has_answered_is_read_behind_any_part_and_goes_with_it(
         assert await runs.parts(run.id) == []
 
 
-async def test_a_process_is_told_which_of_its_runs_are_wanted_stopped(place: Place) -> None:
+async def test_a_process_reads_which_of_its_runs_are_to_be_stopped(place: Place) -> None:
     async with place.opened() as ledger:
         mine, other = owner(ledger), owner(ledger, "other")
         for runs, id in ((mine, "a"), (mine, "b"), (other, "c"), (mine, "d")):

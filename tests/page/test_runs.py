@@ -301,7 +301,7 @@ async def test_a_replay_with_recorded_results_runs_nothing_and_links_both_ways(
     assert not any("finish_reason" in each for each in differing)
 
 
-async def test_a_run_that_was_cut_offers_no_replay_and_says_so(upstream: Upstream, tabs: Tabs) -> None:
+async def test_a_run_that_was_cut_offers_no_replay_and_shows_the_reason(upstream: Upstream, tabs: Tabs) -> None:
     turns = [Reply(calls=[Call("echo", {"text": "x" * 2000})]), Reply(text="told")]
     async with serving(upstream, tabs, record={"content": True, "content_bytes": 300}) as url:
         async with http_client(url) as client:

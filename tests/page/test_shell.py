@@ -85,7 +85,7 @@ async def test_without_a_key_there_is_the_shell_alone_and_a_wrong_key_is_not_kep
     assert kept == "[{},{}]"
 
 
-async def test_it_says_whose_key_it_has_and_what_that_may(upstream: Upstream, tabs: Tabs) -> None:
+async def test_it_shows_the_name_and_rights_of_its_key(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(alice={"see": "own", "tools": ["get_*"]}, boss={"admin": True})
     async with serving(upstream, tabs, **auth) as url:
         page = await tabs.open(url, key=keys["alice"])

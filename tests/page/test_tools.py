@@ -85,7 +85,7 @@ async def test_a_schema_that_is_no_plain_object_gets_an_editor_and_the_gate_answ
         await page.get_by_text("As sent to a model (all of it)").wait_for()
 
 
-async def test_what_each_model_reads_of_tools_with_every_request_is_said(upstream: Upstream, tabs: Tabs) -> None:
+async def test_the_tokens_of_the_tools_are_shown_for_each_model(upstream: Upstream, tabs: Tabs) -> None:
     async with serving(upstream, tabs, models=["gpt", "spare"], entry={"tools": ["add"]}) as url:
         page = await tabs.open(f"{url}/#/tools")
         line = page.get_by_text("it reads with every request")

@@ -131,7 +131,7 @@ PLAIN = (
 
 
 @pytest.mark.parametrize("policy", [EVERYTHING, RecordPolicy(content_bytes=1000), RecordPolicy(runs="eventful")])
-async def test_a_row_says_the_same_before_and_after_it_is_written(recorder, tmp_path, policy):
+async def test_a_row_is_the_same_before_and_after_it_is_written(recorder, tmp_path, policy):
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), policy, lambda by: Price(1e-6, 2e-6))
     for event in PLAIN:
         note(recording, event)
@@ -152,7 +152,7 @@ async def test_a_row_says_the_same_before_and_after_it_is_written(recorder, tmp_
         assert row.first_seconds is not None
 
 
-async def test_what_a_model_says_on_its_way_is_not_recorded():
+async def test_streamed_deltas_are_not_recorded():
     recording = RunRecording(RunRow("run_1", 1.0), EVERYTHING, mask)
     words = ModelOutput(0, (TextDelta("hello"),))
     written: list[ChatEvent] = []
@@ -266,7 +266,7 @@ async def test_it_is_kept_without_content_when_a_person_was_waited_for(recorder)
     ]
 
 
-async def test_a_long_text_is_cut_and_the_run_says_so(recorder):
+async def test_a_long_text_is_cut_and_the_run_is_marked(recorder):
     recording = recorded(recorder, policy=RecordPolicy(content_bytes=300))
     recording.keep_text("request", "é" * 300)
     recorder.end(recording)
@@ -288,7 +288,7 @@ async def test_of_a_secret_that_is_cut_not_its_beginning_stays(recorder, before)
 
 
 @pytest.mark.parametrize(("runs", "error", "kept"), [("all", "", True), ("off", "x", False), ("eventful", "", True)])
-async def test_the_policy_says_what_is_kept(recorder, runs, error, kept):
+async def test_the_policy_decides_what_is_kept(recorder, runs, error, kept):
     recorder.end(recorded(recorder, policy=RecordPolicy(runs=runs)), error=error)
     await recorder.close()
 

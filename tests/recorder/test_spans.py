@@ -105,7 +105,7 @@ def test_a_wait_for_a_person_and_what_was_repaired_stand_at_the_call() -> None:
         assert call.attributes.get("callgate.call.repairs") == (["fence_removed"] if last else None)
 
 
-def test_a_call_that_changes_nothing_says_so() -> None:
+def test_a_read_only_call_has_its_safety_in_its_span() -> None:
     [call] = (span for span in spans_of(RUN) if span.name == "execute_tool clock")
 
     assert call.attributes["callgate.call.safety"] == "read_only"

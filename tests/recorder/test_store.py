@@ -163,7 +163,7 @@ def test_a_file_of_format_1_is_read_and_written_on(tmp_path):
         assert [each.id for each in store.page(RunFilter(), 5)] == [run(2).id, "run_old"]
 
 
-def test_whoever_reads_a_file_of_another_version_is_told_so(tmp_path):
+def test_reading_a_file_of_another_version_is_an_error(tmp_path):
     RunStore(tmp_path).close()
     with sqlite3.connect(tmp_path / FILE) as database:
         database.execute("PRAGMA user_version = 99")

@@ -41,7 +41,7 @@ def characters(text: str | None) -> str:
 
 
 @every
-def test_both_modes_of_every_reply_say_the_same(recording):
+def test_both_modes_of_every_reply_are_equal(recording):
     replies = [*recording.replies, *([recording.toolless] if recording.toolless else [])]
     for reply in replies:
         streamed = joined(reply["chunks"])

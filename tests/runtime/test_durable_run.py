@@ -205,7 +205,7 @@ async def test_whenever_the_ledger_is_away_the_model_is_sent_what_the_ledger_has
     assert at > 10
 
 
-async def test_a_call_that_a_worker_may_have_is_not_said_to_be_not_run(ledger: SharedLedger) -> None:
+async def test_a_call_that_a_worker_may_have_is_not_reported_as_not_run(ledger: SharedLedger) -> None:
     """Whoever takes a run over claims the call again, to wait for it."""
     database = AwayOnce(ledger.database, 1, done=False)
     stored = await begun(ledger.database)

@@ -216,7 +216,7 @@ async def test_new_sizes_of_pools_need_a_restart():
         assert moved.needs_restart == ("limits.tool_threads", "limits.child_processes")
 
 
-async def test_no_more_threads_run_tools_than_the_limit_says():
+async def test_no_more_threads_run_tools_than_the_limit():
     async with RuntimeManager(config(limits={"tool_threads": 2})) as manager:
         threads, release, running = manager.shared.threads, threading.Event(), asyncio.Semaphore(0)
         loop = asyncio.get_running_loop()
@@ -236,7 +236,7 @@ async def test_no_more_threads_run_tools_than_the_limit_says():
         assert begun == 2
 
 
-async def test_no_more_commands_run_than_the_limit_says():
+async def test_no_more_commands_run_than_the_limit():
     async with RuntimeManager(config(limits={"child_processes": 1})) as manager:
         queue = manager.shared.processes.queue
         await queue.enter()
@@ -248,7 +248,7 @@ async def test_no_more_commands_run_than_the_limit_says():
         queue.leave()
 
 
-def test_a_models_answers_are_as_long_as_the_limit_says():
+def test_a_models_answers_are_no_longer_than_the_limit():
     assert {entry.answer_bytes for entry in model_entries(config(limits={"answer_bytes": 5000}))} == {5000}
 
 
@@ -389,7 +389,7 @@ async def test_a_reload_does_not_take_the_last_key_from_what_others_can_reach(fi
             manager.current.admit({})
 
 
-async def test_a_config_that_was_not_read_from_anywhere_says_so():
+async def test_reloading_a_config_without_a_file_is_an_error():
     async with RuntimeManager(config()) as manager:
         with pytest.raises(ConfigError):
             await manager.reload()

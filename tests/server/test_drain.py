@@ -118,7 +118,9 @@ async def test_a_tool_that_runs_at_sigterm_finishes_and_its_answer_arrives(upstr
         assert await child.ended() == 0
 
 
-async def test_what_outlives_the_drain_is_cut_off_and_the_exit_code_says_so(upstream: Upstream, tmp_path: Path) -> None:
+async def test_requests_that_outlive_the_drain_are_cut_off_and_change_the_exit_code(
+    upstream: Upstream, tmp_path: Path
+) -> None:
     gate = asyncio.Event()
     upstream.script("m", lambda _: Reply(text="never", pace=Pace(hold=Hold(gate, after=None))))
     async with started(upstream, tmp_path, server={"drain_seconds": 0.3}) as (child, client):

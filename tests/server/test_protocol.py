@@ -74,7 +74,7 @@ async def test_a_client_that_goes_on_sending_after_a_refusal_is_cut_off(upstream
             await _drip(connection, b"x" * 65_536, 0)
 
 
-async def test_a_connection_that_says_nothing_is_closed(upstream: Upstream) -> None:
+async def test_a_silent_connection_is_closed(upstream: Upstream) -> None:
     async with served(upstream, header_seconds=0.1) as (url, _):
         answer = await sent(url)
     assert (answer.raw, answer.ended) == (b"", "eof")

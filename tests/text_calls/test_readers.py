@@ -19,7 +19,7 @@ PROSE = 'If a < b, then [see 1] {or not} the `code` is fine; 3 > 2, isn\'t it? Y
 
 
 @pytest.mark.parametrize("case", list(cases(CASES)), ids=lambda case: case.id)
-def test_a_case_of_the_corpus_comes_out_as_it_says(case):
+def test_a_case_of_the_corpus_is_read_as_expected(case):
     assert verdict(case) == []
 
 
@@ -179,7 +179,7 @@ def test_nothing_comes_of_nothing(format):
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))
-def test_a_reader_that_has_finished_says_nothing_more(format):
+def test_a_finished_reader_emits_nothing_more(format):
     reader = reader_for(format, TOOLS)
     reader.feed("hello there ")
     reader.finish()

@@ -24,7 +24,7 @@ def test_the_estimate_is_within_a_third_of_what_was_counted() -> None:
         assert abs(int(of_three) - counted) < counted / 3, format
 
 
-def test_every_family_in_the_table_is_asked_as_it_says_and_no_format_is_missing() -> None:
+def test_every_family_uses_the_format_of_the_table_and_no_format_is_missing() -> None:
     rows = [(name.strip(), format) for names, format in FAMILY_ROW.findall(PAGE) for name in names.split(",")]
     assert {name: known_format(name) for name, _ in rows} == dict(rows)
     assert {format for _, format in rows} == {format for _, format in _FAMILIES}

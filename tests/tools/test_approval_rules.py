@@ -61,5 +61,5 @@ async def test_the_rule_of_a_source_matches_its_tools_by_their_original_names():
         await registry.close()
 
 
-def test_a_rule_that_says_nothing_has_no_opinion():
+def test_an_empty_rule_does_not_decide():
     assert NO_RULE.opinion(NamedTool("x"), "write") is None

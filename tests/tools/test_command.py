@@ -215,7 +215,7 @@ async def test_a_failure_without_errors_shows_what_it_wrote():
 
 
 @pytest.mark.anyio
-async def test_a_failure_that_says_nothing_at_all_is_one_still():
+async def test_a_failure_without_output_is_still_a_failure():
     assert await outcome_of("false") == Failed("It failed with exit code 1.")
 
 

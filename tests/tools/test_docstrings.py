@@ -67,7 +67,7 @@ def test_several_parameters_may_be_explained_at_once():
 
 
 @pytest.mark.parametrize("text", ["", "   "])
-def test_nothing_says_nothing(text):
+def test_an_empty_docstring_describes_nothing(text):
     assert read_docstring(text) == ("", {})
 
 

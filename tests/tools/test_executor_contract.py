@@ -94,7 +94,7 @@ async def test_one_that_is_cancelled_stops_within_a_second(kind):
         await it.has_stopped()
 
 
-async def test_once_closed_it_says_so(kind):
+async def test_after_close_a_call_fails_with_the_reason(kind):
     async with opened(kind) as it, asyncio.timeout(10):
         tool = it.tool("answers", POLICY)
         await tool.executor.execute(ready("answers", city="Oslo"), an_occasion())

@@ -372,7 +372,7 @@ async def test_a_server_that_is_down_does_not_stop_the_start_and_is_tried_again(
             await it.registry.close()
 
 
-async def test_tools_are_listed_again_when_the_server_says_so_on_its_own_stream() -> None:
+async def test_tools_are_listed_again_after_list_changed_on_the_servers_stream() -> None:
     async with HttpMcp().running() as http, opened(http.url) as it:
         await everything(lambda: bool(http.streams))
         http.tools["fresh"] = ({"type": "object"}, "New.")

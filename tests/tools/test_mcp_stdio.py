@@ -213,7 +213,7 @@ async def test_a_server_that_asks_us_for_a_completion_is_refused_and_goes_on() -
         assert "error" in answer
 
 
-async def test_what_it_says_besides_answers_waits_for_its_reader_and_loses_nothing() -> None:
+async def test_other_messages_wait_for_their_reader_and_none_is_lost() -> None:
     async with opened() as it:
         assert await it.text("raw_chatters") == "said it all"
         assert await it.text("raw_echo") == "{}"
@@ -300,7 +300,7 @@ async def test_nothing_that_a_server_writes_breaks_the_reading(lines: list[bytes
 # Changes ------------------------------------------------------------------------------------------
 
 
-async def test_tools_are_listed_again_when_the_server_says_so_and_what_changed_is_logged() -> None:
+async def test_tools_are_listed_again_after_list_changed_and_changes_are_logged() -> None:
     async with opened() as it:
         assert await it.text("raw_changes") == "changed"
         await everything(lambda: "raw_fresh" in it.names())
@@ -409,7 +409,7 @@ async def test_an_answer_written_just_before_the_end_is_still_read() -> None:
         assert await it.text("raw_last_words") == "goodbye"
 
 
-async def test_while_it_is_down_its_tools_say_so_and_are_not_offered() -> None:
+async def test_while_it_is_down_its_tools_fail_with_the_reason_and_are_not_offered() -> None:
     async with opened(delay=lambda failures: 60) as it:
         box = it.toolbox()
         await it.run("raw_dies")

@@ -157,7 +157,7 @@ async def test_signals_are_as_for_any_program():
     assert [int(line.split()[1], 16) & ~of_libc for line in ended.stdout.splitlines()] == [0, 0]
 
 
-async def test_one_that_is_not_there_says_so():
+async def test_a_missing_command_is_an_error_with_the_reason():
     with pytest.raises(NotStarted, match="/nowhere/at/all: No such file"):
         await run(Command("/nowhere/at/all", ("all",), "/", ENVIRONMENT))
 

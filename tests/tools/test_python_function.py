@@ -199,7 +199,7 @@ def test_a_path_gives_any_function_marked_or_not(module):
         ("callgate.tools.names", "no function marked"),
     ],
 )
-def test_a_path_that_leads_nowhere_says_so(module, path, why):
+def test_a_path_that_leads_nowhere_is_an_error_with_the_reason(module, path, why):
     with pytest.raises(NotATool, match=why):
         functions_at(path)
 

@@ -140,7 +140,7 @@ def test_a_schema_of_the_clients_is_decoded_only_when_a_call_asks_for_it():
 
 
 @pytest.mark.parametrize("parameters", ["null", "[]", "5", '"text"'])
-def test_a_clients_schema_that_is_none_says_nothing(parameters):
+def test_an_invalid_schema_of_a_client_becomes_an_empty_one(parameters):
     raw = msgspec.Raw(f'{{"type":"function","function":{{"name":"mine","parameters":{parameters}}}}}'.encode())
     toolbox = RequestToolbox((), [raw], run_id="r")
     assert toolbox.offer["mine"].parameters == {}
@@ -336,7 +336,7 @@ async def test_tries_end_with_the_tools_time():
 
 
 @pytest.mark.anyio
-async def test_a_write_that_timed_out_may_have_happened_and_says_so():
+async def test_a_write_that_timed_out_is_reported_as_possibly_done():
     async def hangs(call: ReadyCall, occasion: RunContext) -> Outcome:
         await asyncio.Event().wait()
         raise AssertionError

@@ -73,7 +73,7 @@ def test_text_comes_through():
         {"error": {}, "usage": 7},
     ],
 )
-def test_a_chunk_that_says_nothing_brings_nothing(odd):
+def test_an_odd_chunk_without_content_has_no_events(odd):
     assert read(odd) == []
 
 
@@ -287,7 +287,7 @@ def test_entries_of_a_whole_message_may_lack_anything():
 
 
 @pytest.mark.parametrize("odd", [None, [], "x", {}, {"choices": None}, {"choices": [None]}, {"message": None}])
-def test_an_answer_that_says_nothing_brings_nothing(odd):
+def test_an_odd_answer_without_content_has_no_events(odd):
     assert read_completion(odd) == []
 
 

@@ -208,7 +208,7 @@ deltas: st.SearchStrategy[Any] = st.one_of(
     st.integers(0, 29),
     st.data(),
 )
-def test_however_a_stream_is_written_and_cut_it_says_the_same(found, spacing, data):
+def test_a_stream_is_read_the_same_however_it_is_formatted_and_cut(found, spacing, data):
     lines: list[bytes] = []
     for delta, finish, odd in found:
         more = {"content": "decoy", "obfuscation": "x" * len(lines)} if odd else {}

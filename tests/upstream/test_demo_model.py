@@ -177,7 +177,7 @@ async def test_it_streams_text_by_words_and_calls_by_fragments():
     assert sum(isinstance(event, CallDelta) for batch in called for event in batch) > 2
 
 
-async def test_streamed_and_whole_it_says_the_same():
+async def test_its_streamed_and_whole_answers_are_equal():
     streamed, whole = await turn_of(ask(user("hello"))), await batches(ask(user("hello"), stream=False))
     assert len(whole) == 1
     assert text_of(streamed) == text_of(whole[0])

@@ -507,7 +507,7 @@ async def test_an_endless_error_body_is_not_read(model):
 
 
 @pytest.mark.parametrize("text", [b"[" * 200_000, b"oops", b'{"a": \xff\xfe', b"1" * 5000 + b"x"])
-def test_what_is_not_json_for_anybody_is_a_value_error(text):
+def test_invalid_json_is_a_value_error(text):
     with pytest.raises(ValueError):
         read_json(text)
 

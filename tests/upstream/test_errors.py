@@ -124,7 +124,7 @@ def test_a_context_overflow_has_openais_code(sent):
         ("", "status 301"),
     ],
 )
-def test_a_redirection_says_to_the_operator_where_it_leads(location, said):
+def test_the_target_of_a_redirection_is_in_the_error_for_the_operator(location, said):
     error = errors.from_status(301, {"location": location}, b"")
     assert (error.status, error.again) == (502, False)
     assert error.detail is not None
@@ -166,7 +166,7 @@ NOW = 1_800_000_000.0
         ({}, None),
     ],
 )
-def test_the_wait_is_read_from_whichever_header_says_it(headers, seconds):
+def test_the_wait_is_read_from_any_header_that_has_it(headers, seconds):
     found = errors.retry_after(headers, NOW)
     assert found == (None if seconds is None else pytest.approx(seconds))
 

@@ -118,7 +118,7 @@ async def test_a_parameter_that_the_provider_has_not_is_the_requests_mistake_and
     assert (len(server.requests), raw) == (1, True)
 
 
-async def test_marks_for_a_cache_are_put_where_the_entry_says(model):
+async def test_cache_marks_are_put_where_the_entry_configures_them(model):
     points = [{"location": "message", "role": "system"}]
     name = "openrouter/anthropic/claude-sonnet-4"
     async with serving(saying(chunk({"content": "hi"}, finish="stop"))) as server:

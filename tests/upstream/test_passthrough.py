@@ -220,7 +220,7 @@ async def test_a_stream_that_its_client_has_left_loses_its_connection(model):
         await left.wait()
 
 
-async def test_a_stream_that_breaks_off_says_so_and_leaves_no_half_event(model):
+async def test_a_stream_that_breaks_off_ends_with_an_error_and_no_half_event(model):
     text = sse(chunk({"content": "a"}), done=False) + 'data: {"choices":[{"ind'
     passage = ProviderProxy()
     async with serving(serve_stream(text)) as server:
@@ -355,7 +355,7 @@ deltas = st.lists(
     st.booleans(),
     st.sampled_from([": ping\n\n", "event: x\nid: 1\n", ""]),
 )
-def test_however_a_stream_is_cut_it_says_the_same_as_when_all_of_it_is_read(found, data, newline, ascii_only, noise):
+def test_a_stream_cut_anywhere_is_read_as_when_it_is_whole(found, data, newline, ascii_only, noise):
     text = noise.join(
         f"data: {json.dumps(each, ensure_ascii=ascii_only)}\n\n"
         for each in [

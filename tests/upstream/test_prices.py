@@ -11,7 +11,7 @@ from callgate.upstream.prices import CACHED, COMPLETION, PROMPT, price_of
 from tests.harness.process import child_environment
 
 
-def test_what_the_operator_says_counts_before_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_prices_come_before_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("callgate.upstream.prices._list", lambda: pytest.fail("the list was read"))
     said = {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6}
     assert price_of({"model": "openai/gpt-4o"}, said) == Price(1e-6, 2e-6, None)
@@ -56,7 +56,7 @@ def test_a_price_loads_nothing_of_litellm() -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"{", b'{"openai/gpt-4o": 7}'], ids=["gone", "cut", "another shape"])
-def test_a_list_that_cannot_be_read_is_said_and_nothing_has_a_price(
+def test_a_list_that_cannot_be_read_is_logged_and_nothing_has_a_price(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "litellm").mkdir()

@@ -80,7 +80,7 @@ def test_a_form_has_one_boundary(content_type: str) -> None:
         Form.read(part("model", b"mine") + END, content_type)
 
 
-def test_a_form_without_a_model_says_so() -> None:
+def test_the_model_of_a_form_without_one_is_none() -> None:
     assert Form.read(FILE + END, FORM).model is None
 
 

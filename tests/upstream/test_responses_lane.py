@@ -122,7 +122,7 @@ def test_a_stream_that_ends_anywhere_runs_no_call() -> None:
     assert ready(turn_of([sse(EVENTS[:END]) + b"data: [DONE]\n\n"])) == [], "a mark ends no response"
 
 
-def test_a_whole_answer_says_what_the_stream_does() -> None:
+def test_a_whole_answer_equals_the_stream() -> None:
     body = ResponseObject(BY)
     body.feed(json.dumps({**RESPONSE, "output": [THOUGHT, {"type": "web_search_call"}, SAID, CALL]}).encode())
     builder = TurnBuilder(OFFER, lambda: "made")
@@ -200,11 +200,11 @@ FINAL = {"type": "response.completed", "response": {**RESPONSE, "output": [CALL]
         ),
     ],
 )
-def test_what_two_events_say_differently_of_a_call_or_of_the_end_does_not_run(events: list[dict[str, Any]]) -> None:
+def test_contradictory_events_about_a_call_or_the_end_do_not_run(events: list[dict[str, Any]]) -> None:
     assert ready(turn_of([sse(events)])) == []
 
 
-def test_what_the_whole_response_says_of_a_call_counts_where_its_pieces_were_lost() -> None:
+def test_the_whole_response_replaces_lost_deltas_of_a_call() -> None:
     [call] = turn_of([sse([begun(), FINAL])]).calls
     assert isinstance(call, ReadyCall)
     assert call.arguments == INPUT

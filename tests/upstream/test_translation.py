@@ -108,7 +108,7 @@ async def test_a_field_is_seen_twice_beside_bytes_that_are_no_text_and_numbers_t
 
 @pytest.mark.parametrize("wire", ["anthropic", "messages", "cohere", "gemini"])
 @pytest.mark.parametrize("data", [b"Overloaded", b"", b"[1, 2"])
-async def test_an_event_that_calls_itself_an_error_is_one_whatever_it_says(wire, data):
+async def test_an_event_of_type_error_is_an_error_with_any_data(wire, data):
     shape = SHAPES[wire]
     attack = _planned(wire)
     *events, end = [shape.encode(event) for event in shape.events(attack)]

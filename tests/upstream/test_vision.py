@@ -44,7 +44,7 @@ def test_the_config_decides_before_any_list(monkeypatch):
     assert not sees_images(entry("openai/gpt-4o", word=False))
 
 
-def test_litellms_list_comes_before_the_family_where_it_says_something(monkeypatch):
+def test_litellms_list_comes_before_the_family_if_it_has_the_model(monkeypatch):
     said: dict[str, bool | None] = {"openai/my-own-model": True, "openai/gpt-4o": False, "gemini/gemini-3": None}
     monkeypatch.setattr(litellm_model, "listed", lambda model, word: said[model])
     assert sees_images(entry("openai/my-own-model"))

@@ -499,7 +499,7 @@ async def test_calls_go_on_while_postgres_and_redis_are_away_for_a_moment(schema
     assert len(lines_of(marks)) == 2
 
 
-async def test_commands_and_requests_run_on_workers_too_each_in_a_fresh_process_where_its_pool_says_so(
+async def test_commands_and_requests_run_on_workers_each_in_a_fresh_process_if_its_pool_is_so_configured(
     postgres: PostgresServer, schema: str, tmp_path: Path
 ) -> None:
     command = {
