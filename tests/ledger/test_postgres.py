@@ -83,15 +83,14 @@ async def test_after_an_outage_of_the_server_no_process_counts_as_dead_before_it
             async with asyncio.timeout(15):
                 while presence.silence != presence.dead_after:  # noqa: ASYNC110 - it beats when it beats
                     await asyncio.sleep(0.01)
+                # Just as this process, the other was seen last before.
+                await ledger.database.fetch("UPDATE processes SET seen_at = {now} WHERE name = 'other'")
                 await asyncio.to_thread(server.stop)
                 while not presence.is_away:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-                stopped = time.time()
                 await asyncio.sleep(presence.dead_after)  # in which no process can report
                 assert presence.silence == NEVER, "whoever asks before the first beat takes nobody for dead"
                 await asyncio.to_thread(server.start, "fsync=off")
-                # Just as this process, the other was seen last before.
-                await ledger.database.fetch("UPDATE processes SET seen_at = ?1 WHERE name = 'other'", stopped - 0.5)
                 while presence.is_away:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert presence.silence > 2 * presence.dead_after

@@ -274,6 +274,44 @@ async def test_a_forgotten_session_is_made_again_and_the_call_repeated_on_it(old
         assert len(http.said("initialize")) == 2
 
 
+async def test_calls_that_are_refused_one_after_another_for_a_forgotten_session_all_run_on_the_next() -> None:
+    async with HttpMcp().running() as http, opened(http.url) as it:
+        first_refused = asyncio.Event()
+
+        async def refusing(asked: Asked) -> None:
+            if asked.message["params"]["arguments"] == {"a": 0}:
+                first_refused.set()
+                return
+            await first_refused.wait()
+            for _ in range(200):  # the first is refused, and the session given up, meanwhile
+                await asyncio.sleep(0)
+
+        http.refusing = refusing
+        http.sessions.clear()
+        calls = await asyncio.gather(*(it.run("echo", a=at) for at in range(2)))
+        assert calls == [Returned('{"a": 0}'), Returned('{"a": 1}')]
+        assert len(http.said("initialize")) == 2
+
+
+async def test_a_call_between_a_forgotten_session_and_the_next_waits_for_it() -> None:
+    async with HttpMcp().running() as http, opened(http.url) as it:
+        late = asyncio.Event()
+
+        async def refusing(asked: Asked) -> None:
+            late.set()
+
+        http.refusing = refusing
+        http.sessions.clear()
+        first = asyncio.create_task(it.run("echo", a=0))
+        await late.wait()
+        calls = [asyncio.create_task(it.run("echo", a=1))]
+        while not first.done():
+            await asyncio.sleep(0)
+            calls.append(asyncio.create_task(it.run("echo", a=1)))
+        assert await first == Returned('{"a": 0}')
+        assert set(await asyncio.gather(*calls)) == {Returned('{"a": 1}')}
+
+
 async def test_a_server_that_keeps_forgetting_its_session_is_no_failure_and_keeps_its_tools() -> None:
     async with HttpMcp().running() as http, opened(http.url) as it:
         offered = it.names()

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -29,7 +30,7 @@ from callgate.tools.mcp_session import MAX_TOOLS
 from callgate.tools.mcp_stdio import StdioLink
 from callgate.tools.mcp_wire import Unreadable, Waiting
 from callgate.tools.registry import Registry
-from callgate.tools.source_supervisor import SourceState, SourceStatus
+from callgate.tools.source_supervisor import CannotOpen, SourceState, SourceStatus
 from callgate.tools.toolbox import RequestToolbox
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml
@@ -620,3 +621,20 @@ def _read(path: Path) -> bytes:
 def _parent(entry: Path) -> int:
     fields = _read(entry / "stat").rpartition(b")")[2].split()
     return int(fields[1]) if len(fields) > 1 else 0
+
+
+async def test_why_a_program_did_not_start_is_known_though_its_end_is_noticed_first() -> None:
+    ends: list[str] = []
+    process = ServerProcess(lambda data: None, ends.append)
+    process._line, launcher = socket.socketpair()
+    process._line.setblocking(False)
+    beginning = asyncio.create_task(process._begun(asyncio.get_running_loop(), StdioSpec("/no/such")))
+    await asyncio.sleep(0)
+    launcher.sendall(b"failed 2: No such file or directory\n")
+    launcher.close()
+    process._exited.set()
+    process._finish()
+    with pytest.raises(CannotOpen, match="there is no program /no/such"):
+        await beginning
+    assert len(ends) == 1
+    process.kill()

@@ -44,6 +44,7 @@ from callgate.tools.mcp_wire import (
     batch_of,
     cancellation,
     encoded,
+    not_sent,
     progress_of,
     read_message,
     request,
@@ -58,6 +59,8 @@ MAX_RESUMPTIONS = 5
 RESUME_SECONDS = 1.0
 LONGEST_RESUME_SECONDS = 15.0
 METHOD_NOT_FOUND = -32601
+REFUSAL_SECONDS = 1.0
+"""The time that calls get to be refused after another one was, because the server no longer knows the session."""
 _DEADLINES = Deadlines(connect=CONNECT_TIMEOUT, first_byte=inf, idle=inf, total=inf)
 """Without timeouts but for connecting, because the toolbox enforces the timeout of a call."""
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
@@ -150,6 +153,8 @@ class HttpLink(_Link):
         self._terms = Terms("", modern=False)
         self._headers: dict[str, str] = {}
         self._aside: set[asyncio.Task[None]] = set()
+        self._asking = 0
+        self._nothing_asked = asyncio.Event()
         self._check: Callable[[], None] = lambda: None
 
     @property
@@ -182,6 +187,12 @@ class HttpLink(_Link):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         self._lost("")  # closed by us: no further errors are reported
+        if self._asking and self.gone.result() == SESSION_FORGOTTEN:
+            # The other calls will be refused as well. If their connections were closed before, they would count as lost.
+            self._nothing_asked.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REFUSAL_SECONDS):
+                    await self._nothing_asked.wait()
         for task in self._aside:
             task.cancel()
         if self._aside:
@@ -197,8 +208,9 @@ class HttpLink(_Link):
 
     async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
         if self.gone.done():
-            raise NotSent("the connection was closed")
+            raise not_sent(self.gone, "the connection was closed")
         id = f"c{next(self._ids)}"
+        self._asking += 1
         try:
             return await self._asked(id, method, params, report)
         except asyncio.CancelledError:
@@ -217,6 +229,10 @@ class HttpLink(_Link):
         except TransportError as error:
             self._check()
             raise Gone from error
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                self._nothing_asked.set()
 
     async def _asked(self, id: str, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
         headers = self._headers

@@ -108,7 +108,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
         assert self._line is not None
         while b"\n" not in self._reported:
             line_data = await loop.sock_recv(self._line, 4096)
-            if not line_data:
+            if not line_data and b"\n" not in self._reported:  # `_how` may have read it, if the process ended meanwhile
                 raise CannotOpen(f"{spec.command} cannot be run: {self._reason()}")
             self._reported += line_data
         word, _, rest = self._reported.partition(b"\n")[0].decode(errors="replace").partition(" ")

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from callgate import __version__
 from callgate.conversation.ports import Report, ignore_progress
 from callgate.http.trace_context import TRACE, trace_headers
-from callgate.tools.mcp_wire import Gone, NotSent, RpcAnswer, RpcError, Terms, Unreadable, answer_from
+from callgate.tools.mcp_wire import Gone, RpcAnswer, RpcError, Terms, Unreadable, answer_from, not_sent
 from callgate.tools.source_supervisor import CannotOpen, reason
 
 ASK_SECONDS = 20.0
@@ -114,7 +114,7 @@ class Session:
     async def call(self, name: str, arguments: Mapping[str, Any], report: Report, *, direct: bool) -> RpcAnswer:
         """Call a tool. Raises `Gone` where the connection was lost."""
         if self._ended.is_set() or self._client is None:
-            raise NotSent("the session has ended")
+            raise not_sent(self._link.gone, "the session has ended")
         if (trace := TRACE.get()) is not None:
             trace.note(
                 {

@@ -66,6 +66,11 @@ class Forgotten(NotSent):
     """The server does not know our session, and refused the call for that."""
 
 
+def not_sent(gone: "asyncio.Future[str]", why: str) -> NotSent:
+    """Return the error of a call for which there is no connection any more; `gone` has the reason, if it is known."""
+    return Forgotten() if gone.done() and gone.result() == SESSION_FORGOTTEN else NotSent(why)
+
+
 class Unreadable(Exception):
     """Raised for an answer that is invalid by the protocol. The text is for the model."""
 

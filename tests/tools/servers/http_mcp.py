@@ -8,7 +8,7 @@ import base64
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,9 @@ class Asked:
     message: dict[str, Any]
 
 
+async def _at_once(asked: Asked) -> None: ...
+
+
 @dataclass(slots=True)
 class HttpMcp:
     """The server. What a tool does is a function in `tools`; the usual ones are there."""
@@ -39,6 +42,8 @@ class HttpMcp:
     sessions: set[str] = field(default_factory=set)
     instead: Callable[[Asked], bytes | None] = lambda asked: None
     """What is sent instead of the usual, head and all; None for the usual."""
+    refusing: Callable[[Asked], Awaitable[None]] = _at_once
+    """Awaited before a call with an unknown session is refused."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     replied: asyncio.Event = field(default_factory=asyncio.Event)
@@ -111,6 +116,7 @@ class HttpMcp:
         if method == "initialize":
             return await self._greet(asked, writer)
         if session not in self.sessions:
+            await self.refusing(asked)
             return await _send(writer, _error(asked, -32600, "Session not found"), "404 Not Found")
         if asked.method == "GET":
             writer.write(STREAM)
