@@ -1,4 +1,4 @@
-"""The recorder: runs under way, ended and written; what was used; and whoever watches."""
+"""The recorder: runs under way, ended and written; usage; and the feeds."""
 
 import asyncio
 import contextlib
@@ -250,12 +250,12 @@ async def test_of_a_call_that_was_repaired_both_what_was_written_and_what_was_re
 
 async def test_it_is_kept_without_content_when_a_person_was_waited_for(recorder):
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
-    for said in (
+    for event in (
         CallProgress(0, CALL, APPROVAL_WANTED + "apr_1", waits_for="apr_1"),
         CallProgress(0, CALL, APPROVAL_GIVEN, approved=True),
         CallProgress(0, CALL, str(APPROVAL_GIVEN)),  # in the words of a tool
     ):
-        note(recording, said)
+        note(recording, event)
     recorder.end(recording)
     found = await written(recorder)
 

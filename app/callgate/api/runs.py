@@ -84,7 +84,7 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
 
     @router.get(
         "/v1/runs/{id}",  # noqa: FAST003 - read from the request, see `in_path`
-        summary="One run: its events, and with `content=1` what was said; as server-sent events, as they come",
+        summary="One run: its events, and with `content=1` its texts; as server-sent events, as they come",
         responses=forbidden | missing,
         openapi_extra=in_path("id"),
     )

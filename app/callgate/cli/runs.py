@@ -27,7 +27,7 @@ ServerKeyOption = Annotated[
     str | None, typer.Option(metavar="KEY", help="The key to ask the server with.", envvar="CALLGATE_KEY")
 ]
 Id = Annotated[str, typer.Argument(help="As `callgate runs list` and the header `x-callgate-run` have it.")]
-ContentOption = Annotated[bool, typer.Option("--content", help="Show what was said too, where it was kept.")]
+ContentOption = Annotated[bool, typer.Option("--content", help="Show the texts too, if they are kept.")]
 
 
 @runs.callback()
@@ -122,7 +122,7 @@ def export(
         typer.Option("--as", help="All that is kept, a line for the shell, a file that a test plays, or spans."),
     ] = "json",
 ) -> None:
-    """A run for others, on standard output. `curl` and `recording` need that what was said is kept (`record.content`)."""
+    """A run for others, on standard output. `curl` and `recording` need a run whose texts are kept (`record.content`)."""
     from callgate.recorder.export import as_curl, as_facts, as_recording
     from callgate.recorder.replayable import NotReplayable
     from callgate.recorder.spans import as_otlp

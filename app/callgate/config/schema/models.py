@@ -118,7 +118,7 @@ class ModelEntry(Section):
     tools: Globs = ()
     """The tools of this config that are offered to it, as names or globs; none unless named."""
     fallbacks: tuple[str, ...] = ()
-    """Models to ask instead when this one fails before it has said anything, in order."""
+    """Models to ask instead when this one fails before it has sent any content, in order."""
     tool_calling: ToolCalling = "auto"
     """How it calls tools: natively, or asked in the prompt and read back from its text in the format named."""
     thinking: ThinkingSetting = "auto"

@@ -32,7 +32,7 @@ class RecordLess(Section):
     models: Globs = ()
     """Names of models, or globs; all of them if left out."""
     keep: Annotated[Literal["no_content", "off"], BeforeValidator(off_or_on)]
-    """`no_content`: no word of what was said; `off`: nothing, not even when they fail."""
+    """`no_content`: rows and events without texts; `off`: nothing, not even when they fail."""
 
     @model_validator(mode="after")
     def _names_something(self) -> "RecordLess":
@@ -45,23 +45,23 @@ class Record(Section):
     """Recorded runs: the newest 200 in memory, and all of them in `data_dir`, if there is one."""
 
     runs: Annotated[Literal["all", "eventful", "off"], BeforeValidator(off_or_on)] = "all"
-    """`eventful`: only runs that called a tool, had a finding, were asked again, failed, or took over 30 seconds."""
+    """`eventful`: only runs that called a tool, had a finding or a retry, failed, or took over 30 seconds."""
     passed: Annotated[Literal["all", "errors"], BeforeValidator(off_or_on)] = "errors"
-    """The same for requests that are passed through without a tool of Callgate's; `errors` are a provider's too that the request outlived."""
+    """The same for requests that are passed through without a tool of Callgate's; `errors` includes requests that succeeded after a retry."""
     content: Switch = False
-    """Keep what was said too: the request, texts, arguments and results. They may hold anything; secrets known to
+    """Keep texts too: the request, the model's text, arguments and results. They may contain anything; secrets known to
     Callgate are masked."""
     content_bytes: Annotated[int, Field(ge=256, le=10_000_000), NO_BOOLEAN] = 65_536
     """How much of each text is kept."""
     wire: Annotated[Literal["off", "on_error", "on"], BeforeValidator(off_or_on)] = "off"
-    """Keep the bodies of providers' answers too, as they came, beside the other texts: of all runs, or of those that did not
-    simply answer. Needs `content`."""
+    """Keep the bodies of providers' answers too, unchanged, beside the other texts: of all runs, or of those with an error,
+    a broken or failed call, or a retry. Needs `content`."""
     keep: RecordKeep = RecordKeep()
     """How long runs stay in the file."""
     wire_keep: WireKeep = WireKeep()
     """How long bodies of providers' answers stay in the file."""
     less: tuple[RecordLess, ...] = ()
-    """Keys and models of whose requests less is kept than all this says. Where several fit the strictest holds."""
+    """Keys and models whose requests are recorded less. If several entries match, the strictest applies."""
 
     @model_validator(mode="after")
     def _has_content(self) -> "Record":

@@ -36,11 +36,11 @@ class Traces(Section):
     compression: Literal["none", "gzip"] = "none"
     """How batches are sent."""
     service_name: Annotated[str, Field(min_length=1)] = "callgate"
-    """What the spans are said to come from."""
+    """The resource attribute `service.name` of the spans."""
     resource: Mapping[str, str] = Field(default_factory=dict)
-    """Further attributes of what they come from."""
+    """Further resource attributes."""
     content: Shown = "no_content"
-    """Where what was said stands: in attributes of the spans, in events of theirs, or in both. Only of runs whose texts are kept
+    """Where texts are added: in attributes of the spans, in their events, or in both. Only for runs whose texts are kept
     (`record.content`)."""
     latest_names: Switch = False
     """Name attributes as conventions for generative AI after 1.41 do."""
