@@ -619,6 +619,17 @@ async def test_keys_that_see_their_own_runs_leave_places_to_watch(recorder):
     assert [recorder.reserve_watcher() for _ in range(6)] == [True] * 5 + [False]
 
 
+async def test_a_run_that_ends_between_reading_and_following_it_is_followed_to_its_end(recorder):
+    recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
+    note(recording, PLAIN[0])
+    read = recorder.get("run_1")
+    for event in PLAIN[1:]:
+        note(recording, event)
+    recorder.end(recording)
+    events = [event.kind async for event in recorder.follow(read)]
+    assert (len(events), events[-1]) == (len(PLAIN), "ended")
+
+
 async def test_a_run_can_be_followed_to_its_end(recorder):
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), RecordPolicy())
     note(recording, EVENTS[0])

@@ -397,6 +397,8 @@ class Recorder:
         """Yield the events of a run until it ends, and None after each `idle_seconds` without one."""
         live = self._under_way.get(recording.row.id)
         if live is None:
+            if recording.row.seconds is None:  # it ended after it was read
+                recording = await asyncio.to_thread(self.get, recording.row.id) or recording
             for event in recording.events:
                 yield event
             return
