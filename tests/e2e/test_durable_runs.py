@@ -283,7 +283,12 @@ async def test_a_process_that_drains_hands_its_runs_over(pair: Pair) -> None:
         await one.ended()
         with contextlib.suppress(Exception):
             await first
+        [run] = json.loads((await get(other.url, "/v1/runs")).body)["data"]
+        odd = json.loads((await get(other.url, "/v1/runs?odd=1")).body)["data"]
+        shown = json.loads((await get(other.url, f"/v1/runs/{run['id']}")).body)
     assert pair.ran() == ["a"]
+    assert (run["state"], run["turns"], odd) == ("answered", 2, [])
+    assert (shown["state"], len(shown["events"])) == ("answered", 7)
 
 
 @IN_POSTGRES

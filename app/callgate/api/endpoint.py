@@ -3,6 +3,7 @@
 An ASGI callable, because FastAPI's handling of a function costs more than all of this, and hides when the client disconnects.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -24,7 +25,7 @@ from callgate.api.requests import check_body, read_body
 from callgate.api.rights import seen_by
 from callgate.auth.keys import Caller, owner_name
 from callgate.conversation.events import ChatEnded
-from callgate.runtime.durable_run import DurableRun
+from callgate.runtime.durable_run import DurableRun, TakenOver
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.route import check_selectors
 from callgate.runtime.runtime import Runtime
@@ -120,7 +121,7 @@ class FaceEndpoint:
         except ClientDisconnected:
             context.notes["ending"] = "client_left"
 
-    async def _answer(
+    async def _answer(  # noqa: PLR0912
         self,
         context: RequestContext,
         exchange: FaceExchange,
@@ -171,6 +172,9 @@ class FaceEndpoint:
             except ClientDisconnected:
                 notes["ending"] = state = "client_left"
                 return Ended(wrote=context.wrote, left=True)
+            except (TakenOver, asyncio.CancelledError):
+                state = recording.CARRIED_ON if run is not None else state
+                raise
             finally:
                 attempts = conversation.diagnoses[0].failed_attempts
                 # Failed attempts make a request unusual; a fallback for a deployment that is cooling down does not.

@@ -12,11 +12,14 @@ from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
 from callgate.recorder.recording import NOT_KEPT, RecordPolicy, RunRecording
 from callgate.recorder.row import RunRow
+from callgate.runtime.durable_run import TakenOver
 from callgate.runtime.route import Route
 from callgate.runtime.runtime import Runtime
 
 LONGEST_NAME = 200
 """Characters of a model's name, which with a wildcard is the client's text."""
+CARRIED_ON = "carried_on"
+"""Instead of a state: another process carries the run on. Only spans are kept here."""
 NO_EFFECT = frozenset({"", "on"})
 """Values of `X-Callgate-Record` that change nothing."""
 
@@ -159,6 +162,9 @@ def end(
     recording: RunRecording, runtime: Runtime, context: RequestContext, state: str, error: ChatError | None = None
 ) -> None:
     """End a recording. `state`: where the chat has no ending of its own."""
+    if state == CARRIED_ON or (error is not None and isinstance(error, TakenOver)):
+        # The other process records all of it, under the same id.
+        recording.is_listed, recording.policy, state = False, NOT_KEPT, "cut_off"
     status = context.status or CLIENT_CLOSED
     runtime.recorder.end(
         recording,

@@ -398,7 +398,8 @@ class Recorder:
         live = self._under_way.get(recording.row.id)
         if live is None:
             if recording.row.seconds is None:  # it ended after it was read
-                recording = await asyncio.to_thread(self.get, recording.row.id) or recording
+                found = await asyncio.to_thread(self.get, recording.row.id)
+                recording = recording if found is None else found
             for event in recording.events:
                 yield event
             return
