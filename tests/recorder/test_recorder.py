@@ -28,6 +28,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED
 from callgate.conversation.prices import MOST_TOKENS, Price
+from callgate.recorder.packed import PackedRun
 from callgate.recorder.recorder import (
     BACKLOG_BYTES,
     FEED_BACKLOG,
@@ -511,6 +512,32 @@ async def test_results_that_wait_to_be_packed_by_the_thread_are_weighed(recorder
     assert waiting is recording
     assert waiting.weight > PACKED_AT_ONCE * 10_000
     recorder.end(recording)
+
+
+async def test_nobody_who_looks_waits_for_a_file_that_is_being_written(tmp_path, monkeypatch):
+    is_writing, may_go_on = threading.Event(), threading.Event()
+    add = RunStore.add
+
+    def slow_add(store: RunStore, runs: list[PackedRun]) -> None:
+        is_writing.set()
+        assert may_go_on.wait(10)
+        add(store, runs)
+
+    recorder = Recorder(mask, tmp_path)
+    recorder.end(recorded(recorder, "run_1"))
+    await written_until(recorder, lambda: not recorder.has_waiting)
+    monkeypatch.setattr(RunStore, "add", slow_add)
+    recorder.end(recorded(recorder, "run_2"))
+    assert await asyncio.to_thread(is_writing.wait, 5)
+    try:
+        async with asyncio.timeout(5):
+            for id in ("run_1", "run_2"):
+                assert await asyncio.to_thread(recorder.get, id) is not None
+            assert await asyncio.to_thread(recorder.replays_of, "run_1") == []
+            assert len(await asyncio.to_thread(recorder.page, RunFilter(), 5)) == 2
+    finally:
+        may_go_on.set()
+        await recorder.close()
 
 
 async def test_where_no_file_can_be_made_the_newest_runs_are_listed_from_memory(tmp_path):

@@ -122,8 +122,9 @@ class Recorder:
         # Only the event loop writes the first count, and only the thread the second.
         self._bytes_in = self._bytes_out = 0
         self._newest: deque[PackedRun] = deque(maxlen=IN_MEMORY)
+        self._newest_lock = threading.Lock()
         self._lock = threading.Lock()
-        """Guards what the thread and readers share: the newest runs, their deletion, and the usage."""
+        """Guards deletion and the usage. The thread holds it while it writes, which may take seconds where the file is locked."""
         self._unpacked: list[RunRecording] = []
         self._packing: asyncio.TimerHandle | None = None
         self._ended: queue.SimpleQueue[list[EndedRun] | None] = queue.SimpleQueue()
@@ -299,7 +300,7 @@ class Recorder:
             elif ended.is_kept:
                 here.append(ended.row_now())
         if self._folder is None or self._failure:
-            with self._lock:
+            with self._newest_lock:
                 here += [run.whole_row for run in self._newest if not run.is_deleted]
         found = {row.id: row for row in here if is_wanted(row, wanted)}
         for row in self._stored(lambda store: store.page(wanted, count)) or ():
@@ -331,7 +332,7 @@ class Recorder:
             if ended.is_deleted:
                 return None
             return (ended if isinstance(ended, PackedRun) else ended.packed()).recording()
-        with self._lock:
+        with self._newest_lock:
             known = next((known for known in self._newest if known.id == id), None)
         if known is not None:
             return known.recording()
@@ -339,7 +340,7 @@ class Recorder:
 
     def replays_of(self, id: str, only: str | None = None) -> list[str]:
         """Return the ids of a run's replays, the newest first; with `only`, those of one key."""
-        with self._lock:
+        with self._newest_lock:
             here: list[PackedRun | RunRow] = list(self._newest)
         here += [each.row for each in list(self._under_way.values())]
         here += [each if isinstance(each, PackedRun) else each.row for each in list(self._waiting.values())]
@@ -382,6 +383,7 @@ class Recorder:
                 if (packed_run := self._waiting.get(id)) is not None:  # the event loop packs without the lock
                     packed_run.is_deleted = True
                 return True
+        with self._newest_lock:
             known = next((known for known in self._newest if known.id == id), None)
             if found := known is not None:
                 self._newest.remove(known)
@@ -525,7 +527,7 @@ class Recorder:
 
     def _remember(self, kept: Sequence[PackedRun]) -> None:
         """Keep the newest runs in memory, as many as fit."""
-        with self._lock:
+        with self._newest_lock:
             newest = self._newest
             newest.extend(kept[-IN_MEMORY:])
             while sum(map(_weight, newest)) > IN_MEMORY_BYTES:
