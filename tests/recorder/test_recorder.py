@@ -333,6 +333,30 @@ async def test_a_run_that_is_removed_while_it_is_written_is_not_there_afterwards
     assert recorder.page(RunFilter(), 10) == []
 
 
+async def test_a_run_that_ends_while_the_recorder_is_closed_is_written(tmp_path):
+    is_masking, may_go_on = threading.Event(), threading.Event()
+
+    def slow_mask(text: str) -> str:
+        is_masking.set()
+        assert may_go_on.wait(5)
+        return text
+
+    recorder = Recorder(slow_mask, tmp_path)
+    recorder.end(recorded(recorder, policy=RecordPolicy(content_bytes=100)))
+    recorder._pack()
+    assert await asyncio.to_thread(is_masking.wait, 5)
+    closing = asyncio.create_task(recorder.close())
+    await asyncio.sleep(0)
+    recorder.end(recorded_plain(recorder, "run_2"))
+    recorder._pack()
+    may_go_on.set()
+    await closing
+
+    assert not recorder.has_waiting
+    with contextlib.closing(RunStore(tmp_path)) as store:
+        assert store.get("run_2") is not None
+
+
 async def test_a_list_of_runs_reads_none_of_their_texts():
     masked: list[str] = []
 

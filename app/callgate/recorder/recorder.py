@@ -235,14 +235,17 @@ class Recorder:
     async def close(self) -> None:
         """End all feeds, write the waiting runs, and stop the thread."""
         self.end_feeds()
-        while self._unpacked:
-            self._pack()
-        if self._thread is not None:
-            self._closing.set()
-            self._ended.put(None)
-            await asyncio.to_thread(self._thread.join)
-            self._closing.clear()
-            self._thread = None
+        while self._unpacked or self._thread is not None:
+            while self._unpacked:
+                self._pack()
+            if self._thread is not None:
+                self._closing.set()
+                self._ended.put(None)
+                await asyncio.to_thread(self._thread.join)
+                self._closing.clear()
+                self._thread = None
+                if self._waiting and not self._ended.empty():  # runs that ended meanwhile
+                    self._start()
 
     def reserve_watcher(self, key: str | None = None) -> bool:
         """Reserve a place for a watcher of a run or the feed; False if none is free. Release it with `release_watcher`. `key`: the
