@@ -510,7 +510,10 @@ async def test_runs_that_take_long_to_pack_do_not_hold_the_event_loop_together(t
     await recorder.close()
     assert max(turns) < PACKED_TOGETHER
     assert len(recorder.page(RunFilter(), 100)) == PACKED_TOGETHER
-    assert [row.id for row in recorder.page(RunFilter(), 2)] == [f"run_{PACKED_TOGETHER - 1}", f"run_{PACKED_TOGETHER - 2}"]
+    assert [row.id for row in recorder.page(RunFilter(), 2)] == [
+        f"run_{PACKED_TOGETHER - 1}",
+        f"run_{PACKED_TOGETHER - 2}",
+    ]
 
 
 async def test_a_run_that_counts_very_much_is_weighed_and_shares_no_row(tmp_path):
