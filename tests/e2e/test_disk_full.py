@@ -90,18 +90,20 @@ class Chat:
                 await asyncio.sleep(0.1)
         assert (await self.ask("count_write keyed", key="one")).status == 200
 
+    async def check_around_a_full(self, disk: SmallDisk) -> None:
+        assert await self.result("count_write first") == "counted first"
+        disk.fill()
+        await self.until_refused(disk)
+        await self.check_while_full()
+        disk.free()
+        await self.check_when_free()
+
 
 async def test_with_the_ledger_in_a_file(disk: SmallDisk, marks: Path, upstream: Upstream) -> None:
     folder = disk.folder / "data"
     config = make_config(upstream.url, tools=TOOLS, data_dir=str(folder))
     async with serve(create_app(config)) as url:
-        chat = Chat(url, upstream)
-        assert await chat.result("count_write first") == "counted first"
-        disk.fill()
-        await chat.until_refused(disk)
-        await chat.check_while_full()
-        disk.free()
-        await chat.check_when_free()
+        await Chat(url, upstream).check_around_a_full(disk)
     disk.fill()
     for opening in (SqliteLedger, KeyStore):
         with pytest.raises((DamagedLedger, DamagedStore), match="its disk may be full"):
@@ -124,13 +126,7 @@ async def test_with_the_ledger_in_postgres(disk: SmallDisk, marks: Path, upstrea
         await migrate(server.url)
         config = make_config(upstream.url, tools=TOOLS, ledger={"url": server.url})
         async with serve(create_app(config)) as url:
-            chat = Chat(url, upstream)
-            assert await chat.result("count_write first") == "counted first"
-            disk.fill()
-            await chat.until_refused(disk)
-            await chat.check_while_full()
-            disk.free()
-            await chat.check_when_free()
+            await Chat(url, upstream).check_around_a_full(disk)
     finally:
         server.stop()
     assert "never" not in marked(marks)

@@ -29,6 +29,7 @@ from callgate.conversation.events import (
 from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED
 from callgate.conversation.prices import MOST_TOKENS, Price
 from callgate.recorder.packed import PackedRun
+from callgate.recorder.packing import Mask
 from callgate.recorder.recorder import (
     BACKLOG_BYTES,
     FEED_BACKLOG,
@@ -314,7 +315,8 @@ async def test_each_run_is_kept_by_the_policy_it_began_with(recorder):
     assert (recorder.get("run_off"), recorder.get("run_on") is not None) == (None, True)
 
 
-async def test_a_run_that_is_removed_while_it_is_written_is_not_there_afterwards(tmp_path):
+def held_mask() -> tuple[threading.Event, threading.Event, Mask]:
+    """A mask that says when it is called, and waits until it may go on."""
     is_masking, may_go_on = threading.Event(), threading.Event()
 
     def slow_mask(text: str) -> str:
@@ -322,6 +324,11 @@ async def test_a_run_that_is_removed_while_it_is_written_is_not_there_afterwards
         assert may_go_on.wait(5)
         return text
 
+    return is_masking, may_go_on, slow_mask
+
+
+async def test_a_run_that_is_removed_while_it_is_written_is_not_there_afterwards(tmp_path):
+    is_masking, may_go_on, slow_mask = held_mask()
     recorder = Recorder(slow_mask, tmp_path)
     recorder.end(recorded(recorder, policy=RecordPolicy(content_bytes=100)))
     assert await asyncio.to_thread(is_masking.wait, 5)
@@ -334,13 +341,7 @@ async def test_a_run_that_is_removed_while_it_is_written_is_not_there_afterwards
 
 
 async def test_a_run_that_ends_while_the_recorder_is_closed_is_written(tmp_path):
-    is_masking, may_go_on = threading.Event(), threading.Event()
-
-    def slow_mask(text: str) -> str:
-        is_masking.set()
-        assert may_go_on.wait(5)
-        return text
-
+    is_masking, may_go_on, slow_mask = held_mask()
     recorder = Recorder(slow_mask, tmp_path)
     recorder.end(recorded(recorder, policy=RecordPolicy(content_bytes=100)))
     recorder._pack()
