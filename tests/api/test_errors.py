@@ -9,6 +9,7 @@ from callgate.api import errors
 from callgate.application import create_app
 from callgate.auth.keys import hash_key
 from callgate.conversation.errors import ChatError
+from callgate.server.refusals import not_http, refusal
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 
@@ -45,3 +46,74 @@ def test_calls_side_by_side_that_meet_the_same_error_are_one_error() -> None:
     taken = [ChatError(503, "Another process carries this run on.", code="run_taken_over") for _ in range(2)]
     assert errors.as_chat_error(BaseExceptionGroup("two", taken)) is taken[0]
     assert errors.as_chat_error(BaseExceptionGroup("two", [taken[0], ValueError("ours")])).status == 500
+
+
+REFUSED = [
+    ("POST", "/v1/chat/completions", {"model": "m", "messages": "no list"}, 400),
+    ("POST", "/v1/chat/completions", {"model": "nobody", "messages": [{"role": "user", "content": "hi"}]}, 404),
+    ("POST", "/openai/deployments/nobody/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, 404),
+    ("POST", "/v1/responses", {"model": "m", "input": 5}, 400),
+    ("POST", "/v1/responses", {"model": "m", "input": "hi", "background": True, "tools": [{"type": "mcp"}]}, 400),
+    ("POST", "/v1/responses", {"model": "nobody", "input": "hi"}, 404),
+    ("GET", "/v1/responses/resp_1", None, 404),
+    ("POST", "/v1/messages", {"model": "m"}, 400),
+    (
+        "POST",
+        "/v1/messages",
+        {"model": "nobody", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+        404,
+    ),
+    ("POST", "/v1/messages/count_tokens", {"model": "nobody", "messages": [{"role": "user", "content": "hi"}]}, 404),
+    ("POST", "/v1/embeddings", {"model": "nobody", "input": "hi"}, 404),
+    ("GET", "/v1/models/nobody", None, 404),
+    ("GET", "/v1/nowhere", None, 404),
+    ("DELETE", "/v1/chat/completions", None, 405),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status"), REFUSED, ids=lambda value: str(value)[:60])
+async def test_what_no_repetition_can_mend_says_so_on_every_route(
+    method: str, path: str, body: Any, status: int
+) -> None:
+    keys = [{"name": "a", "hash": hash_key("cg-a")}]
+    config = make_config("http://127.0.0.1:9", auth="keys", keys=keys)
+    async with serve(create_app(config)) as url, httpx.AsyncClient(base_url=url) as client:
+        right = await client.request(method, path, headers={"authorization": "Bearer cg-a"}, json=body)
+        keyed = {"authorization": "Bearer cg-a", "idempotency-key": "once"}
+        again = await client.request(method, path, headers=keyed, json=body)
+        wrong = await client.request(method, path, headers={"authorization": "Bearer cg-b"}, json=body)
+        none = await client.request(method, path, json=body)
+    assert (right.status_code, right.headers.get("x-should-retry")) == (status, "false")
+    assert (again.status_code, again.headers.get("x-should-retry")) == (status, "false")
+    assert (wrong.status_code, wrong.headers.get("x-should-retry")) == (401, "false")
+    assert (none.status_code, none.headers.get("x-should-retry")) == (401, "false")
+
+
+async def test_a_request_of_a_foreign_page_and_one_that_is_no_http_are_not_repeated() -> None:
+    config = make_config("http://127.0.0.1:9", auth="off")
+    async with serve(create_app(config)) as url, httpx.AsyncClient(base_url=url) as client:
+        foreign = await client.get("/v1/models", headers={"host": "evil.example"})
+    assert (foreign.status_code, foreign.headers["x-should-retry"]) == (403, "false")
+    assert b"\r\nx-should-retry: false\r\n" in refusal(not_http())
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "retry_after", "says"),
+    [
+        (400, "invalid_value", None, "false"),
+        (422, "config_invalid", None, "false"),
+        (408, "request_timeout", None, None),
+        (409, "idempotency_key_in_use", 1.0, None),
+        (409, "run_cancelled", None, "false"),
+        (429, "rate_limit_exceeded", 3.0, None),
+        (429, "insufficient_quota", None, "false"),
+        (500, None, None, None),
+        (502, "upstream_auth", None, "false"),
+        (503, "over_capacity", 1.0, None),
+    ],
+)
+def test_only_what_stays_as_it_is_is_not_to_be_repeated(
+    status: int, code: str | None, retry_after: float | None, says: str | None
+) -> None:
+    error = ChatError(status, "no", code=code, retry_after=retry_after)
+    assert errors.error_headers(error).get("x-should-retry") == says

@@ -27,6 +27,21 @@ NOT_REPEATED = 400
 """The status, with its usual type, that no known client retries."""
 REPEATED = frozenset({408, 409, 425, 429})
 """Statuses below 500 that clients retry."""
+PERMANENT = frozenset(
+    {
+        "approval_decided",
+        "hash_mismatch",
+        "idempotency_key_interrupted",
+        "insufficient_quota",
+        "run_cancelled",
+        "run_given_up",
+        "run_not_replayable",
+        "upstream_auth",
+    }
+)
+"""Codes of errors that stay as they are, although clients repeat their status."""
+ABOUT_RETRIES = frozenset({"x-should-retry", "retry-after", "retry-after-ms"})
+"""Headers that tell a client whether and when to repeat a request."""
 MAX_NEAR_PATH = 100
 """Characters of an unknown path that is compared with those of the routes."""
 NO_HEADERS: Mapping[str, str] = {}
@@ -97,7 +112,17 @@ def shutting_down(*, wrote: bool) -> ChatError:
     return after_write(error) if wrote else error
 
 
+def is_final(error: ChatError) -> bool:
+    """True if the same request cannot succeed, however often it is repeated."""
+    if error.retry_after is not None:
+        return False
+    return error.code in PERMANENT or (400 <= error.status < 500 and error.status not in REPEATED)
+
+
 def error_headers(error: ChatError) -> dict[str, str]:
+    """Return the headers that say whether and when to repeat the request. Some clients repeat even a 401, for minutes."""
+    if is_final(error):
+        return {"x-should-retry": "false"}
     if error.retry_after is None:
         return {}
     return {

@@ -89,8 +89,6 @@ class FollowedRun:
         """Answer with an error where nothing was sent yet; a stream that has begun just ends."""
         if not self.status:
             fields = {"content-type": "application/json", **error_headers(error)}
-            if error.code == INTERRUPTED:
-                fields["x-should-retry"] = "false"  # clients retry a 409, and this one is permanent
             start: dict[str, Any] = start_message(error.status, fields)
             self.status, self.headers = error.status, start["headers"]
             self.parts = [self._error_body(error)]

@@ -7,7 +7,7 @@ resumes. Otherwise the response has failed when its process is gone.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from callgate.api.answers import STREAM_HEADERS, run_unless_disconnected, send_whole, start_message
 from callgate.api.durable_runs import DurableRuns, RunRequest, RunResumer
+from callgate.api.errors import ABOUT_RETRIES
 from callgate.api.followed_run import WELL, Ended
 from callgate.api.middleware import HAS_PLACE, context_of
 from callgate.api.request_schema import wrong
@@ -49,6 +50,15 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
 
 
+class _Refusal(msgspec.Struct, frozen=True):
+    """The error with which a response was refused before it began."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Those about retries."""
+    body: bytes
+
+
 class BackgroundRun:
     """One response that is being made."""
 
@@ -61,7 +71,7 @@ class BackgroundRun:
         """Set when it has an id, was refused, or was begun by an earlier request."""
         self.found: StoredRun | None = None
         """The run of an earlier request with its key."""
-        self.refusal: tuple[int, bytes] | None = None
+        self.refusal: _Refusal | None = None
         self.events: list[bytes] = []
         """The events for followers."""
         self.final: dict[str, Any] | None = None
@@ -79,6 +89,7 @@ class BackgroundRun:
         """Another process has taken it over."""
         self._news = asyncio.Event()
         self._status = 0
+        self._headers: Mapping[str, str] = {}
         self._body = b""
         self._durable: DurableRun | None = None
         self._unkept: list[bytes] = []
@@ -171,10 +182,11 @@ class BackgroundRun:
             return
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            self._headers = _about_retries(message["headers"])
         elif self._status != 200:
             self._body += message.get("body", b"")
             if not message.get("more_body"):
-                self.refusal = self._status, self._body
+                self.refusal = _Refusal(self._status, self._headers, self._body)
                 self.begun.set()
 
 
@@ -252,8 +264,7 @@ class BackgroundRuns:
             return
         await run.is_kept.wait()
         if run.refusal is not None and run.writer is None:
-            status, refusal = run.refusal
-            await send_whole(send, status, refusal, {})
+            await send_whole(send, run.refusal.status, run.refusal.body, run.refusal.headers)
         elif stream:
             await self._stream(run.follow(-1), receive, send)
         else:
@@ -267,7 +278,7 @@ class BackgroundRuns:
             if not state:
                 return False
             if answer is not None and answer.status != 200:
-                await send_whole(send, answer.status, answer.body, {})
+                await send_whole(send, answer.status, answer.body, _about_retries(answer.headers))
                 return True
             if answer is not None or asyncio.get_running_loop().time() > until:
                 raise not_found(id)
@@ -423,8 +434,8 @@ class BackgroundRuns:
             with place:
                 await self._app(inner, receive, run.send)
             if run.writer is not None and run.refusal is not None:
-                refused = _decode(run.refusal[1])["error"]
-                error = ChatError(run.refusal[0], refused["message"], code=refused["code"], type=refused["type"])
+                refused = _decode(run.refusal.body)["error"]
+                error = ChatError(run.refusal.status, refused["message"], code=refused["code"], type=refused["type"])
         finally:
             watching.cancel()
             if run.writer is not None:
@@ -524,6 +535,12 @@ def run_id_of(id: str) -> str:
 
 def response_id_of(run_id: str) -> str:
     return "resp_" + run_id.removeprefix("run_")
+
+
+def _about_retries(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return the headers of an error that say whether and when to repeat the request."""
+    named = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in headers)
+    return {name: value for name, value in named if name in ABOUT_RETRIES}
 
 
 def _has_no_end(run: BackgroundRun, error: ChatError | None) -> bool:
