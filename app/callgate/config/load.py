@@ -31,6 +31,8 @@ ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """Variables that take precedence over the file, and their settings."""
 
+SEALING_VARIABLE: Final = "CALLGATE_SECRET"
+"""The variable with the secrets that this server seals with."""
 CONFIG_VARIABLE: Final = "CALLGATE_CONFIG"
 USUAL_FILE: Final = "config.yaml"
 REFERRING: Final = re.compile(r"\$\{|\Afile:")
@@ -101,6 +103,7 @@ def load(
     take_in_servers(document, file.parent, references)
     take_in_variables(document, environ)
     _outrank(document, environ, flags or {})
+    document.secrets.update(each.strip() for each in environ.get(SEALING_VARIABLE, "").split(","))
     # A block with only comments is null in YAML, and means the defaults.
     if document.value is None:
         document.value = {}

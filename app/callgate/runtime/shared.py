@@ -7,6 +7,7 @@ import structlog
 
 from callgate.auth.key_store import KeyStore
 from callgate.auth.limits import Limiter, MemoryLimiter
+from callgate.auth.sealing import Sealer
 from callgate.config.schema import Config
 from callgate.ledger.database import Database
 from callgate.ledger.entry import Ledger, NoLedger
@@ -15,7 +16,7 @@ from callgate.ledger.shared import SharedLedger
 from callgate.runtime.approval_notices import ApprovalNotices
 from callgate.runtime.builders.access import admission_of, key_store_of, limiter_of, shared_places_of
 from callgate.runtime.builders.limits import processes_of, threads_of
-from callgate.runtime.builders.stores import fleet_of, ledger_of, pins_of, recorder_of
+from callgate.runtime.builders.stores import fleet_of, ledger_of, opened_sealer, pins_of, recorder_of
 from callgate.runtime.ledger_pins import LedgerPins
 from callgate.runtime.shared_approvals import SharedApprovals
 from callgate.runtime.tracing import Tracing
@@ -48,6 +49,7 @@ class SharedResources:
         self.admission = admission_of(config, self.places)
         self.metrics.in_flight.set_function(lambda: self.admission.all.running)
         self.keys: KeyStore | LedgerKeys | None = None
+        self._sealer: Sealer | None = None
         self.ledger: Ledger = NoLedger()
         self.shared_ledger: SharedLedger | None = None
         self.limiter: Limiter = MemoryLimiter()
@@ -75,12 +77,18 @@ class SharedResources:
             self._web = Web()
         return self._web
 
+    @property
+    def sealer(self) -> Sealer:
+        assert self._sealer is not None, "it is not open"
+        return self._sealer
+
     def database(self) -> Database | None:
         """Return the database of the ledger, if it is open."""
         return None if self.shared_ledger is None else self.shared_ledger.database
 
     async def open(self) -> None:
         """Open files and databases. If that fails the server does not start."""
+        self._sealer = opened_sealer(self._config)
         self.shared_ledger = shared = await ledger_of(self._config, _warn_of_lost)
         if shared is not None:
             self.ledger = shared.calls
@@ -90,9 +98,11 @@ class SharedResources:
             assert isinstance(shared.calls, PostgresLedger), "pools need `ledger.url`"
             ledger = FleetLedger(shared.database, shared.calls.process, shared.presence.dead_after)
             await self.fleet.open(ledger, shared.calls, shared.presence)
-        shares_all = self._config.ledger.url is None or self._config.store.redis_url is not None
-        if shared is not None and not shares_all and (others := await shared.presence.others()):
-            log.warning("store_not_shared", others=others)
+        if shared is not None and self._config.ledger.url is not None and (others := await shared.presence.others()):
+            if self._config.store.redis_url is None:
+                log.warning("store_not_shared", others=others)
+            if self._sealer.source != "environment":
+                log.warning("secret_not_shared", others=others, todo="give all of them the same CALLGATE_SECRET")
         self.decisions.use(shared)
         if shared is not None and self._config.ledger.url is not None:
             self._ledger_pins = LedgerPins(shared.database, self.pins)

@@ -20,7 +20,7 @@ from callgate.api.responses.input_items import messages_of
 from callgate.api.responses.offered import OWN_LABEL, Offered, offered_tools
 from callgate.api.responses.output import ResponseBody, ResponseHead, ResponseItems, ResponseWriter
 from callgate.api.responses.request import ResponsesBody, chat_fields, read_body_of, shown_fields
-from callgate.api.responses.seal import sealed, unsealed
+from callgate.api.responses.seal import ReasoningSeal
 from callgate.api.responses.stored import CONNECTION, StoredResponses, kept_of, numbered
 from callgate.api.strict_json import LARGE_BODY, check_whole
 from callgate.auth.keys import owner_name
@@ -75,9 +75,10 @@ class ResponsesFace:
             raise wrong("input", "Missing required parameter: 'input'.", "missing_required_parameter")
         offering = partial(offered_tools, asked.tools or (), config.responses.hosted_tools, runtime.labels())
         offered = await asyncio.to_thread(offering) if is_large else offering()
-        asking = partial(self._request, asked, fields, offered, items, parent, context, config, owner)
+        seal = ReasoningSeal(self._manager.shared.sealer, owner, asked.model)
+        asking = partial(self._request, asked, fields, offered, items, parent, context, config, owner, seal)
         request = await asyncio.to_thread(asking) if is_large else asking()
-        return ResponsesExchange(asked, request, offered, items, self._kept, context, owner)
+        return ResponsesExchange(asked, request, offered, items, self._kept, context, owner, seal)
 
     def _request(
         self,
@@ -89,11 +90,12 @@ class ResponsesFace:
         context: RequestContext,
         config: Config,
         owner: str,
+        seal: ReasoningSeal,
     ) -> ChatRequest:
         before = [] if parent is None else parent.history
         after = () if parent is None else parent.after
         decisions = decisions_of(items, parent)
-        messages = messages_of(items, before, partial(unsealed, asked.model), after, decisions.answers)
+        messages = messages_of(items, before, seal.open, after, decisions.answers)
         instructions = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
         history = [*(msgspec.Raw(_encode(message)) for message in instructions), *before, *messages]
         chat = chat_fields(asked, fields, offered) | {"messages": history}
@@ -134,10 +136,12 @@ class ResponsesExchange:
         kept: StoredResponses,
         context: RequestContext,
         owner: str,
+        seal: ReasoningSeal,
     ) -> None:
         self.request = request
         self.asked, self._offered, self._input = asked, offered, items
         self._kept, self._context, self._owner = kept, context, owner
+        self._seal = seal
         self._items: ResponseItems | None = None
         self._handed: CallsHandedBack | None = None
         self._durable: DurableRun | None = None
@@ -163,6 +167,10 @@ class ResponsesExchange:
             )
         if isinstance(self._input, list) and any(isinstance(item, dict) and item.get("phase") for item in self._input):
             conversation.warn("left out of `input`: `phase`, which no chat has a place for")
+        if self._seal.not_opened:
+            count, why = len(self._seal.not_opened), ", ".join(sorted(set(self._seal.not_opened)))
+            log.warning("reasoning_not_opened", items=count, reason=why)
+            conversation.warn(f"left out of `input`: the `encrypted_content` of {count} items, which is {why}")
         is_kept = self.asked.store is not False or CONNECTION.get() is not None
         if not is_kept and (self._durable is None or not self.request.stream):
             return conversation.work
@@ -221,7 +229,6 @@ class ResponsesExchange:
     def _head(self, conversation: Conversation, began: int) -> ResponseHead:
         asked = self.asked
         shows = self._context.headers.get("x-callgate-events") != "off" and conversation.tools_shown == "mcp_call"
-        seal = partial(sealed, asked.model) if asked.includes("reasoning.encrypted_content") else None
         return ResponseHead(
             conversation.run_id,
             began,
@@ -233,5 +240,5 @@ class ResponsesExchange:
             decided=self._offered.decided,
             shows_calls=shows,
             shows_thinking=asked.shows_thinking,
-            seal=seal,
+            seal=self._seal.seal if asked.includes("reasoning.encrypted_content") else None,
         )

@@ -1,23 +1,21 @@
-"""Packs a model's reasoning into one opaque text that a client sends back.
+"""Seals a model's reasoning into one opaque text that a client sends back.
 
-Signatures are valid only for the model that made them, so the packed text names the model and is not unpacked for another.
+Signatures are valid only for the model that made them, so the sealed text names the model and is not used for another.
 """
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from callgate.auth.sealing import NotSealedHere, Sealer
 from callgate.conversation.response_items import ITEMS
 from callgate.conversation.turn import ThinkingBlocks
 
-MARK: Final = "cg1."
-"""The prefix of packed texts."""
+PURPOSE: Final = "reasoning"
 
 
-class _Thought(msgspec.Struct):
+class _Thought(msgspec.Struct, kw_only=True):
     model: str
     text: str
     blocks: list[dict[str, Any]] = []
@@ -27,30 +25,44 @@ class _Thought(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Thought).decode
 
 
-def sealed(model: str, blocks: Sequence[Mapping[str, Any]], text: str) -> str:
-    """Pack reasoning. `blocks`: thinking blocks in order, and items of the Responses API."""
-    thinking = ThinkingBlocks()
-    items: list[dict[str, Any]] = []
-    for block in blocks:
-        if "item" in block:
-            items.append(dict(block))
-        else:
-            thinking.add(block)
-    packed = msgspec.json.encode(_Thought(model, text, thinking.blocks(), items))
-    return MARK + base64.urlsafe_b64encode(packed).decode()
+class ReasoningSeal:
+    """Seals the reasoning of one model for one owner, and opens what was sealed for both."""
 
+    def __init__(self, sealer: Sealer, owner: str, model: str) -> None:
+        self._sealer, self._owner, self._model = sealer, owner, model
+        self.not_opened: list[str] = []
+        """Why each item that a client sent could not be opened."""
 
-def unsealed(model: str, given: str) -> Mapping[str, Any] | None:
-    """Unpack reasoning into fields of an assistant message; None for a text that was not packed here, or no fields where it
-    is of another model."""
-    if not given.startswith(MARK):
-        return None
-    try:
-        thought = _decode(base64.urlsafe_b64decode(given.removeprefix(MARK)))
-    except (binascii.Error, msgspec.DecodeError, ValueError):
-        return None
-    if thought.model != model:
-        return {}
-    fields: dict[str, Any] = {"reasoning_content": thought.text} if thought.text else {}
-    fields |= {"thinking_blocks": thought.blocks} if thought.blocks else {}
-    return fields | ({ITEMS: thought.items} if thought.items else {})
+    def seal(self, blocks: Sequence[Mapping[str, Any]], text: str) -> str:
+        """Seal reasoning. `blocks`: thinking blocks in order, and items of the Responses API."""
+        thinking = ThinkingBlocks()
+        items: list[dict[str, Any]] = []
+        for block in blocks:
+            if "item" in block:
+                items.append(dict(block))
+            else:
+                thinking.add(block)
+        thought = _Thought(model=self._model, text=text, blocks=thinking.blocks(), items=items)
+        return self._sealer.seal(PURPOSE, self._owner, msgspec.json.encode(thought))
+
+    def open(self, sealed: str) -> Mapping[str, Any] | None:
+        """Return fields of an assistant message; none where the reasoning is another model's. None, with a note why, where it
+        cannot be opened."""
+        try:
+            thought = _decode(self._sealer.open(PURPOSE, self._owner, sealed))
+        except NotSealedHere as error:
+            self.not_opened.append(str(error))
+            return None
+        except (msgspec.DecodeError, RecursionError):
+            self.not_opened.append("sealed by another version of this server")
+            return None
+        if thought.model != self._model:
+            return {}
+        fields: dict[str, Any] = {}
+        if thought.text:
+            fields["reasoning_content"] = thought.text
+        if thought.blocks:
+            fields["thinking_blocks"] = thought.blocks
+        if thought.items:
+            fields[ITEMS] = thought.items
+        return fields

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from callgate import __version__
+from callgate.auth.sealing import BadSecret, Sealer, check_secret, sealer_of
 from callgate.config.schema import Config
 from callgate.ledger.database import Database, DatabaseAway
 from callgate.ledger.shared import SharedLedger, open_ledger
@@ -114,15 +115,27 @@ def responses_of(config: Config, store: KeyValueStore, database: Callable[[], Da
 
 def check_files(config: Config) -> None:
     """Raise `BadEntry` where a stored file cannot be read. Does not write."""
-    if config.data_dir is None:
+    folder = None if config.data_dir is None else Path(config.data_dir)
+    try:
+        check_secret(folder)
+    except BadSecret as error:
+        raise BadEntry(("data_dir",), None, str(error)) from None
+    if folder is None:
         return
-    folder = Path(config.data_dir)
     if not (there := next(each for each in (folder, *folder.parents) if each.exists())).is_dir():
         raise BadEntry(("data_dir",), None, f"{there} is not a folder")
     try:
-        check_ledger(Path(config.data_dir))
-        Pins(file=Path(config.data_dir) / PINS)
+        check_ledger(folder)
+        Pins(file=folder / PINS)
     except (DamagedLedger, DamagedPins) as error:
+        raise BadEntry(("data_dir",), None, str(error)) from None
+
+
+def opened_sealer(config: Config) -> Sealer:
+    """Return what seals with the secret of this server, whose file it makes if it needs one."""
+    try:
+        return sealer_of(None if config.data_dir is None else Path(config.data_dir))
+    except BadSecret as error:
         raise BadEntry(("data_dir",), None, str(error)) from None
 
 
