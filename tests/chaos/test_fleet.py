@@ -16,7 +16,7 @@ from typing import Self
 
 import pytest
 
-from callgate.calls.outcome import Failed, FailureKind, Outcome
+from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from tests.chaos.scale import LONG, SEED, counted, report, scaled
 from tests.harness.fleet import Proxy, Stores, placed, proxying, stores, working
 from tests.harness.needs import needs
@@ -37,6 +37,8 @@ AT_ONCE = 8
 DEAD_AFTER = 5.0
 TOLD_WITHIN = DEAD_AFTER + scaled(6.0, 1.0)
 """After a worker was killed, until whoever called knows."""
+AWAY_SECONDS = (1.0, 3.0, 7.0, 15.0, 31.0)
+BACK_WITHIN = 2.0
 CALLS_TIMED = scaled(200, 2000)
 TOOLS = [placed("nap", timeout=120), placed("add")]
 
@@ -201,6 +203,31 @@ async def under(fault: Fault, made: Stores, folder: Path, name: str) -> None:
         for pid in processes_with(marks):
             while is_there(pid):  # noqa: ASYNC110 - a process says nothing when it ends
                 await asyncio.sleep(0.05)
+
+
+@pytest.mark.skipif(not LONG, reason="the intervals are counted in tests/worker")
+async def test_the_first_call_after_redis_was_away_does_not_wait_for_the_worker_to_reach_it_again(
+    postgres: PostgresServer, schema: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    seconds: dict[float, float] = {}
+    async with redis_server(tmp_path, port) as url:
+        made = await stores(tmp_path, url, postgres.url, schema, TOOLS, dead_after=DEAD_AFTER)
+    async with contextlib.AsyncExitStack() as held:
+        life = await held.enter_async_context(contextlib.AsyncExitStack())
+        await life.enter_async_context(redis_server(tmp_path, port))
+        await held.enter_async_context(working(made))
+        proxy = await held.enter_async_context(proxying(made))
+        for away in AWAY_SECONDS:
+            assert isinstance(await proxy.call("add", a=1, b=1), Returned)
+            await life.aclose()
+            await asyncio.sleep(away)
+            await life.enter_async_context(redis_server(tmp_path, port))
+            back = time.monotonic()
+            assert isinstance(await proxy.call("add", a=1, b=1), Returned)
+            seconds[away] = round(time.monotonic() - back, 2)
+    report("first call after redis was away", seconds_by_outage=seconds)
+    assert max(seconds.values()) <= BACK_WITHIN
 
 
 async def test_what_a_call_on_a_worker_costs() -> None:

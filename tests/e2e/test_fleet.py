@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from callgate.ledger.fleet_calls import FleetLedger
+from callgate.ledger.postgres import PostgresDatabase
 from tests.harness.clients import http_client
-from tests.harness.fleet import Stores, placed, stores, working
+from tests.harness.fleet import DEAD_AFTER, Stores, placed, stores, working
 from tests.harness.needs import needs
 from tests.harness.postgres import PostgresServer
 from tests.harness.process import Child, serving
@@ -36,9 +38,14 @@ async def fleet(postgres: PostgresServer, schema: str, tmp_path: Path, upstream:
             return Reply(text=str(record.messages[-1]["content"]))
         wish = str(record.messages[-1]["content"])
         name, _, seconds = wish.partition(" ")
-        return Reply(
-            calls=[Call(name, {"steps": 3} if name == "climb" else {"seconds": float(seconds), "marks": marks})]
-        )
+        arguments: dict[str, Any] = {"marks": marks}
+        if name == "climb":
+            arguments = {"steps": 3}
+        elif name == "hold":
+            arguments["until"] = str(tmp_path / "go")
+        else:
+            arguments["seconds"] = float(seconds)
+        return Reply(calls=[Call(name, arguments)])
 
     upstream.script("m", answers)
     async with redis_server(tmp_path) as redis:
@@ -47,7 +54,7 @@ async def fleet(postgres: PostgresServer, schema: str, tmp_path: Path, upstream:
             redis,
             postgres.url,
             schema,
-            [placed("nap"), placed("climb")],
+            [placed("nap"), placed("climb"), placed("hold")],
             upstream=upstream.url,
             server={"drain_seconds": 0.5},
         )
@@ -109,3 +116,49 @@ async def goes_on_elsewhere(
             answered = await client.post("/v1/chat/completions", json=chat("nap 4"), headers=keyed)
             assert answered.json()["choices"][0]["message"]["content"] == "rested", json.dumps(answered.json())
     assert [line.split()[0] for line in lines_of(marks)] == ["begin", "end"]
+
+
+CLAIM_WAITS = """
+CREATE FUNCTION wait_for_test() RETURNS trigger LANGUAGE plpgsql AS
+$$BEGIN PERFORM pg_advisory_xact_lock(22); RETURN NEW; END$$;
+CREATE TRIGGER wait_for_test BEFORE INSERT ON calls FOR EACH ROW WHEN (NEW.epoch > 1) EXECUTE FUNCTION wait_for_test();
+"""
+
+
+async def test_what_a_worker_ends_while_its_call_is_claimed_for_another_server_is_what_the_model_is_sent(
+    fleet: Stores, tmp_path: Path
+) -> None:
+    import asyncpg
+
+    marks, body, keyed = tmp_path / "marks", chat("hold"), {"Idempotency-Key": "one"}
+    database = PostgresDatabase(fleet.postgres, fleet.schema, connections=1)
+    await database.open()
+    holding = await asyncpg.connect(fleet.postgres, server_settings={"search_path": fleet.schema})
+    try:
+        await holding.execute(CLAIM_WAITS)
+        await holding.execute("SELECT pg_advisory_lock(22)")
+        async with working(fleet), serving(fleet.config) as second, http_client(second.url) as client:
+            async with serving(fleet.config) as first, http_client(first.url) as leaving:
+                asking = asyncio.create_task(leaving.post("/v1/chat/completions", json=body, headers=keyed))
+                await marked(marks, "begin")
+                first.process.kill()
+                with pytest.raises(httpx.TransportError):
+                    await asking
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=body, headers=keyed))
+            await becomes(database, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted", 1)
+            (tmp_path / "go").touch()
+            await becomes(database, "SELECT count(*) FROM fleet_calls WHERE state = 'done'", 1)
+            await FleetLedger(database, "the sweep", DEAD_AFTER).sweep([], DEAD_AFTER)
+            await holding.execute("SELECT pg_advisory_unlock(22)")
+            answered = await asking
+    finally:
+        await holding.close()
+        await database.close()
+    assert answered.json()["choices"][0]["message"]["content"] == "held", answered.text
+    assert [line.split()[0] for line in lines_of(marks)] == ["begin", "end"]
+
+
+async def becomes(database: PostgresDatabase, statement: str, expected: int) -> None:
+    async with asyncio.timeout(30):
+        while await database.fetch(statement) != [(expected,)]:  # noqa: ASYNC110 - a database says nothing by itself
+            await asyncio.sleep(0.01)

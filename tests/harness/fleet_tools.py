@@ -29,6 +29,15 @@ def nap(seconds: float, marks: str = "", label: str = "") -> str:
     return "rested"
 
 
+def hold(marks: str, until: str) -> str:
+    """Wait until a file exists, with a mark before and behind it."""
+    _mark(marks, f"begin hold {os.getpid()}")
+    while not Path(until).exists():
+        time.sleep(0.01)
+    _mark(marks, f"end hold {os.getpid()}")
+    return "held"
+
+
 def spin(marks: str) -> str:
     """Stay in C for ever, and let no other thread run."""
     _mark(marks, f"begin spin {os.getpid()}")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from callgate.ledger.entry import RunState
+from callgate.ledger.entry import LedgerEntry, RunState
 from callgate.ledger.runs import Fenced, RunLedger, StoredRun
 from callgate.ledger.shared import SharedLedger, open_ledger
 from callgate.ledger.tables import MARK_LOST
@@ -145,7 +145,7 @@ async def test_what_a_process_that_lives_has_under_way_is_left_alone(place: Plac
 
 DYING = """
 import asyncio, os, signal, sys
-from callgate.ledger.entry import RunState
+from callgate.ledger.entry import LedgerEntry, RunState
 from callgate.ledger.shared import open_ledger
 from tests.ledger.entries import entry
 
@@ -216,6 +216,11 @@ def owner(ledger: SharedLedger, name: str | None = None) -> RunLedger:
 async def begun(runs: RunLedger, id: str = "r1", key: str | None = None, **changes: Any) -> StoredRun:
     given: dict[str, Any] = {"caller": "alice", "face": "chat", "request": b"{}", "background": False}
     return await runs.begin(id, key_digest=key, request_digest=b"d", **{**given, **changes})
+
+
+async def begins(runs: RunLedger, run: StoredRun, one: LedgerEntry) -> bool:
+    """Whether a call of a run may begin."""
+    return await runs.claim(run, one) is None
 
 
 async def taken(runs: RunLedger) -> StoredRun:
@@ -290,21 +295,34 @@ async def test_a_run_that_has_ended_is_written_no_more(place: Place) -> None:
         assert found.owner == runs.process
 
 
+async def test_open_calls_of_a_run_move_with_it_to_another_process(place: Place) -> None:
+    async with place.opened() as ledger:
+        dead, mine = owner(ledger, "dead"), owner(ledger)
+        run, other = await begun(dead), await begun(mine, "r2")
+        for call_id in ("open", "ended"):
+            await dead.claim(run, entry(call_id, run_id="r1", id=call_id))
+        await dead.end_call(run, entry("ended", id="ended"), RunState.DONE, "", None, b"seven", began=True)
+        await mine.claim(other, entry("others", run_id="r2", id="others"))
+        await taken(mine)
+        owners = await ledger.database.fetch("SELECT id, process FROM calls ORDER BY id")
+        assert owners == [("ended", "dead"), ("open", mine.process), ("others", mine.process)]
+
+
 @pytest.mark.parametrize("writes", [True, False])
 async def test_a_call_begins_once_and_one_that_reads_once_more_behind_a_takeover(place: Place, writes: bool) -> None:
     async with place.opened() as ledger:
         dead, mine = owner(ledger, "dead"), owner(ledger)
         one = entry("c", writes=writes)
         run = await begun(dead)
-        assert await dead.claim(run, one)
-        assert await dead.claim(run, one), "the answer to the first claim may never have come"
-        assert not await mine.claim(run, one), "it is another's"
+        assert await begins(dead, run, one)
+        assert await begins(dead, run, one), "the answer to the first claim may never have come"
+        assert not await begins(mine, run, one), "it is another's"
         run = await taken(mine)
-        assert await mine.claim(run, one) is not writes
+        assert await begins(mine, run, one) is not writes
         await mine.settle_calls(run)
         state = RunState.UNKNOWN if writes else RunState.STARTED
         assert {call.state for call in (await mine.calls(run.id)).values()} == {state}
-        assert await mine.claim(run, one) is not writes
+        assert await begins(mine, run, one) is not writes
 
 
 async def test_a_call_that_has_ended_does_not_begin_again(place: Place) -> None:
@@ -312,9 +330,9 @@ async def test_a_call_that_has_ended_does_not_begin_again(place: Place) -> None:
         runs = owner(ledger)
         run = await begun(runs)
         one = entry("c", writes=False)
-        assert await runs.claim(run, one)
+        assert await begins(runs, run, one)
         await runs.end_call(run, one, RunState.DONE, "", "7", b"seven", began=True)
-        assert not await runs.claim(run, one)
+        assert not await begins(runs, run, one)
         await runs.end_call(run, one, RunState.FAILED, "", "8", b"eight", began=True)
         [call] = (await runs.calls(run.id)).values()
         assert (call.state, call.outcome) == (RunState.DONE, b"seven"), "the first end is the end"
@@ -330,7 +348,7 @@ async def test_a_call_that_has_not_begun_may_begin_or_end_without(place: Place, 
             await runs.claim(run, one)
             await ledger.database.fetch("UPDATE calls SET state = ?1 WHERE id = ?2 RETURNING id", state, one.id)
             if call_id == "begins":
-                assert await runs.claim(run, one)
+                assert await begins(runs, run, one)
             else:
                 await runs.end_call(run, one, RunState.FAILED, "refused", None, b"no", began=False)
         assert await rows(ledger) == {"begins": "started", "ends": "failed"}
@@ -415,7 +433,7 @@ async def test_what_a_process_had_begun_does_not_begin_again_when_it_takes_its_o
         await runs.claim(run, one := entry("c"))
         await runs.release(run)
         again = await taken(runs)
-        assert not await runs.claim(again, one)
+        assert not await begins(runs, again, one)
         for began in (False, True):
             await runs.end_call(again, one, RunState.FAILED, "refused", None, b"no", began=began)
         assert await rows(ledger) == {"c": "started"}

@@ -11,7 +11,7 @@ from callgate.ledger.database import DatabaseAway
 from callgate.ledger.entry import LedgerEntry, RunState
 from callgate.ledger.fleet_calls import FleetLedger, FleetOffer
 from callgate.ledger.postgres import PostgresDatabase, PostgresLedger
-from callgate.ledger.runs import RunLedger, StoredRun
+from callgate.ledger.runs import RunLedger, StoredCall, StoredRun
 from callgate.ledger.shared import SharedLedger, open_ledger
 from callgate.ledger.tables import Row
 from tests.harness.needs import needs
@@ -40,7 +40,7 @@ async def claimed(shared: SharedLedger, process: str) -> StoredRun:
         "run_1", caller="alice", key_digest="k", request_digest=b"d", face="ChatFace", request=b"", background=False
     )
     entry = LedgerEntry("run_1", 0, "call_1", "pay", "00", "alice", writes=True, started_at=time.time(), id=ID)
-    assert await ledger.claim(run, entry)
+    assert await ledger.claim(run, entry) is None
     return run
 
 
@@ -78,6 +78,28 @@ async def test_a_call_that_was_reported_unknown_is_not_offered_afterwards(shared
     for process in ("old", "new"):
         assert not await offered(shared, process)
         assert await FleetLedger(shared.database, process, DEAD_AFTER).belongs_to_another(ID)
+
+
+@pytest.mark.parametrize("run_ends", [False, True], ids=["goes on", "ends without it"])
+async def test_what_a_worker_ends_after_a_takeover_is_left_to_the_run_unless_it_ends_without_it(
+    shared: SharedLedger, run_ends: bool
+) -> None:
+    new = shared.calls.process
+    run = await claimed(shared, "old")
+    assert await offered(shared, "old")
+    await RunLedger(shared.database, "old").release(run)
+    heirs, fleet = RunLedger(shared.database, new), FleetLedger(shared.database, new, DEAD_AFTER)
+    [taken] = await heirs.take_over(DEAD_AFTER)
+    await heirs.settle_calls(taken)
+    await shared.database.beat("worker", "worker:gpu", "")
+    worker = FleetLedger(shared.database, "worker", DEAD_AFTER)
+    assert await worker.claim(ID, "hash", 1, "first")
+    assert await worker.end(ID, "first", "done", b"paid")
+    if run_ends:
+        await heirs.finish(taken, "done", b"")
+    await fleet.sweep([], DEAD_AFTER)
+    expected = StoredCall(RunState.DONE, True, b"paid") if run_ends else StoredCall(RunState.STARTED, True, None)
+    assert (await heirs.calls("run_1"))[ID] == expected
 
 
 async def test_a_worker_that_is_not_seen_begins_nothing(shared: SharedLedger) -> None:

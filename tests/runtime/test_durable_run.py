@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from callgate.calls.outcome import Outcome, Returned
+from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned, encode_outcome
 from callgate.calls.states import ReadyCall
 from callgate.conversation.loop import converse
 from callgate.conversation.ports import ModelRequest
@@ -16,11 +16,11 @@ from callgate.ledger.entry import LedgerEntry, NoLedger, NotRecorded, RunState
 from callgate.ledger.journal import LedgerJournal
 from callgate.ledger.runs import RunLedger, StoredCall, StoredRun
 from callgate.ledger.shared import SharedLedger, open_ledger
-from callgate.runtime.durable_run import DurableRun
+from callgate.runtime.durable_run import UNKNOWN, DurableRun
 from callgate.tools.executor import Policy, RunContext, Safety, Tool
 from callgate.tools.registry import Registry
 from callgate.tools.toolbox import RequestToolbox
-from tests.fakes import Listener, ScriptedModel, calls, counter, says
+from tests.fakes import Listener, ScriptedModel, calls, counter, says, silent
 from tests.harness.needs import needs
 
 pytestmark = pytest.mark.anyio
@@ -270,3 +270,50 @@ async def test_of_a_run_that_has_ended_its_answer_is_kept_and_its_request_is_not
     found = await runs.find("run_1")
     assert found is not None
     assert (found.state, found.answer, found.request_digest, found.request) == ("done", b"answer", b"d", b"")
+
+
+class EndedFirst:
+    """Ends the call in the ledger just before it is claimed, as the sweep did that meets a takeover."""
+
+    def __init__(self, database: Database, state: str, outcome: bytes | None) -> None:
+        self._database, self._end = database, (state, outcome)
+
+    async def fetch(self, statement: str, *values: Any) -> Any:
+        if "INSERT INTO calls" in statement:
+            await self._database.fetch("UPDATE calls SET state = ?1, outcome = ?2 RETURNING id", *self._end)
+        return await self._database.fetch(statement, *values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+
+@pytest.mark.parametrize(
+    ("state", "kept", "told"),
+    [
+        ("done", Returned("paid"), Returned("paid")),
+        ("failed", Failed("no money"), Failed("no money")),
+        ("unknown", None, Failed(UNKNOWN, FailureKind.UNKNOWN)),
+        ("done", None, Failed(UNKNOWN, FailureKind.UNKNOWN)),
+        ("started", None, Failed(UNKNOWN, FailureKind.UNKNOWN)),
+    ],
+)
+async def test_of_a_call_that_has_begun_the_model_is_sent_what_the_ledger_says(
+    ledger: SharedLedger, state: str, kept: Outcome | None, told: Outcome
+) -> None:
+    entry = LedgerEntry("run_1", 0, "call_1", "pay", "00", "alice", writes=True, started_at=0.0, id="run_1/0/0/0")
+    assert await RunLedger(ledger.database, "gone").claim(await begun(ledger.database), entry) is None
+    outcome = None if kept is None else encode_outcome(kept)
+    heirs = RunLedger(EndedFirst(ledger.database, state, outcome), ledger.calls.process)
+    [stored] = await heirs.take_over(5.0)
+    ran: list[int] = []
+    run = DurableRun(heirs, NoLedger(), stored, known=await heirs.calls(stored.id), leave=print)
+    registry = Registry()
+    registry.add(Tool("pay", "", {"type": "object"}, Counting(ran, lambda: None), policy=Policy(safety=Safety.WRITE)))
+    choice = run.choice(0)
+    box = RequestToolbox(registry.tools(), run_id=run.id, journal=LedgerJournal(choice.ledger, run.id, "alice"))
+    _, toolbox = choice.chat(ScriptedModel(), box)
+    call = ReadyCall("call_1", "pay", {"n": 1}, "{}")
+    toolbox.plan([call])
+    assert await toolbox.run(call, silent) == told
+    assert ran == []
+    assert await ledger.database.fetch("SELECT state, outcome FROM calls") == [(state, outcome)]

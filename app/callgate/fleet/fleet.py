@@ -211,8 +211,9 @@ class Fleet:
             sent = replace(sent, id=f"{sent.key}#{tries}")
 
     async def _is_offered(self, pool: str, call: FleetCall, mine: _PendingCall) -> bool:
-        """Store the call as offered; False where it has already ended in this process. Raises `DatabaseAway` where it certainly
-        has not begun."""
+        """Store the call as offered; False where it had already ended in this process. Raises `DatabaseAway` where it
+        certainly has not begun."""
+        may_be_stored = False
         offer = FleetOffer(call.id, self._ledger.process, pool, call.tool, call.arguments_hash)
         while True:
             mine.is_offering = True
@@ -230,8 +231,10 @@ class Fleet:
                 # The process that had its run before may have published it, so that it may have run.
                 if not mine.may_be_resumed:
                     raise
+                may_be_stored = True
             else:
-                return False
+                # An offer whose answer was lost may be the one that has ended.
+                return may_be_stored
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _end_of(self, mine: _PendingCall, report: Report, queue_seconds: float, seconds: float) -> Outcome:

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import msgspec
 
+from callgate.calls.outcome import Outcome
+
 _OURS = secrets.token_hex(8)
 _count = itertools.count()
 
@@ -29,6 +31,15 @@ class RunState(StrEnum):
 
 class NotRecorded(Exception):
     """Raised where the ledger cannot be written, so that calls with side effects must not start."""
+
+
+class BegunBefore(Exception):
+    """Raised where a call has begun before, and must not begin again."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        """`outcome`: what the ledger knows of its end."""
+        super().__init__(outcome)
+        self.outcome = outcome
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
@@ -71,7 +82,8 @@ class Ledger(Protocol):
         ...
 
     async def start(self, entry: LedgerEntry) -> None:
-        """Store a start. Durable on return if `entry.writes` and it is not `offered`; else soon. Raises `NotRecorded`."""
+        """Store a start. Durable on return if `entry.writes` and it is not `offered`; else soon. Raises `NotRecorded`, and
+        `BegunBefore`."""
         ...
 
     def end(self, entry: LedgerEntry, state: RunState, note: str = "", result: str | None = None) -> None:

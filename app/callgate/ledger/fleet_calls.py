@@ -73,8 +73,11 @@ _UNWANTED: Final = (
 _SETTLE: Final = (
     "UPDATE calls SET state = fleet_calls.state, ended_at = fleet_calls.ended_at, note = fleet_calls.note,"
     " outcome = fleet_calls.outcome FROM fleet_calls WHERE fleet_calls.id = calls.id AND calls.ended_at IS NULL"
-    f" AND fleet_calls.ended_at IS NOT NULL AND calls.process NOT IN ({_ALIVE}) RETURNING calls.id"
+    f" AND fleet_calls.ended_at IS NOT NULL AND (calls.process NOT IN ({_ALIVE})"
+    " OR EXISTS (SELECT id FROM runs WHERE runs.id = calls.run_id AND runs.ended_at IS NOT NULL)) RETURNING calls.id"
 )
+"""For calls that nobody awaits. A process that takes a run over gets its calls as well, and ends them itself, unless the run
+ends without them."""
 _CHILD_GONE: Final = (
     "UPDATE fleet_calls SET state = 'unknown', ended_at = {now}, note = 'the process that ran it ended'"
     " WHERE id = ?1 AND worker = ?2 AND child = ?3 AND state = 'running' RETURNING id"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
-from callgate.ledger.entry import Ledger, LedgerEntry, NotRecorded, RunState
+from callgate.ledger.entry import BegunBefore, Ledger, LedgerEntry, NotRecorded, RunState
 from callgate.ledger.tables import CUT_OFF, NEVER
 
 NOT_WRITTEN_DOWN = "Not run: this server cannot write down what it runs at the moment. Try again later."
@@ -53,6 +53,8 @@ class LedgerRecord(msgspec.Struct, eq=False):
     _mask: Callable[[str], str] | None
     _waited: bool = False
     _began: bool = False
+    _began_before: bool = False
+    """Its row has been written by whoever began it."""
 
     @property
     def key(self) -> str:
@@ -64,12 +66,16 @@ class LedgerRecord(msgspec.Struct, eq=False):
             self._waited = True
             self._ledger.wait(self._entry)
 
-    async def begin(self) -> Failed | None:
-        """Store that it begins; it may run only if this returns None. A call with side effects needs a durable row."""
+    async def begin(self) -> Outcome | None:
+        """Store that it begins; it may run only if this returns None. A call with side effects needs a durable row, and one
+        that began before has the outcome of its row."""
         if self._waited:
             self._entry = replace(self._entry, started_at=time.time())
         try:
             await self._ledger.start(self._entry)
+        except BegunBefore as before:
+            self._began_before = True
+            return before.outcome
         except NotRecorded as failure:
             log.error("tool_run_not_recorded", tool=self._entry.tool, call_id=self._entry.call_id, error=str(failure))  # noqa: TRY400 - said once, by the writer
             if self._entry.writes:
@@ -78,6 +84,8 @@ class LedgerRecord(msgspec.Struct, eq=False):
         return None
 
     def end(self, outcome: Outcome) -> None:
+        if self._began_before:
+            return
         state, note = _seen(outcome) if self._began else _never_began(outcome)
         self._ledger.end(self._entry, state, note, self._mask(outcome.text) if self._mask else None)
 

@@ -69,9 +69,11 @@ _NEVER_BEGUN_CALL: Final = (
 _LEFT: Final = f"SELECT id FROM runs WHERE ended_at IS NULL AND (owner IS NULL OR owner NOT IN ({_ALIVE})) LIMIT 1"
 """Checked first, because in SQLite reads do not wait for locks."""
 _TAKE: Final = (
-    "UPDATE runs SET owner = ?2, epoch = epoch + 1 WHERE id IN (SELECT id FROM runs WHERE ended_at IS NULL"
-    f" AND (owner IS NULL OR owner NOT IN ({_ALIVE})) ORDER BY created_at LIMIT ?3 {{skip}}) RETURNING {_COLUMNS}"
+    "{taking}UPDATE runs SET owner = ?2, epoch = epoch + 1 WHERE id IN (SELECT id FROM runs WHERE ended_at IS NULL"
+    f" AND (owner IS NULL OR owner NOT IN ({_ALIVE})) ORDER BY created_at LIMIT ?3 {{skip}}) RETURNING {_COLUMNS}{{taken}}"
 )
+"""Moves the open calls of the runs to their new owner as well. Else a sweep that ends the calls of dead processes could end one
+between the moment at which the new owner reads it and the moment at which it claims it."""
 _MARK_CALLS: Final = (
     "UPDATE calls SET state = CASE state WHEN 'waiting' THEN 'withdrawn' ELSE 'unknown' END, ended_at = {now},"
     " note = CASE state WHEN 'waiting' THEN 'never begun: ' ELSE '' END || 'its run was taken over'"
@@ -112,6 +114,10 @@ class StoredCall(msgspec.Struct, frozen=True):
     state: RunState
     writes: bool
     outcome: bytes | None
+
+
+NOT_BEGUN: Final = frozenset({RunState.WAITING, RunState.WITHDRAWN})
+"""States of calls that may begin."""
 
 
 class RunLedger:
@@ -185,12 +191,14 @@ class RunLedger:
         rows = await self._database.fetch("SELECT id, state, writes, outcome FROM calls WHERE run_id = ?1", id)
         return {key: StoredCall(RunState(state), bool(writes), outcome) for key, state, writes, outcome in rows}
 
-    async def claim(self, run: StoredRun, entry: LedgerEntry) -> bool:
-        """Claim a call; return whether it may begin: its row is stored and it has not begun. Raises `Fenced`."""
-        if await self._database.fetch(_CLAIM, run.id, run.epoch, *self._call_values(entry)):
-            return True
-        await self.check(run)
-        return False
+    async def claim(self, run: StoredRun, entry: LedgerEntry) -> StoredCall | None:
+        """Claim a call. None: its row is stored and it may begin. Else it began before, and this is its row. Raises `Fenced`."""
+        while not await self._database.fetch(_CLAIM, run.id, run.epoch, *self._call_values(entry)):
+            await self.check(run)
+            call = (await self.calls(run.id)).get(entry.id)
+            if call is not None and call.state not in NOT_BEGUN:
+                return call
+        return None
 
     async def end_call(
         self,

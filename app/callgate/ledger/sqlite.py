@@ -23,7 +23,16 @@ from typing import Any, Final
 import structlog
 
 from callgate.ledger.batches import BATCH, BatchedLedger, LedgerBatch
-from callgate.ledger.tables import CALL_COLUMNS, CHANGING, ENDS_ONCE, MARK_LOST, SPENT, SQLITE_TERMS, TABLES, fill_in
+from callgate.ledger.tables import (
+    CALL_COLUMNS,
+    CHANGING,
+    ENDS_ONCE,
+    MARK_LOST,
+    SPENT,
+    SQLITE_TABLES,
+    SQLITE_TERMS,
+    fill_in,
+)
 
 FILE: Final = "ledger.sqlite3"
 LOCKED: Final = 1e18
@@ -208,7 +217,7 @@ def _make_tables(database: sqlite3.Connection) -> None:
         for index in ("runs_by_start", "runs_under_way", "runs_open"):
             database.execute(f"DROP INDEX IF EXISTS {index}")
         database.execute("ALTER TABLE runs RENAME TO older")
-    for statement in TABLES:
+    for statement in SQLITE_TABLES:
         database.execute(fill_in(statement, SQLITE_TERMS))
     if of_older_version:
         both = ", ".join(name for name in CALL_COLUMNS if name in columns)

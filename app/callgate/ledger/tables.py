@@ -2,6 +2,7 @@
 
 `{real}`, `{int}`, `{blob}` stand for types, `{strict}` for SQLite's STRICT, and `{now}` for the database's own clock in
 seconds since 1970, so that the clocks of the machines need not agree. `{on_fleet}` is true if a call was offered to workers.
+`{taking}` and `{taken}` enclose the takeover of runs, which also moves their open calls; in SQLite a trigger does that.
 """
 
 from typing import Any, Final
@@ -105,6 +106,16 @@ CREATE TABLE IF NOT EXISTS approvals (
 )
 """The statements, in the order in which they are executed."""
 
+SQLITE_TABLES: Final = (
+    *TABLES,
+    """
+CREATE TRIGGER IF NOT EXISTS calls_move_with_their_run AFTER UPDATE OF epoch ON runs WHEN new.epoch > old.epoch BEGIN
+  UPDATE calls SET process = new.owner WHERE run_id = new.id AND ended_at IS NULL;
+END
+""",
+)
+"""SQLite has no statement that updates two tables."""
+
 POSTGRES_TABLES: Final = (
     "CREATE TABLE IF NOT EXISTS ledger_version (version BIGINT NOT NULL)",
     *TABLES,
@@ -173,6 +184,8 @@ SQLITE_TERMS: Final[dict[str, str]] = {
     "now": "((julianday('now') - 2440587.5) * 86400.0)",
     "share": "",
     "skip": "",
+    "taking": "",
+    "taken": "",
     "most": "max",
     "on_fleet": "(0 = 1)",
 }
@@ -184,6 +197,11 @@ POSTGRES_TERMS: Final[dict[str, str]] = {
     "now": "EXTRACT(EPOCH FROM clock_timestamp())::float8",
     "share": "FOR SHARE",
     "skip": "FOR UPDATE SKIP LOCKED",
+    "taking": "WITH taken AS (",
+    "taken": (
+        "), moved AS (UPDATE calls SET process = taken.owner FROM taken"
+        " WHERE calls.run_id = taken.id AND calls.ended_at IS NULL) SELECT * FROM taken"
+    ),
     "most": "greatest",
     "on_fleet": "EXISTS (SELECT id FROM fleet_calls WHERE fleet_calls.id = calls.id)",
 }
@@ -209,7 +227,7 @@ IDENTITY: Final = (
     "SELECT min(id) FROM identity",
 )
 ENDS_ONCE: Final = (
-    "(calls.ended_at IS NULL AND calls.epoch = excluded.epoch)"
+    "(calls.ended_at IS NULL AND calls.epoch = excluded.epoch AND calls.process = excluded.process)"
     " OR (excluded.ended_at IS NOT NULL AND calls.epoch = 0 AND calls.process = excluded.process"
     f" AND calls.note IN ('{PROCESS_ENDED_FIRST}', '{NEVER_BEGUN}'))"
 )

@@ -20,8 +20,8 @@ from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import Plan, Report, Toolbox, TurnModel
 from callgate.conversation.replay import StoredTurn, StoredTurnsModel
 from callgate.ledger.database import DatabaseAway
-from callgate.ledger.entry import Ledger, LedgerEntry, NotRecorded, RunState
-from callgate.ledger.runs import Fenced, RunLedger, StoredCall, StoredRun
+from callgate.ledger.entry import BegunBefore, Ledger, LedgerEntry, NotRecorded, RunState
+from callgate.ledger.runs import NOT_BEGUN, Fenced, RunLedger, StoredCall, StoredRun
 
 AGAIN_SECONDS: Final = 0.25
 """The interval of attempts to write what a run cannot continue without."""
@@ -33,7 +33,6 @@ UNKNOWN: Final = (
 )
 SETTLED: Final = "Not run: this call was answered without being run when it was made."
 TAKEN_OVER: Final = "run_taken_over"
-BEGUN_BEFORE: Final = "this call has begun before"
 
 log = structlog.get_logger("callgate.runs")
 T = TypeVar("T")
@@ -98,7 +97,7 @@ class DurableRun:
     @property
     def has_written(self) -> bool:
         """True if a call that may write was begun before this process took the run over."""
-        return any(call.writes and call.state not in _HARMLESS for call in self._known.values())
+        return any(call.writes and call.state not in NOT_BEGUN for call in self._known.values())
 
     def choice(self, number: int) -> "DurableChoice":
         """Return the chat of one choice."""
@@ -115,7 +114,7 @@ class DurableRun:
     def begun(self, key: str) -> StoredCall | None:
         """Return a call that began, or has an outcome, from before this process took the run over."""
         call = self._known.get(key)
-        return None if call is None or (call.outcome is None and call.state in _HARMLESS) else call
+        return None if call is None or (call.outcome is None and call.state in NOT_BEGUN) else call
 
     def known(self, key: str) -> Outcome | None:
         """Return the outcome that a call had before this process took the run over; None where it is to be run."""
@@ -146,7 +145,7 @@ class DurableRun:
             await self.insist(lambda: self._ledger.check(self.stored))
 
     async def claim(self, entry: LedgerEntry) -> None:
-        """Claim a call. Raises `NotRecorded` where it must not begin."""
+        """Claim a call. Raises `NotRecorded` where it cannot be stored that it begins, and `BegunBefore`."""
         known = self._known.get(entry.id)
         try:
             if known is not None and known.state is RunState.STARTED:  # a worker may be running it
@@ -157,8 +156,12 @@ class DurableRun:
             raise NotRecorded(str(away)) from away
         except Fenced:
             raise self._lost() from None
-        if not begun:
-            raise NotRecorded(BEGUN_BEFORE)
+        if begun is None:
+            return
+        log.warning("call_begun_before", run_id=self.id, tool=entry.tool, call_id=entry.call_id, state=begun.state)
+        if begun.outcome is not None:
+            raise BegunBefore(decode_outcome(begun.outcome))
+        raise BegunBefore(Failed(UNKNOWN, FailureKind.UNKNOWN))
 
     async def end_call(self, entry: LedgerEntry, end: "CallEnd", outcome: Outcome) -> None:
         kept = encode_outcome(outcome)
@@ -205,9 +208,6 @@ class DurableRun:
     def _lost(self) -> TakenOver:
         self.lose()
         return TakenOver()
-
-
-_HARMLESS: Final = frozenset({RunState.WAITING, RunState.WITHDRAWN})
 
 
 class CallEnd(msgspec.Struct, frozen=True):

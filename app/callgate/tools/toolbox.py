@@ -59,8 +59,8 @@ class RunRecord(Protocol):
         """Record that it waits for approval or for a place."""
         ...
 
-    async def begin(self) -> Failed | None:
-        """Record that it begins; it runs only if this returns None."""
+    async def begin(self) -> Outcome | None:
+        """Record that it begins; it runs only if this returns None, and else has this outcome."""
         ...
 
     def end(self, outcome: Outcome) -> None: ...
@@ -209,9 +209,11 @@ class RequestToolbox(msgspec.Struct, eq=False):
         began = monotonic()
         slots = Slots(self.limits.on_the_way_to(entry.address, entry.source, entry.tool.queue))
         try:
-            refusal = await self._admitted(run, slots, record)
+            outcome = await self._admitted(run, slots, record)
             entered = monotonic()
-            outcome = self._bounded(refusal or await run.outcome(slots), entry.tool.policy.max_result_bytes)
+            if outcome is None:
+                outcome = await run.outcome(slots)
+            outcome = self._bounded(outcome, entry.tool.policy.max_result_bytes)
         except BaseException as error:
             record.cut_off(error)
             raise
@@ -233,8 +235,8 @@ class RequestToolbox(msgspec.Struct, eq=False):
             return outcome
         return replace(self.on_cut(whole, max_bytes), images=outcome.images)
 
-    async def _admitted(self, run: "_CallRun", slots: Slots, record: RunRecord) -> Failed | None:
-        """Wait for approval and take the places; return None when the call may run, else the failure."""
+    async def _admitted(self, run: "_CallRun", slots: Slots, record: RunRecord) -> Outcome | None:
+        """Wait for approval and take the places; return None when the call may run, else its outcome."""
         if run.tool.policy.require_approval:
             if self.approve is None:
                 return Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)

@@ -4,11 +4,14 @@ import ssl
 from collections.abc import Sequence
 from typing import Any, Final
 
+import structlog
 from celery import Celery
+from celery.app.amqp import AMQP
 from celery.backends.base import DisabledBackend
 from celery.concurrency.asynpool import AsynPool
 from celery.concurrency.prefork import TaskPool
 from celery.states import STARTED
+from kombu.connection import Connection
 
 from callgate.fleet.message import TASK, control_exchange, queue_of
 from callgate.worker import transport
@@ -18,6 +21,10 @@ PROC_ALIVE_SECONDS: Final = 120.0
 
 LOOK_SECONDS: Final = 0.1
 """How often ended processes are reaped."""
+RECONNECT_SECONDS: Final = 0.5
+"""The interval of attempts to reach Redis again. Celery's own grows to 30 seconds."""
+
+log = structlog.get_logger("callgate.worker")
 
 
 class _QuickRestartPool(AsynPool):  # type: ignore[misc]  # celery has no types
@@ -41,10 +48,36 @@ class NoResults(DisabledBackend):  # type: ignore[misc]  # celery has no types
         return str(STARTED)
 
 
+class _SteadyConnection(Connection):
+    """Tries at short, equal intervals to reach Redis again, and logs it once. Celery gives the number of attempts, and
+    `on_error`, which logs each of them."""
+
+    def ensure_connection(
+        self, on_error: Any = None, max_retries: int | None = None, callback: Any = None
+    ) -> "_SteadyConnection":
+        is_logged = False
+
+        def log_once(error: Exception, _: float) -> None:
+            nonlocal is_logged
+            if not is_logged:
+                log.error("fleet_redis_away", error=type(error).__name__)
+            is_logged = True
+
+        interval = dict.fromkeys(("interval_start", "interval_step", "interval_max"), RECONNECT_SECONDS)
+        super().ensure_connection(log_once, max_retries, callback=callback, **interval)  # type: ignore[no-untyped-call]
+        return self
+
+
+class _Messages(AMQP):  # type: ignore[misc]  # celery has no types
+    Connection = _SteadyConnection
+
+
 def celery_app(redis_url: str, prefix: str, pools: Sequence[str], key: bytes, *, fresh_process: bool = False) -> Celery:
     """Make the application. `key`: the ledger's key, with which orders are signed."""
     transport.use(key)
-    app = Celery("callgate", broker=redis_url, backend=f"{__name__}:{NoResults.__name__}", set_as_current=False)
+    app = Celery(
+        "callgate", broker=redis_url, backend=f"{__name__}:{NoResults.__name__}", set_as_current=False, amqp=_Messages
+    )
     app.conf.update(
         accept_content=["json"],
         task_serializer="json",
