@@ -81,7 +81,7 @@ class _Gathering:
         assert self._open is None
         assert self.message["stop_reason"] is None, "one message_delta"
         self.message |= event["delta"]
-        assert event["usage"].keys() == USAGE
+        assert event["usage"].keys() - {"iterations"} == USAGE
         self.message["usage"] |= event["usage"]
         if "x_callgate" in event:
             self.message["x_callgate"] = event["x_callgate"]

@@ -73,7 +73,14 @@ class ChatExchange(msgspec.Struct, eq=False):
 
     def _head(self, conversation: Conversation, began: int) -> AnswerHead:
         request = self.request
-        return AnswerHead(conversation.run_id, began, request.model, request.tool_events or "off", request.legacy)
+        return AnswerHead(
+            conversation.run_id,
+            began,
+            request.model,
+            request.tool_events or "off",
+            request.legacy,
+            request.usage_scope,
+        )
 
 
 def in_progress(model: str, run: StoredRun) -> bytes:

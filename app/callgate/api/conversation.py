@@ -100,9 +100,11 @@ class Conversation(msgspec.Struct, eq=False):
         self._warnings = warnings = self._route.warnings
         runtime, n = self._runtime, self._request.n
         sees, price = partial(runtime.may_see, self._caller), runtime.prices.of_responder
-        self.diagnoses.append(Diagnosis(run_id, warnings, sees, price))
-        if n > 1:
-            self.diagnoses += [Diagnosis(run_id, warnings, sees, price) for _ in range(n - 1)]
+        for _ in range(n):
+            diagnosis = Diagnosis(run_id, warnings, sees, price)
+            diagnosis.usage_scope = self._request.usage_scope
+            diagnosis.is_usage_only = not runtime.diagnostics
+            self.diagnoses.append(diagnosis)
 
     def replay(self, tools: Toolbox | None) -> None:
         """Replay a recorded run: with the tools of the recording, or, without `tools`, with ours, which need an approval unless
@@ -128,6 +130,14 @@ class Conversation(msgspec.Struct, eq=False):
         if (allowance := self._caller.allowance) is not UNLIMITED and allowance.is_metered:
             work = partial(self._metered, work)
         return work if self._route.places is None else partial(self._placed, work)
+
+    @property
+    def reported_diagnoses(self) -> Sequence[Diagnosis] | None:
+        """Return what the answer reports, if it does: where diagnostics are off only the sum of the usage, where that is not in
+        the answer itself."""
+        if self._runtime.diagnostics or self._request.usage_scope != "sum":
+            return self.diagnoses
+        return None
 
     @property
     def wrote(self) -> bool:

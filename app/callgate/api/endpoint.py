@@ -21,6 +21,7 @@ from callgate.api.idempotency import Idempotency, not_durable
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.openai_writers import ForChoice
 from callgate.api.operator_ids import check_ids
+from callgate.api.reported_usage import check_header, usage_scope
 from callgate.api.requests import check_body, read_body
 from callgate.api.rights import seen_by
 from callgate.auth.keys import Caller, owner_name
@@ -44,6 +45,7 @@ class FaceEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = context_of(scope)
         context.route = self._face.route
+        check_header(context.headers)
         caller = context.caller
         assert caller is not None, "the middleware requires a caller here"
         config = self._manager.current.config
@@ -151,6 +153,7 @@ class FaceEndpoint:
                 request.tool_events = caller.events or route.entry.events
             elif request.tool_events == "trace":
                 seen_by(runtime, caller, "trace runs")
+            request.usage_scope = usage_scope(context.headers, caller.usage, route.entry.usage)
             check_selectors(route.entry, request.normalized)
             if request.may_have_ids and not route.entry.provider_selectors:
                 check_ids(request.fields, dotted=request.original is not None)
@@ -199,7 +202,7 @@ def _answer_to(
     run: DurableRun | None,
 ) -> EventStream | WholeAnswer:
     """Return the response of a conversation, streamed or whole as requested."""
-    diagnoses = conversation.diagnoses if runtime.diagnostics else None
+    diagnoses = conversation.reported_diagnoses
     work, headers, seconds = exchange.work(conversation), conversation.headers, runtime.limits.request_seconds
     if not exchange.request.stream:
         body = exchange.whole(conversation, began, diagnoses)

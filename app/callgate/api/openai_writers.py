@@ -37,10 +37,9 @@ from callgate.conversation.events import (
 from callgate.conversation.listeners import Handlers, handles
 from callgate.conversation.messages_api import BLOCKS
 from callgate.conversation.response_items import ITEMS
-from callgate.conversation.usage import add_usage
+from callgate.conversation.usage import UsageScope, add_usage, reported_usage, whole_usage
 
 DONE = b"data: [DONE]\n\n"
-NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 PART_BREAK = "\n\n"
 """The separator between a model's text before and after a call."""
 INNER_ASIDES = frozenset({"provider_specific_fields", "thinking_blocks", BLOCKS, ITEMS})
@@ -71,6 +70,8 @@ class AnswerHead(msgspec.Struct, frozen=True, gc=False):
     """How calls of our tools are shown."""
     legacy: bool = False
     """The request has `functions`, so that calls are sent as `function_call`."""
+    usage_scope: UsageScope = "sum"
+    """Which token counts the answer reports."""
 
     @property
     def id(self) -> str:
@@ -215,7 +216,7 @@ class ChunkWriter:
         report = {"x_callgate": self._diagnosis.report()} if self._diagnosis else {}
         if self._include_usage:
             yield self.finish(ended)
-            yield self.tail(ended.usage, report)
+            yield self.tail(reported_usage(ended, self._head.usage_scope), report)
         else:
             yield self.finish(ended, report)
         yield DONE
@@ -268,6 +269,7 @@ class ChoicesChunkWriter:
     """Writes the chunks of several concurrent chats, one choice each."""
 
     def __init__(self, head: AnswerHead, diagnoses: Sequence[Diagnosis] | None, include_usage: bool, n: int) -> None:
+        self._usage_scope = head.usage_scope
         self._writers = [ChunkWriter(head, None, include_usage, index) for index in range(n)]
         self._diagnoses = diagnoses
         self._include_usage = include_usage
@@ -285,7 +287,7 @@ class ChoicesChunkWriter:
             return self._in_order(chosen.choice, writer.finish(chosen.event, report)) + DONE
         return (
             self._in_order(chosen.choice, writer.finish(chosen.event))
-            + writer.tail(usage_of(self._ended), report)
+            + writer.tail(usage_of(self._ended, self._usage_scope), report)
             + DONE
         )
 
@@ -349,7 +351,8 @@ class CompletionWriter(msgspec.Struct, eq=False):
         assert self._ended is not None
         if self.passed:
             return msgspec.Raw(self.passed)
-        return self.around([self.choice()], self._ended.usage, self._diagnosis.report() if self._diagnosis else None)
+        usage = reported_usage(self._ended, self._head.usage_scope)
+        return self.around([self.choice()], usage, self._diagnosis.report() if self._diagnosis else None)
 
     def around(
         self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None, report: Mapping[str, Any] | None
@@ -435,6 +438,7 @@ class ChoicesWriter:
     """Gathers one chat.completion out of several chats, one choice each."""
 
     def __init__(self, head: AnswerHead, diagnoses: Sequence[Diagnosis] | None, n: int) -> None:
+        self._usage_scope = head.usage_scope
         self._writers = [CompletionWriter(head, None) for _ in range(n)]
         self._diagnoses = diagnoses
         self._ended: dict[int, ChatEnded] = {}
@@ -449,20 +453,22 @@ class ChoicesWriter:
             return self._writers[0].body()
         choices = [writer.choice(index) for index, writer in enumerate(self._writers)]
         report = choices_report(self._diagnoses).get("x_callgate")
-        return self._writers[0].around(choices, usage_of(self._ended), report)
+        return self._writers[0].around(choices, usage_of(self._ended, self._usage_scope), report)
 
 
 def choices_report(diagnoses: Sequence[Diagnosis] | None) -> dict[str, Any]:
     if not diagnoses:
         return {}
-    reports = [diagnosis.report() for diagnosis in diagnoses]
-    return {
-        "x_callgate": {"run": diagnoses[0].run_id, "choices": [{**one, "index": at} for at, one in enumerate(reports)]}
-    }
+    usage = diagnoses[0].usage_facts(add_usage(diagnosis.usage for diagnosis in diagnoses))
+    if diagnoses[0].is_usage_only:
+        return {"x_callgate": {"usage": usage}}
+    choices = [{**diagnosis.report(), "index": at} for at, diagnosis in enumerate(diagnoses)]
+    return {"x_callgate": {"run": diagnoses[0].run_id, "choices": choices, "usage": usage}}
 
 
-def usage_of(ended: Mapping[int, ChatEnded]) -> dict[str, Any] | None:
-    return add_usage(ended[choice].usage for choice in sorted(ended))
+def usage_of(ended: Mapping[int, ChatEnded], scope: UsageScope) -> dict[str, Any] | None:
+    """Return the usage of all choices together."""
+    return add_usage(reported_usage(ended[choice], scope) for choice in sorted(ended))
 
 
 def client_finish_reason(ended: ChatEnded, *, legacy: bool) -> str:
@@ -485,11 +491,6 @@ def call_body(call: Call) -> dict[str, Any]:
         "function": {"name": call.name or "", "arguments": call.text or "{}"},
         **call.extras,
     }
-
-
-def whole_usage(usage: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Add missing counts: clients expect all three, and a whole answer must have them."""
-    return {**NO_USAGE, **(usage or {})}
 
 
 def _joined(values: Sequence[Any]) -> Any:

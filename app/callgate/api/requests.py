@@ -37,6 +37,7 @@ from callgate.conversation.approved_calls import ClientApprovals
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import Message, ModelRequest, Original, Passthrough
 from callgate.conversation.turn_recovery import FIELD, Hint, take_hints
+from callgate.conversation.usage import UsageScope
 from callgate.ledger.runs import StoredRun
 
 OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"})
@@ -116,6 +117,8 @@ class ChatRequest(msgspec.Struct):
     """The client's own request, where its API is another that a model may have too."""
     conversation: str = ""
     """The id of the conversation that it goes on with, where the client names one."""
+    usage_scope: UsageScope = "sum"
+    """Which token counts the answer reports."""
     may_have_ids: bool = False
     """It may name objects of the operator's account at a provider."""
     _messages: Sequence[msgspec.Raw] | None = None

@@ -33,6 +33,7 @@ _MAX_KEY_LENGTH: Final = 4096
 
 See: TypeAlias = Literal["none", "own", "all"]
 ToolEvents: TypeAlias = Literal["off", "x", "reasoning", "openwebui"]
+UsageSetting: TypeAlias = Literal["auto", "sum", "last_turn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class KeyEntry:
     see: See = "none"
     allowance: Allowance = UNLIMITED
     events: ToolEvents | None = None
+    usage: UsageSetting | None = None
     expires_at: float | None = None
     """Seconds since the epoch."""
     old_hash: str | None = None
@@ -72,6 +74,8 @@ class Caller:
     """Which recorded runs its key may see."""
     events: ToolEvents | None = None
     """How responses show that tools run, where the request does not set it."""
+    usage: UsageSetting | None = None
+    """Which token counts answers report, where the request does not set it."""
     allowance: Allowance = UNLIMITED
 
     @property
@@ -222,6 +226,7 @@ def _caller_of(entry: KeyEntry) -> Caller:
         admin=entry.admin,
         see=entry.see,
         events=entry.events,
+        usage=entry.usage,
         allowance=UNLIMITED if entry.allowance == UNLIMITED else entry.allowance,  # compared by identity
     )
 

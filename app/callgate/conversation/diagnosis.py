@@ -4,7 +4,7 @@ A listener. It keeps previews of the arguments of broken calls only, because tho
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -26,6 +26,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.prices import NANO, Price
+from callgate.conversation.usage import UsageScope, whole_usage
 
 PREVIEW_CHARS = 200
 """Characters of a preview; the arguments may be megabytes."""
@@ -40,6 +41,10 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
     """Whether the client may see runs; called when the report is made."""
     price: Callable[[Responder], Price | None] = lambda by: None
     """Returns the price of a deployment, if it is known."""
+    usage_scope: UsageScope = "sum"
+    """Which token counts the answer reports."""
+    is_usage_only: bool = False
+    """The report has only the usage."""
     _clock: Callable[[], float] = time.monotonic
     _began: float = msgspec.field(default_factory=time.monotonic)
     _sees: bool = False
@@ -85,7 +90,19 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
         else:
             self._outcomes[event.turn, event.call.id] = outcome
 
+    @property
+    def usage(self) -> Mapping[str, Any] | None:
+        """The sum of the usage of all turns, once the chat has ended."""
+        last = self._events[-1] if self._events else None
+        return last.usage if isinstance(last, ChatEnded) else None
+
+    def usage_facts(self, usage: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the part of a report that says what the answer's usage is, and has the sum."""
+        return {"given": self.usage_scope, "sum": whole_usage(usage)}
+
     def report(self) -> dict[str, Any]:
+        if self.is_usage_only:
+            return {"usage": self.usage_facts(self.usage)}
         self._sees = self.sees()
         turns: list[dict[str, Any]] = []
         report: dict[str, Any] = {"run": self.run_id, "turns": turns}
@@ -98,6 +115,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
             report["ending"] = str(event.ending.kind)
             if event.ending.note:
                 report["note"] = event.ending.note
+            report["usage"] = self.usage_facts(event.usage)
         report["ms"] = _milliseconds(self._clock() - self._began)
         if self._recovered:
             report["recovered"] = self._recovered

@@ -365,10 +365,13 @@ class LastTurn(Protocol):
 class ChatEnded(msgspec.Struct, frozen=True, gc=False):
     ending: Ending
     usage: Mapping[str, Any] | None
+    """The sum over all turns."""
     history: Sequence[Any] = ()
     """All messages before the last turn: the client's, and ours."""
     last: LastTurn | None = None
     """Its message is not in the history yet."""
+    turn_usages: tuple[Mapping[str, Any], ...] = ()
+    """The usage of each turn that reported it; empty for a passed-through answer."""
 
 
 CANCELLED = "cancelled"

@@ -136,6 +136,8 @@ class _Conversation(msgspec.Struct):
     repeats: dict[tuple[str, str, str], int] = msgspec.field(default_factory=dict)
     usage: Mapping[str, Any] | None = None
     """Of all turns so far."""
+    turn_usages: tuple[Mapping[str, Any], ...] = ()
+    """Of each turn that reported it."""
     held: list[ModelEvent] | None = None
     """The text of this turn, where it is emitted only after the turn has ended."""
 
@@ -146,7 +148,7 @@ class _Conversation(msgspec.Struct):
             if ending is not None:
                 if self.held:
                     await self._emit_held(plan)
-                await self.emit(ChatEnded(ending, self.usage, self.transcript.messages, turn))
+                await self.emit(ChatEnded(ending, self.usage, self.transcript.messages, turn, self.turn_usages))
                 return ending
             if not turn.calls:
                 continue  # ask again, without this turn in the history
@@ -196,8 +198,7 @@ class _Conversation(msgspec.Struct):
             builder = passed or building or self._builder()
             # In a thread where parsing the arguments would block the event loop.
             turn = await asyncio.to_thread(builder.finish, end) if builder.is_large else builder.finish(end)
-            if turn.usage:
-                self.usage = turn.usage if turn.passed else add_usage((self.usage, turn.usage))
+            self._count(turn)
             if turn.failure not in BROKE_OFF:
                 attempts.succeeded()
                 break
@@ -233,6 +234,16 @@ class _Conversation(msgspec.Struct):
         if failure is not None:
             raise _broke_off(turn)  # a new one: an exception keeps the frame alive that it was raised in
         return turn, plan
+
+    def _count(self, turn: Turn) -> None:
+        """Add the usage of a turn. A passed-through answer has that of all its choices."""
+        if not turn.usage:
+            return
+        if turn.passed:
+            self.usage = turn.usage
+            return
+        self.usage = add_usage((self.usage, turn.usage))
+        self.turn_usages += (turn.usage,)
 
     def _was_shown(self, turn: Turn) -> bool:
         """True if the client was sent anything of a turn, so that the model cannot be asked again for it."""

@@ -77,5 +77,10 @@ class MessagesExchange:
     def _head(self, conversation: Conversation) -> MessageHead:
         read = self._read
         return MessageHead(
-            conversation.run_id, self._request_id, self.request.model, read.shows_thinking, read.shows_calls
+            conversation.run_id,
+            self._request_id,
+            self.request.model,
+            read.shows_thinking,
+            read.shows_calls,
+            self.request.usage_scope,
         )

@@ -35,6 +35,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.listeners import Handlers, handles
 from callgate.conversation.messages_api import STOP_REASONS, STOP_SEQUENCE, usage_counts
+from callgate.conversation.usage import UsageScope, reported_usage
 
 SERVER_NAME: Final = "callgate"
 """The name of the MCP server where a client is shown a call of ours."""
@@ -58,12 +59,24 @@ class MessageHead(msgspec.Struct, frozen=True, gc=False):
     model: str
     shows_thinking: bool = False
     shows_calls: bool = False
+    usage_scope: UsageScope = "sum"
+    """Which token counts the answer reports."""
 
     @property
     def id(self) -> str:
         return f"msg_{self.run_id[4:]}"
 
-    def message(self, content: Sequence[Any], more: Mapping[str, Any], usage: Mapping[str, int]) -> dict[str, Any]:
+    def usage(self, ended: ChatEnded) -> dict[str, Any]:
+        """Return the usage of an answer. With the sum it has `iterations`, an entry for each turn, because clients calculate the
+        size of their context from the last entry; without, because clients would add them up."""
+        usage: dict[str, Any] = {**usage_counts(reported_usage(ended, self.usage_scope))}
+        if self.usage_scope == "sum" and ended.turn_usages:
+            usage["iterations"] = [
+                {"type": "message", **usage_counts(turn), "cache_creation": None} for turn in ended.turn_usages
+            ]
+        return usage
+
+    def message(self, content: Sequence[Any], more: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "id": self.id,
             "type": "message",
@@ -330,7 +343,7 @@ class MessageStreamWriter:
     def _end(self, ended: ChatEnded) -> bytes:
         written, why = self._blocks.finish(ended)
         last: dict[str, Any] = {"type": "message_delta", "delta": {**why, "container": None}}
-        last["usage"] = usage_counts(ended.usage)
+        last["usage"] = self._head.usage(ended)
         if self._diagnosis is not None:
             last["x_callgate"] = self._diagnosis.report()
         return written + event_of(last) + STOP
@@ -428,7 +441,7 @@ class MessageWriter:
                 case CallsHandedBack():
                     blocks.handed_back(event.calls)
         _, why = blocks.finish(self._ended)
-        body = self._head.message(gathered.content, why, usage_counts(self._ended.usage))
+        body = self._head.message(gathered.content, why, self._head.usage(self._ended))
         if self._diagnosis is not None:
             body["x_callgate"] = self._diagnosis.report()
         return body

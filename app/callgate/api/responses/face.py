@@ -241,4 +241,5 @@ class ResponsesExchange:
             shows_calls=shows,
             shows_thinking=asked.shows_thinking,
             seal=self._seal.seal if asked.includes("reasoning.encrypted_content") else None,
+            usage_scope=self.request.usage_scope,
         )

@@ -36,6 +36,7 @@ from callgate.conversation.events import (
 from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.listeners import Handlers, handles
 from callgate.conversation.response_items import ITEMS, thoughts_in
+from callgate.conversation.usage import UsageScope, reported_usage
 
 DONE: Final = b"data: [DONE]\n\n"
 CAME_WHOLE: Final = frozenset({Flaw.SCHEMA_MISMATCH, Flaw.UNKNOWN_TOOL})
@@ -68,6 +69,8 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     shows_calls: bool = True
     """Whether calls of ours are shown."""
     shows_thinking: bool = False
+    usage_scope: UsageScope = "sum"
+    """Which token counts the response reports."""
     seal: Callable[[Sequence[Mapping[str, Any]], str], str] | None = None
     """Packs the reasoning of a turn, where the client wants to send it back."""
 
@@ -391,7 +394,8 @@ class ResponseItems:
             error = {"code": NOT_REPEATED if wrote else "server_error", "message": message}
         report = {} if self._diagnosis is None else {"x_callgate": self._diagnosis.report()}
         now = int(time.time())
-        return self.resource(status, usage_of(ended.usage), details, error, now) | report
+        usage = usage_of(reported_usage(ended, self.head.usage_scope))
+        return self.resource(status, usage, details, error, now) | report
 
     def failed(self, error: ChatError) -> dict[str, Any]:
         """Return the response after an error."""

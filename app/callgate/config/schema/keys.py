@@ -16,6 +16,7 @@ from callgate.config.schema.values import (
     Section,
     Switch,
     ToolEvents,
+    UsageSetting,
     off_or_on,
 )
 
@@ -45,6 +46,9 @@ class Key(Section):
     """Which recorded runs it may see: none, those made with it, or all. With `admin: on` it sees all."""
     events: ToolEvents | None = None
     """How its clients are shown that tools run, unless their request sets it: `openwebui` for Open WebUI's status lines."""
+    usage: UsageSetting | None = None
+    """Which token counts answers report, unless the request sets it: `auto`, `sum`, or `last_turn` for agents that take them
+    for the size of their context, such as Copilot CLI and Cline."""
     requests_per_minute: Count | None = None
     """How many requests it may make in any minute; no limit where it is not set."""
     tokens_per_minute: Count | None = None

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
-from callgate.config.schema.values import Count, Globs, Seconds, Section, Switch, ToolEvents
+from callgate.config.schema.values import Count, Globs, Seconds, Section, Switch, ToolEvents, UsageSetting
 
 TextFormat: TypeAlias = Literal[
     "hermes",
@@ -135,6 +135,9 @@ class ModelEntry(Section):
     """Whether it may have tools although litellm speaks to it, so that the provider's end of an answer is not seen."""
     events: ToolEvents | None = None
     """How clients are shown that its tools run, unless the request or its key sets it; `off` by default."""
+    usage: UsageSetting = "auto"
+    """Which token counts an answer reports, unless the request or its key sets it: the `sum` over its turns, or those of the
+    `last_turn`, for agents that take them for the size of their context; `auto` knows some of these agents by name."""
     concurrency: Count | None = None
     """How many requests may be under way with it; further ones get a 503. Entries with one name add up."""
     response_format_with_tools: Switch = True

@@ -84,6 +84,8 @@ Glob: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 Globs: TypeAlias = tuple[Glob, ...]
 ToolEvents: TypeAlias = Annotated[Literal["off", "x", "reasoning", "openwebui"], BeforeValidator(off_or_on)]
 """How responses show that tools run."""
+UsageSetting: TypeAlias = Literal["auto", "sum", "last_turn"]
+"""Which token counts an answer reports."""
 WebAddress: TypeAlias = Annotated[str, shape(r"^https?://[^/\s]+", "should be an address like `https://example.com`")]
 Origin: TypeAlias = Annotated[
     str, shape(r"^(\*|https?://[^/\s]+)$", "should be an origin like `https://chat.example.com` (no path), or `*`")

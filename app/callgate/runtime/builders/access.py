@@ -40,6 +40,7 @@ def key_entry(key: Key) -> KeyEntry:
         admin=key.admin,
         see=key.see,
         events=key.events,
+        usage=key.usage,
         allowance=allowance,
         expires_at=_moment(key.expires),
         old_hash=key.old_hash,

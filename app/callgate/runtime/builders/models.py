@@ -55,6 +55,7 @@ def model_entry(section: ModelSection, config: Config) -> ModelConfig:
         schema_dialect=section.schema_dialect,
         sees_images=_yes_or_no(section.model_info.get("supports_vision")),
         events=section.events,
+        usage=section.usage,
         format_with_tools=section.response_format_with_tools,
         answer_bytes=config.limits.answer_bytes,
         deadlines=Deadlines(

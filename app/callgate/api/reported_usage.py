@@ -1,0 +1,35 @@
+"""Chooses which token counts an answer reports: the sum over its turns, or those of its last turn.
+
+Some agents take the usage of an answer for the size of their context. Where several turns were run for one answer, the sum makes
+them compact a conversation that is small.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from callgate.auth.keys import UsageSetting
+from callgate.conversation.errors import ChatError
+from callgate.conversation.usage import UsageScope
+
+HEADER: Final = "x-callgate-usage"
+SETTINGS: Final[Mapping[str, UsageSetting]] = {"auto": "auto", "sum": "sum", "last_turn": "last_turn"}
+COMPACTING_AGENTS: Final = ("codex", "opencode", "qwencode")
+"""The beginnings of the user agents, in lower case, of clients that compact by the usage of an answer: Codex, opencode, and
+Qwen Code. `tests/clients/test_compaction.py` runs each of them, and shows that it compacts by the sum."""
+
+
+def check_header(headers: Mapping[str, str]) -> None:
+    """Raise `ChatError` 400 for a header with an unknown value."""
+    value = headers.get(HEADER)
+    if value is not None and value not in SETTINGS:
+        message = f"Unknown usage {value[:40]!r} in the header X-Callgate-Usage; use one of {', '.join(SETTINGS)}."
+        raise ChatError(400, message, param="X-Callgate-Usage", code="invalid_value")
+
+
+def usage_scope(headers: Mapping[str, str], of_key: UsageSetting | None, of_entry: UsageSetting) -> UsageScope:
+    """Return what an answer reports, by the request's header, or else its key's setting, or else its model's."""
+    setting = SETTINGS.get(headers.get(HEADER, "")) or of_key or of_entry
+    if setting != "auto":
+        return setting
+    agent = headers.get("user-agent", "").lower()
+    return "last_turn" if agent.startswith(COMPACTING_AGENTS) else "sum"
