@@ -16,6 +16,7 @@ from callgate.cli.init import init
 from callgate.cli.keys import keys
 from callgate.cli.ledger import ledger
 from callgate.cli.models import models
+from callgate.cli.reload import reload
 from callgate.cli.runs import runs
 from callgate.cli.serving import health, serve
 from callgate.cli.tools import tools
@@ -59,7 +60,7 @@ class _Command(TyperCommand):
             raise
 
 
-for command in (init, serve, check, doctor, models, chat, health, calls, usage, worker, pools):
+for command in (init, serve, check, doctor, models, chat, health, reload, calls, usage, worker, pools):
     app.command(cls=_Command)(command)
 app.add_typer(tools, name="tools")
 app.add_typer(approvals, name="approvals")

@@ -64,7 +64,7 @@ def test_a_file_may_be_named_by_its_whole_path(references, tmp_path):
         ("file:./", "cannot read the file ./"),
         ("file:./empty", "is empty"),
         ("file:./binary", "not UTF-8"),
-        ("file:./large", "larger than"),
+        ("file:./large", "more than"),
     ],
 )
 def test_a_reference_that_leads_nowhere_is_refused(references, text, message):

@@ -63,6 +63,57 @@ async def test_what_changed_before_the_watch_began_is_seen(tmp_path):
         await anext(watched)
 
 
+async def test_a_file_is_seen_only_once_it_is_quiet(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("whole")
+    seen = digest_of([file])
+    file.write_text("half")
+    steps = iter(["a half of the rest", "all of it"])
+    pauses = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if (text := next(steps, None)) is not None:
+            file.write_text(text)
+
+    async with asyncio.timeout(PATIENCE), contextlib.aclosing(changes(lambda: [file], seen, pause)) as watched:
+        await anext(watched)
+        assert file.read_text() == "all of it"
+        assert len(pauses) == 3
+
+
+async def test_a_file_that_is_as_it_was_when_it_is_quiet_is_no_change(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("whole")
+    seen = digest_of([file])
+    file.write_text("half")
+    read = asyncio.Event()
+
+    async def pause(_: float) -> None:
+        file.write_text("whole")
+        read.set()
+
+    async with contextlib.aclosing(changes(lambda: [file], seen, pause)) as watched:
+        waiting = asyncio.ensure_future(anext(watched))
+        await read.wait()
+        done, _ = await asyncio.wait([waiting], timeout=A_WHILE)
+        assert not done
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "missing"])
+async def test_what_is_no_file_is_seen_and_holds_nothing(tmp_path, kind):
+    place = tmp_path / "config.yaml"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    elif kind == "device":
+        place.symlink_to("/dev/zero")
+    assert digest_of([place]) != digest_of([Path(__file__)])
+
+
 async def test_a_file_put_in_the_place_of_another_is_seen_each_time(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("a")

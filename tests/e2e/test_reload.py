@@ -140,7 +140,7 @@ async def test_a_chat_that_began_before_a_reload_ends_with_the_tools_it_began_wi
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=question))
         await reached.wait()
         file.write_text(as_yaml(config_dict(upstream.url, tools=["echo"])))
-        assert (await client.post("/admin/reload")).status_code == 200
+        assert (await client.post("/admin/reload", json={"widen": True})).status_code == 200
         approvals = app.state.manager.shared.approvals
         while not approvals.waiting():
             await approvals.changed()
@@ -163,6 +163,7 @@ async def test_the_route_answers_what_has_changed_and_what_is_wrong(upstream: Up
             "kept": [],
             "opened": [],
             "needs_restart": ["server.port"],
+            "widened": [],
         }
         file.write_text("loop:\n  max_iteration: 1\n")
         answer = await client.post("/admin/reload")

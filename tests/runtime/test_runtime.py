@@ -383,7 +383,7 @@ async def test_a_reload_does_not_take_the_last_key_from_what_others_can_reach(fi
     file.write(FILE + keys)
     async with file.manager() as manager:
         file.write(FILE + "server: {host: 127.0.0.1}\n")
-        with pytest.raises(ConfigError, match="there are no keys"):
+        with pytest.raises(ConfigError, match="none is left"):
             await manager.reload()
         with pytest.raises(ChatError):
             manager.current.admit({})

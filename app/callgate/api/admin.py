@@ -1,9 +1,12 @@
 """`/admin`: routes for the operator (reload, keys), and the permissions of a request's own key."""
 
+import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from callgate.api.errors import encode, envelope_schema
+from callgate.api.json_body import read_json_body
+from callgate.api.requests import read_body
 from callgate.api.rights import caller_of, check_admin
 from callgate.auth.key_store import key_facts
 from callgate.config.problems import ConfigError
@@ -11,6 +14,16 @@ from callgate.conversation.errors import ChatError
 from callgate.conversation.prices import NANO
 from callgate.runtime.builders.access import key_entry
 from callgate.runtime.manager import RuntimeManager
+from callgate.runtime.reload import ConfigWidens
+
+BODY_BYTES = 4096
+
+
+class ReloadWanted(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request to reload."""
+
+    widen: bool = False
+    """Take a config that allows more than the one in use."""
 
 
 def admin_routes(manager: RuntimeManager) -> APIRouter:
@@ -31,16 +44,23 @@ def admin_routes(manager: RuntimeManager) -> APIRouter:
         summary="Read the config again",
         responses={
             403: {"description": "This key may not.", **error},
+            409: {"description": "The config allows more than the one in use; nothing has changed.", **error},
             422: {"description": "The config has mistakes; nothing has changed.", **error},
         },
     )
     async def reload(request: Request) -> Response:
-        check_admin(manager.current, caller_of(request, "admin"))
+        caller = caller_of(request, "admin")
+        check_admin(manager.current, caller)
+        body = await read_body(request.receive, BODY_BYTES)
+        wanted = read_json_body(body, ReloadWanted, '{"widen": true}') if body else ReloadWanted()
         try:
-            moved = await manager.reload()
+            moved = await manager.reload(widen=wanted.widen, by=caller.name)
+        except ConfigWidens as refused:
+            message = f'Nothing has changed, because this allows more: {refused}\nSend {{"widen": true}} (`callgate reload --widen`) if that is meant.'
+            raise ChatError(409, message, code="config_widens") from None
         except ConfigError as mistakes:
             raise ChatError(422, f"Nothing has changed. {mistakes}", code="config_invalid") from None
-        await manager.have_others_reload()
+        await manager.have_others_reload(widen=wanted.widen)
         return Response(encode({"object": "reload", **moved.facts()}), media_type="application/json")
 
     @router.get(

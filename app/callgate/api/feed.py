@@ -25,7 +25,7 @@ KEEP_ALIVE_SECONDS: Final = 15.0
 """The longest silence, so that proxies do not close the connection."""
 ELSEWHERE: Final = frozenset({"cross-site", "same-site"})
 """Values of `Sec-Fetch-Site` for requests of other origins; another port is the same site."""
-KINDS: Final[Mapping[str, str]] = {"runs": "run", "approvals": "approval", "servers": "server"}
+KINDS: Final[Mapping[str, str]] = {"runs": "run", "approvals": "approval", "servers": "server", "config": "config"}
 """The kinds that may be requested, and the names of their events."""
 
 
@@ -36,7 +36,7 @@ def feed_routes(manager: RuntimeManager) -> APIRouter:
         "name": "kinds",
         "in": "query",
         "schema": {"type": "string"},
-        "description": "`runs`, `approvals`, `servers`, with commas between. All that the key may see where it is left out.",
+        "description": "`runs`, `approvals`, `servers`, `config`, with commas between. All that the key may see where it is left out.",
     }
 
     @router.get(
@@ -107,7 +107,7 @@ def _wanted(asked: str | None, runtime: Runtime, caller: Caller) -> tuple[frozen
     if not caller.may_approve:
         wanted.discard("approval")
     if not runtime.may_administer(caller):
-        wanted.discard("server")
+        wanted -= {"server", "config"}
     if "run" in wanted and (caller.see != "none" or not wanted - {"run"}):
         only = seen_by(runtime, caller)
     elif "run" in wanted and not runtime.may_see_all(caller):

@@ -126,7 +126,7 @@ def _health(manager: RuntimeManager) -> APIRouter:
     @router.get("/health", include_in_schema=False)
     async def ready() -> Response:
         if manager.is_ready:
-            return _json({"status": "ok"})
+            return _json({"status": "ok", "config": "refused"} if manager.refused else {"status": "ok"})
         return _json({"status": "unavailable"}, 503)
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response)

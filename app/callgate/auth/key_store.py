@@ -1,6 +1,6 @@
 """Keys in an SQLite file: created, listed and revoked by the command line while a server reads them.
 
-A server notices a change within a second. A revoked key stays in the file: its name and its hash cannot be used again, and
+A server notices a change within a second. It also remembers that the config had keys. A revoked key stays in the file: its name and its hash cannot be used again, and
 while there are only revoked keys every request is refused.
 """
 
@@ -56,6 +56,8 @@ _LATER: Final = {
     "events": "TEXT",
 }
 """Columns that a file of an earlier version does not have."""
+_HAD_KEYS: Final = 1
+"""The `user_version` of a file whose server's config had keys."""
 COLUMNS: Final = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at, see, expires_at, old_hash, old_expires_at, events"
 """The columns of a key, in the file and in the ledger."""
 _ALL: Final = f"SELECT {COLUMNS} FROM keys ORDER BY created_at, name"  # noqa: S608 - constants
@@ -98,6 +100,7 @@ class KeyStore:
         self._database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
         self._entries: tuple[KeyEntry, ...] = ()
         self._in_use = False
+        self._had_keys = False
         self._version = -1
         self._look_at = -inf
         try:
@@ -124,7 +127,18 @@ class KeyStore:
 
     @property
     def in_use(self) -> bool:
-        return self._in_use
+        return self._in_use or self._had_keys
+
+    def remember_keys(self) -> None:
+        """Write down that the config has keys, so that a start without any is noticed."""
+        if self._had_keys:
+            return
+        try:
+            self._database.execute(f"PRAGMA user_version = {_HAD_KEYS}")
+        except sqlite3.Error as failure:
+            log.warning("keys_not_remembered", error=str(failure))
+        else:
+            self._had_keys = True
 
     def _look(self, now: float) -> None:
         """Read the keys again if another process has written: `data_version` changes then, and is cheap to read."""
@@ -142,6 +156,8 @@ class KeyStore:
 
     def _read(self) -> None:
         stored = self.all()
+        [version] = self._database.execute("PRAGMA user_version").fetchone()
+        self._had_keys = version == _HAD_KEYS
         self._in_use = bool(stored)
         self._entries = tuple(key.entry for key in stored if key.revoked_at is None)
 
@@ -248,6 +264,17 @@ def stored_keys(folder: Path) -> int:
     store = KeyStore(folder)
     try:
         return len(store.all())
+    finally:
+        store.close()
+
+
+def had_keys(folder: Path) -> bool:
+    """True if a server with this folder ever had keys. Does not create the file."""
+    if not (folder / FILE).exists():
+        return False
+    store = KeyStore(folder)
+    try:
+        return store.in_use
     finally:
         store.close()
 

@@ -101,7 +101,7 @@ class KeySource(Protocol):
 
     @property
     def in_use(self) -> bool:
-        """True if it ever had a key. When the last one is revoked, every request is refused rather than allowed."""
+        """True if it ever had a key, or its server one in the config. When the last one is revoked, every request is refused rather than allowed."""
         ...
 
 
@@ -196,9 +196,16 @@ def hash_key(key: str) -> str:
     return HASH_PREFIX + sha256(key.encode()).hexdigest()
 
 
-def check_exposure(host: str, auth: str, keys: int) -> str | None:
+def check_exposure(host: str, auth: str, keys: int, *, had_keys: bool = False) -> str | None:
     """Return why the server must not listen on `host` with this many keys, or None."""
-    if keys or auth == "off" or is_loopback(host):
+    if keys or auth == "off":
+        return None
+    if had_keys:
+        return (
+            "this server had keys, and none is left, which would let everyone in: put one back under `keys`, or say "
+            "`auth: off` if that is meant; `callgate keys create NAME` makes one"
+        )
+    if is_loopback(host):
         return None
     return (
         f"`{host}` can be reached by others and there are no keys: add one under `keys`, "

@@ -84,7 +84,8 @@ def check_exposure(loaded: "Loaded") -> None:
     from callgate.auth import keys
 
     config = loaded.config
-    if mistake := keys.check_exposure(config.server.host, config.auth, count_keys(config)):
+    mistake = keys.check_exposure(config.server.host, config.auth, count_keys(config), had_keys=_had_keys(config))
+    if mistake is not None:
         raise give_up(mistake)
 
 
@@ -104,6 +105,18 @@ def count_keys(config: "Config") -> int:
 
     try:
         return len(config.keys) + stored_keys(Path(config.data_dir))
+    except (OSError, DamagedStore) as error:
+        raise give_up(f"data_dir: {error}") from None
+
+
+def _had_keys(config: "Config") -> bool:
+    """True if the data folder knows that the server had keys."""
+    if config.data_dir is None:
+        return False
+    from callgate.auth.key_store import DamagedStore, had_keys
+
+    try:
+        return had_keys(Path(config.data_dir))
     except (OSError, DamagedStore) as error:
         raise give_up(f"data_dir: {error}") from None
 

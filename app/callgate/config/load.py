@@ -15,6 +15,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from callgate.config.document import Document, read_document
+from callgate.config.files import read_text
 from callgate.config.mcp_file import BLOCKS, take_in_servers
 from callgate.config.mistakes import problems_of
 from callgate.config.otel import take_in_variables
@@ -202,7 +203,7 @@ def _folder_of(path: Path | None) -> Path:
 
 def _text_of(file: Path) -> str:
     try:
-        return file.read_text("utf-8-sig")
+        return read_text(file)
     except OSError as error:
         hint = "; `callgate init` writes one" if isinstance(error, FileNotFoundError) else ""
         raise ConfigError([Problem(Spot(str(file)), "", f"cannot be read: {error.strerror}{hint}")]) from None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from callgate.config.document import Document, read_document
+from callgate.config.files import read_text
 from callgate.config.problems import ConfigError, Problem, Spot
 from callgate.config.references import References
 
@@ -28,7 +29,7 @@ def take_in_servers(document: Document, folder: Path, references: References) ->
         return
     file = folder / Path(document.value[SETTING]).expanduser()
     try:
-        text = file.read_text("utf-8-sig")
+        text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         document.problems.append(Problem(document.values[SETTING,], SETTING, f"cannot read {file}: {why}"))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from callgate.config.files import read_regular
 from callgate.config.secret_names import means_secret
 
 _LITELLM_PREFIX = "os.environ/"
@@ -118,13 +119,11 @@ class References:
 
     def _read(self, path: str) -> str:
         try:
-            content = (self._folder / path).read_bytes()
+            content = read_regular(self._folder / path, _MAX_SECRET_BYTES)
         except OSError as error:
             if self._lenient:
                 return f"file:{path}"
             raise BadReference(f"cannot read the file {path}: {error.strerror}") from None
-        if len(content) > _MAX_SECRET_BYTES:
-            raise BadReference(f"the file {path} is larger than a secret can be ({_MAX_SECRET_BYTES} bytes)")
         try:
             value = content.decode().rstrip("\r\n")
         except UnicodeDecodeError:

@@ -6,28 +6,36 @@ that is itself a link, which it changes. Contents are compared in the end.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from watchfiles import awatch
 
+from callgate.config.files import read_regular
+
 DEBOUNCE_MILLISECONDS: Final = 300
 """The wait after an event, because saving a file causes several, the first perhaps with half a file."""
+QUIET_SECONDS: Final = 1.0
+"""How long files have to stay as they are before they are read: who writes one in two steps has written half of it."""
 LOOK_MILLISECONDS: Final = 5000
 """How often the files are checked without events, which some file systems do not report."""
 _MAX_LINKS: Final = 40
 
-Digest: TypeAlias = tuple[str | None, ...]
-"""The digests of files."""
+Digest: TypeAlias = tuple[str, ...]
+"""The digests of files; of what cannot be read, why not."""
 
 
-async def changes(files: Callable[[], Iterable[Path]], seen: Digest) -> AsyncGenerator[None, None]:
-    """Yield each time that the content of any file has changed, at first compared with `seen`.
+async def changes(
+    files: Callable[[], Iterable[Path]],
+    seen: Digest,
+    pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> AsyncGenerator[None, None]:
+    """Yield each time that the content of any file has changed and stays as it is, at first compared with `seen`.
 
     `files` is called again after each change, because the new config may have other files.
     """
-    now = digest_of(files())
+    now = await _quiet(files, seen, pause)
     if now != seen:
         seen = now
         yield
@@ -45,7 +53,7 @@ async def changes(files: Callable[[], Iterable[Path]], seen: Digest) -> AsyncGen
                 yield_on_timeout=True,
             )
             async for _ in watch:
-                now = await asyncio.to_thread(digest_of, files())
+                now = await _quiet(files, seen, pause)
                 if now != seen:
                     seen = now
                     yield
@@ -54,6 +62,20 @@ async def changes(files: Callable[[], Iterable[Path]], seen: Digest) -> AsyncGen
             await watch.aclose()
     finally:
         stop.set()
+
+
+async def _quiet(
+    files: Callable[[], Iterable[Path]], seen: Digest, pause: Callable[[float], Awaitable[object]]
+) -> Digest:
+    """Return the digest of the files once it is that of before, or has stayed the same for a while."""
+    now = await asyncio.to_thread(digest_of, files())
+    while now != seen:
+        await pause(QUIET_SECONDS)
+        before = now
+        now = await asyncio.to_thread(digest_of, files())
+        if now == before:
+            break
+    return now
 
 
 def folders_to_watch(files: Iterable[Path]) -> set[Path]:
@@ -81,8 +103,8 @@ def digest_of(files: Iterable[Path]) -> Digest:
     return tuple(_digest_of_file(file) for file in files)
 
 
-def _digest_of_file(file: Path) -> str | None:
+def _digest_of_file(file: Path) -> str:
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError:
-        return None  # missing, perhaps while it is being replaced
+        return hashlib.sha256(read_regular(file)).hexdigest()
+    except OSError as error:
+        return error.strerror or type(error).__name__  # missing, perhaps while it is being replaced

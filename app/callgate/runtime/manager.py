@@ -7,23 +7,34 @@ first, and if that fails the old one stays.
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import structlog
 
+from callgate.auth.key_store import KeyStore
 from callgate.auth.keys import check_exposure, warn_of_first_key
+from callgate.config.load import Loaded
 from callgate.config.problems import ConfigError, Problem, Spot
 from callgate.config.schema import Config
 from callgate.config.watch import changes, digest_of
 from callgate.conversation.ids import new_id
+from callgate.runtime.authority import widened
 from callgate.runtime.builders.errors import BadEntry
 from callgate.runtime.builders.models import model_entries
 from callgate.runtime.builders.stores import claims_of, news_of, responses_of, run_sockets_of, run_streams_of, store_of
 from callgate.runtime.builders.tools import import_tools
 from callgate.runtime.lease import OpenRuntime
-from callgate.runtime.reload import ConfigSource, ReloadResult, changed_blocks, needs_restart, reads_otherwise
+from callgate.runtime.reload import (
+    ConfigSource,
+    ConfigWidens,
+    ReloadResult,
+    Widens,
+    changed_blocks,
+    needs_restart,
+    reads_otherwise,
+)
 from callgate.runtime.run_news import RunNews, RunPlace
 from callgate.runtime.runtime import Runtime
 from callgate.runtime.shared import SharedResources
@@ -35,6 +46,8 @@ from callgate.telemetry.metrics import added_up
 from callgate.upstream import litellm_model
 
 RELOAD = "reload"
+TAKE_IT = "it allows more than the config in use; `callgate reload --widen` takes it, and so does a restart"
+RELOAD_AND_WIDEN = "reload_and_widen"
 
 audit = structlog.get_logger("callgate.audit")
 
@@ -53,6 +66,10 @@ class RuntimeManager:
         self._reloading = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked_to_reload = asyncio.Event()
+        self._asked_to_widen = False
+        """Another process took a config that widens, and asks for the same here."""
+        self.refused: tuple[str, ...] = ()
+        """What is wrong with the config on disk, which is not the one in use; empty where it is."""
         self._background: set[asyncio.Task[Any]] = set()
         self.shared = SharedResources(config)
         self.metrics = self.shared.metrics
@@ -103,6 +120,7 @@ class RuntimeManager:
     async def __aenter__(self) -> Self:
         await self.shared.open()
         self._open = await OpenRuntime.begin(Runtime(self._config, self.shared))
+        self._remember_keys()
         self._loop = asyncio.get_running_loop()
         if self._source is not None:
             # A worker that replaces a dead one starts with the config of its parent, which may be outdated: the config is
@@ -173,22 +191,24 @@ class RuntimeManager:
         else:
             self._loop.call_soon_threadsafe(self._asked_to_reload.set)
 
-    async def reload(self) -> ReloadResult:
-        """Read the config again and apply it. Raises `ConfigError`, in which case nothing has changed."""
+    async def reload(self, *, widen: bool = False, by: str = "") -> ReloadResult:
+        """Read the config again and apply it. Raises `ConfigError`, in which case nothing has changed. `widen`: also where the
+        new config allows more; `by`: who says so."""
         if self._source is None:
             raise ConfigError([Problem(Spot("config"), "", "it was not read from anywhere that could be read again")])
         # In a task of its own, because the request that caused it may be cancelled.
-        task = asyncio.create_task(self._reload(self._source), name="reload")
+        task = asyncio.create_task(self._reload(self._source, widen=widen, by=by), name="reload")
         self._background.add(task)
         task.add_done_callback(self._is_done)
         return await asyncio.shield(task)
 
-    async def have_others_reload(self) -> bool:
+    async def have_others_reload(self, *, widen: bool = False) -> bool:
         """Ask all processes that share a Redis with this one to reload their config; return whether they were notified."""
-        return self._news is not None and await self._news.say(RELOAD)
+        return self._news is not None and await self._news.say(RELOAD_AND_WIDEN if widen else RELOAD)
 
     def _on_news(self, what: str) -> None:
-        if what == RELOAD:
+        if what in (RELOAD, RELOAD_AND_WIDEN):
+            self._asked_to_widen = self._asked_to_widen or what == RELOAD_AND_WIDEN
             self._asked_to_reload.set()
         elif what == LISTENING and self._source is not None:
             task = asyncio.create_task(self._reload_if_changed(self._source), name="missed news")
@@ -201,10 +221,11 @@ class RuntimeManager:
         if await asyncio.to_thread(reads_otherwise, source, self._config):
             self._asked_to_reload.set()
 
-    async def apply(self, config: Config) -> ReloadResult:
+    async def apply(self, config: Config, *, widen: bool = True) -> ReloadResult:
         """Replace the runtime by one for another config. Requests that have leased the old one keep it.
 
-        The new runtime is built and opened first; if that fails the error is raised, and nothing has changed.
+        The new runtime is built and opened first; if that fails the error is raised, and nothing has changed. Without `widen`
+        a config that allows more than the current one raises `Widens`.
         """
         async with self._applying:
             assert self._open is not None, "it is not open"
@@ -212,6 +233,9 @@ class RuntimeManager:
             with contextlib.suppress(BadEntry):  # raised again below; in a thread, because it may load litellm
                 await asyncio.to_thread(model_entries, config)
             runtime = Runtime(config, self.shared, self._open.runtime)
+            found = widened(self._config, self.current.registry, config, runtime.registry)
+            if found and not widen:
+                raise Widens(found)
             kept = runtime.registry.handed_over()
             opened = await OpenRuntime.begin(runtime)
             if self.current.is_keyless and not runtime.is_keyless:
@@ -225,36 +249,70 @@ class RuntimeManager:
                 kept=kept,
                 opened=tuple(sorted(it.name for it in runtime.registry.sources() if it.name not in kept)),
                 needs_restart=needs_restart(self._first, config),
+                widened=tuple(map(str, found)),
             )
             self._config = config
+            self._remember_keys()
             return result
 
-    async def _reload(self, source: ConfigSource) -> ReloadResult:
+    async def _reload(self, source: ConfigSource, *, widen: bool = False, by: str = "") -> ReloadResult:
         async with self._reloading:  # in order, so that the config that was read last is in use
             try:
-                loaded = await asyncio.to_thread(source.read)
-                source.on_read(loaded)  # before anything is built from it, because errors are logged
-                # A reload must not remove the last key of a server that others can reach.
-                keys = len(loaded.config.keys) + (self.shared.keys is not None and self.shared.keys.in_use)
-                mistake = check_exposure(self._first.server.host, loaded.config.auth, keys)
-                if mistake is not None:
-                    raise loaded.complaint((("keys",), mistake))
-                try:
-                    result = await self.apply(loaded.config)
-                except BadEntry as error:
-                    raise loaded.complaint(*error.mistakes) from error
+                result, loaded = await self._read_and_apply(source, widen=widen)
             except ConfigError as error:
                 self.metrics.reloads.of("refused").inc()
-                audit.error("config_not_reloaded", problems=[str(problem) for problem in error.problems])
+                problems = [str(problem) for problem in error.problems]
+                advice = {"todo": TAKE_IT} if isinstance(error, ConfigWidens) else {}
+                audit.error("config_not_reloaded", problems=problems, **advice)
+                self._tell_refused(problems)
                 raise
-            except Exception:
+            except Exception as error:
                 self.metrics.reloads.of("failed").inc()
                 audit.exception("config_not_reloaded")
+                self._tell_refused([f"it failed: {type(error).__name__}"])
                 raise
             source.on_applied(loaded)
             self.metrics.reloads.of("done").inc()
             audit.info("config_reloaded", **result.facts())
+            self._tell_refused([])
+            if result.widened:
+                audit.warning("authority_widened", by=by, widened=list(result.widened))
+                self.metrics.widened.inc(len(result.widened))
+            self.shared.recorder.publish("config", {"object": "config", "by": by, **result.facts(), "refused": []})
             return result
+
+    async def _read_and_apply(self, source: ConfigSource, *, widen: bool) -> tuple[ReloadResult, Loaded]:
+        loaded = await asyncio.to_thread(source.read)
+        source.on_read(loaded)  # before anything is built from it, because errors are logged
+        # A reload must not remove the last key of a server.
+        keys = len(loaded.config.keys) + (0 if self.shared.keys is None else len(self.shared.keys.all()))
+        had_keys = not self.current.is_keyless
+        mistake = check_exposure(self._first.server.host, loaded.config.auth, keys, had_keys=had_keys)
+        if mistake is not None:
+            raise loaded.complaint((("keys",), mistake))
+        digest = " ".join(digest_of(source.files()))
+        was_taken = self._siblings is not None and self._siblings.have_taken(digest)
+        try:
+            result = await self.apply(loaded.config, widen=widen or was_taken)
+        except BadEntry as error:
+            raise loaded.complaint(*error.mistakes) from error
+        except Widens as error:
+            raise error.of_file(loaded) from None
+        if widen and self._siblings is not None:
+            self._siblings.take(digest)
+        return result, loaded
+
+    def _tell_refused(self, problems: Sequence[str]) -> None:
+        """Say, until it changes, whether the config on disk is refused."""
+        self.metrics.config_refused.set(1 if problems else 0)
+        if problems:
+            facts = {"object": "config", "refused": list(problems)}
+            self.shared.recorder.publish("config", facts)
+        self.refused = tuple(problems)
+
+    def _remember_keys(self) -> None:
+        if isinstance(self.shared.keys, KeyStore) and self._config.keys and self._config.auth == "keys":
+            self.shared.keys.remember_keys()
 
     def _is_done(self, task: "asyncio.Task[Any]") -> None:
         self._background.discard(task)
@@ -266,8 +324,10 @@ class RuntimeManager:
             await self._asked_to_reload.wait()
             self._asked_to_reload.clear()
             # Logged by the reload; the old runtime stays until the next change.
+            widen = self._asked_to_widen
+            self._asked_to_widen = False
             with contextlib.suppress(Exception):
-                await self._reload(source)
+                await self._reload(source, widen=widen, by="another process" if widen else "")
 
     async def _watch(self, source: ConfigSource) -> None:
         try:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from callgate.config.authority import Widening
 from callgate.config.load import Loaded
-from callgate.config.problems import ConfigError
+from callgate.config.problems import ConfigError, Problem
 from callgate.config.schema import Config
 
 
@@ -32,6 +33,8 @@ class ReloadResult:
     """Tool servers and documents that were not restarted."""
     opened: tuple[str, ...]
     needs_restart: tuple[str, ...]
+    widened: tuple[str, ...] = ()
+    """What is allowed that was not before."""
 
     def facts(self) -> dict[str, list[str]]:
         return {
@@ -39,7 +42,25 @@ class ReloadResult:
             "kept": list(self.kept),
             "opened": list(self.opened),
             "needs_restart": list(self.needs_restart),
+            "widened": list(self.widened),
         }
+
+
+class Widens(Exception):
+    """Raised for a config that allows more than the one in use, where nobody said that this is meant."""
+
+    def __init__(self, found: Sequence[Widening]) -> None:
+        super().__init__("; ".join(map(str, found)))
+        self.found = found
+
+    def of_file(self, loaded: Loaded) -> "ConfigWidens":
+        """Return the error with the places in the file."""
+        spots = [loaded.complaint((each.path, "")).problems[0].spot for each in self.found]
+        return ConfigWidens(Problem(spot, each.name, each.what) for spot, each in zip(spots, self.found, strict=True))
+
+
+class ConfigWidens(ConfigError):
+    """Raised for a file that is refused only because it widens what is allowed."""
 
 
 def reads_otherwise(source: ConfigSource, config: Config) -> bool:

@@ -22,6 +22,8 @@ log = structlog.get_logger("callgate.server")
 ASKED_SECONDS = 1.0
 """The timeout for a sibling's metrics. One that does not answer is left out, and logged."""
 KEPT = ".counted"
+TAKEN = "taken"
+"""The file with the digest of the config that was taken last although it widens what is allowed."""
 LARGEST_ANSWER = 64 * 1024 * 1024
 LIVES, ENDED = 1, 2
 """The states of a worker in shared memory: it serves, or it has ended; 0 if it has never served."""
@@ -58,6 +60,19 @@ class Siblings:
     def have_served(self) -> bool:
         """True if any of them ever has."""
         return any(self._living[:])
+
+    def take(self, digest: str) -> None:
+        """Note that a config file with this digest was taken although it widens what is allowed."""
+        fresh = self._folder / f"{TAKEN}.{self.place}"
+        fresh.write_text(digest)
+        fresh.replace(self._folder / TAKEN)
+
+    def have_taken(self, digest: str) -> bool:
+        """True if one of them has taken this very file, as a worker that replaces it has to know."""
+        try:
+            return (self._folder / TAKEN).read_text() == digest
+        except OSError:
+            return False
 
     def serves(self, place: int) -> bool:
         return self._living[place] == LIVES

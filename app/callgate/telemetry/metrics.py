@@ -232,6 +232,14 @@ class Metrics:
             "approval_webhooks", "Messages of calls that wait, by what became of them.", "result"
         )
         self.reloads = self._counter("config_reloads", "Times the config was read again, by what came of it.", "result")
+        self.widened = self._counter(
+            "authority_widened", "Settings that allow more since a reload that was told to."
+        ).of()
+        self.config_refused = Gauge(
+            "callgate_config_refused",
+            "Whether the config on disk was refused, so that an older one is in use.",
+            registry=self.registry,
+        )
         self.runs_dropped = self._counter("runs_dropped", "Runs that were not recorded.").of()
         self.spans_exported = self._counter("spans_exported", "Spans that a collector took.").of()
         self.spans_dropped = self._counter("spans_dropped", "Spans that were not sent, or not taken.", "reason")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, SecretStr, field_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from callgate.config.schema.guards import ADMITS, WIDENS_OFF, WIDENS_ON
 from callgate.config.schema.values import Count, Globs, Seconds, Section, Switch, WebAddress
 
 SECRET_BYTES = 24
@@ -51,11 +52,11 @@ class WebhookSection(Section):
     the call waits, ten times at most."""
     secret: SecretStr
     """What the message is signed with (HMAC-SHA256); `whsec_` begins one in base64."""
-    arguments: Switch = False
+    arguments: Annotated[Switch, WIDENS_ON] = False
     """Send the arguments of the call too, known secrets masked. Their hash is always there."""
-    allow_private: Switch = False
+    allow_private: Annotated[Switch, WIDENS_ON] = False
     """Allow private and loopback addresses, which are refused otherwise."""
-    allow_hosts: Globs = ()
+    allow_hosts: Annotated[Globs, ADMITS] = ()
     """Hosts, as names or globs, whose private addresses may be reached all the same; networks are allowed whole."""
 
     @field_validator("secret")
@@ -78,7 +79,7 @@ class Approvals(Section):
     """How long a call waits; then it is not run, and the model gets that as its result. `limits.request_seconds` goes on meanwhile."""
     max_waiting: Count = 100
     """Calls that may wait at the same time, a half of them of one key; further ones are refused at once."""
-    demand_hash: Switch = False
+    demand_hash: Annotated[Switch, WIDENS_OFF] = False
     """Take a decision only together with the hash of the arguments it is about."""
     webhook: WebhookSection | None = None
     """Where word is sent of each call that begins to wait. Nowhere if left out."""

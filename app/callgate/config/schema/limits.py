@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from callgate.config.schema.guards import WidensTo
 from callgate.config.schema.values import NO_BOOLEAN, BesideFile, Count, Retries, Seconds, Section, Switch
 
 
@@ -59,7 +60,7 @@ class Limits(Section):
     """How many requests may be under way at once; further ones get a 503."""
     queue_seconds: Annotated[float, Field(ge=0), NO_BOOLEAN] = 0.1
     """How long a request waits for a place before it is turned away."""
-    redis_down: Literal["open", "closed"] = "open"
+    redis_down: Annotated[Literal["open", "closed"], WidensTo(("closed", "open"))] = "open"
     """What becomes of keys with limits while `store.redis_url` does not answer: `open` counts in each process alone,
     `closed` refuses them."""
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from callgate.config.schema.guards import ADMITS, MAY_BE_PRIVATE, WIDENS_OFF
 from callgate.config.schema.tools import ToolSection
 from callgate.config.schema.values import BesideFile, Globs, Switch, WebAddress, shape
 
@@ -45,11 +46,11 @@ class McpServer(ToolSection):
     """The address of a server that runs elsewhere."""
     headers: Mapping[str, SecretStr] = Field(default_factory=dict)
     """Headers to send to it. A caller's credentials never are."""
-    allow_private: Switch | None = None
+    allow_private: Annotated[Switch | None, MAY_BE_PRIVATE] = None
     """Allow its host to have a private address. Not set: if the address is plainly your own, as localhost is."""
-    disabled: Switch = False
+    disabled: Annotated[Switch, WIDENS_OFF] = False
     """Leave it out."""
-    allowed_tools: Globs | None = None
+    allowed_tools: Annotated[Globs | None, ADMITS] = None
     """The tools of it that are taken, by its own names for them or globs; all where it is not set."""
     prefix: (
         Annotated[str, shape(r"^[A-Za-z0-9_-]{0,40}$", "should be at most 40 letters, digits, `_` or `-`")] | None

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
+from callgate.config.schema.guards import WIDENS_ON
 from callgate.config.schema.values import Count, Globs, Seconds, Section, Switch, ToolEvents, UsageSetting
 
 TextFormat: TypeAlias = Literal[
@@ -128,7 +129,7 @@ class ModelEntry(Section):
     """Have the server enforce the form of a demanded call; for bare JSON formats and servers that know `json_schema`."""
     lane: Lane = "auto"
     """Who speaks to it: Callgate itself (`direct`), Callgate in the provider's own words (`translated`), or litellm."""
-    provider_selectors: Switch = False
+    provider_selectors: Annotated[Switch, WIDENS_ON] = False
     """Let requests choose among the provider's models and hosts, with fields such as `models`, `route` and `provider`, and
     name what is kept in your account there, with fields such as `file_id`."""
     trust_litellm: Switch = False

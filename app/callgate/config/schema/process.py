@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from callgate.config.schema.guards import WIDENS_ON
 from callgate.config.schema.values import NO_BOOLEAN, Count, Seconds, Section, Switch
 
 
@@ -76,5 +77,5 @@ class Logging(Section):
     """The least important kind of line that is written."""
     format: Literal["auto", "json", "console"] = "auto"
     """`auto` is for people on a terminal and JSON lines elsewhere."""
-    content: Switch = False
+    content: Annotated[Switch, WIDENS_ON] = False
     """Write arguments and results of tools too. They may hold anything; secrets known to Callgate are masked."""

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from callgate.config.schema.guards import ALL_KEPT, WIDENS_ON, WidensTo
 from callgate.config.schema.values import NO_BOOLEAN, Globs, Section, Switch, off_or_on
 
 
@@ -48,19 +49,21 @@ class Record(Section):
     """`eventful`: only runs that called a tool, had a finding or a retry, failed, or took over 30 seconds."""
     passed: Annotated[Literal["all", "errors"], BeforeValidator(off_or_on)] = "errors"
     """The same for requests that are passed through without a tool of Callgate's; `errors` includes requests that succeeded after a retry."""
-    content: Switch = False
+    content: Annotated[Switch, WIDENS_ON] = False
     """Keep texts too: the request, the model's text, arguments and results. They may contain anything; secrets known to
     Callgate are masked."""
     content_bytes: Annotated[int, Field(ge=256, le=10_000_000), NO_BOOLEAN] = 65_536
     """How much of each text is kept."""
-    wire: Annotated[Literal["off", "on_error", "on"], BeforeValidator(off_or_on)] = "off"
+    wire: Annotated[
+        Literal["off", "on_error", "on"], BeforeValidator(off_or_on), WidensTo(("off", "on_error", "on"))
+    ] = "off"
     """Keep the bodies of providers' answers too, unchanged, beside the other texts: of all runs, or of those with an error,
     a broken or failed call, or a retry. Needs `content`."""
     keep: RecordKeep = RecordKeep()
     """How long runs stay in the file."""
     wire_keep: WireKeep = WireKeep()
     """How long bodies of providers' answers stay in the file."""
-    less: tuple[RecordLess, ...] = ()
+    less: Annotated[tuple[RecordLess, ...], ALL_KEPT] = ()
     """Keys and models whose requests are recorded less. If several entries match, the strictest applies."""
 
     @model_validator(mode="after")

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from callgate.config.schema.guards import ADMITS
 from callgate.config.schema.values import NO_BOOLEAN, HostName, Origin, Seconds, Section, Switch, WebAddress
 
 
@@ -16,9 +17,9 @@ class Server(Section):
     """The port to listen on; 0 lets the system choose."""
     public_url: WebAddress | None = None
     """The address clients reach it under, when a proxy stands in front."""
-    allowed_hosts: tuple[HostName, ...] = ()
+    allowed_hosts: Annotated[tuple[HostName, ...], ADMITS] = ()
     """Names that keyless requests may address it by, besides `localhost`, IP addresses and `public_url`; `*` for any."""
-    cors_origins: tuple[Origin, ...] = ()
+    cors_origins: Annotated[tuple[Origin, ...], ADMITS] = ()
     """Web pages that may call it from a browser, as origins (`https://chat.example.com`); `*` for any."""
     drain_seconds: Annotated[float, Field(ge=0), NO_BOOLEAN] = 30.0
     """How long requests may go on after SIGTERM."""

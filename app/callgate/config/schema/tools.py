@@ -7,6 +7,19 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.approvals import RequireApproval
+from callgate.config.schema.guards import (
+    ADMITS,
+    ARGUMENTS,
+    CEILING,
+    EXCLUDES,
+    FIXED,
+    PRESENT,
+    SAFETY,
+    WAITS,
+    WIDENS_OFF,
+    WIDENS_ON,
+    WidensTo,
+)
 from callgate.config.schema.pools import PoolName
 from callgate.config.schema.values import (
     NO_BOOLEAN,
@@ -35,11 +48,11 @@ class ToolSection(Section):
     """How many calls may run at once; unlimited by default."""
     max_result_bytes: Annotated[int, Field(ge=256), NO_BOOLEAN] | None = None
     """How much of a result the model gets; `limits.tool_result_bytes` by default."""
-    safety: Literal["read_only", "write", "destructive"] | None = None
+    safety: Annotated[Literal["read_only", "write", "destructive"] | None, SAFETY] = None
     """What it may do to the world. Only read-only tools are ever tried again."""
     retries: Retries | None = None
     """Further tries after a failure, for read-only tools; 0 by default."""
-    require_approval: RequireApproval | None = None
+    require_approval: Annotated[RequireApproval | None, WAITS] = None
     """Whether its calls wait for approval: `never`, `always`, or lists of names; else the top-level one counts."""
 
 
@@ -81,6 +94,7 @@ def _scalars(query: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 MultiSegment: TypeAlias = Switch | Literal["encoded"]
+SEGMENTS = WidensTo((False, "encoded", True))
 
 
 class HttpTool(PlacedTool):
@@ -99,43 +113,45 @@ class HttpTool(PlacedTool):
     """The HTTP method."""
     url: Annotated[WebAddress, Field(repr=False)]
     """Where to send it. `{name}` stands for an argument, quoted as part of a path or a query."""
-    multi_segment: MultiSegment = False
+    multi_segment: Annotated[MultiSegment, SEGMENTS] = False
     """Let an argument in the path contain `/`: `on` for several segments, `encoded` to send it as `%2F`."""
     headers: Mapping[str, SecretStr] = Field(default_factory=dict)
     """Headers to send. Arguments are not filled in here."""
-    query: Annotated[Mapping[str, Any], AfterValidator(_scalars)] = Field(default_factory=dict, repr=False)
+    query: Annotated[Mapping[str, Any], AfterValidator(_scalars), FIXED] = Field(default_factory=dict, repr=False)
     """Query parameters; `{name}` stands for an argument."""
     body: Any = Field(None, repr=False)
     """What to send as JSON; a text that is nothing but `{name}` becomes the argument itself."""
-    parameters: Mapping[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    parameters: Annotated[Mapping[str, Any], ARGUMENTS] = Field(
+        default_factory=lambda: {"type": "object", "properties": {}}
+    )
     """The JSON Schema of the arguments."""
-    allow_private: Switch = False
+    allow_private: Annotated[Switch, WIDENS_ON] = False
     """Allow private and loopback addresses, which are refused otherwise."""
-    allow_hosts: Globs = ()
+    allow_hosts: Annotated[Globs, ADMITS] = ()
     """Hosts, as names or globs, whose private addresses may be reached all the same; networks are allowed whole."""
 
 
 class CommandLimits(Section):
     """What a command may use. All but `processes` hold for each process of it."""
 
-    cpu_seconds: Count = 30
+    cpu_seconds: Annotated[Count, CEILING] = 30
     """Seconds of processor time."""
-    memory_bytes: Annotated[int, Field(ge=1_048_576), NO_BOOLEAN] = 1_073_741_824
+    memory_bytes: Annotated[int, Field(ge=1_048_576), NO_BOOLEAN, CEILING] = 1_073_741_824
     """Memory of its own; libraries it shares do not count."""
-    file_bytes: Annotated[int, Field(ge=0), NO_BOOLEAN] = 104_857_600
+    file_bytes: Annotated[int, Field(ge=0), NO_BOOLEAN, CEILING] = 104_857_600
     """The largest file it may write."""
-    open_files: Annotated[int, Field(ge=8), NO_BOOLEAN] = 256
+    open_files: Annotated[int, Field(ge=8), NO_BOOLEAN, CEILING] = 256
     """Files open at once."""
-    processes: Count = 64
+    processes: Annotated[Count, CEILING] = 64
     """Processes at once, itself included."""
 
 
 class CommandPaths(Section):
     """The only places a command may open, beside the system's own programs and libraries."""
 
-    read: tuple[BesideFile, ...] = ()
+    read: Annotated[tuple[BesideFile, ...], ADMITS] = ()
     """Files and folders it may read, and run."""
-    write: tuple[BesideFile, ...] = ()
+    write: Annotated[tuple[BesideFile, ...], ADMITS] = ()
     """Files and folders it may also write."""
 
 
@@ -153,21 +169,23 @@ class CommandTool(PlacedTool):
     when one of its arguments is not given."""
     stdin: str | None = None
     """What it reads: `json` for all arguments as one object, or a text with places like `{name}`; nothing if not set."""
-    parameters: Mapping[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    parameters: Annotated[Mapping[str, Any], ARGUMENTS] = Field(
+        default_factory=lambda: {"type": "object", "properties": {}}
+    )
     """The JSON Schema of the arguments."""
     cwd: Annotated[BesideFile, Field(validate_default=True)] = "."
     """The folder it runs in; the one this file is in where it is not set."""
     env: Mapping[str, SecretStr] = Field(default_factory=dict)
     """Its environment. Of Callgate's own it has only PATH and TZ."""
-    allow_options: Switch = False
+    allow_options: Annotated[Switch, WIDENS_ON] = False
     """Let an argument's value begin with a dash where it begins an element of `argv`, and so be an option."""
     ok_codes: Annotated[tuple[int, ...], Field(min_length=1)] = (0,)
     """Exit codes that are no failure."""
     limits: CommandLimits = CommandLimits()
     """What it may use."""
-    paths: CommandPaths | None = None
+    paths: Annotated[CommandPaths | None, PRESENT] = None
     """The only places it may open; where not set, all that the user Callgate runs as may. Needs Landlock (Linux)."""
-    pid_namespace: Switch = True
+    pid_namespace: Annotated[Switch, WIDENS_OFF] = True
     """Run it in a PID namespace where the system has one (Linux): it sees no processes but its own, and none of them
     outlives it. Off for a command that is to look at the processes of the machine."""
 
@@ -187,19 +205,19 @@ class OpenApiTool(ToolSection):
     """Credentials by the names of the document's security schemes: a key, a token, or `user:password`."""
     headers: Mapping[str, SecretStr] = Field(default_factory=dict)
     """Headers to send with every call."""
-    include: Annotated[Globs, Field(min_length=1)] = ("*",)
+    include: Annotated[Globs, Field(min_length=1), ADMITS] = ("*",)
     """Operations to offer, by their names, `METHOD /path` or tags; globs."""
-    exclude: Globs = ()
+    exclude: Annotated[Globs, EXCLUDES] = ()
     """Of these, the ones not to offer."""
     prefix: Annotated[str, shape(r"^[A-Za-z0-9_-]{0,40}$", "should be at most 40 letters, digits, `_` or `-`")] = ""
     """What goes before its tools' names, with `_` between."""
     rename: Mapping[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
     """Other names for operations, by their names or globs; `{name}`, `{method}` and `{tag}` stand for those of each."""
-    multi_segment: MultiSegment = False
+    multi_segment: Annotated[MultiSegment, SEGMENTS] = False
     """Let an argument in a path contain `/`: `on` for several segments, `encoded` to send it as `%2F`."""
-    allow_private: Switch = False
+    allow_private: Annotated[Switch, WIDENS_ON] = False
     """Allow private and loopback addresses, which are refused otherwise."""
-    allow_hosts: Globs = ()
+    allow_hosts: Annotated[Globs, ADMITS] = ()
     """Hosts, as names or globs, whose private addresses may be reached all the same; networks are allowed whole."""
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, SecretStr
 
+from callgate.config.schema.guards import WidensTo
 from callgate.config.schema.values import NO_BOOLEAN, Seconds, Section, Switch, WebAddress
 
 PATH = "/v1/traces"
@@ -17,6 +18,8 @@ def _with_path(address: str) -> str:
 
 
 Shown: TypeAlias = Literal["no_content", "span_only", "event_only", "span_and_event"]
+
+CONTENT = WidensTo(("no_content", "span_only", "event_only", "span_and_event"))
 
 
 class Traces(Section):
@@ -39,7 +42,7 @@ class Traces(Section):
     """The resource attribute `service.name` of the spans."""
     resource: Mapping[str, str] = Field(default_factory=dict)
     """Further resource attributes."""
-    content: Shown = "no_content"
+    content: Annotated[Shown, CONTENT] = "no_content"
     """Where texts are added: in attributes of the spans, in their events, or in both. Only for runs whose texts are kept
     (`record.content`)."""
     latest_names: Switch = False

@@ -10,6 +10,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from callgate.config.problems import near
 from callgate.config.schema.approvals import ApprovalLists, Approvals, RequireApproval
 from callgate.config.schema.faces import Responses
+from callgate.config.schema.guards import SAME, Waits, WidensTo
 from callgate.config.schema.keys import Key
 from callgate.config.schema.limits import Limits, Loop, TextCalls, Upstream
 from callgate.config.schema.mcp import McpServer, ServerName
@@ -37,7 +38,7 @@ class Config(Section):
     """The version of this file's format."""
     server: Server = Server()
     """Where Callgate listens, and how it treats connections."""
-    auth: Annotated[Literal["keys", "off"], BeforeValidator(off_or_on)] = "keys"
+    auth: Annotated[Literal["keys", "off"], BeforeValidator(off_or_on), WidensTo(("keys", "off"))] = "keys"
     """`keys`: clients need one of `keys`; without any, only loopback is served. `off`: everyone is let in."""
     keys: tuple[Key, ...] = ()
     """The clients' keys."""
@@ -45,7 +46,7 @@ class Config(Section):
         tuple[ModelEntry, ...], AfterValidator(_at_least_one), Field(json_schema_extra={"minItems": 1})
     ]
     """The models, as litellm has them."""
-    data_dir: BesideFile | None = None
+    data_dir: Annotated[BesideFile | None, SAME] = None
     """A folder for what has to survive the process: the ledger of tool runs, what keys have spent, and keys made by
     `callgate keys create`; from the folder this file is in. Without one nothing is written."""
     ledger: LedgerSection = LedgerSection()
@@ -62,7 +63,7 @@ class Config(Section):
     """MCP servers by name, as other programs write them; the block may also be called `mcpServers` or `servers`."""
     mcp_config: str | None = None
     """A file with such a block, for example `./mcp.json`; JSON, comments allowed."""
-    require_approval: RequireApproval = ApprovalLists()
+    require_approval: Annotated[RequireApproval, Waits(is_general=True)] = ApprovalLists()
     """Which tools' calls wait for approval, where a tool's own entry does not say."""
     approvals: Approvals = Approvals()
     """How calls wait for approval."""

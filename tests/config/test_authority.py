@@ -1,0 +1,218 @@
+"""What counts as a config that allows more."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from callgate.config.authority import SEEN_WHEN_BUILT, guard_of, widenings
+from callgate.config.schema import Config, Section
+from callgate.config.schema.guards import (
+    ADMITS,
+    ARGUMENTS,
+    CEILING,
+    EXCLUDES,
+    MAY_BE_PRIVATE,
+    SAFETY,
+    WAITS,
+    Guard,
+    Waits,
+)
+from callgate.config.schema.keys import ENDS
+
+DEMO = {"model_name": "demo", "litellm_params": {"model": "demo/demo"}}
+HASH = "sha256:" + "0" * 64
+UNGUARDED = {
+    "ApprovalLists": "always never",  # compared together, by the guard of the setting that holds them
+    "Approvals": "timeout_seconds max_waiting webhook",
+    "CommandTool": "kind name description argv stdin cwd env ok_codes limits",
+    "Config": "version server keys model_list ledger runs pools tools mcp_servers mcp_config approvals loop text_calls"
+    " limits upstream responses store record traces reload logging",
+    "HttpTool": "kind name description method url headers body",
+    "Key": "name hash old_hash events usage responses",
+    "LedgerSection": "url namespace",
+    "Limits": "body_bytes json_depth messages argument_bytes calls_per_turn answer_bytes tool_threads child_processes"
+    " request_seconds request_tokens tool_result_bytes concurrent_requests queue_seconds",
+    "Logging": "level format",
+    "Loop": "max_iterations max_failed_turns max_repeats max_parallel_calls diagnostics",
+    "McpServer": "type command args env cwd url headers prefix",
+    "ModelEntry": "model_name litellm_params model_info tools fallbacks tool_calling thinking constrain_calls lane"
+    " trust_litellm events usage concurrency response_format_with_tools schema_dialect timeout stream_timeout responses",
+    "OpenApiTool": "kind name document base_url auth headers prefix rename",
+    "PlacedTool": "run_on",
+    "Pool": "queue_seconds fresh_process",
+    "PythonTool": "kind function module name description",
+    "Record": "runs passed content_bytes keep wire_keep",
+    "RecordKeep": "days bytes",
+    "RecordLess": "keys models keep",
+    "Reload": "watch",
+    "Responses": "tools_shown hosted_tools",
+    "ResponsesOfOne": "tools_shown",
+    "RunsSection": "durable dead_after_seconds",
+    "Server": "host port public_url drain_seconds connections header_bytes header_seconds body_seconds idle_seconds"
+    " first_chunk_seconds heartbeat_seconds workers page",
+    "Store": "redis_url prefix conversation_seconds answer_seconds entries bytes response_bytes",
+    "TextCalls": "fenced",
+    "ToolSection": "timeout concurrency max_result_bytes retries",
+    "Traces": "endpoint headers sample follow_parent timeout_seconds compression service_name resource latest_names",
+    "Upstream": "connect_seconds first_byte_seconds idle_seconds total_seconds retries cooldown_seconds"
+    " retry_wait_seconds ca_file client_certificate client_key",
+    "WebhookSection": "url secret",
+    "WireKeep": "days",
+}
+"""Settings that guard nothing: what no change of can let anybody do more."""
+
+
+def sections(of: type[Section] = Section) -> Iterator[type[Section]]:
+    for section in of.__subclasses__():
+        yield section
+        yield from sections(section)
+
+
+@pytest.mark.parametrize("section", sorted(set(sections()), key=str), ids=str)
+def test_every_setting_says_what_it_guards_or_is_named_here(section: type[Section]) -> None:
+    own = [field for field in section.model_fields if field in section.__annotations__]
+    unguarded = {field for field in own if guard_of(section, field) is None}
+    assert unguarded == set(UNGUARDED.get(section.__name__, "").split()), (
+        "give the setting a guard of `callgate.config.schema.guards`, or add it to UNGUARDED if it guards nothing"
+    )
+
+
+def config(**more: Any) -> Config:
+    return Config.model_validate({"model_list": [DEMO], **more})
+
+
+def names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    return [found.name for found in widenings(config(**old), config(**new))]
+
+
+def key(**more: Any) -> dict[str, Any]:
+    return {"keys": [{"name": "ann", "hash": HASH, **more}]}
+
+
+def server(**more: Any) -> dict[str, Any]:
+    return {"mcp_servers": {"files": {"command": "x", **more}}}
+
+
+def http(**more: Any) -> dict[str, Any]:
+    return {"tools": [{"kind": "http", "name": "rows", "description": "d", "url": "https://x.example", **more}]}
+
+
+def command(**more: Any) -> dict[str, Any]:
+    return {"tools": [{"kind": "command", "name": "ls", "description": "d", "argv": ["ls"], **more}]}
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide", "name"),
+    [
+        ({"auth": "keys"}, {"auth": "off"}, "auth"),
+        (key(models=["demo"]), key(), "keys.ann.models"),
+        (key(tools=[]), key(tools=["a"]), "keys.ann.tools"),
+        (key(), key(approve=True), "keys.ann.approve"),
+        (key(), key(admin=True), "keys.ann.admin"),
+        (key(see="own"), key(see="all"), "keys.ann.see"),
+        (key(requests_per_minute=5), key(requests_per_minute=6), "keys.ann.requests_per_minute"),
+        (key(tokens_per_minute=5), key(), "keys.ann.tokens_per_minute"),
+        (key(parallel=1), key(parallel=2), "keys.ann.parallel"),
+        (key(budget_per_day=1), key(), "keys.ann.budget_per_day"),
+        (key(budget_per_month=1), key(budget_per_month=2), "keys.ann.budget_per_month"),
+        (key(expires="2027-01-01"), key(), "keys.ann.expires"),
+        ({"data_dir": "data"}, {}, "data_dir"),
+        ({"require_approval": "always"}, {}, "require_approval"),
+        (server(require_approval="always"), server(), "mcp_servers.files.require_approval"),
+        (server(), server(require_approval={"never": ["x"]}), "mcp_servers.files.require_approval"),
+        (server(safety="destructive"), server(safety="write"), "mcp_servers.files.safety"),
+        (server(safety="write"), server(), "mcp_servers.files.safety"),
+        (server(), server(safety="read_only"), "mcp_servers.files.safety"),
+        (server(disabled=True), server(), "mcp_servers.files.disabled"),
+        (server(allowed_tools=["a"]), server(), "mcp_servers.files.allowed_tools"),
+        (server(), server(allow_private=True), "mcp_servers.files.allow_private"),
+        (http(), http(allow_private=True), "tools.rows.allow_private"),
+        (http(allow_hosts=["a"]), http(allow_hosts=["a", "b"]), "tools.rows.allow_hosts"),
+        (http(), http(multi_segment=True), "tools.rows.multi_segment"),
+        (http(query={"tenant": "a"}), http(), "tools.rows.query"),
+        (
+            http(parameters={"type": "object", "additionalProperties": False}),
+            http(parameters={"type": "object"}),
+            "tools.rows.parameters",
+        ),
+        (command(paths={"read": ["a"]}), command(), "tools.ls.paths"),
+        (command(paths={"read": ["a"]}), command(paths={"read": ["a", "b"]}), "tools.ls.paths.read"),
+        (command(), command(allow_options=True), "tools.ls.allow_options"),
+        (command(), command(pid_namespace=False), "tools.ls.pid_namespace"),
+        (command(limits={"processes": 1}), command(), "tools.ls.limits.processes"),
+        ({}, {"logging": {"content": True}}, "logging.content"),
+        ({}, {"record": {"content": True}}, "record.content"),
+        ({"record": {"less": [{"models": ["demo"], "keep": "off"}]}}, {}, "record.less"),
+        ({}, {"traces": {"content": "span_only"}}, "traces.content"),
+        ({}, {"server": {"allowed_hosts": ["*"]}}, "server.allowed_hosts"),
+        ({}, {"server": {"cors_origins": ["*"]}}, "server.cors_origins"),
+        ({"approvals": {"demand_hash": True}}, {}, "approvals.demand_hash"),
+        ({"limits": {"redis_down": "closed"}}, {}, "limits.redis_down"),
+        ({}, {"model_list": [{**DEMO, "provider_selectors": True}]}, "model_list.demo.provider_selectors"),
+    ],
+    ids=lambda it: it if isinstance(it, str) else "",
+)
+def test_a_guard_that_is_loosened_widens_and_one_that_is_tightened_does_not(
+    narrow: dict[str, Any], wide: dict[str, Any], name: str
+) -> None:
+    assert names(narrow, wide) == [name]
+    assert name not in names(wide, narrow) or name.endswith("safety")
+    assert names(narrow, narrow) == names(wide, wide) == []
+
+
+def test_what_is_added_widens_nothing_whatever_its_place() -> None:
+    second = {"name": "bob", "hash": "sha256:" + "1" * 64, "admin": True}
+    old = key(models=["demo"]) | http() | server()
+    new = {
+        "keys": [second, *old["keys"]],
+        "model_list": [{"model_name": "n", "litellm_params": {"model": "demo/demo"}, "tools": ["*"]}, DEMO],
+        "tools": [{**http()["tools"][0], "name": "more", "allow_private": True}, *http()["tools"]],
+        "mcp_servers": {**server()["mcp_servers"], "other": {"url": "https://x.example"}},
+    }
+    assert names(old, new) == []
+
+
+@pytest.mark.parametrize(
+    ("guard", "old", "new", "widens"),
+    [
+        (ADMITS, ["a*"], ["abc", "a?"], False),
+        (ADMITS, ["a?"], ["ab"], True),
+        (ADMITS, ["a*"], ["*"], True),
+        (ADMITS, ["*"], ["a/b"], False),
+        (ADMITS, ["a*"], ["a/b"], True),
+        (ADMITS, None, ["x"], False),
+        (EXCLUDES, ["delete_*"], ["delete*"], False),
+        (EXCLUDES, ["delete_*"], ["delete_a"], True),
+        (CEILING, None, 5, False),
+        (CEILING, 5, None, True),
+        (ENDS, "2027-01-01", "2026-01-01T00:00Z", False),
+        (ENDS, "2027-01-01", "2027-01-01T00:01Z", True),
+        (MAY_BE_PRIVATE, False, None, True),
+        (SAFETY, None, "destructive", False),
+        (SAFETY, "read_only", None, False),
+        (ARGUMENTS, {"properties": {"a": {"enum": [1]}}}, {"properties": {"a": {"enum": [1, 2]}}}, True),
+        (ARGUMENTS, {"properties": {"a": {"enum": [1, 2]}}}, {"properties": {"a": {"enum": [1]}}}, False),
+        (ARGUMENTS, {"properties": {"enum": {"type": "string"}}}, {"properties": {}}, False),
+    ],
+)
+def test_guards_take_what_is_not_certain_for_wider(guard: Guard, old: Any, new: Any, widens: bool) -> None:
+    assert (guard.loosened(old, new) is not None) == widens
+
+
+def test_a_general_rule_frees_only_what_it_had_wait() -> None:
+    old = config().require_approval
+    new = config(require_approval={"never": ["x"]}).require_approval
+    assert Waits(is_general=True).loosened(old, new) is None
+    assert WAITS.loosened(old, new) is not None
+
+
+def test_a_rule_that_names_more_loosely_is_weaker_beside_one_that_frees() -> None:
+    old = config(require_approval={"always": ["delete_*"]}).require_approval
+    new = config(require_approval={"always": ["*"], "never": ["del*"]}).require_approval
+    assert WAITS.loosened(old, new) is not None
+    assert WAITS.loosened(old, config(require_approval="always").require_approval) is None
+
+
+def test_settings_that_are_compared_when_tools_are_built_are_settings() -> None:
+    assert {"safety", "require_approval"} == set(SEEN_WHEN_BUILT)

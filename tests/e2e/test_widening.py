@@ -1,0 +1,192 @@
+"""A config that allows more is taken only when somebody says so, whoever writes the file and however slowly."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from callgate.auth.keys import mint_key
+from tests.harness.clients import http_client
+from tests.harness.command import run_command
+from tests.harness.configs import as_yaml, config_dict
+from tests.harness.process import Child, serving
+from tests.scripted_upstream import Call, Reply, Upstream
+
+pytestmark = pytest.mark.anyio
+
+USER, USER_HASH = mint_key()
+BOSS, BOSS_HASH = mint_key()
+KEYS: list[dict[str, Any]] = [
+    {"name": "user", "hash": USER_HASH},
+    {"name": "boss", "hash": BOSS_HASH, "admin": True, "approve": True},
+]
+QUESTION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
+BY_BOSS = {"Authorization": f"Bearer {BOSS}"}
+
+
+def a_config(upstream: Upstream, **sections: Any) -> dict[str, Any]:
+    """With what guards at its end, so that half of the file is a config too."""
+    return config_dict(upstream.url, auth="keys", tools=["get_time"]) | {"keys": KEYS} | sections
+
+
+@contextlib.asynccontextmanager
+async def served(file: Path, config: dict[str, Any]) -> AsyncIterator[tuple[Child, httpx.AsyncClient]]:
+    file.write_text(as_yaml(config))  # noqa: ASYNC240 - a small file, before anything runs
+    async with serving(file) as child, http_client(child.url) as client:
+        yield child, client
+
+
+def first_half(file: Path, section: str) -> tuple[str, str]:
+    whole = file.read_text()
+    at = whole.index(f"\n{section}:") + 1
+    return whole[:at], whole[at:]
+
+
+async def metric(client: httpx.AsyncClient, name: str, headers: dict[str, str]) -> float:
+    text = (await client.get("/metrics", headers=headers)).text
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+async def test_a_file_whose_keys_are_not_written_yet_lets_nobody_in(upstream: Upstream, tmp_path: Path) -> None:
+    upstream.script("m", [Reply(text="hi")])
+    file = tmp_path / "config.yaml"
+    async with served(file, a_config(upstream)) as (child, client):
+        half, end = first_half(file, "keys")
+        with file.open("w") as writing:
+            writing.write(half)
+            writing.flush()
+            await child.line("config_not_reloaded.*none is left")
+            for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/approvals"), ("GET", "/admin/keys")):
+                answer = await client.request(method, path, json=QUESTION if method == "POST" else None)
+                assert answer.status_code == 401
+            assert (await client.get("/health/ready")).json() == {"status": "ok", "config": "refused"}
+            assert await metric(client, "callgate_config_refused", BY_BOSS) == 1
+            writing.write(end)
+        await child.line("config_reloaded")
+        assert (await client.get("/health/ready")).json() == {"status": "ok"}
+        assert await metric(client, "callgate_config_refused", BY_BOSS) == 0
+        answer = await client.post("/v1/chat/completions", json=QUESTION, headers=BY_BOSS)
+        assert answer.status_code == 200
+
+
+async def test_a_file_whose_approvals_are_not_written_yet_runs_nothing_unasked(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    upstream.script("m", lambda _: Reply(calls=[Call("get_time", {})]))
+    file = tmp_path / "config.yaml"
+    config = a_config(upstream, require_approval={"always": ["get_time"]}, approvals={"timeout_seconds": 600})
+    async with served(file, config) as (child, client):
+        half, end = first_half(file, "require_approval")
+        with file.open("w") as writing:
+            writing.write(half)
+            writing.flush()
+            refused = await child.line("config_not_reloaded.*")
+            assert "require_approval: would not have `get_time` wait for approval any more" in refused[0]
+            assert "tools.get_time.require_approval: would not wait for approval any more" in refused[0]
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION, headers=BY_BOSS))
+            await child.line("approval_waiting")
+            writing.write(end)
+        await child.line("config_reloaded")
+        asking.cancel()
+        await asyncio.wait([asking])
+
+
+async def test_what_widens_is_taken_when_an_admin_says_so_and_is_an_event(upstream: Upstream, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    async with served(file, a_config(upstream, reload={"watch": False})) as (child, client):
+        wider = [{**KEYS[0], "approve": True}, KEYS[1]]
+        file.write_text(as_yaml(a_config(upstream, keys=wider, reload={"watch": False})))
+        answer = await client.post("/admin/reload", headers=BY_BOSS)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (409, "config_widens")
+        assert "keys.user.approve: was `off`, and would be `on`" in error["message"]
+        assert f"{file}:" in error["message"]
+        child.signal(signal.SIGHUP)
+        await child.line("config_not_reloaded.*callgate reload --widen")
+        by_user = {"Authorization": f"Bearer {USER}"}
+        assert (await client.get("/v1/approvals", headers=by_user)).status_code == 403
+        async with client.stream("GET", "/v1/feed?kinds=config", headers=BY_BOSS) as feed:
+            lines = feed.aiter_lines()
+            assert await anext(lines) == ": connected"
+            refused = await asyncio.to_thread(run_command, "reload", "--url", child.url, "--key", BOSS, fresh=True)
+            assert refused.returncode == 1
+            assert "--widen" in refused.stderr
+            taken = await asyncio.to_thread(
+                run_command, "reload", "--widen", "--url", child.url, "--key", BOSS, fresh=True
+            )
+            assert "allowed by now: keys.user.approve was `off`" in taken.stdout
+            told = await until_taken(lines)
+        assert all(each["refused"] for each in told[:-1])
+        assert told[-1]["widened"] == ["keys.user.approve was `off`, and would be `on`"]
+        line = await child.line("authority_widened.*")
+        assert "keys.user.approve" in line[0]
+        assert "boss" in line[0]
+        assert (await client.get("/v1/approvals", headers=by_user)).status_code == 200
+        assert await metric(client, "callgate_authority_widened_total", BY_BOSS) == 1
+
+
+async def until_taken(lines: AsyncIterator[str]) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = []
+    async for line in lines:
+        if line.startswith("data: "):
+            told.append(json.loads(line[6:]))
+            if not told[-1]["refused"]:
+                break
+    return told
+
+
+async def test_a_new_key_model_and_tool_are_ordinary_changes(upstream: Upstream, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    async with served(file, a_config(upstream)) as (child, client):
+        more = [*KEYS, {"name": "third", "hash": mint_key()[1], "admin": True}]
+        config = config_dict(upstream.url, auth="keys", models=["m", "n"], tools=["get_time", "add"])
+        file.write_text(as_yaml(config | {"keys": more}))
+        await child.line("config_reloaded")
+        names = (await client.get("/v1/models", headers=BY_BOSS)).json()["data"]
+        assert [each["id"] for each in names] == ["m", "n"]
+
+
+async def test_not_even_an_admin_takes_the_last_key_but_auth_off_does(upstream: Upstream, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    quiet = {"reload": {"watch": False}}
+    async with served(file, a_config(upstream, **quiet)) as (_, client):
+        file.write_text(as_yaml(a_config(upstream, keys=[], **quiet)))
+        answer = await client.post("/admin/reload", headers=BY_BOSS, json={"widen": True})
+        assert (answer.status_code, "none is left" in answer.text) == (422, True)
+        file.write_text(as_yaml(a_config(upstream, keys=[], auth="off", **quiet)))
+        assert (await client.post("/admin/reload", headers=BY_BOSS)).status_code == 409
+        answer = await client.post("/admin/reload", headers=BY_BOSS, json={"widen": True})
+        assert answer.json()["widened"] == ["auth was `keys`, and would be `off`"]
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_a_server_that_had_keys_does_not_start_without_any(upstream: Upstream, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    async with served(file, a_config(upstream, data_dir=str(tmp_path / "data"))) as (_, client):
+        assert (await client.get("/v1/models")).status_code == 401
+    file.write_text(as_yaml(a_config(upstream, data_dir=str(tmp_path / "data"), keys=[])))
+    for command in ("check", "serve"):
+        refused = await asyncio.to_thread(run_command, command, "--config", str(file), fresh=True)
+        assert refused.returncode == 2
+        assert "had keys, and none is left" in refused.stderr
+    file.write_text(as_yaml(a_config(upstream, data_dir=str(tmp_path / "data"), keys=[], auth="off")))
+    async with serving(file) as child, http_client(child.url) as client:
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_a_pipe_in_place_of_the_config_does_not_hold_a_reload(upstream: Upstream, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    async with served(file, a_config(upstream)) as (child, client):
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "pipe").replace(file)
+        await child.line("config_not_reloaded.*a pipe or a device")
+        answer = await client.post("/admin/reload", headers=BY_BOSS)
+        assert (answer.status_code, "a pipe or a device" in answer.text) == (422, True)
+        assert (await client.get("/v1/models", headers=BY_BOSS)).status_code == 200
