@@ -112,6 +112,33 @@ async def pair(request: Any, tmp_path: Path, schema: str, upstream: Upstream, mo
     return Pair(tmp_path, upstream, {"ledger": {"url": url, "namespace": schema}})
 
 
+FACES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "m", "messages": ASKING},
+    "/v1/responses": {"model": "m", "input": "hello"},
+    "/v1/messages": {"model": "m", "messages": ASKING, "max_tokens": 50},
+}
+ON_ALL_FACES = pytest.mark.parametrize("path", FACES)
+
+
+def ends_as_taken_over(answer: RawAnswer, path: str) -> None:
+    """Checks the end of a stream, in the form of its API."""
+    *_, last = answer.body.removesuffix(b"data: [DONE]\n\n").rstrip().split(b"\n\n")
+    name, _, data = last.rpartition(b"data: ")
+    found = json.loads(data)
+    if path == "/v1/chat/completions":
+        assert answer.data[-1] == "[DONE]"
+        assert (name, found["error"]["code"]) == (b"", "run_taken_over")
+    elif path == "/v1/messages":
+        assert name == b"event: error\n"
+        assert found["error"]["details"] == {"error_code": "run_taken_over"}
+    else:
+        assert answer.data[-1] == "[DONE]"
+        errors = [each for each in answer.chunks if each["type"] == "error"]
+        assert [each["code"] for each in errors] == ["run_taken_over"]
+        assert [each["sequence_number"] for each in answer.chunks] == list(range(len(answer.chunks)))
+        assert found["type"] == "error" or found["response"]["error"]["code"] == "run_taken_over"
+
+
 async def ask(url: str, stream: bool = False, headers: Any = KEY, **more: Any) -> RawAnswer:
     return await raw_post(url, {"model": "m", "messages": ASKING, "stream": stream, **more}, headers=headers)
 
@@ -347,6 +374,57 @@ async def test_a_process_that_slept_too_long_answers_nothing_of_a_run_that_was_t
     assert len(upstream.requests) == 2, "whoever woke up asked nothing more"
 
 
+@ON_ALL_FACES
+@IN_POSTGRES
+async def test_a_stream_whose_run_was_taken_over_says_so_although_a_tool_that_writes_had_begun(
+    pair: Pair, path: str
+) -> None:
+    hang = Call("hang_write", {"label": "a"})
+    pair.upstream.script("m", [Reply(text="Wait.", calls=[hang]), Reply(text="I see.")])
+    body = {**FACES[path], "stream": True}
+    async with pair.processes() as (one, other):
+        first = asyncio.create_task(raw_post(one.url, body, path, KEY))
+        await pair.until_ran("a")
+        one.signal(signal.SIGSTOP)
+        try:
+            answer = await raw_post(other.url, body, path, KEY)
+            pair.let_go()
+        finally:
+            one.signal(signal.SIGCONT)
+        cut = await first
+        noted = await one.line(r"run_taken_over(?!_elsewhere)", within=20.0)
+    assert (answer.status, cut.status) == (200, 200)
+    assert b"I see." in answer.body
+    ends_as_taken_over(cut, path)
+    assert "failed_after_write" not in one.log, noted
+
+
+@ON_ALL_FACES
+@BOTH
+@IN_SQLITE
+async def test_who_listens_to_a_run_that_is_handed_over_by_a_process_that_drains_is_told(
+    pair: Pair, path: str, stream: bool
+) -> None:
+    hang = Call("hang_write", {"label": "a"})
+    pair.upstream.script("m", [Reply(text="Wait.", calls=[hang])])
+    body = {**FACES[path], "stream": stream}
+    async with pair.process() as one:
+        asking = asyncio.create_task(raw_post(one.url, body, path, KEY))
+        await pair.until_ran("a")
+        one.signal(signal.SIGTERM)
+        answer = await asking
+        await one.ended()
+    if stream:
+        assert answer.status == 200
+        ends_as_taken_over(answer, path)
+    else:
+        assert (answer.status, answer.headers["retry-after"]) == (529 if path == "/v1/messages" else 503, "1")
+        assert b"run_taken_over" in answer.body
+        assert "x-should-retry" not in answer.headers
+    assert "failed_after_write" not in one.log
+    assert one.log.count("run_taken_over") == 1
+
+
 @IN_POSTGRES
 @needs("redis-server", "module:redis")
 async def test_with_redis_a_stream_is_followed_elsewhere_while_it_is_answered(pair: Pair, tmp_path: Path) -> None:
@@ -370,27 +448,28 @@ async def test_with_redis_a_stream_is_followed_elsewhere_while_it_is_answered(pa
     assert said(followed) == "one two three four"
 
 
+@ON_ALL_FACES
 @needs("redis-server", "module:redis")
 async def test_a_follower_of_a_stream_whose_process_dies_gets_an_error_and_returns_with_the_key(
-    tmp_path: Path, upstream: Upstream
+    tmp_path: Path, upstream: Upstream, path: str
 ) -> None:
     gate = asyncio.Event()
     held = Reply(text="one two three four", pace=Pace(hold=Hold(gate, after=2)))
     upstream.script("m", [held, Reply(text="Done.")])
-    body = {"model": "m", "messages": ASKING, "stream": True}
+    body = {**FACES[path], "stream": True}
     async with redis_server(tmp_path) as redis:
         pair = Pair(tmp_path, upstream, {"data_dir": str(tmp_path / "data"), "store": {"redis_url": redis}})
         async with pair.process() as one, pair.app() as other:
-            first = asyncio.create_task(ask(one.url, stream=True))
+            first = asyncio.create_task(raw_post(one.url, body, path, KEY))
             await upstream.requests.wait(1)
             async with raw_connection(other) as following:
-                await following.post("/v1/chat/completions", body, KEY)
+                await following.post(path, body, KEY)
                 await following.until(b"one")
                 await killed(one, first)
                 cut = await following.answer()
-            again = await ask(other, stream=True)
-    assert cut.chunks[-1]["error"]["code"] == "run_taken_over"
-    assert said(again) == "Done."
+            again = await raw_post(other, body, path, KEY)
+    ends_as_taken_over(cut, path)
+    assert b"Done." in again.body
 
 
 @pytest.fixture

@@ -118,10 +118,13 @@ class EventStream:
         pulse: Pulse,
         seconds: float | None = None,
         error_body: ErrorBody = in_openais_shape,
+        when_drained: ChatError | None = None,
     ) -> None:
-        """`seconds`: the timeout of the work. `error_body` encodes an error before the status was sent."""
+        """`seconds`: the timeout of the work. `error_body` encodes an error before the status was sent. `when_drained` ends a
+        stream that the server cuts off, where that is not the end of its run."""
         self._work, self._writer, self._headers = work, writer, headers
         self._pulse, self._seconds, self._error_body = pulse, seconds, error_body
+        self._when_drained = when_drained
         self._started = False
         self._began = 0.0
         self._quiet_since = 0.0
@@ -146,7 +149,7 @@ class EventStream:
             # Only the server cancels a whole request, at the end of the drain.
             await self._stop_beating()
             if self._started:
-                await self._end(shutting_down(wrote=_wrote(self._headers)))
+                await self._end(self._when_drained or shutting_down(wrote=_wrote(self._headers)))
             raise
         finally:
             await self._stop_beating()

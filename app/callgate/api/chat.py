@@ -18,12 +18,14 @@ from callgate.api.openai_writers import (
     ChunkWriter,
     CompletionWriter,
     completion_id,
+    stream_end,
 )
 from callgate.api.requests import ChatRequest, read_chat_request
 from callgate.api.strict_json import LARGE_BODY
 from callgate.api.trace import TraceWriter
 from callgate.config.schema import Config
 from callgate.conversation.diagnosis import Diagnosis
+from callgate.conversation.errors import ChatError
 from callgate.ledger.runs import StoredRun
 from callgate.recorder.row import RunRow
 from callgate.telemetry.logs import masked
@@ -70,6 +72,9 @@ class ChatExchange(msgspec.Struct, eq=False):
         if request.tool_events == "trace":
             return TraceWriter(chunks, RunRow(conversation.run_id, time.time()), masked)
         return chunks
+
+    def stream_end(self, error: ChatError, sent: bytes) -> bytes:
+        return stream_end(error)
 
     def _head(self, conversation: Conversation, began: int) -> AnswerHead:
         request = self.request

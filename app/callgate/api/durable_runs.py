@@ -16,7 +16,15 @@ import structlog
 from starlette.types import Message, Receive, Send
 
 from callgate.api.errors import ErrorBody, as_chat_error, in_openais_shape
-from callgate.api.followed_run import Ended, FollowedRun, check_key, interrupted, other_request
+from callgate.api.followed_run import (
+    Ended,
+    FollowedRun,
+    StreamEnd,
+    chat_stream_end,
+    check_key,
+    interrupted,
+    other_request,
+)
 from callgate.api.run_publisher import AnswerPiece, RunPublisher, decode_piece
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
@@ -136,6 +144,7 @@ class DurableRuns:
         key: str | None,
         in_background: bool,
         error_body: ErrorBody = in_openais_shape,
+        stream_end: StreamEnd = chat_stream_end,
         accepted: Callable[[StoredRun], bytes] | None = None,
         begun_before: Callable[[StoredRun], None] | None = None,
     ) -> None:
@@ -161,7 +170,7 @@ class DurableRuns:
             await asyncio.wait({run.task})  # it is ending; then it is known whether it may run again
         is_new = run is None
         if run is None:
-            run = self._followed[place] = FollowedRun(digest, error_body, outlives_server=True)
+            run = self._followed[place] = FollowedRun(digest, error_body, stream_end, outlives_server=True)
             run.goes_on = in_background
             values = {
                 "caller": owner,

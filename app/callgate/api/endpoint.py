@@ -26,7 +26,7 @@ from callgate.api.requests import check_body, read_body
 from callgate.api.rights import seen_by
 from callgate.auth.keys import Caller, owner_name
 from callgate.conversation.events import ChatEnded
-from callgate.runtime.durable_run import DurableRun, TakenOver
+from callgate.runtime.durable_run import TAKEN_OVER, DurableRun, TakenOver
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.route import check_selectors
 from callgate.runtime.runtime import Runtime
@@ -117,11 +117,15 @@ class FaceEndpoint:
                 key=key,
                 in_background=request.in_background or request.background is not None,
                 error_body=context.error_body,
+                stream_end=exchange.stream_end,
                 accepted=None if request.stream else request.background,
                 begun_before=request.begun_before,
             )
         except ClientDisconnected:
             context.notes["ending"] = "client_left"
+        except asyncio.CancelledError:
+            context.notes["error"] = TAKEN_OVER  # at the end of the drain: another process carries the run on
+            raise
 
     async def _answer(  # noqa: PLR0912
         self,
@@ -214,7 +218,8 @@ def _answer_to(
     stream = exchange.streamed(conversation, began, diagnoses)
     server = runtime.config.server
     pulse = Pulse(first=server.first_chunk_seconds, heartbeat=server.heartbeat_seconds)
-    return EventStream(work, stream, headers, pulse, seconds, context.error_body)
+    handed_over = None if run is None else TakenOver()
+    return EventStream(work, stream, headers, pulse, seconds, context.error_body, handed_over)
 
 
 def _kept_before_its_end(work: Work, run: DurableRun) -> Work:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from callgate.api.messages import errors as anthropics
 from callgate.conversation.errors import ChatError
+from callgate.runtime.durable_run import TAKEN_OVER
 
 log = structlog.get_logger("callgate.api")
 
@@ -40,6 +41,8 @@ PERMANENT = frozenset(
     }
 )
 """Codes of errors that stay as they are, although clients repeat their status."""
+SAFE_AFTER_WRITE = frozenset({TAKEN_OVER})
+"""Codes of errors after which the same request with its key repeats nothing, because its run goes on and has one answer."""
 ABOUT_RETRIES = frozenset({"x-should-retry", "retry-after", "retry-after-ms"})
 """Headers that tell a client whether and when to repeat a request."""
 MAX_NEAR_PATH = 100
@@ -94,7 +97,7 @@ def after_write(error: ChatError) -> ChatError:
     Clients retry errors that look like failures of the server, by status or by text, and few of them read the header that
     forbids it: so it has another status, and the text of the failure is only in the log.
     """
-    if error.status < 500 and error.status not in REPEATED:
+    if error.code in SAFE_AFTER_WRITE or (error.status < 500 and error.status not in REPEATED):
         return error
     cause = error.code or error.type
     return ChatError(

@@ -11,6 +11,7 @@ from callgate.api.middleware import RequestContext
 from callgate.api.requests import ChatRequest
 from callgate.config.schema import Config
 from callgate.conversation.diagnosis import Diagnosis
+from callgate.conversation.errors import ChatError
 
 
 class AnsweredElsewhere(Exception):
@@ -40,6 +41,10 @@ class FaceExchange(Protocol):
 
     def streamed(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> StreamWriter:
         """Return the writer of a streamed answer."""
+        ...
+
+    def stream_end(self, error: ChatError, sent: bytes) -> bytes:
+        """Return the end of a stream of another process that is not carried on here. `sent`: what the client has of it."""
         ...
 
 

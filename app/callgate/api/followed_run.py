@@ -4,22 +4,33 @@ Each of them gets it from its beginning, and it is cancelled only when all of th
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.types import Message, Receive, Send
 
-from callgate.api.answers import run_unless_disconnected, start_message
-from callgate.api.errors import ErrorBody, error_headers, in_openais_shape
+from callgate.api.answers import run_unless_disconnected, send_whole, start_message
+from callgate.api.errors import NO_HEADERS, ErrorBody, error_headers, in_openais_shape
+from callgate.api.openai_writers import stream_end
 from callgate.conversation.errors import ChatError
 from callgate.ledger.runs import StoredRun
+from callgate.runtime.durable_run import TakenOver
 
 _KEY_LENGTH = 255
 INTERRUPTED = "idempotency_key_interrupted"
 PASSING = frozenset({408, 409, 429})
 """Errors that a retry may not meet. Like errors of the server they are not stored, because clients retry with the same
 key."""
+
+
+StreamEnd: TypeAlias = Callable[[ChatError, bytes], bytes]
+"""Makes the end of a stream that is not carried on here, given what was sent of it."""
+
+
+def chat_stream_end(error: ChatError, _: bytes) -> bytes:
+    """Return the end of a stream of Chat Completions."""
+    return stream_end(error)
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -43,10 +54,15 @@ class FollowedRun:
     """One run: its answer so far, and the clients that follow it."""
 
     def __init__(
-        self, digest: bytes, error_body: ErrorBody = in_openais_shape, *, outlives_server: bool = False
+        self,
+        digest: bytes,
+        error_body: ErrorBody = in_openais_shape,
+        stream_end: StreamEnd = chat_stream_end,
+        *,
+        outlives_server: bool = False,
     ) -> None:
         """`outlives_server`: another process resumes it when the server ends, which is no disconnect of its clients."""
-        self.digest, self._error_body = digest, error_body
+        self.digest, self._error_body, self._stream_end = digest, error_body, stream_end
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []
@@ -101,9 +117,14 @@ class FollowedRun:
 
     def cut(self, error: ChatError) -> None:
         """End an answer from another process that will not be completed."""
+        if self._is_held:
+            self.status = 0
         if self.status:
-            self.parts.append(b"data: " + self._error_body(error) + b"\n\n")
+            self.parts.append(self._end_of_stream(error))
         self.fail(error)
+
+    def _end_of_stream(self, error: ChatError) -> bytes:
+        return self._stream_end(error, b"".join(self.parts))
 
     def end(self) -> None:
         self._ended = True
@@ -127,10 +148,21 @@ class FollowedRun:
 
     async def follow(self, receive: Receive, send: Send) -> None:
         self._followers += 1
+        is_begun = is_whole = False
+
+        def send_noted(message: Message) -> Awaitable[None]:
+            nonlocal is_begun, is_whole
+            is_begun = True
+            is_whole = message["type"] == "http.response.body" and not message["more_body"]
+            return send(message)
+
         try:
-            await run_unless_disconnected(self.send_all(send), receive)
+            await run_unless_disconnected(self.send_all(send_noted), receive)
         except asyncio.CancelledError:
+            # Only the server cancels a whole request, at the end of the drain.
             self.goes_on = self.goes_on or self._outlives_server
+            if self._outlives_server and not is_whole:
+                await self._send_handed_over(send, is_begun=is_begun)
             raise
         finally:
             self._followers -= 1
@@ -140,6 +172,14 @@ class FollowedRun:
                 assert self.task is not None
                 # Its tools are stopped before this request ends, as without a key.
                 await asyncio.wait({self.task})
+
+    async def _send_handed_over(self, send: Send, *, is_begun: bool) -> None:
+        """Tell a client that its run is carried on by another process."""
+        error = TakenOver()
+        if is_begun:
+            await send({"type": "http.response.body", "body": self._end_of_stream(error), "more_body": False})
+        else:
+            await send_whole(send, error.status, self._error_body(error), NO_HEADERS, error)
 
     async def send_all(self, send: Send) -> None:
         started, sent = False, 0

@@ -167,7 +167,7 @@ class ChunkWriter:
 
     def error(self, error: ChatError) -> bytes:
         """Return the end of a stream that failed after it had begun."""
-        return b"data: " + encode(error.envelope()) + b"\n\n" + DONE
+        return stream_end(error)
 
     def _output(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
         written: list[bytes] = []
@@ -507,3 +507,8 @@ def _joined(values: Sequence[Any]) -> Any:
     if isinstance(pieces[0], str):
         return "".join(pieces)
     return [item for piece in pieces for item in piece] if isinstance(pieces[0], list) else pieces[-1]
+
+
+def stream_end(error: ChatError) -> bytes:
+    """Return the end of a stream that failed."""
+    return b"data: " + encode(error.envelope()) + b"\n\n" + DONE

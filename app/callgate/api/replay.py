@@ -118,6 +118,9 @@ class _Replay:
     def streamed(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> StreamWriter:
         raise AssertionError("a replay is answered whole")
 
+    def stream_end(self, error: ChatError, sent: bytes) -> bytes:
+        raise AssertionError("a replay is answered whole")
+
     def facts(self) -> dict[str, Any]:
         wanted = self._wanted
         facts = {"replay_of": self._id, "from_turn": wanted.from_turn, "tools": wanted.tools}

@@ -6,15 +6,17 @@ from functools import partial
 
 from callgate.api.answers import BodyWriter, StreamWriter, Work
 from callgate.api.conversation import Conversation
+from callgate.api.messages.errors import error_shape
 from callgate.api.messages.requests import MessagesRequest, read_messages_request, with_thinking
 from callgate.api.messages.threads import Threads
-from callgate.api.messages.writers import MessageHead, MessageStreamWriter, MessageWriter
+from callgate.api.messages.writers import MessageHead, MessageStreamWriter, MessageWriter, event_of
 from callgate.api.middleware import RequestContext
 from callgate.api.requests import ChatRequest
 from callgate.api.strict_json import LARGE_BODY
 from callgate.auth.keys import owner_name
 from callgate.config.schema import Config
 from callgate.conversation.diagnosis import Diagnosis
+from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ChatEnded, ChatEvent
 from callgate.conversation.ports import Emit
 from callgate.stores.responses import ResponseStore
@@ -73,6 +75,9 @@ class MessagesExchange:
 
     def streamed(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> StreamWriter:
         return MessageStreamWriter(self._head(conversation), diagnoses[0] if diagnoses else None)
+
+    def stream_end(self, error: ChatError, sent: bytes) -> bytes:
+        return event_of(error_shape(error, self._request_id))
 
     def _head(self, conversation: Conversation) -> MessageHead:
         read = self._read

@@ -18,7 +18,7 @@ from callgate.api.responses.approvals import decisions_of
 from callgate.api.responses.background import BACKGROUND, BackgroundRuns, GatheredStream
 from callgate.api.responses.input_items import messages_of
 from callgate.api.responses.offered import OWN_LABEL, Offered, offered_tools
-from callgate.api.responses.output import ResponseBody, ResponseHead, ResponseItems, ResponseWriter
+from callgate.api.responses.output import ResponseBody, ResponseHead, ResponseItems, ResponseWriter, stream_end
 from callgate.api.responses.request import ResponsesBody, chat_fields, read_body_of, shown_fields
 from callgate.api.responses.seal import ReasoningSeal
 from callgate.api.responses.stored import CONNECTION, StoredResponses, kept_of, numbered
@@ -126,6 +126,8 @@ class ResponsesFace:
 
 class ResponsesExchange:
     """One response, whole or as its events."""
+
+    stream_end = staticmethod(stream_end)
 
     def __init__(
         self,

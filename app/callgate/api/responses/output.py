@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from callgate.api.errors import SAFE_AFTER_WRITE
 from callgate.api.responses.offered import ClientTool
 from callgate.calls.outcome import Failed
 from callgate.calls.states import Call, Flaw, ReadyCall
@@ -403,6 +404,8 @@ class ResponseItems:
 
     def failure_code(self, error: ChatError) -> str:
         """Return the code of a failure, one that clients do not retry where a retry could repeat side effects."""
+        if error.code in SAFE_AFTER_WRITE:
+            return error.code
         if self.head.wrote():
             return NOT_REPEATED
         return FAILURE_CODES.get(error.status, "server_error" if error.status >= 500 else error.code or "server_error")
@@ -510,9 +513,7 @@ class ResponseWriter(ResponseItems):
         return self._taken()
 
     def error(self, error: ChatError) -> bytes:
-        # Both formats, because clients read one or the other: flat as documented, and an object as OpenAI's server sends.
-        flat = {"code": self.failure_code(error), "message": error.message, "param": error.param}
-        self.emit("error", {**flat, "error": {"type": error.type, **flat}})
+        self.emit("error", error_fields(error, self.failure_code(error)))
         self.emit("response.failed", {"response": self.failed(error)})
         self._written.append(DONE)
         return self._taken()
@@ -520,8 +521,7 @@ class ResponseWriter(ResponseItems):
     def emit(self, type: str, fields: Mapping[str, Any]) -> None:
         if not self._number and type != "response.created":
             self._begin()
-        data = _encode({"type": type, "sequence_number": self._number, **fields})
-        self._written.append(b"event: %b\ndata: %b\n\n" % (type.encode(), data))
+        self._written.append(event_of(type, self._number, fields))
         self._number += 1
 
     def emit_text(self, message: OpenOutput, text: str) -> None:
@@ -577,6 +577,25 @@ def _input_of(call: Call) -> str:
 FAILURE_CODES: Final = {429: "rate_limit_exceeded"}
 NOT_REPEATED: Final = "invalid_prompt"
 """A code that clients do not retry."""
+
+
+def event_of(type: str, number: int, fields: Mapping[str, Any]) -> bytes:
+    """Return an event with its line in the stream."""
+    data = _encode({"type": type, "sequence_number": number, **fields})
+    return b"event: %b\ndata: %b\n\n" % (type.encode(), data)
+
+
+def error_fields(error: ChatError, code: str) -> dict[str, Any]:
+    """Return the fields of an `error` event, in both formats, because clients read one or the other: flat as documented, and an
+    object as OpenAI's server sends."""
+    flat = {"code": code, "message": error.message, "param": error.param}
+    return {**flat, "error": {"type": error.type, **flat}}
+
+
+def stream_end(error: ChatError, sent: bytes) -> bytes:
+    """Return the end of a stream of which this was sent, where nothing more is known of its response."""
+    number = sent.count(b"\n\nevent: ") + sent.startswith(b"event: ")
+    return event_of("error", number, error_fields(error, error.code or "server_error")) + DONE
 
 
 def usage_of(usage: Mapping[str, Any] | None) -> dict[str, Any]:
