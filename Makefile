@@ -62,11 +62,12 @@ format: .venv/.dev ## put the code in its form
 screenshots: .venv/.dev ## take the pictures of the page for docs/ again (needs chromium-headless-shell)
 	@$(PY) -m tests.page.screenshots
 
-bench: .venv/.dev ## measure what a request costs, and whether that has grown (ARGS=bench/arguments.py for one of the others)
-	@$(PY) $(or $(ARGS),bench/run.py)
+bench: .venv/.dev ## measure what all kinds of request cost, beside the reference commit (ARGS=bench/arguments.py for one of the others)
+	@$(if $(ARGS),$(PY) $(ARGS),$(PY) bench/run.py; $(PY) bench/compare.py --all)
 
-bench-check: .venv/.dev ## the quick half of it: whether a request has become dearer, in under a minute
-	@$(PY) bench/run.py --check
+bench-check: .venv/.dev ## whether a request has become dearer, in counts and beside the reference commit, in under two minutes
+	@$(PY) bench/run.py
+	@$(PY) bench/compare.py
 
 audit: .venv/.dev ## look for secrets in the repository, and for known vulnerabilities of what is locked
 	@$(PY) .ci/audit.py $(ARGS)

@@ -1,9 +1,8 @@
 """Measures Callgate from inside its process, and prints what it found as JSON: `python bench/inside.py WORK...`.
 
 Callgate serves as it always does, and its clients, the model and the MCP server live on the same event loop: one thread,
-in which everything happens in one order however busy the machine is. CPU time is taken in slices of some milliseconds, in
-turn with slices of a fixed piece of work, and the figure is their ratio. The cost of clients and model alone is
-taken off. Then one request is counted instruction by instruction.
+in which everything happens in one order however busy the machine is. Requests are counted instruction by instruction, or
+(`--timed`) their CPU time is taken in slices of some milliseconds, less the cost of clients and model alone.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "app"), str(ROOT)]
 
-from bench import reference, wire
+from bench import wire
 from bench.served import KEY, configured, folder, free_port
 from bench.works import UNKEPT, WORKS, Work
 from callgate.config.load import load
@@ -65,7 +64,7 @@ class Ports:
     floor: int
 
 
-def main(chosen: list[Work], slices: int, *, counted: bool) -> int:
+def main(chosen: list[Work], slices: int, *, timed: bool) -> int:
     found: dict[str, dict[str, float]] = {}
     Measured.beside = {
         made: socket.create_server(("127.0.0.1", 0)) for made in (wire.Model, wire.McpSource, wire.Floor)
@@ -79,9 +78,10 @@ def main(chosen: list[Work], slices: int, *, counted: bool) -> int:
 
         async def look() -> None:
             for work in chosen:
-                found[work.name] = await measured(work, ports, slices)
-                if counted:
-                    found[work.name]["instructions"] = await instructions(work, ports.callgate)
+                if timed:
+                    found[work.name] = await measured(work, ports, slices)
+                else:
+                    found[work.name] = {"instructions": await instructions(work, ports.callgate)}
 
         Measured.look = staticmethod(look)
         server.DrainingServer = Measured  # type: ignore[misc]
@@ -93,7 +93,7 @@ def main(chosen: list[Work], slices: int, *, counted: bool) -> int:
 
 
 async def measured(work: Work, ports: Ports, slices: int) -> dict[str, float]:
-    """What one request takes: in microseconds, in units of the reference, and where the floor can do it, the floor."""
+    """The microseconds that one request takes, and where the floor can do it, those of the floor."""
     ours = await wire.connected(ports.callgate, KEY, work, work.at_once)
     direct = await wire.connected(ports.model, KEY, replace(work, expect=b""), work.at_once)
     floor = await wire.connected(ports.floor, KEY, work, work.at_once) if work.floor else None
@@ -102,12 +102,10 @@ async def measured(work: Work, ports: Ports, slices: int) -> dict[str, float]:
             await cpu(clients, 2)
     times = max(1, round(SLICE / (await cpu(ours, 3) / 3)))
     each = times * work.at_once * work.per
-    found: dict[str, list[float]] = {"microseconds": [], "ratio": [], "floor": []}
+    found: dict[str, list[float]] = {"microseconds": [], "floor": []}
     for _ in range(slices):
         took, least = await cpu(ours, times), await cpu(direct, times)
-        unit = (reference.cost() + reference.cost()) / 2
         found["microseconds"].append((took - least) / each * 1e6)
-        found["ratio"].append((took - least) / each / unit * 1000)
         if floor:
             found["floor"].append((await cpu(floor, times) - least) / each * 1e6)
     for clients in (ours, direct, floor):
@@ -161,7 +159,7 @@ if __name__ == "__main__":
     reader = argparse.ArgumentParser(description=__doc__)
     reader.add_argument("works", nargs="*")
     reader.add_argument("--slices", type=int, default=SLICES)
-    reader.add_argument("--counted", action="store_true", help="count instructions as well")
+    reader.add_argument("--timed", action="store_true", help="take CPU time instead of counting instructions")
     given = reader.parse_args()
     works = [work for work in (*WORKS, *UNKEPT) if work.name in given.works] or list(WORKS)
-    sys.exit(main(works, given.slices, counted=given.counted))
+    sys.exit(main(works, given.slices, timed=given.timed))

@@ -5,8 +5,9 @@ machine is. They read only what we write ourselves, and fail aloud on anything e
 """
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from bench.works import Work, answer, said_to
@@ -221,8 +222,9 @@ async def connected(port: int, key: str, work: Work, at_once: int) -> Clients:
     return Clients(clients)
 
 
-async def listening(make: Callable[[], asyncio.Protocol]) -> int:
-    """The port of a server that is one of the above."""
-    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
-    port: int = server.sockets[0].getsockname()[1]
-    return port
+@contextlib.asynccontextmanager
+async def listening(make: Callable[[], asyncio.Protocol]) -> AsyncIterator[int]:
+    """The port of a server that is one of the above, and ends with this."""
+    async with await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0) as server:
+        port: int = server.sockets[0].getsockname()[1]
+        yield port
