@@ -196,7 +196,7 @@ def test_a_path_gives_any_function_marked_or_not(module):
         ("weather_tools_for_tests:__name__", "not a function"),
         ("no_such_module_at_all:f", "no module no_such_module_at_all"),
         ("callgate.tools.registri", r"is it callgate\.tools\.registry\?"),
-        ("callgate.tools.names", "no function marked"),
+        ("callgate.calls.legal_names", "no function marked"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_an_error_with_the_reason(module, path, why):

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from callgate.calls.legal_names import hashed_name
 from callgate.tools.approval_rules import NO_RULE, ApprovalRule
 from callgate.tools.executor import Policy, Tool
-from callgate.tools.names import hashed_name
 from callgate.tools.registry import RegisteredTool, Registry
 from callgate.tools.source_supervisor import CannotOpen
 from callgate.tools.tool_filter import ToolFilter, narrowed, requested_filter, unmatched

@@ -28,6 +28,7 @@ from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 from callgate.ledger.runs import StoredRun
 from callgate.recorder.row import RunRow
+from callgate.runtime.manager import RuntimeManager
 from callgate.telemetry.logs import masked
 
 YES = frozenset({"true", "on", "1"})
@@ -38,9 +39,12 @@ class ChatFace:
 
     route = "chat"
 
+    def __init__(self, manager: RuntimeManager) -> None:
+        self._manager = manager
+
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "ChatExchange":
         limits = config.limits
-        given = (body, context.headers, limits.messages, limits.json_depth)
+        given = (body, context.headers, limits.messages, limits.json_depth, self._labels)
         if len(body) <= LARGE_BODY:
             request = read_chat_request(*given)
         else:
@@ -48,6 +52,9 @@ class ChatFace:
         if "x-callgate-background" in context.headers and context.headers["x-callgate-background"] in YES:
             request.background = partial(in_progress, request.model)
         return ChatExchange(request)
+
+    def _labels(self) -> frozenset[str]:
+        return self._manager.current.labels()
 
 
 class ChatExchange(msgspec.Struct, eq=False):

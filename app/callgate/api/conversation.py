@@ -1,7 +1,6 @@
 """Runs the conversation of a request: one chat, or one for each choice, with all listeners."""
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 
 from callgate.api import legacy
 from callgate.api.answers import NOTHING, Work
+from callgate.api.client_names import under_own_names
 from callgate.api.middleware import RequestContext
 from callgate.api.openai_writers import ForChoice, function_body
 from callgate.api.requests import ChatRequest, passed_through
@@ -41,7 +41,6 @@ from callgate.conversation.turn_recovery import Recovery
 from callgate.recorder.recording import NOTED, RunRecording, RunTrace, TextsListener
 from callgate.runtime.chat_setup import clients_toolbox
 from callgate.runtime.durable_run import DurableRun
-from callgate.runtime.recorded_tools import asking_first
 from callgate.runtime.route import Route
 from callgate.runtime.runtime import Runtime
 from callgate.stores.conversations import Conversations
@@ -99,6 +98,8 @@ class Conversation(msgspec.Struct, eq=False):
         self.run_id = self._context.ids["run_id"] = run_id
         self._warnings = warnings = self._route.warnings
         runtime, n = self._runtime, self._request.n
+        if self._request.asking:
+            self._route = self._route.asking_for(self._request.asking)
         sees, price = partial(runtime.may_see, self._caller), runtime.prices.of_responder
         for _ in range(n):
             diagnosis = Diagnosis(run_id, warnings, sees, price)
@@ -110,8 +111,8 @@ class Conversation(msgspec.Struct, eq=False):
         """Replay a recorded run: with the tools of the recording, or, without `tools`, with ours, which need an approval unless
         they are read-only."""
         self._is_replay, self._recorded_tools = True, tools
-        if tools is None and self._route.server_tools:
-            self._route = dataclasses.replace(self._route, server_tools=asking_first(self._route.server_tools))
+        if tools is None:
+            self._route = self._route.asking_first()
 
     @property
     def durable(self) -> DurableRun | None:
@@ -146,9 +147,12 @@ class Conversation(msgspec.Struct, eq=False):
 
     def source_of(self, tool: str) -> str | None:
         """Return the MCP server of one of our tools; empty for a tool of the config, None for an unknown name."""
-        server_tools = self._route.server_tools
-        found = server_tools.by_name.get(tool) if server_tools else None
-        return found.source if found is not None else None
+        origin = self._route.origin_of(tool)
+        return None if origin is None else origin.source
+
+    @property
+    def route(self) -> Route:
+        return self._route
 
     @property
     def tools_shown(self) -> str:
@@ -224,6 +228,8 @@ class Conversation(msgspec.Struct, eq=False):
     async def _chat(self, choice: int, model: TurnModel, emit: Emit, *, may_pass_through: bool = False) -> None:
         """Run one chat with all its listeners."""
         request, runtime = self._request, self._runtime
+        if request.client_names:
+            emit = under_own_names(emit, request.client_names)
         if choice and self.trace is not None:
             self.trace.use(choice)
         listeners = [self.diagnoses[choice], *runtime.listeners(self._route.name, self.run_id, self._caller)]
@@ -300,7 +306,7 @@ class Conversation(msgspec.Struct, eq=False):
                 messages = without_repeats(messages, request.shown)
             await setup.recall(messages)
         if (approvals := request.approvals) is not None:
-            toolbox = ClientApprovalToolbox(toolbox, lambda name: approvals.asks(self.source_of(name), name))
+            toolbox = ClientApprovalToolbox(toolbox, lambda name: approvals.asks(self._route.origin_of(name)))
             await approvals.claim(self.run_id)
             messages = await run_approved(messages, approvals.approved, toolbox, emitting(emit))
         if has_tools and request.mode is not None:

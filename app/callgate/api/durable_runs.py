@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, Self
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 from starlette.types import Message, Receive, Send
 
 from callgate.api.errors import ErrorBody, as_chat_error, in_openais_shape
@@ -25,6 +26,7 @@ from callgate.api.followed_run import (
     interrupted,
     other_request,
 )
+from callgate.api.mcp_entries import without_stored_credentials
 from callgate.api.run_publisher import AnswerPiece, RunPublisher, decode_piece
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
@@ -65,6 +67,9 @@ class RunRequest(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, path: str, headers: Mapping[str, str], body: bytes) -> "RunRequest":
         return cls(path, {name: value for name, value in headers.items() if name not in UNKEPT_HEADERS}, body)
+
+    def stored(self) -> bytes:
+        return _encode(replace(self, body=without_stored_credentials(self.body)))
 
 
 class RunAnswer(msgspec.Struct, frozen=True):
@@ -177,7 +182,7 @@ class DurableRuns:
                 "key_digest": key_digest,
                 "request_digest": digest,
                 "face": face,
-                "request": _encode(request),
+                "request": request.stored(),
                 "background": in_background,
             }
             run.task = asyncio.create_task(self._answer(place, run, id, values, begin), name="a durable run")

@@ -29,10 +29,10 @@ RESPONSES_PATHS: Final = ("/v1/responses", "/responses")
 
 def add_faces(app: FastAPI, manager: RuntimeManager, runs: DurableRuns) -> Mapping[tuple[str, str], ASGIApp]:
     """Add the routes; return those that the middleware calls directly."""
-    chat = FaceEndpoint(manager, ChatFace(), runs)
+    chat = FaceEndpoint(manager, ChatFace(manager), runs)
     for path in CHAT_PATHS:
         app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
-    azure = FaceEndpoint(manager, AzureChatFace(), runs)
+    azure = FaceEndpoint(manager, AzureChatFace(manager), runs)
     app.router.routes.append(Route(AZURE_PATH, azure, methods=["POST"], name="create_chat_completion_azure"))
     messages = FaceEndpoint(manager, MessagesFace(manager.responses), runs)
     app.router.routes.append(Route(MESSAGES, messages, methods=["POST"], name="create_message"))

@@ -1,5 +1,6 @@
 """Hands requests to the recorder: a whole run where a tool of ours is offered, otherwise a row if it failed."""
 
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any, Final
 
@@ -44,7 +45,7 @@ def begin(
         policy = policy if is_kept else NOT_KEPT
         conversation.recording = runtime.recorder.begin(row, policy, runtime.prices.of_responder, trace)
         if policy.content_bytes is not None:
-            _keep_request(conversation.recording, request)
+            _keep_request(conversation.recording, request, _offered_by(route))
 
 
 def keep_unusual(
@@ -70,7 +71,7 @@ def keep_unusual(
                 recording.note_earlier(seconds, choice, event)
     else:
         recording.is_listed, recording.policy = True, policy
-    _keep_request(recording, request)
+    _keep_request(recording, request, _offered_by(route))
 
 
 def _row(
@@ -108,7 +109,12 @@ def wants_content(context: RequestContext) -> bool:
     return "x-callgate-record" not in context.headers or context.headers["x-callgate-record"] in NO_EFFECT
 
 
-def _keep_request(recording: RunRecording, request: ChatRequest) -> None:
+def _offered_by(route: Route) -> Iterable[str]:
+    return () if route.server_tools is None else route.server_tools.by_name
+
+
+def _keep_request(recording: RunRecording, request: ChatRequest, offered: Iterable[str]) -> None:
+    """`offered`: the names of our tools that it was offered."""
     if recording.policy.content_bytes is not None:
         # The request for a replay, without the fields about the format of its answer.
         body = {"model": request.model, "messages": request.history, **request.params}
@@ -116,8 +122,10 @@ def _keep_request(recording: RunRecording, request: ChatRequest) -> None:
             body["tools"] = request.tools
         if request.tool_choice is not None:
             body["tool_choice"] = request.tool_choice
-        if request.tool_filter is not None:
-            body["metadata"] = {**request.metadata, "tools": request.tool_filter}
+        if (wanted := request.tool_filter) is not None:
+            if isinstance(wanted, tuple):
+                wanted = ",".join(offered) or "none"
+            body["metadata"] = {**request.metadata, "tools": wanted}
         recording.keep_text("request", msgspec.json.encode(body).decode(errors="replace"))
 
 

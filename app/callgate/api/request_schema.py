@@ -13,6 +13,7 @@ import msgspec
 
 from callgate.api.operator_ids import KEPT_BY_PROVIDERS, WITH_ID, may_have_ids, place_of_id
 from callgate.api.strict_json import Fields, check_text, invalid_json, is_plain
+from callgate.calls.legal_names import is_legal
 from callgate.conversation.errors import ChatError
 
 TOOLS_BYTES: Final = 4 * 1024 * 1024
@@ -21,6 +22,12 @@ ONE_TOOLS_BYTES: Final = TOOLS_BYTES // 8
 
 NEVER_PLAIN: Final = frozenset({"functions", "function_call", "input"}) | KEPT_BY_PROVIDERS | WITH_ID
 """Fields of other APIs, which have to be translated first, and fields that may name objects of the operator's account."""
+
+MCP: Final = "mcp"
+CALLED_BY_PROVIDERS: Final = frozenset({"url", "mcp_toolset"})
+"""Types of tools in which some providers, or litellm in front of them, take a server's address."""
+OF_SEVERAL: Final = "namespace"
+"""The type of a tool that holds others."""
 
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 
@@ -59,6 +66,13 @@ class ChatTool(msgspec.Struct, gc=False):
     type: str
     function: _Function | None = None
     custom: _Function | None = None
+    tools: list["ChatTool"] | None = None
+    """Those in it, where its type holds several."""
+
+    @property
+    def name(self) -> str | None:
+        named = self.function or self.custom
+        return None if named is None else named.name
 
 
 class _Allowed(msgspec.Struct, gc=False):
@@ -230,7 +244,16 @@ def _right_tools(text: bytes, max_depth: int) -> list[ChatTool] | None:
         raise _NotRight from None
     if may_have_ids(text) and place_of_id({"tools": msgspec.Raw(text)}):
         raise _NotRight
+    if not all(map(_is_plain_tool, tools or ())):
+        raise _NotRight
     return tools
+
+
+def _is_plain_tool(tool: ChatTool) -> bool:
+    """False for tools that name servers, and for names that not all providers accept."""
+    if tool.type == MCP or tool.type in CALLED_BY_PROVIDERS or tool.type == OF_SEVERAL:
+        return False
+    return tool.name is None or is_legal(tool.name)
 
 
 def _check_messages(messages: Sequence[ChatMessage | _PlainMessage]) -> None:
@@ -246,12 +269,23 @@ def _check_messages(messages: Sequence[ChatMessage | _PlainMessage]) -> None:
 
 def _check_tools(tools: Sequence[ChatTool]) -> None:
     for index, tool in enumerate(tools):
+        _check_calls_nobody(tool, f"tools[{index}]", of_ours=True)
         if tool.type == "function" and (tool.function is None or not tool.function.name):
             where = f"tools[{index}].function"
             raise wrong(where, f"Missing required parameter: '{where}.name'.", "missing_required_parameter")
         if tool.type == "custom" and (tool.custom is None or not tool.custom.name):
             where = f"tools[{index}].custom"
             raise wrong(where, f"Missing required parameter: '{where}.name'.", "missing_required_parameter")
+
+
+def _check_calls_nobody(tool: ChatTool, where: str, *, of_ours: bool = False) -> None:
+    """Refuse a tool in which a provider would take the address of a server. `of_ours`: an entry about a server of ours may be
+    there."""
+    if tool.type in CALLED_BY_PROVIDERS or (tool.type == MCP and not of_ours):
+        message = f"No server of a request's choice is called. '{where}' is refused."
+        raise ChatError(400, message, param=where, code="unsupported_value")
+    for index, inner in enumerate(tool.tools or ()):
+        _check_calls_nobody(inner, f"{where}.tools[{index}]")
 
 
 def _check_choice(choice: str | ChatToolChoice | None) -> None:

@@ -5,16 +5,19 @@ Messages and the client's tools are checked and not turned into objects here, be
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, get_args
+from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 from starlette.types import Receive
 
+from callgate.api.client_names import legal_names, renamed_chat
 from callgate.api.large_bodies import LARGE
 from callgate.api.legacy import is_legacy, without_legacy_fields
+from callgate.api.mcp_entries import McpEntry, read_entry
 from callgate.api.operator_ids import may_have_ids
 from callgate.api.progress import Dialect
 from callgate.api.request_schema import (
+    MCP,
     ChatOutline,
     ChatTool,
     ChatToolChoice,
@@ -33,6 +36,7 @@ from callgate.api.strict_json import (
     split,
     split_around_messages,
 )
+from callgate.calls.selection import ApprovalPolicy, ToolSelection
 from callgate.conversation.approved_calls import ClientApprovals
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import Message, ModelRequest, Original, Passthrough
@@ -59,6 +63,7 @@ class _Metadata(msgspec.Struct, gc=False):
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 _metadata = msgspec.json.Decoder(_Metadata)
 _objects = msgspec.json.Decoder(dict[str, Any])
+_objects_of = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _text = msgspec.json.Decoder(str)
 NO_METADATA = _Metadata()
 NO_HINTS: Mapping[int, Hint] = {}
@@ -80,8 +85,8 @@ class ChatRequest(msgspec.Struct):
     n: int
     metadata: dict[str, Any]
     """The client's metadata without our own keys."""
-    tool_filter: str | None
-    """The tools of ours that the client wants: names, or `none`; all that are offered when absent."""
+    tool_filter: str | tuple[ToolSelection, ...] | None
+    """The tools of ours that the client wants: names, or `none`, or selections; all that are offered when absent."""
     tool_events: Dialect | None
     """How the client wants calls of our tools to be shown; None where it does not say."""
     tool_choice: str | dict[str, Any] | None = None
@@ -107,6 +112,10 @@ class ChatRequest(msgspec.Struct):
     """Hidden turns are stored even where no tool of ours is offered."""
     max_calls: int | None = None
     """The limit of calls of our tools, in all turns together."""
+    asking: Sequence[ApprovalPolicy] = ()
+    """The calls of our tools that wait for approval because the request says so."""
+    client_names: Mapping[str, str] = {}
+    """The client's own names of its tools, by the legal ones that they have here."""
     approvals: ClientApprovals | None = None
     """The calls of our tools that the client approves itself, if any."""
     kept_history: Sequence[Message] | None = None
@@ -182,15 +191,27 @@ def passed_through(request: ChatRequest) -> Passthrough:
     )
 
 
-def read_chat_request(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int = 100) -> ChatRequest:
-    """Read a request. Raises `ChatError` that names the wrong field."""
+def read_chat_request(
+    body: bytes,
+    headers: Mapping[str, str],
+    max_messages: int,
+    max_depth: int = 100,
+    labels: Callable[[], frozenset[str]] = frozenset,
+) -> ChatRequest:
+    """Read a request. Raises `ChatError` that names the wrong field. `labels`: returns the names of the MCP servers."""
     try:
-        return _read(body, headers, max_messages, max_depth)
+        return _read(body, headers, max_messages, max_depth, labels)
     except msgspec.DecodeError as error:  # in a field that is mostly not decoded: a number that no double can hold
         raise invalid_json(str(error)) from None
 
 
-def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth: int) -> ChatRequest:
+def _read(
+    body: bytes,
+    headers: Mapping[str, str],
+    max_messages: int,
+    max_depth: int,
+    labels: Callable[[], frozenset[str]],
+) -> ChatRequest:
     hints: Mapping[int, Hint] = NO_HINTS
     legacy = has_ids = False
     normalized, outline = split_around_messages(body), None
@@ -200,11 +221,13 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
         normalized = split(body, max_depth)
         outline = outline_of(normalized, max_depth)
     passed = normalized
+    own = NOTHING_OWN
     if outline is None:
         check_text(body, max_depth)
         passed, normalized, hints = _in_words_of_chat(body, normalized)
         legacy = normalized is not passed
         outline = outline_of_any(_encode(normalized))
+        normalized, outline, own = _with_tools_of_its_own(normalized, outline, labels)
         has_ids = may_have_ids(body)  # plain requests were checked, with cached tools
     if len(outline.messages) > max_messages:
         raise wrong(
@@ -229,13 +252,15 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
         include_usage=bool(outline.stream_options and outline.stream_options.include_usage),
         n=1 if outline.n is None else outline.n,
         metadata=metadata,
-        tool_filter=headers.get("x-callgate-tools") or ours.tools,
+        tool_filter=_wanted(headers.get("x-callgate-tools") or ours.tools, own.entries),
         tool_events=tool_events,
         legacy=legacy,
         hints=hints,
-        may_pass=tool_events != "trace",
+        may_pass=tool_events != "trace" and own is NOTHING_OWN,
         every_event=tool_events == "trace",
         may_have_ids=has_ids,
+        asking=tuple(entry.approval for entry in own.entries or () if entry.approval is not None),
+        client_names={legal: name for name, legal in own.names.items()},
     )
     if outline.tool_choice is not None:
         request.tool_choice = msgspec.json.decode(normalized["tool_choice"])
@@ -246,6 +271,51 @@ def _read(body: bytes, headers: Mapping[str, str], max_messages: int, max_depth:
             named = (tool.function or tool.custom for tool in allowed.tools)
             request.allowed, request.mode = frozenset(tool.name for tool in named if tool is not None), allowed.mode
     return request
+
+
+class _OwnTools(msgspec.Struct, frozen=True):
+    """What a request's `tools` say besides functions with legal names."""
+
+    entries: Sequence[McpEntry] | None = None
+    """Its entries about servers of ours; None where it has none."""
+    names: Mapping[str, str] = {}
+    """The legal names of the functions that have others."""
+
+
+NOTHING_OWN: Final = _OwnTools()
+
+
+def _with_tools_of_its_own(
+    fields: Fields, outline: ChatOutline, labels: Callable[[], frozenset[str]]
+) -> tuple[Fields, ChatOutline, _OwnTools]:
+    """Return the fields without entries about servers of ours, and with legal names."""
+    tools = outline.tools or ()
+    entries: list[McpEntry] | None = None
+    if any(tool.type == MCP for tool in tools):
+        known, kept = labels(), []
+        entries = []
+        for place, tool in enumerate(_objects_of(fields["tools"])):
+            if tool.get("type") == MCP:
+                entries.append(read_entry(tool, known, f"tools[{place}]"))
+            else:
+                kept.append(tool)
+        fields = {name: value for name, value in fields.items() if name != "tools"}
+        if kept:
+            fields["tools"] = msgspec.Raw(_encode(kept))
+    names = legal_names(tool.name for tool in tools if tool.name is not None)
+    if names:
+        fields = renamed_chat(fields, names)
+    if entries is None and not names:
+        return fields, outline, NOTHING_OWN
+    return fields, outline_of_any(_encode(fields)), _OwnTools(entries, names)
+
+
+def _wanted(patterns: str | None, entries: Sequence[McpEntry] | None) -> str | tuple[ToolSelection, ...] | None:
+    if entries is None:
+        return patterns
+    if patterns is not None:
+        raise wrong("tools", "Name our tools in 'tools' or in the header and metadata, not in both.")
+    return tuple(entry.selection for entry in entries)
 
 
 def _in_words_of_chat(body: bytes, fields: Fields) -> tuple[Fields, Fields, Mapping[int, Hint]]:

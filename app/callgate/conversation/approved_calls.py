@@ -10,6 +10,7 @@ from callgate.calls.arguments import Fragments
 from callgate.calls.gate import FoundCall, settle
 from callgate.calls.offer import Offer
 from callgate.calls.outcome import Failed, FailureKind, Outcome
+from callgate.calls.selection import ToolOrigin
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation import feedback
 from callgate.conversation.events import BEFORE_ALL_TURNS, CallEnded, CallStarted
@@ -28,8 +29,8 @@ class ApprovedCall(msgspec.Struct, frozen=True, gc=False):
 class ClientApprovals(msgspec.Struct, gc=False):
     """The calls that a client approves by itself, and its decisions."""
 
-    asks: Callable[[str | None, str], bool]
-    """Whether calls of a source's tool need the client's approval. The source is None where it is not known."""
+    asks: Callable[[ToolOrigin | None], bool]
+    """Whether calls of a tool need the client's approval. None is a tool of unknown origin."""
     approved: Mapping[str, ApprovedCall]
     claim: Callable[[str], Awaitable[None]]
     """Marks the decisions as used by a run. Raises where another used one before."""

@@ -1,10 +1,12 @@
 """Selects the tools for a request, and caches the selection until the tools change."""
 
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
+from callgate.calls.selection import ToolSelection
 from callgate.tools.listing import clash_facts, prompt_tokens, quarantined_facts, source_facts, tool_facts
 from callgate.tools.registry import RegisteredTool, Registry
-from callgate.tools.tool_filter import NameFilter, ToolFilter, Unmatched, narrowed, requested_filter, unmatched
+from callgate.tools.tool_filter import NameFilter, ToolFilter, Unmatched, narrowed, nearest, requested_filter, unmatched
 from callgate.tools.toolbox import ToolSet
 
 REMEMBERED_SELECTIONS = 1024
@@ -13,6 +15,15 @@ REMEMBERED_CHARS = 512
 """The longest list of tools in a request whose selection is cached."""
 MAX_UNMATCHED = 5
 """How many unknown tool names of one request are reported to its client and the log."""
+
+Wanted: TypeAlias = str | tuple[ToolSelection, ...] | None
+"""The tools of ours that a request wants: patterns with commas, or selections; None is all."""
+
+
+def is_short(wanted: Wanted) -> bool:
+    """True if it is short enough to be remembered."""
+    size = sum(each.chars + 1 for each in wanted) if isinstance(wanted, tuple) else len(wanted or "")
+    return size <= REMEMBERED_CHARS
 
 
 class OfferedTools:
@@ -38,7 +49,7 @@ class OfferedTools:
         self,
         by_entry: tuple[str, ...],
         by_key: tuple[str, ...],
-        wanted: str | None,
+        wanted: "Wanted",
         allowed: frozenset[str] | None,
     ) -> ToolSet:
         """Return the tools that the model's entry, the caller's key and the request all allow."""
@@ -51,17 +62,20 @@ class OfferedTools:
             if len(self._narrowed) >= REMEMBERED_SELECTIONS:
                 self._narrowed.clear()
             named = None if allowed is None else NameFilter(allowed)
-            found = ToolSet(
-                narrowed(tools, [ToolFilter(by_entry), ToolFilter(by_key), requested_filter(wanted), named])
-            )
-            if len(wanted or "") <= REMEMBERED_CHARS:
+            filters: list[ToolFilter | NameFilter | None] = [ToolFilter(by_entry), ToolFilter(by_key), named]
+            if isinstance(wanted, tuple):
+                found = ToolSet(selected(narrowed(tools, filters), wanted))
+            else:
+                found = ToolSet(narrowed(tools, [*filters, requested_filter(wanted)]))
+            if is_short(wanted):
                 self._narrowed[asked] = found
         return found
 
-    def unmatched(
-        self, by_entry: tuple[str, ...], by_key: tuple[str, ...], wanted: str | None
-    ) -> tuple[Unmatched, ...]:
+    def unmatched(self, by_entry: tuple[str, ...], by_key: tuple[str, ...], wanted: "Wanted") -> tuple[Unmatched, ...]:
         """Return the names in a request that match no tool which its caller may know of."""
+        if isinstance(wanted, tuple):
+            known = narrowed(self.all(), [ToolFilter(by_entry), ToolFilter(by_key)])
+            return unmatched_names(wanted, known)[:MAX_UNMATCHED]
         asked = requested_filter(wanted)
         if asked is None or not asked.patterns:
             return ()
@@ -88,3 +102,17 @@ class OfferedTools:
             found += map(quarantined_facts, self._registry.quarantined())
             found += map(clash_facts, self._registry.clashes())
         return found
+
+
+def selected(tools: Iterable[RegisteredTool], wanted: Sequence[ToolSelection]) -> list[RegisteredTool]:
+    return [tool for tool in tools if any(selection.admits(tool.origin) for selection in wanted)]
+
+
+def unmatched_names(wanted: Sequence[ToolSelection], known: Sequence[RegisteredTool]) -> tuple[Unmatched, ...]:
+    """Return the names in selections that no tool has."""
+    missing: dict[str, str] = {}
+    for selection in wanted:
+        names = [name for tool in known if selection.source in (None, tool.source) for name in tool.origin.names]
+        for name in sorted((selection.names or frozenset()).difference(names)):
+            missing.setdefault(name, nearest(name, names) if len(missing) < MAX_UNMATCHED else "")
+    return tuple(Unmatched(name, near) for name, near in missing.items())

@@ -1,9 +1,9 @@
 """The tools of a replayed run: those of the recording, which return their recorded results and run nothing, or ours, of which
-those that are not read-only need an approval.
+those that are not read-only need an approval. Of a request that asks for approvals, those that it names.
 """
 
 from collections import deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,10 +11,10 @@ import msgspec
 
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
+from callgate.calls.selection import ToolOrigin
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.ports import Plan, Report
 from callgate.recorder.replayable import RecordedResult, call_key
-from callgate.tools.executor import Safety
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.tools.toolbox import ToolSet
 
@@ -72,10 +72,15 @@ class RecordedToolbox:
 
 def asking_first(tools: ToolSet) -> ToolSet:
     """Return the tools with approval required for all that are not read-only."""
+    return asking_for(tools, lambda origin: not origin.read_only)
+
+
+def asking_for(tools: ToolSet, asks: Callable[[ToolOrigin], bool]) -> ToolSet:
+    """Return the tools with approval required for some of them as well."""
     return ToolSet(
-        each
-        if each.tool.policy.safety is Safety.READ_ONLY
-        else replace(each, tool=replace(each.tool, policy=replace(each.tool.policy, require_approval=True)))
+        replace(each, tool=replace(each.tool, policy=replace(each.tool.policy, require_approval=True)))
+        if asks(each.origin)
+        else each
         for each in tools.by_name.values()
     )
 

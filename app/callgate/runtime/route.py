@@ -1,9 +1,12 @@
 """The route of a request: the model that answers it, and the offered tools."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
+from callgate.calls.selection import ApprovalPolicy, ToolOrigin, needs_approval
 from callgate.conversation.errors import ChatError
+from callgate.runtime.recorded_tools import asking_first, asking_for
 from callgate.tools.toolbox import ToolSet
 from callgate.upstream.params import SELECTORS
 from callgate.upstream.reasoning import Way, way_of
@@ -34,6 +37,21 @@ class Route:
     def thinking(self) -> Way:
         """How its model takes `thinking` parameters."""
         return way_of(self.entry)
+
+    def origin_of(self, tool: str) -> ToolOrigin | None:
+        """Return where one of our tools is from, by its name for models; None for any other name."""
+        registered = self.server_tools.by_name.get(tool) if self.server_tools else None
+        return None if registered is None else registered.origin
+
+    def asking_for(self, policies: Sequence[ApprovalPolicy]) -> "Route":
+        """Return the route with approval required where the policies ask for it as well."""
+        if not policies or self.server_tools is None:
+            return self
+        return replace(self, server_tools=asking_for(self.server_tools, partial(needs_approval, policies)))
+
+    def asking_first(self) -> "Route":
+        """Return the route with approval required for all tools that are not read-only."""
+        return self if self.server_tools is None else replace(self, server_tools=asking_first(self.server_tools))
 
 
 def check_selectors(entry: ModelConfig, fields: Iterable[str]) -> None:

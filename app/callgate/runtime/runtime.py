@@ -19,7 +19,7 @@ from callgate.runtime.builders.models import concurrency_of
 from callgate.runtime.builders.tools import registry_of
 from callgate.runtime.chat_setup import Toolboxes
 from callgate.runtime.models import Models, TokenCounter
-from callgate.runtime.offered_tools import OfferedTools
+from callgate.runtime.offered_tools import OfferedTools, Wanted, is_short
 from callgate.runtime.prices import Prices
 from callgate.runtime.recording import RuntimeRecording
 from callgate.runtime.route import Route
@@ -239,7 +239,7 @@ class Runtime(RuntimeRecording):
         model: str,
         caller: Caller,
         *,
-        wanted_tools: str | None = None,
+        wanted_tools: Wanted = None,
         tool_choice: Any = None,
         allowed: frozenset[str] | None = None,
     ) -> Route:
@@ -273,7 +273,7 @@ class Runtime(RuntimeRecording):
             warnings = tuple(map(str, found))
             recorded = self._records(with_tools=server_tools is not None)
             route = Route(name, entry, self.catalogue.model(model), server_tools, places, recorded, warnings, may_offer)
-            if len(model) + len(wanted_tools or "") <= REMEMBERED_CHARS:
+            if len(model) <= REMEMBERED_CHARS and is_short(wanted_tools):
                 self._routes[asked] = route
         return route
 

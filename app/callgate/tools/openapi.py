@@ -13,12 +13,12 @@ from pathlib import Path
 
 import httpx2
 
+from callgate.calls.legal_names import MAX_LENGTH
 from callgate.calls.outcome import Failed
 from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.executor import DEFAULT_POLICY, Policy, Safety, Tool
 from callgate.tools.http_client import Request, Web, ask, shown_address
 from callgate.tools.http_endpoint import BadTemplate, HttpEndpoint, PathValues, encoded
-from callgate.tools.names import MAX_LENGTH
 from callgate.tools.openapi_document import BadDocument, LeftOut, OpenApiDocument, Operation
 from callgate.tools.openapi_operation import shape_of
 from callgate.tools.openapi_schema import Dictionary

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from callgate.calls.legal_names import RESERVED_PREFIX
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import Call, ReadyCall
 from callgate.conversation.ports import Message, Plan, Report, Toolbox
-from callgate.tools.names import RESERVED_PREFIX
 from callgate.tools.registry import encoded
 from callgate.tools.results import cut, size_of
 from callgate.tools.schema import compile_schema

@@ -19,11 +19,12 @@ from typing import Any
 import msgspec
 import structlog
 
+from callgate.calls.legal_names import MAX_STEM, RESERVED_PREFIX, hashed_name, legal_name
 from callgate.calls.offer import Check, OfferedTool
+from callgate.calls.selection import ToolOrigin
 from callgate.tools.approval_rules import NO_RULE, ApprovalRule
 from callgate.tools.concurrency import ConcurrencyLimits
-from callgate.tools.executor import HasLeftOut, HasPrefix, Source, Tool
-from callgate.tools.names import MAX_STEM, RESERVED_PREFIX, hashed_name, legal_name
+from callgate.tools.executor import HasLeftOut, HasPrefix, Safety, Source, Tool
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.tools.source_pool import SourcePool
 from callgate.tools.source_supervisor import Delay, SourceState, SourceStatus, SourceSupervisor, reopening_delay
@@ -82,6 +83,11 @@ class RegisteredTool:
     @property
     def address(self) -> str:
         return address(self.source, self.original)
+
+    @property
+    def origin(self) -> ToolOrigin:
+        read_only = self.tool.policy.safety is Safety.READ_ONLY
+        return ToolOrigin(source=self.source, names=frozenset((self.name, self.original)), read_only=read_only)
 
     def at_source(self) -> "ToolAtSource":
         return ToolAtSource(self.original, self.address)

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from callgate.calls.legal_names import MAX_LENGTH, RESERVED_PREFIX, hashed_name
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
@@ -24,7 +25,6 @@ from callgate.http.trace_context import TRACE
 from callgate.tools.base64_files import without_files
 from callgate.tools.concurrency import ConcurrencyLimits, QueueFull, Slots
 from callgate.tools.executor import RunContext, Safety, Tool
-from callgate.tools.names import MAX_LENGTH, RESERVED_PREFIX, hashed_name
 from callgate.tools.registry import RegisteredTool
 from callgate.tools.results import bounded, is_plainly_fit
 

@@ -170,14 +170,17 @@ FIELDS: list[tuple[dict[str, Any], str | None]] = [
     ({"tools": [{"type": "mcp", "server_label": "unknown"}]}, "tools[0].server_label"),
     ({"tools": [{"type": "mcp", "server_label": "x", "server_url": "http://evil"}]}, "tools[0].server_url"),
     ({"tools": [{"type": "mcp", "server_label": "callgate", "allowed_tools": "all"}]}, "tools[0].allowed_tools"),
-    ({"tools": [{"type": "mcp", "server_label": "callgate", "allowed_tools": ["a,b"]}]}, "tools[0].allowed_tools"),
+    (
+        {"tools": [{"type": "mcp", "server_label": "callgate", "allowed_tools": {"colour": 1}}]},
+        "tools[0].allowed_tools.colour",
+    ),
     (
         {"tools": [{"type": "mcp", "server_label": "callgate", "require_approval": "sometimes"}]},
         "tools[0].require_approval",
     ),
     (
         {"tools": [{"type": "mcp", "server_label": "callgate", "require_approval": {"always": ["add"]}}]},
-        "tools[0].require_approval",
+        "tools[0].require_approval.always",
     ),
     ({"tools": [{"type": "mcp", "server_label": "callgate", "require_approval": "always"}], "store": False}, "store"),
     ({"tools": [{"type": "mcp", "server_label": "callgate", "require_approval": {}}]}, "tools[0].require_approval"),

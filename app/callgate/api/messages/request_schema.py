@@ -9,7 +9,7 @@ import msgspec
 from callgate.conversation.errors import ChatError
 
 _INDEX = re.compile(r"\[(\d+)\]")
-_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "text": ("text",),
@@ -51,8 +51,9 @@ class MessagesMessage(msgspec.Struct, gc=False):
     content: str | list[MessageBlock]
 
 
-class _Enabled(msgspec.Struct, gc=False):
+class _Enabled(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     enabled: bool | None = None
+    defer_loading: bool | None = None
 
 
 class MessagesTool(msgspec.Struct, gc=False):
@@ -99,9 +100,9 @@ class OutputConfig(msgspec.Struct, gc=False):
     format: Format | None = None
 
 
-class _ToolConfiguration(msgspec.Struct, gc=False):
+class _ToolConfiguration(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     enabled: bool | None = None
-    allowed_tools: list[str] | None = None
+    allowed_tools: list[str] | dict[str, Any] | None = None
 
 
 class RequestedMcpServer(msgspec.Struct, gc=False):

@@ -7,6 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from callgate.api import request_schema as chat_schema
+from callgate.api.client_names import legal_names, renamed_messages
+from callgate.api.mcp_entries import OWN_LABEL, read_filter
 from callgate.api.messages.history import History, as_chat
 from callgate.api.messages.original import OriginalMessages
 from callgate.api.messages.request_schema import (
@@ -22,6 +24,7 @@ from callgate.api.messages.threads import NOTHING_EARLIER, Earlier
 from callgate.api.operator_ids import may_have_ids
 from callgate.api.requests import DIALECTS, ChatRequest
 from callgate.api.strict_json import Fields, check_text, split
+from callgate.calls.selection import ToolSelection
 
 MCP_BETA: Final = "mcp-client-"
 """The prefix of the beta feature of clients that take `mcp_tool_use` and `mcp_tool_result`."""
@@ -68,16 +71,20 @@ def read_messages_request(
         fields = {**earlier.fields, **fields, "messages": _joined(earlier.messages, fields)}
         body = _encode(fields)
     outline = outline_of(body, counts_only=counts_only)
+    names = legal_names(tool.name for tool in outline.tools or () if tool.is_clients and tool.name and "." in tool.name)
+    if names:
+        fields = renamed_messages(fields, names)
+        outline = outline_of(_encode(fields), counts_only=counts_only)
     if len(outline.messages) > max_messages:
         raise wrong("messages", f"at most {max_messages} messages are accepted", code="array_above_max_length")
     history = as_chat(outline.system, outline.messages)
     foreign = list(history.foreign)
     tools, narrowing = _tools(outline, foreign)
-    wanted = headers.get("x-callgate-tools")
+    wanted: str | tuple[ToolSelection, ...] | None = headers.get("x-callgate-tools")
     if narrowing is not None:
         if wanted is not None:
             raise wrong("mcp_servers", "cannot be given beside the header `x-callgate-tools`")
-        wanted = ",".join(narrowing) or "none"
+        wanted = tuple(narrowing)
     serial = outline.tool_choice is not None and outline.tool_choice.disable_parallel_tool_use
     request = ChatRequest(
         # From here on tools are not decoded again: their parameters are known to be objects.
@@ -98,7 +105,8 @@ def read_messages_request(
     request.shown = frozenset(history.shown)
     request.conversation = earlier.conversation
     request.may_have_ids = may_have_ids(body)
-    request.may_pass = not (history.is_altered or outline.mcp_servers or outline.thread)
+    request.client_names = {legal: name for name, legal in names.items()}
+    request.may_pass = not (names or history.is_altered or outline.mcp_servers or outline.thread)
     thinking, events = outline.thinking, headers.get("x-callgate-events")
     if events is not None and events not in DIALECTS:
         raise wrong("x-callgate-events", f"unknown tool events {events[:40]!r}; use one of {', '.join(DIALECTS)}")
@@ -169,8 +177,10 @@ def _normalized(outline: MessagesOutline, history: History, tools: Sequence[dict
 # Tools -----------------------------------------------------------------------------------------------------------------
 
 
-def _tools(outline: MessagesOutline, foreign: list[tuple[str, str]]) -> tuple[list[dict[str, Any]], list[str] | None]:
-    """Return the client's own tools, and the patterns that select ours, if there are any."""
+def _tools(
+    outline: MessagesOutline, foreign: list[tuple[str, str]]
+) -> tuple[list[dict[str, Any]], list[ToolSelection] | None]:
+    """Return the client's own tools, and what selects ours, if there are any."""
     tools: list[dict[str, Any]] = []
     toolsets: dict[str, MessagesTool] = {}
     for place, tool in enumerate(outline.tools or ()):
@@ -194,10 +204,10 @@ def _tools(outline: MessagesOutline, foreign: list[tuple[str, str]]) -> tuple[li
             raise wrong("tools", f"MCP server '{name[:64]}' not found in `mcp_servers`")
     if outline.mcp_servers is None:
         return tools, None
-    narrowing: list[str] = []
+    narrowing: list[ToolSelection] = []
     for place, server in enumerate(servers):
         _check_server(server, f"mcp_servers.{place}")
-        narrowing += _patterns(server, toolsets.get(server.name))
+        narrowing += _selections(server, toolsets.get(server.name), f"mcp_servers.{place}")
     return tools, narrowing
 
 
@@ -212,21 +222,22 @@ def _check_server(server: RequestedMcpServer, where: str) -> None:
         raise wrong(f"{where}.authorization_token", "the credentials of MCP servers stand in this server's config")
 
 
-def _patterns(server: RequestedMcpServer, toolset: MessagesTool | None) -> list[str]:
-    """Return the patterns of the requested tools of a server."""
-    every = [f"{server.name}/*"] if server.name != "callgate" else ["*"]
-    start = every[0].removesuffix("*")
+def _selections(server: RequestedMcpServer, toolset: MessagesTool | None, where: str) -> list[ToolSelection]:
+    """Return what selects the requested tools of a server. All of ours are under the name `callgate`."""
+    source = None if server.name == OWN_LABEL else server.name
+    every = [ToolSelection(source=source)]
     configured = server.tool_configuration
     if configured is not None:
         if configured.enabled is False:
             return []
         if configured.allowed_tools is not None:
-            return [start + name for name in configured.allowed_tools]
+            return [read_filter(configured.allowed_tools, source, f"{where}.tool_configuration.allowed_tools")]
     if toolset is None:
         return every
     configs = toolset.configs or {}
     if toolset.default_config is not None and toolset.default_config.enabled is False:
-        return [start + name for name, config in configs.items() if config is not None and config.enabled]
+        named = frozenset(name for name, config in configs.items() if config is not None and config.enabled)
+        return [ToolSelection(source=source, names=named)]
     if off := [name for name, config in configs.items() if config is not None and config.enabled is False]:
         where = "tools"
         raise wrong(

@@ -17,7 +17,7 @@ from callgate.api.requests import ChatRequest, read_chat_request
 from callgate.api.responses.approvals import decisions_of
 from callgate.api.responses.background import BACKGROUND, BackgroundRuns, GatheredStream
 from callgate.api.responses.input_items import messages_of
-from callgate.api.responses.offered import OWN_LABEL, Offered, offered_tools
+from callgate.api.responses.offered import Offered, offered_tools
 from callgate.api.responses.output import ResponseBody, ResponseHead, ResponseItems, ResponseWriter, stream_end
 from callgate.api.responses.request import ResponsesBody, chat_fields, read_body_of, shown_fields
 from callgate.api.responses.seal import ReasoningSeal
@@ -117,10 +117,10 @@ class ResponsesFace:
             take = partial(self._kept.decide, owner, decisions.ids.values())
             request.approvals = ClientApprovals(offered.asks, decisions.approved, take)
             offered.decided = decisions.ids
-        if offered.filters is not None:
+        if offered.selections is not None:
             if request.tool_filter is not None:
                 raise wrong("tools", "Name our tools in 'tools' or in the header and metadata, not in both.")
-            request.tool_filter = ",".join(offered.filters)
+            request.tool_filter = tuple(offered.selections)
         return request
 
 
@@ -226,7 +226,7 @@ class ResponsesExchange:
         if not offered.approvals:
             return None
         clients = {function["function"]["name"] for function in offered.functions}
-        return lambda name: name not in clients and offered.asks(conversation.source_of(name), name)
+        return lambda name: name not in clients and offered.asks(conversation.route.origin_of(name))
 
     def _head(self, conversation: Conversation, began: int) -> ResponseHead:
         asked = self.asked
@@ -236,7 +236,7 @@ class ResponsesExchange:
             began,
             shown_fields(asked, self._offered),
             self._offered.clients,
-            lambda tool: conversation.source_of(tool) or OWN_LABEL,
+            lambda tool: self._offered.label_of(conversation.source_of(tool)),
             wrote=lambda: conversation.wrote,
             asks=self._asks(conversation),
             decided=self._offered.decided,

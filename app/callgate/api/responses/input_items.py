@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from callgate.api.request_schema import wrong
+from callgate.calls.legal_names import legal_name
 from callgate.conversation.errors import ChatError
 from callgate.conversation.hidden_history import ReturnedMessage
 from callgate.conversation.ports import Message
@@ -156,7 +157,10 @@ class _ItemReader:
                 case "function_call" | "custom_tool_call":
                     custom = item["type"] == "custom_tool_call"
                     arguments = _encode({"input": item["input"]}).decode() if custom else item["arguments"]
-                    function = {"name": flat_name(item.get("namespace"), item["name"]), "arguments": arguments}
+                    function = {
+                        "name": legal_name(flat_name(item.get("namespace"), item["name"])),
+                        "arguments": arguments,
+                    }
                     self._turn.calls.append({"id": item["call_id"], "type": "function", "function": function})
                 case "function_call_output" | "custom_tool_call_output":
                     # Items after an output belong to a later turn.

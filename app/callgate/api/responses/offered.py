@@ -1,24 +1,20 @@
 """Translates the tools of a response and its `tool_choice` into those of a chat."""
 
-import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from callgate.api.mcp_entries import OWN_LABEL, read_entry, without_credentials
 from callgate.api.operator_ids import KEPT_BY_PROVIDERS, of_the_operators
 from callgate.api.request_schema import wrong
 from callgate.api.responses.input_items import flat_name
+from callgate.calls.legal_names import legal_name
+from callgate.calls.selection import ApprovalPolicy, ToolOrigin, ToolSelection, needs_approval
 from callgate.conversation.errors import ChatError
 
-OWN_LABEL: Final = "callgate"
-"""The server label of our tools that are from no MCP server."""
-ADDRESSES: Final = ("server_url", "connector_id", "tunnel_id")
-"""Fields that name a server of the client's choice."""
 MAX_NAME: Final = 64
 """Characters that providers allow for the name of a function."""
-_LEGAL: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FORMATS: Final = ("text", "grammar")
 _INPUT: Final = {
     "type": "object",
@@ -36,21 +32,6 @@ class ClientTool(msgspec.Struct, frozen=True, gc=False):
     custom: bool = False
 
 
-class ClientApprovalPolicy(msgspec.Struct, frozen=True, gc=False):
-    """The calls of one server's tools that the client wants to approve before they run."""
-
-    source: str
-    """Empty for our tools that are from no MCP server."""
-    always: frozenset[str] | None
-    """None for all of them that are not in `never`."""
-    never: frozenset[str] = frozenset()
-
-    def asks(self, source: str, name: str) -> bool:
-        if source != self.source or name in self.never:
-            return False
-        return self.always is None or name in self.always
-
-
 class Offered(msgspec.Struct):
     """The tools of one request."""
 
@@ -64,9 +45,9 @@ class Offered(msgspec.Struct):
     """The names in the chat of `clients`, by namespace and name."""
     shown: list[dict[str, Any]] = []
     """The tools as the response shows them."""
-    filters: list[str] | None = None
-    """The patterns of our tools that the request selects, if it does."""
-    approvals: list[ClientApprovalPolicy] = []
+    selections: list[ToolSelection] | None = None
+    """The tools of ours that the request selects, if it does."""
+    approvals: list[ApprovalPolicy] = []
     left_out: list[str] = []
     """The types of tools that are not available here."""
     decided: dict[str, str] = {}
@@ -74,11 +55,13 @@ class Offered(msgspec.Struct):
     mapped: dict[str, str] = {}
     """Types of hosted tools that are replaced by tools of ours."""
 
-    def asks(self, source: str | None, name: str) -> bool:
-        """True if calls of a tool need the client's approval. For a tool of unknown source true if any tool does."""
-        if source is None:
-            return bool(self.approvals)
-        return any(wish.asks(source, name) for wish in self.approvals)
+    def label_of(self, source: str | None) -> str:
+        """Return the server label of a tool of ours."""
+        return source or OWN_LABEL
+
+    def asks(self, origin: ToolOrigin | None) -> bool:
+        """True if calls of a tool need the client's approval."""
+        return needs_approval(self.approvals, origin)
 
 
 def offered_tools(given: Sequence[Any], hosted: Mapping[str, str], labels: frozenset[str]) -> Offered:
@@ -103,12 +86,11 @@ def offered_tools(given: Sequence[Any], hosted: Mapping[str, str], labels: froze
                     offered.functions.append(_client_tool(offered, each, name, f"{where}.tools[{at}]"))
                 offered.shown.append(tool)
             case "mcp":
-                if offered.filters is None:
-                    offered.filters = []
-                offered.filters += _wanted(tool, labels, where)
-                if (wish := _approval_policy(tool, where)) is not None:
-                    offered.approvals.append(wish)
-                offered.shown.append({key: value for key, value in tool.items() if key != "authorization"})
+                entry = read_entry(tool, labels, where)
+                offered.selections = [*(offered.selections or ()), entry.selection]
+                if entry.approval is not None:
+                    offered.approvals.append(entry.approval)
+                offered.shown.append(without_credentials(tool))
             case kind if kind in hosted:
                 offered.mapped[kind] = hosted[kind]
                 offered.shown.append(tool)
@@ -158,7 +140,7 @@ def _chosen_names(choice: Any, offered: Offered) -> Iterator[str]:
         # The name in the chat, which may be shortened for a namespace.
         namespace = choice.get("namespace")
         known = offered.chat_names.get((namespace, name)) if isinstance(namespace, str | None) else None
-        yield (known or flat_name(namespace, name))
+        yield (known or legal_name(flat_name(namespace, name)))
     elif kind in offered.mapped:
         yield offered.mapped[kind]
     else:
@@ -178,13 +160,11 @@ def _client_tool(offered: Offered, tool: Any, namespace: str | None, where: str)
     if not isinstance(tool, dict) or tool.get("type") not in ("function", "custom"):
         raise wrong(f"{where}.type", f"Invalid value for '{where}.type': expected 'function' or 'custom'.")
     name, custom = _name(tool, where), tool["type"] == "custom"
-    flat = flat_name(namespace, name)
-    if namespace is not None and len(flat) > MAX_NAME:
-        flat = f"{flat[: MAX_NAME - 9]}_{hashlib.sha256(flat.encode()).hexdigest()[:8]}"
-    if len(flat) > MAX_NAME or flat in offered.names:
+    flat = legal_name(flat_name(namespace, name))
+    if (namespace is None and len(name) > MAX_NAME) or flat in offered.names:
         raise wrong(f"{where}.name", f"Invalid value for '{where}.name': too long, or another tool is called that.")
     offered.names.add(flat)
-    if custom or namespace is not None:
+    if custom or flat != name:
         offered.clients[flat] = ClientTool(name, namespace, custom)
         offered.chat_names.setdefault((namespace, name), flat)
     function: dict[str, Any] = {"name": flat}
@@ -226,51 +206,3 @@ def _name(tool: Mapping[str, Any], where: str) -> str:
     if not isinstance(name, str) or not name:
         raise wrong(f"{where}.name", f"Missing required parameter: '{where}.name'.", "missing_required_parameter")
     return name
-
-
-def _wanted(tool: Mapping[str, Any], labels: frozenset[str], where: str) -> Iterator[str]:
-    """Yield the patterns for an entry of an MCP server."""
-    for name in ADDRESSES:
-        if tool.get(name) is not None:
-            message = f"Addresses of the client's are not called; name one of our servers. '{where}.{name}' is refused."
-            raise ChatError(400, message, param=f"{where}.{name}", code="unsupported_value")
-    label = tool.get("server_label")
-    if not isinstance(label, str) or (label != OWN_LABEL and label not in labels):
-        raise wrong(f"{where}.server_label", f"Invalid value for '{where}.server_label': no such server.")
-    source = "config" if label == OWN_LABEL else label
-    allowed = tool.get("allowed_tools")
-    names = allowed.get("tool_names") if isinstance(allowed, dict) else allowed
-    if names is None:
-        yield f"{source}/*"
-        return
-    if not isinstance(names, list) or not all(isinstance(name, str) and _LEGAL.fullmatch(name) for name in names):
-        raise wrong(f"{where}.allowed_tools", f"Invalid value for '{where}.allowed_tools': expected names of tools.")
-    for name in names:
-        yield f"{source}/{name}"
-
-
-def _approval_policy(tool: Mapping[str, Any], where: str) -> ClientApprovalPolicy | None:
-    wish, label = tool.get("require_approval"), tool["server_label"]
-    source = "" if label == OWN_LABEL else str(label)
-    if wish in (None, "never"):
-        return None  # then the rules of the config count
-    if wish == "always":
-        return ClientApprovalPolicy(source, None)
-    if not isinstance(wish, dict) or not wish or wish.keys() - {"always", "never"}:
-        raise _bad_policy(where)
-    always, never = (_names_in(wish.get(word), where) for word in ("always", "never"))
-    return ClientApprovalPolicy(source, always if "always" in wish else None, never or frozenset())
-
-
-def _names_in(given: Any, where: str) -> frozenset[str] | None:
-    if given is None:
-        return None
-    names = given.get("tool_names") if isinstance(given, dict) else None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _bad_policy(where)
-    return frozenset(names)
-
-
-def _bad_policy(where: str) -> ChatError:
-    where = f"{where}.require_approval"
-    return wrong(where, f"Invalid value for '{where}': expected 'always', 'never' or lists of tool names.")

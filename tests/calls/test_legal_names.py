@@ -3,7 +3,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callgate.tools.names import hashed_name, legal_name
+from callgate.calls.legal_names import hashed_name, legal_name
 
 LEGAL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 LEGAL_TEXT = st.text(st.sampled_from("abcXYZ019_-"), min_size=1, max_size=64)
