@@ -201,12 +201,12 @@ tools:
         ("a: 1\n---\nb: 2", "not readable as YAML"),
         ("a: \x07", "not readable as YAML"),
         ("? [a, b]\n: 1", "a key should be a text"),
-        ("a: &x [*x]", "endless"),
+        ("a: &x [*x]", "no end"),
         ("a: !!python/object:os.system {}", "not readable as YAML"),
         ("a: !!int words", "not a value of the type"),
         ("a: !!int ''", "not a value of the type"),
         ("a: !!float ''", "not a value of the type"),
-        ("[" * 100_000, "too deeply"),
+        ("[" * 100_000, "deeper than 100"),
     ],
 )
 def test_a_file_that_is_no_config_gets_a_plain_error(refused, text, message):
@@ -219,14 +219,14 @@ def test_aliases_of_aliases_end(refused):
     rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 8)]
 
-    assert "endless" in refused("\n".join(rows))[0]
+    assert "more than 100000 values" in refused("\n".join(rows))[0]
 
 
 def test_merge_keys_of_merge_keys_end(refused):
     rows = ["a0: &a0 {x: 1, y: 2}"]
     rows += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 30)]
 
-    assert "merge keys make this file endless" in refused("\n".join(rows))[0]
+    assert "more than 100000 values" in refused("\n".join(rows))[0]
 
 
 def test_a_key_given_twice_is_refused_with_both_places(refused):

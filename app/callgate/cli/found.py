@@ -14,9 +14,12 @@ import yaml
 from pydantic import ValidationError
 
 from callgate.cli.providers import PROVIDERS
+from callgate.config.document import LIMIT
+from callgate.config.files import read_text
 from callgate.config.mcp_file import as_yaml, servers_of
 from callgate.config.references import BadReference, References
 from callgate.config.schema.mcp import OF_OTHER_CLIENTS, McpServer
+from callgate.config.yaml_size import OversizedText
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines, TransportError
 
@@ -116,8 +119,10 @@ def usual_files(home: Path | None = None, environ: Mapping[str, str] = os.enviro
 def read_servers(program: str, path: Path, folder: Path, environ: Mapping[str, str] = os.environ) -> ServersFile:
     """Read the servers of a file, for a config in `folder`. Raises `ValueError` for an unreadable file."""
     try:
-        whole = yaml.safe_load(as_yaml(path.read_text("utf-8-sig")))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = as_yaml(read_text(path))
+        LIMIT.check_yaml(text)
+        whole = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OversizedText) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     _, block = servers_of(whole)
     found = ServersFile(program, path)

@@ -186,7 +186,7 @@ def _judge(file: Path, *, as_json: bool) -> None:
 
     try:
         calls, found = differences(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:  # NoRecording is one of them
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # NoRecording is one of them
         why = error if isinstance(error, (OSError, NoRecording)) else f"it is no recording ({error!r})"
         raise give_up(f"{file}: {why}") from None
     if as_json:

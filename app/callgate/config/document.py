@@ -10,13 +10,15 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from callgate.config.files import MAX_BYTES
 from callgate.config.problems import ConfigError, Problem, Spot
 from callgate.config.references import BadReference, References
 from callgate.config.secret_names import means_secret
+from callgate.config.yaml_size import OversizedText, SizeLimit
 
 Path: TypeAlias = tuple[str | int, ...]
 
-_MAX_NODES = 100_000
+LIMIT = SizeLimit(nodes=100_000, chars=MAX_BYTES)
 """Aliases of aliases can make a small file enormous."""
 _MERGE = "tag:yaml.org,2002:merge"
 _TEXT = "tag:yaml.org,2002:str"
@@ -65,10 +67,13 @@ class Document:
 def read_document(text: str, source: str, references: References) -> Document:
     """Parse a file's text. Invalid YAML raises `ConfigError`; smaller mistakes are collected in `problems`."""
     try:
+        _check_size(text)
         loader = _Loader(text)
         root = loader.get_single_node()
         reading = _Reading(Document(source), loader, references)
         reading.document.value = None if root is None else reading.read(root, ())
+    except OversizedText as large:
+        raise ConfigError([Problem(Spot(source, large.line, large.column), "", str(large))]) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         spot = Spot(source) if mark is None else Spot(source, mark.line + 1, mark.column + 1)
@@ -89,6 +94,16 @@ def read_document(text: str, source: str, references: References) -> Document:
     except RecursionError:
         raise ConfigError([Problem(Spot(source), "", "nested too deeply")]) from None
     return reading.document
+
+
+def _check_size(text: str) -> None:
+    """Raise `OversizedText` for too much, and for a text that is no YAML the error of the parser in Python, which explains it better."""
+    try:
+        LIMIT.check_yaml(text)
+    except yaml.MarkedYAMLError:
+        for _ in yaml.parse(text, Loader=yaml.SafeLoader):
+            pass
+        raise
 
 
 _CONFLICT = re.compile(r"^<{7} ", re.MULTILINE)
@@ -114,22 +129,6 @@ _ADVICE = {
 class _Loader(yaml.SafeLoader):
     """YAML's safe types without dates."""
 
-    _merged = 0
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge the keys of a mapping, with a limit, because nested merges multiply."""
-        for key, value in node.value:
-            if key.tag == _MERGE:
-                for other in value.value if isinstance(value, yaml.SequenceNode) else (value,):
-                    if isinstance(other, yaml.MappingNode):
-                        self.flatten_mapping(other)
-                        self._merged += len(other.value)
-                        if self._merged > _MAX_NODES:
-                            raise yaml.MarkedYAMLError(
-                                problem="merge keys make this file endless", problem_mark=other.start_mark
-                            )
-        super().flatten_mapping(node)
-
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
@@ -142,37 +141,28 @@ class _Reading:
         self.document = document
         self._loader = loader
         self._references = references
-        self._nodes = 0
-        self._open: set[int] = set()
         self._flat: set[int] = set()
         """Mappings whose keys were merged, in which overridden keys are duplicates."""
 
     def read(self, node: yaml.Node, path: Path) -> Any:
-        self._nodes += 1
-        if self._nodes > _MAX_NODES or id(node) in self._open:
-            raise yaml.MarkedYAMLError(problem="aliases make this file endless", problem_mark=node.start_mark)
         self.document.values[path] = self._spot(node)
-        self._open.add(id(node))
-        try:
-            if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
-                raise yaml.MarkedYAMLError(problem=f"the tag {node.tag} means nothing", problem_mark=node.start_mark)
-            if isinstance(node, yaml.MappingNode):
-                if id(node) not in self._flat:
-                    self._complain_of_repeated_keys(node, path)
-                    self._loader.flatten_mapping(node)
-                    self._flat.add(id(node))
-                found: dict[str, Any] = {}
-                for key, value in node.value:
-                    if not isinstance(key, yaml.ScalarNode):
-                        raise yaml.MarkedYAMLError(problem="a key should be a text", problem_mark=key.start_mark)
-                    self.document.keys[(*path, key.value)] = self._spot(key)
-                    found[key.value] = self.read(value, (*path, key.value))
-                return found
-            if isinstance(node, yaml.SequenceNode):
-                return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
-            return self._scalar(node, path)
-        finally:
-            self._open.discard(id(node))
+        if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
+            raise yaml.MarkedYAMLError(problem=f"the tag {node.tag} means nothing", problem_mark=node.start_mark)
+        if isinstance(node, yaml.MappingNode):
+            if id(node) not in self._flat:
+                self._complain_of_repeated_keys(node, path)
+                self._loader.flatten_mapping(node)
+                self._flat.add(id(node))
+            found: dict[str, Any] = {}
+            for key, value in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.MarkedYAMLError(problem="a key should be a text", problem_mark=key.start_mark)
+                self.document.keys[(*path, key.value)] = self._spot(key)
+                found[key.value] = self.read(value, (*path, key.value))
+            return found
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
+        return self._scalar(node, path)
 
     def _complain_of_repeated_keys(self, node: yaml.MappingNode, path: Path) -> None:
         first: dict[str, Spot] = {}

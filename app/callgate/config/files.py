@@ -31,7 +31,7 @@ def read_regular(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
     return content
 
 
-def read_text(file: Path) -> str:
+def read_text(file: Path, max_bytes: int = MAX_BYTES) -> str:
     """Return the text of a file. Raises `OSError`, and `UnicodeDecodeError` where it is not UTF-8."""
-    text = read_regular(file).decode("utf-8-sig")
+    text = read_regular(file, max_bytes).decode("utf-8-sig")
     return text.replace("\r\n", "\n").replace("\r", "\n")

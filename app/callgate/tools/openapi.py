@@ -12,20 +12,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx2
+import msgspec
 
 from callgate.calls.legal_names import MAX_LENGTH
 from callgate.calls.outcome import Failed
+from callgate.config.files import read_text
 from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.executor import DEFAULT_POLICY, Policy, Safety, Tool
 from callgate.tools.http_client import Request, Web, ask, shown_address
 from callgate.tools.http_endpoint import BadTemplate, HttpEndpoint, PathValues, encoded
-from callgate.tools.openapi_document import BadDocument, LeftOut, OpenApiDocument, Operation
+from callgate.tools.openapi_document import MAX_DOCUMENT_BYTES, BadDocument, LeftOut, OpenApiDocument, Operation
 from callgate.tools.openapi_operation import shape_of
 from callgate.tools.openapi_schema import Dictionary
 from callgate.tools.tool_filter import nearest
 
-MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
-"""Twice the size of the largest public documents."""
+MAX_TOOLS = 2000
+"""Tools of one document; models are sent all that they are offered with every question."""
+MAX_SCHEMAS_BYTES = 16 * 1024 * 1024
+"""The schemas of all tools of a document together: one part of it may be written into each of them."""
 ACCEPTED = "application/json, text/plain;q=0.9, */*;q=0.5"
 """Without an Accept header many servers send a web page."""
 
@@ -90,7 +94,7 @@ class OpenApiSource:
         if self._address is None:
             file = Path(place)
             try:
-                built = self._built(file.read_text("utf-8-sig"))
+                built = self._built(read_text(file, MAX_DOCUMENT_BYTES))
             except OSError as error:
                 raise BadDocument(f"{file}: cannot be read: {error.strerror}") from None
             except UnicodeDecodeError:
@@ -147,10 +151,17 @@ class OpenApiSource:
         dictionary = Dictionary(document)
         tools: list[Tool] = []
         left_out: list[tuple[str, str]] = []
+        written = 0
         for operation in operations:
             if self._api.selection.takes(operation):
                 try:
                     tools.append(self._tool(dictionary, operation))
+                    written += len(msgspec.json.encode(tools[-1].parameters))
+                    if len(tools) > MAX_TOOLS or written > MAX_SCHEMAS_BYTES:
+                        raise BadDocument(
+                            f"more than {MAX_TOOLS} operations, or schemas of more than {MAX_SCHEMAS_BYTES} bytes, would "
+                            "become tools: choose some with `include` or `exclude`"
+                        )
                 except (LeftOut, BadTemplate) as error:
                     left_out.append((operation.name, f"{operation.title}: {error}"))
         if not tools:

@@ -14,11 +14,16 @@ from urllib.parse import unquote, urljoin, urlsplit
 import msgspec
 import yaml
 
+from callgate.config.yaml_size import OversizedText, SizeLimit
+
 METHODS = ("get", "head", "post", "put", "patch", "delete")
+MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
+"""Twice the size of the largest public documents."""
+LIMIT = SizeLimit(nodes=1_000_000, chars=MAX_DOCUMENT_BYTES)
+MAX_OPERATIONS = 20_000
+"""Operations of a document; the largest public one has about 15,000."""
 MAX_REFERENCES = 50
 """The longest chain of references; a longer one is taken for a cycle."""
-MAX_MERGED = 100_000
-"""Entries added by merge keys, which multiply when they are nested."""
 
 _SUPPORTED = re.compile(r"3\.[0-2](\.|$)")
 _VARIABLE = re.compile(r"\{([^{}]+)\}")
@@ -103,12 +108,16 @@ class OpenApiDocument:
         return cls(root, address)
 
     def operations(self) -> Iterator[Operation]:
+        count = 0
         for path, item in self._paths.items():
             if not str(path).startswith("/"):
                 continue  # extensions (`x-…`)
             whole = self.followed(item)
             for method in METHODS:
                 if isinstance(node := whole.get(method), Mapping):
+                    count += 1
+                    if count > MAX_OPERATIONS:
+                        raise BadDocument(f"it has more than {MAX_OPERATIONS} operations")
                     yield Operation(method.upper(), str(path), node, whole)
 
     def followed(self, node: Any) -> Mapping[str, Any]:
@@ -212,11 +221,17 @@ def _origin(address: str) -> tuple[str, str | None, int | None]:
 def _parsed(text: str) -> Any:
     if text.lstrip().startswith("{"):
         try:
+            LIMIT.check_json(text)
             return msgspec.json.decode(text)
+        except OversizedText as large:
+            raise BadDocument(str(large)) from None
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
             raise BadDocument(f"not readable as JSON: {error}") from None
     try:
+        LIMIT.check_yaml(text)
         return yaml.load(text, _JsonYamlLoader)  # noqa: S506 - a safe loader, with fewer types still
+    except OversizedText as large:
+        raise BadDocument(f"line {large.line}: {large}") from None
     except yaml.YAMLError as error:
         raise BadDocument(f"not readable as YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
@@ -237,8 +252,6 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class _JsonYamlLoader(_Base):  # type: ignore[misc]  # which of the two it is depends on how PyYAML was built
     """Loads YAML with JSON's types, as OpenAPI requires: no dates, `no` is a string, and `010` is ten."""
 
-    merged = 0
-
     def flatten_mapping(self, node: Any) -> None:
         """Put merged entries before the node's own entries, which take precedence."""
         brought: list[Any] = []
@@ -253,11 +266,6 @@ class _JsonYamlLoader(_Base):  # type: ignore[misc]  # which of the two it is de
                     raise yaml.MarkedYAMLError(problem="a merge key takes mappings", problem_mark=other.start_mark)
                 self.flatten_mapping(other)
                 entries: list[Any] = other.value
-                self.merged += len(entries)
-                if self.merged > MAX_MERGED:
-                    raise yaml.MarkedYAMLError(
-                        problem="merge keys make this document endless", problem_mark=other.start_mark
-                    )
                 brought += entries
         node.value = brought + own
 
