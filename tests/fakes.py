@@ -37,7 +37,17 @@ from callgate.conversation.events import (
     TurnEnded,
     Usage,
 )
-from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough, Plan, Report, as_read
+from callgate.conversation.ports import (
+    Begin,
+    Model,
+    ModelAnswer,
+    ModelRequest,
+    Passthrough,
+    Plan,
+    Report,
+    as_read,
+    begin_at_once,
+)
 from callgate.tools.executor import Executor, Policy, RunContext, Tool
 from callgate.tools.schema import compile_schema
 
@@ -397,7 +407,11 @@ class ScriptedToolbox:
     def writes(self, call: ReadyCall) -> bool:
         return False
 
-    async def run(self, call: ReadyCall, report: Report) -> Outcome:
+    def is_ordered(self, call: ReadyCall) -> bool:
+        return self.writes(call)
+
+    async def run(self, call: ReadyCall, report: Report, begin: Begin = begin_at_once) -> Outcome:
+        await begin()
         self.ran.append(call)
         return await self._ours[call.name].execute(call, occasion(report))
 

@@ -241,8 +241,8 @@ async def test_a_client_that_leaves_takes_its_question_back(upstream: Upstream) 
         assert late.json()["error"]["code"] == "approval_withdrawn"
 
 
-async def test_tools_that_need_no_approval_of_the_same_turn_run_meanwhile(upstream: Upstream) -> None:
-    upstream.script("m", [Reply(calls=[MAIL, Call("wait_for_gate")]), Reply(text="Both.")])
+async def test_calls_before_one_that_waits_for_approval_run_meanwhile(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[Call("wait_for_gate"), MAIL]), Reply(text="Both.")])
     async with toolshed.held() as running, serving(upstream) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
         await running.started.wait()

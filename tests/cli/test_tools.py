@@ -138,6 +138,13 @@ def test_a_config_that_is_fine_is_counted(tmp_path):
     assert ": fine; 1 model, 1 tool\n" in ran.stdout
 
 
+def test_check_names_the_tools_whose_safety_is_not_given(tmp_path: Path):
+    known, unknown = tool_entry("add"), {"kind": "python", "function": "tests.harness.toolshed:echo"}
+    ran = callgate("check", config={"tools": [known, unknown]}, folder=tmp_path)
+    [note] = [line for line in ran.stdout.splitlines() if "safety" in line]
+    assert note.startswith("note: echo: no `safety` is given, so that they count as tools that may change something")
+
+
 def test_a_module_that_cannot_be_imported_is_reported_with_its_place(tmp_path):
     ran = callgate("check", config={"tools": [{"kind": "python", "module": "no_such_module"}]}, folder=tmp_path)
     assert ran.returncode == 2

@@ -653,7 +653,7 @@ async def test_the_account_of_a_turn_says_what_came_how_long_it_took_and_who_ans
         ],
         reason_is_raw=False,
     )
-    times = iter([10.0, 12.0, 17.0, 18.0, 20.0, 24.0])
+    times = iter([10.0, 12.0, 17.0, 20.0, 24.0])
     listener = Listener()
     box = ScriptedToolbox({"theirs"}, echo=EchoTool())
     rules, new_id = Rules(), counter("made")

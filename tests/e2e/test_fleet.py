@@ -38,6 +38,8 @@ async def fleet(postgres: PostgresServer, schema: str, tmp_path: Path, upstream:
             return Reply(text=str(record.messages[-1]["content"]))
         wish = str(record.messages[-1]["content"])
         name, _, seconds = wish.partition(" ")
+        if name == "naps":
+            return Reply(calls=[Call("nap", {"seconds": 0.05, "marks": marks, "label": label}) for label in "abc"])
         arguments: dict[str, Any] = {"marks": marks}
         if name == "climb":
             arguments = {"steps": 3}
@@ -78,6 +80,15 @@ async def test_a_client_sees_progress_and_stops_what_it_leaves(fleet: Stores, tm
         await gone(pid, 2.0)
         answered = await client.post("/v1/chat/completions", json=chat("nap 0"))
         assert answered.json()["choices"][0]["message"]["content"] == "rested"
+
+
+async def test_the_calls_of_a_turn_run_in_the_models_order_at_a_worker_with_places_for_all(
+    fleet: Stores, tmp_path: Path
+) -> None:
+    async with working(fleet, concurrency=3), serving(fleet.config) as server, http_client(server.url) as client:
+        await client.post("/v1/chat/completions", json=chat("naps"))
+    ran = [line.rpartition(" ")[0] for line in lines_of(tmp_path / "marks")]
+    assert ran == ["begin a", "end a", "begin b", "end b", "begin c", "end c"]
 
 
 async def test_a_call_goes_on_when_its_server_is_killed_and_the_next_one_waits_for_it(

@@ -85,6 +85,26 @@ async def wait_for_gate(label: str = "") -> str:
     return f"waited {label}".strip()
 
 
+steps: list[str] = []
+"""When calls of `step` and `look` began and ended: `+label`, `-label`. Tests that look clear it first."""
+STEP_TURNS = 30
+"""Turns of the event loop in which a call that waits for no other has begun."""
+
+
+async def step(label: str) -> str:
+    """Notes its beginning and its end, and gives other calls the time to begin in between."""
+    steps.append(f"+{label}")
+    for _ in range(STEP_TURNS):
+        await asyncio.sleep(0)
+    steps.append(f"-{label}")
+    return label
+
+
+async def look(label: str) -> str:
+    """The same, of a tool that only reads."""
+    return await step(label)
+
+
 SAFETY: dict[str, Literal["read_only", "write"]] = {
     "get_weather": "read_only",
     "search_docs": "read_only",
@@ -93,5 +113,7 @@ SAFETY: dict[str, Literal["read_only", "write"]] = {
     "send_mail": "write",
     "echo": "read_only",
     "wait_for_gate": "write",
+    "step": "write",
+    "look": "read_only",
 }
 """Every tool of this module, and what it may do."""

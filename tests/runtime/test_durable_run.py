@@ -10,7 +10,7 @@ import pytest
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned, encode_outcome
 from callgate.calls.states import ReadyCall
 from callgate.conversation.loop import converse
-from callgate.conversation.ports import ModelRequest
+from callgate.conversation.ports import ModelRequest, begin_at_once
 from callgate.ledger.database import Database, DatabaseAway
 from callgate.ledger.entry import LedgerEntry, NoLedger, NotRecorded, RunState
 from callgate.ledger.journal import LedgerJournal
@@ -314,6 +314,6 @@ async def test_of_a_call_that_has_begun_the_model_is_sent_what_the_ledger_says(
     _, toolbox = choice.chat(ScriptedModel(), box)
     call = ReadyCall("call_1", "pay", {"n": 1}, "{}")
     toolbox.plan([call])
-    assert await toolbox.run(call, silent) == told
+    assert await toolbox.run(call, silent, begin_at_once) == told
     assert ran == []
     assert await ledger.database.fetch("SELECT state, outcome FROM calls") == [(state, outcome)]

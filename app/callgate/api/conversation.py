@@ -240,7 +240,7 @@ class Conversation(msgspec.Struct, eq=False):
             listeners.append(self._meter.tally())
         rules = runtime.rules
         if request.outline.parallel_tool_calls is False:
-            rules = replace(rules, max_parallel_calls=1)
+            rules = replace(rules, one_call_per_turn=True)
         if request.tool_events == "trace":
             rules = replace(rules, emit_fragments=True)
         if request.max_calls is not None:
@@ -308,7 +308,9 @@ class Conversation(msgspec.Struct, eq=False):
         if (approvals := request.approvals) is not None:
             toolbox = ClientApprovalToolbox(toolbox, lambda name: approvals.asks(self._route.origin_of(name)))
             await approvals.claim(self.run_id)
-            messages = await run_approved(messages, approvals.approved, toolbox, emitting(emit))
+            messages = await run_approved(
+                messages, approvals.approved, toolbox, emitting(emit), most=rules.max_parallel_calls
+            )
         if has_tools and request.mode is not None:
             tool_choice = request.mode  # the tools are narrowed to the allowed ones already
         return await converse(

@@ -46,10 +46,18 @@ def check(config: ConfigOption = None) -> None:
     for problem in pattern_problems(loaded.config, registry):
         [placed] = loaded.complaint((problem.place, "")).problems
         typer.echo(f"{'note' if sources else 'warning'}: {placed.spot}: {problem}{unknown}", err=True)
+    if unknown_safety := [tool.name for tool in tools if not tool.tool.policy.safety_is_given]:
+        typer.echo(f"note: {', '.join(unknown_safety)}: {_UNKNOWN_SAFETY}")
     for note in dict.fromkeys(_losses(models, tools)):
         typer.echo(note)
     if broken:
         raise typer.Exit(WRONG)
+
+
+_UNKNOWN_SAFETY = (
+    "no `safety` is given, so that they count as tools that may change something: their calls of one turn run one after "
+    "the other, and are never retried (`safety: read_only` says that a tool changes nothing)"
+)
 
 
 def _counted(count: int, what: str) -> str:

@@ -106,6 +106,8 @@ def _turn(event: RunEvent, shown_texts: Mapping[str, str]) -> Iterator[str]:
             problem = call.get("problem") or {}
             why = "; ".join(f"{word} {in_a_line(text)}" for word, text in problem.items())
             yield f"  ✗ call {name} ({in_a_line(call['id'])}): broken, {call['flaw']}; not run{': ' + why if why else ''}"
+        elif call.get("outcome") == "not_run":
+            yield f"  ✗ call {name} ({in_a_line(call['id'])}): whole; not run, one at a time"
         elif call.get("owner") == "client":
             yield f"  ↩ call {name} ({in_a_line(call['id'])}): whole, the client's own{repairs}"
         else:

@@ -94,6 +94,7 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
     from callgate.calls.states import BrokenCall
     from callgate.cli.own_tools import keep_quiet, opened_tools
     from callgate.conversation.feedback import explain
+    from callgate.conversation.ports import begin_at_once
     from callgate.tools.results import described
     from callgate.tools.toolbox import RequestToolbox
 
@@ -114,7 +115,7 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
         if isinstance(call, BrokenCall):
             return NOT_WHOLE, {"outcome": "not_run", "flaw": str(call.flaw), "text": explain(call, toolbox.offer)}
         toolbox.plan([call])
-        outcome = await toolbox.run(call, _report)
+        outcome = await toolbox.run(call, _report, begin_at_once)
         if isinstance(outcome, Failed):
             return WRONG, {"outcome": str(outcome.kind), "text": outcome.text}
         images = [described(image.mime_type, len(image.data) * 3 // 4) for image in outcome.images]

@@ -13,9 +13,9 @@ from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.selection import ToolOrigin
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation import feedback
-from callgate.conversation.events import BEFORE_ALL_TURNS, CallEnded, CallStarted
-from callgate.conversation.ports import Emit, Message, Plan, Report, Toolbox
-from callgate.conversation.progress import CallReports
+from callgate.conversation.events import BEFORE_ALL_TURNS
+from callgate.conversation.ports import Begin, Emit, Message, Plan, Report, Toolbox
+from callgate.conversation.turn_calls import run_calls
 
 
 class ApprovedCall(msgspec.Struct, frozen=True, gc=False):
@@ -68,8 +68,11 @@ class ClientApprovalToolbox:
     def writes(self, call: ReadyCall) -> bool:
         return self._inner.writes(call)
 
-    async def run(self, call: ReadyCall, report: Report) -> Outcome:
-        return await self._inner.run(call, report)
+    def is_ordered(self, call: ReadyCall) -> bool:
+        return self._inner.is_ordered(call)
+
+    async def run(self, call: ReadyCall, report: Report, begin: Begin) -> Outcome:
+        return await self._inner.run(call, report, begin)
 
 
 async def run_approved(
@@ -77,24 +80,31 @@ async def run_approved(
     approved: Mapping[str, ApprovedCall],
     toolbox: Toolbox,
     emit: Emit,
+    *,
+    most: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Message, ...]:
-    """Return the history with the results of the approved calls. They pass the gate again, because the offered tools may
-    have changed."""
+    """Return the history with the results of the approved calls, of which at most `most` run at the same time. They pass the
+    gate again, because the offered tools may have changed."""
     # Providers that number their ids repeat them in later turns: the last one is meant.
     places = {
         message["tool_call_id"]: place
         for place, message in enumerate(history)
         if isinstance(message, dict) and message["role"] == "tool" and message["tool_call_id"] in approved
     }
+    judged = {id: _judged(approved[id], toolbox) for id in places}
+    outcomes: dict[str, Outcome] = {id: outcome for id, outcome in judged.items() if isinstance(outcome, Failed)}
+    calls = [call for call in judged.values() if isinstance(call, ReadyCall)]
+    if calls:
+        outcomes |= await run_calls(calls, toolbox, emit, BEFORE_ALL_TURNS, most=most, clock=clock)
     messages = list(history)
     for id, place in places.items():
-        outcome = await _outcome(approved[id], toolbox, emit, clock)
-        messages[place] = {"role": "tool", "tool_call_id": id, "content": outcome.text}
+        messages[place] = {"role": "tool", "tool_call_id": id, "content": outcomes[id].text}
     return tuple(messages)
 
 
-async def _outcome(approved: ApprovedCall, toolbox: Toolbox, emit: Emit, clock: Callable[[], float]) -> Outcome:
+def _judged(approved: ApprovedCall, toolbox: Toolbox) -> ReadyCall | Failed:
+    """Return the call that can be run, or the failure of one that cannot."""
     written = Fragments()
     written.add(approved.arguments)
     found = FoundCall(approved.id, approved.name, written)
@@ -103,10 +113,4 @@ async def _outcome(approved: ApprovedCall, toolbox: Toolbox, emit: Emit, clock: 
         return Failed(feedback.explain(call, toolbox.offer))
     if toolbox.is_clients(call.name):
         return Failed("Not run: a tool of this name is the client's now.", FailureKind.NOT_RUN)
-
-    report = CallReports(emit, BEFORE_ALL_TURNS, call, clock).report
-    await emit(CallStarted(BEFORE_ALL_TURNS, call, toolbox.writes(call)))
-    began = clock()
-    outcome = await toolbox.run(call, report)
-    await emit(CallEnded(BEFORE_ALL_TURNS, call, outcome, clock() - began))
-    return outcome
+    return call

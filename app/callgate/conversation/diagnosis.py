@@ -15,6 +15,7 @@ from callgate.conversation.events import (
     BEFORE_ALL_TURNS,
     NO_RESPONDER,
     NOT_RUN_SHOWN,
+    POSTPONED,
     Attempt,
     CallEnded,
     ChatEnded,
@@ -131,6 +132,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
                 for owner, calls in (("house", answer.run), ("client", answer.handed_back), (None, answer.broken))
                 for call in calls
             ]
+            rows += [self._call(call, None) | {"outcome": "not_run", "reason": POSTPONED} for call in answer.postponed]
         turn: dict[str, Any] = {
             "finish_reason": answer.reasons[-1] if answer.reasons else None,
             "findings": list(map(str, answer.findings)),

@@ -273,6 +273,10 @@ class TurnEnded(msgspec.Struct, frozen=True, gc=False):
     answer: "TurnAccount"
 
 
+POSTPONED = "one_at_a_time"
+"""The reason for which a whole call is answered without being run, where only the first call of a turn is done."""
+
+
 class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     """The facts of a finished turn for listeners; the turn itself stays with the loop."""
 
@@ -294,6 +298,8 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     """The lane on which the model was reached; empty where none was."""
     by: Responder = NO_RESPONDER
     """The deployment that answered."""
+    postponed: tuple[Call, ...] = ()
+    """Calls that are answered instead of run or handed back, because only one call of a turn is done."""
     attempts: int = 1
     """How many requests it took."""
     first_seconds: float = 0.0
@@ -343,7 +349,7 @@ class HiddenTurns(msgspec.Struct, frozen=True, gc=False):
     after: tuple[dict[str, Any], ...] = ()
     """What follows the answers: images, which no tool message can hold."""
     ran: tuple[str, ...] = ()
-    """The ids of the answered calls that came whole; the others were broken."""
+    """The ids of the answered calls that were run; the others were broken, or answered without being run."""
     names: dict[str, str] = msgspec.field(default_factory=dict)
     """The client's ids of calls, where they differ from the model's."""
 

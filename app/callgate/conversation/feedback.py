@@ -232,6 +232,14 @@ LIMIT_REACHED = _text(
 )
 """For a whole call that came after the last turn that may run tools."""
 
+ONE_AT_A_TIME = _text(
+    {
+        "code": "one_at_a_time",
+        "message": "Not run: one at a time. Only the first call of your answer was done; "
+        "send this one again, alone, if it is still needed.",
+    }
+)
+"""For all calls of a turn but the first, where the request allows no parallel calls."""
 ENOUGH_CALLS = _text(
     {
         "code": "max_tool_calls",

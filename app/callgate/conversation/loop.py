@@ -19,9 +19,7 @@ from callgate.conversation import feedback, raw_json
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import (
-    CallEnded,
     CallsHandedBack,
-    CallStarted,
     ChatEnded,
     Ending,
     EndingKind,
@@ -38,10 +36,10 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.finish import FinishClass
 from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel
-from callgate.conversation.progress import CallReports
 from callgate.conversation.response_items import ITEMS, thoughts_in
 from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
+from callgate.conversation.turn_calls import run_calls
 from callgate.conversation.usage import add_usage
 
 JSON_FORMATS = ("json_object", "json_schema")
@@ -73,7 +71,9 @@ class Rules(msgspec.Struct, frozen=True, gc=False):
     max_repeats: int = 3
     """Consecutive turns with the same call and the same result."""
     max_parallel_calls: int = 8
-    """Calls of one turn that run at the same time; one when the client asked for no parallel calls."""
+    """Calls of one turn that run at the same time."""
+    one_call_per_turn: bool = False
+    """Only the first call of a turn is done, ours or the client's; the others are answered without being run."""
     max_calls_per_turn: int = 64
     max_calls: int | None = None
     """Calls of all turns together, where the request sets it."""
@@ -208,7 +208,7 @@ class _Conversation(msgspec.Struct):
                 break
             self.held = self.held and []
             asked = self.clock()
-        plan = self.toolbox.plan(turn.calls) if turn.calls else NO_PLAN
+        plan = self._plan(turn.calls) if turn.calls else NO_PLAN
         await emit(
             TurnEnded(
                 index,
@@ -218,6 +218,7 @@ class _Conversation(msgspec.Struct):
                     run=plan.ours,
                     handed_back=plan.theirs,
                     broken=plan.broken,
+                    postponed=plan.postponed,
                     usage=turn.usage,
                     seconds=self.clock() - began,
                     reason_is_raw=raw,
@@ -274,6 +275,10 @@ class _Conversation(msgspec.Struct):
         held, self.held = self.held, None
         if held and not plan.ours:
             await self.emit(ModelOutput(self.index, held))
+
+    def _plan(self, calls: Sequence[Call]) -> Plan:
+        plan = self.toolbox.plan(calls)
+        return first_call_of(plan, calls) if self.rules.one_call_per_turn else plan
 
     def _builder(self) -> TurnBuilder:
         return TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
@@ -334,6 +339,7 @@ class _Conversation(msgspec.Struct):
         answers: dict[str, Outcome] = {}
         for call in plan.broken:
             answers[call.id] = Failed(feedback.explain(call, self.toolbox.offer), FailureKind.NOT_RUN)
+        answers |= _refuse(plan.postponed, feedback.ONE_AT_A_TIME)
         if not plan.ours:
             return answers
         if self.ran >= self.rules.max_iterations:
@@ -349,28 +355,9 @@ class _Conversation(msgspec.Struct):
                 return answers
         self.called += len(now)
         self.ran += 1
-        return answers | await self._run_calls(now)
-
-    async def _run_calls(self, calls: tuple[ReadyCall, ...]) -> dict[str, Outcome]:
-        if len(calls) == 1:
-            return {calls[0].id: await self._run_call(calls[0])}
-        places = asyncio.Semaphore(self.rules.max_parallel_calls)
-
-        async def in_place(call: ReadyCall) -> Outcome:
-            async with places:
-                return await self._run_call(call)
-
-        async with asyncio.TaskGroup() as group:
-            tasks = {call.id: group.create_task(in_place(call)) for call in calls}
-        return {id: task.result() for id, task in tasks.items()}
-
-    async def _run_call(self, call: ReadyCall) -> Outcome:
-        report = CallReports(self.emit, self.index, call, self.clock).report
-        await self.emit(CallStarted(self.index, call, self.toolbox.writes(call)))
-        began = self.clock()
-        outcome = await self.toolbox.run(call, report)
-        await self.emit(CallEnded(self.index, call, outcome, self.clock() - began))
-        return outcome
+        most_at_once = self.rules.max_parallel_calls
+        outcomes = await run_calls(now, self.toolbox, self.emit, self.index, most=most_at_once, clock=self.clock)
+        return answers | outcomes
 
     # -- when to stop offering tools
 
@@ -395,7 +382,21 @@ class _Conversation(msgspec.Struct):
         return int(usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0))
 
 
-def _refuse(calls: Iterable[ReadyCall], why: str) -> dict[str, Outcome]:
+def first_call_of(plan: Plan, calls: Sequence[Call]) -> Plan:
+    """Return the plan with only the first of the calls that can be done, ours or the client's; the others are postponed."""
+    to_do = {call.id for call in (*plan.ours, *plan.theirs)}
+    first = next((call for call in calls if call.id in to_do), None)
+    if first is None:
+        return plan
+    return Plan(
+        ours=tuple(call for call in plan.ours if call.id == first.id),
+        theirs=tuple(call for call in plan.theirs if call.id == first.id),
+        broken=plan.broken,
+        postponed=tuple(call for call in calls if call.id in to_do and call.id != first.id),
+    )
+
+
+def _refuse(calls: Iterable[Call], why: str) -> dict[str, Outcome]:
     return {call.id: Failed(why, FailureKind.NOT_RUN) for call in calls}
 
 

@@ -159,6 +159,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     theirs: tuple[Call, ...]
     """The client's own tools."""
     broken: tuple[BrokenCall, ...]
+    postponed: tuple[Call, ...] = ()
+    """Calls of either side that are answered instead of run, because only one call of a turn is done."""
 
 
 class Toolbox(Protocol):
@@ -184,8 +186,15 @@ class Toolbox(Protocol):
         """True if the tool may have side effects, so that the call must not be repeated without need."""
         ...
 
-    async def run(self, call: ReadyCall, report: "Report") -> Outcome:
-        """Run one call and bound its result. Never raises for what a tool does; cancelling stops the tool."""
+    def is_ordered(self, call: ReadyCall) -> bool:
+        """True if the call waits for those before it in its turn, and those behind it wait for it."""
+        ...
+
+    async def run(self, call: ReadyCall, report: "Report", begin: "Begin") -> Outcome:
+        """Run one call and bound its result. Never raises for what a tool does; cancelling stops the tool.
+
+        `begin` is awaited once, after the call's approval and before its tool is reached: it waits for the calls before it.
+        """
         ...
 
 
@@ -209,6 +218,14 @@ class Report(Protocol):
     """The function by which a running tool reports progress."""
 
     async def __call__(self, message: str, fraction: float | None = None) -> None: ...
+
+
+Begin: TypeAlias = Callable[[], Awaitable[None]]
+"""Waits until a call may begin."""
+
+
+async def begin_at_once() -> None:
+    """Begin a call that is alone."""
 
 
 async def emit_nothing(event: object) -> None:

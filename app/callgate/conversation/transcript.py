@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from callgate.calls.outcome import Failed, Outcome
-from callgate.calls.states import ReadyCall
+from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.conversation.events import HiddenTurns
 from callgate.conversation.ports import Message
 from callgate.conversation.turn import Turn
@@ -47,7 +46,7 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
             assistant=assistant,
             results={id: self._result(id, answers[id]) for id in ours},
             after=tuple(self._images(answers[id] for id in ours)),
-            ran=tuple(call.id for call in turn.calls if call.id in answers and isinstance(call, ReadyCall)),
+            ran=tuple(id for id in ours if not _was_not_run(answers[id])),
         )
 
     def _result(self, id: str, outcome: Outcome) -> dict[str, Any]:
@@ -71,3 +70,7 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
             for image in images
         ]
         return [{"role": "user", "content": parts}]
+
+
+def _was_not_run(outcome: Outcome) -> bool:
+    return isinstance(outcome, Failed) and outcome.kind is FailureKind.NOT_RUN

@@ -20,9 +20,10 @@ from callgate.calls.gate import FoundCall, settle
 from callgate.calls.outcome import Failed, Outcome
 from callgate.calls.states import BrokenCall
 from callgate.conversation import feedback
-from callgate.conversation.events import BEFORE_ALL_TURNS, CallEnded, CallStarted, HiddenTurns
+from callgate.conversation.events import BEFORE_ALL_TURNS, HiddenTurns
 from callgate.conversation.hidden_history import calling_turns
-from callgate.conversation.ports import Emit, Message, Toolbox, ignore_progress
+from callgate.conversation.ports import Emit, Message, Toolbox
+from callgate.conversation.turn_calls import run_calls
 
 FIELD = "x_callgate"
 MAX_HINT = 4096
@@ -152,11 +153,8 @@ class Recovery:
         if box.is_clients(call.name) or box.writes(call) or not self._left:
             return Failed(RESULT_LOST)
         self._left -= 1
-        await self._emit(CallStarted(BEFORE_ALL_TURNS, call, writes=False))
-        began = self._clock()
-        outcome = await box.run(call, ignore_progress)
-        await self._emit(CallEnded(BEFORE_ALL_TURNS, call, outcome, self._clock() - began))
-        return outcome
+        outcomes = await run_calls([call], box, self._emit, BEFORE_ALL_TURNS, most=1, clock=self._clock)
+        return outcomes[call.id]
 
 
 RESULT_LOST = json.dumps(

@@ -153,4 +153,4 @@ def _result(recording: Recording, call: Mapping[str, Any]) -> Any:
     if call["verdict"] == "broken":
         return {"flaw": call["flaw"]}
     result = recording.content.get(f"call.{call['id']}.result")
-    return {"not_run": "limit"} if result is None else result
+    return {"not_run": call.get("reason", "limit")} if result is None else result

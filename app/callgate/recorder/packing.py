@@ -12,6 +12,7 @@ import msgspec
 from callgate.calls.outcome import Returned
 from callgate.calls.states import Call, ReadyCall
 from callgate.conversation.events import (
+    POSTPONED,
     Attempt,
     CallEnded,
     CallProgress,
@@ -133,6 +134,9 @@ def _calls(run: PackingContext, answer: TurnAccount) -> list[PackedCall]:
     if answer.broken:
         run.is_plain = False
         calls += [_call(run, call, None) for call in answer.broken]
+    if answer.postponed:
+        facts = {"verdict": "ready", "outcome": "not_run", "reason": POSTPONED}
+        calls += [PackedCall(call.id, call.name, "server", facts) for call in answer.postponed]
     return calls
 
 

@@ -206,7 +206,7 @@ def _texts_length(event: ChatEvent) -> int:
         return len(event.outcome.text)
     if isinstance(event, TurnEnded):
         answer = event.answer
-        return sum(len(call.text) for call in (*answer.run, *answer.handed_back, *answer.broken))
+        return sum(len(call.text) for call in (*answer.run, *answer.handed_back, *answer.broken, *answer.postponed))
     return 0
 
 
@@ -234,7 +234,7 @@ class TextsListener(Listener, msgspec.Struct, eq=False, gc=False):
     @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
         answer, keep = event.answer, self._recording.keep_text
-        for call in (*answer.run, *answer.handed_back, *answer.broken):
+        for call in (*answer.run, *answer.handed_back, *answer.broken, *answer.postponed):
             keep(part_of(self._choice, f"call.{call.id}.arguments"), call.text)
             if isinstance(call, ReadyCall) and call.findings:
                 read = msgspec.json.encode(call.arguments).decode()

@@ -17,7 +17,7 @@ from callgate.calls.offer import Offer
 from callgate.calls.outcome import Failed, FailureKind, Outcome, decode_outcome, encode_outcome
 from callgate.calls.states import Call, ReadyCall
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import Plan, Report, Toolbox, TurnModel
+from callgate.conversation.ports import Begin, Plan, Report, Toolbox, TurnModel, begin_at_once
 from callgate.conversation.replay import StoredTurn, StoredTurnsModel
 from callgate.ledger.database import DatabaseAway
 from callgate.ledger.entry import BegunBefore, Ledger, LedgerEntry, NotRecorded, RunState
@@ -326,7 +326,10 @@ class DurableToolbox:
         orphan = self._orphans.get(call.id)
         return self._inner.writes(call) if orphan is None else orphan.writes
 
-    async def run(self, call: ReadyCall, report: Report) -> Outcome:
+    def is_ordered(self, call: ReadyCall) -> bool:
+        return call.id not in self._orphans and self._inner.is_ordered(call)
+
+    async def run(self, call: ReadyCall, report: Report, begin: Begin = begin_at_once) -> Outcome:
         key = self._ledger.key_at(self._turn, call.id)
         known = self._run.known(key)
         if known is not None:
@@ -337,7 +340,7 @@ class DurableToolbox:
             return Failed(SETTLED, FailureKind.NOT_RUN)
         await self._model.keep()
         try:
-            outcome = await self._inner.run(call, report)
+            outcome = await self._inner.run(call, report, begin)
         except BaseException:
             if (ended := self._ledger.ended(key)) is not None:
                 self._run.abandon_call(*ended)

@@ -13,7 +13,7 @@ from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.selection import ToolOrigin
 from callgate.calls.states import BrokenCall, Call, ReadyCall
-from callgate.conversation.ports import Plan, Report
+from callgate.conversation.ports import Begin, Plan, Report, begin_at_once
 from callgate.recorder.replayable import RecordedResult, call_key
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.tools.toolbox import ToolSet
@@ -59,11 +59,15 @@ class RecordedToolbox:
     def writes(self, call: ReadyCall) -> bool:
         return False
 
-    async def run(self, call: ReadyCall, report: Report) -> Outcome:
+    def is_ordered(self, call: ReadyCall) -> bool:
+        return False
+
+    async def run(self, call: ReadyCall, report: Report, begin: Begin = begin_at_once) -> Outcome:
         """Return the recorded result of a call; for several equal calls one after the other, and then the last one again."""
         found = self._results.get(call_key(call.name, call.arguments))
         if not found:
             raise CallNotRecorded(call)
+        await begin()
         result = found.popleft() if len(found) > 1 else found[0]
         if result.outcome == "returned":
             return Returned(result.text)

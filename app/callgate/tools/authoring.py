@@ -116,6 +116,7 @@ def tool(
     max_result_bytes: int | None = None,
     require_approval: bool | None = None,
     retries: int | None = None,
+    in_order: bool | None = None,
 ) -> Callable[[Function], Function]: ...
 
 
@@ -135,6 +136,7 @@ def tool(
     given = {key: value for key, value in policy.items() if value is not None}
     if safety is not None:
         given["safety"] = Safety(safety)
+        given["safety_is_given"] = True
     mark = Mark(name, description, given)
 
     def marked(function: Function) -> Function:
@@ -144,7 +146,7 @@ def tool(
     return marked if function is None else marked(function)
 
 
-_POLICY_FIELDS = frozenset(each.name for each in dataclasses.fields(Policy))
+_POLICY_FIELDS = frozenset(each.name for each in dataclasses.fields(Policy)) - {"safety_is_given"}
 
 
 def mark_of(function: Any) -> Mark | None:

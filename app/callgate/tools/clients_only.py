@@ -7,7 +7,7 @@ import msgspec
 from callgate.calls.offer import Offer
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import Call, ReadyCall
-from callgate.conversation.ports import Plan, Report
+from callgate.conversation.ports import Begin, Plan, Report
 from callgate.tools.toolbox import RequestToolbox
 
 
@@ -40,5 +40,8 @@ class ClientsOnly(msgspec.Struct, eq=False):
     def writes(self, call: ReadyCall) -> bool:
         return False
 
-    async def run(self, call: ReadyCall, report: Report) -> Outcome:
+    def is_ordered(self, call: ReadyCall) -> bool:
+        return False
+
+    async def run(self, call: ReadyCall, report: Report, begin: Begin) -> Outcome:
         raise AssertionError("a client's call is never run here")

@@ -32,9 +32,13 @@ class Policy:
     concurrency: int | None = None
     max_result_bytes: int = 65_536
     safety: Safety = Safety.WRITE
+    safety_is_given: bool = False
+    """Whether the config, the tool or its server gives the safety; otherwise it counts as one that writes."""
     require_approval: bool = False
     retries: int = 0
     """Further attempts after a failure; only for read-only tools."""
+    in_order: bool = True
+    """Whether a call that may write waits for those before it in its turn, and those behind it wait for it."""
 
 
 class RunContext(msgspec.Struct, frozen=True, gc=False):

@@ -147,7 +147,9 @@ class McpSource:
 
     def _tool(self, descriptor: Descriptor) -> Tool:
         spec = self._spec
-        suggested = {} if descriptor.safety is None else {"safety": descriptor.safety}
+        suggested: dict[str, Any] = {}
+        if descriptor.safety is not None:
+            suggested = {"safety": descriptor.safety, "safety_is_given": True}
         policy = replace(spec.policy, **{**suggested, **spec.overrides})
         return Tool(
             name=descriptor.name,

@@ -228,7 +228,9 @@ class OpenApiSource:
             description=shape.description,
             parameters=shape.schema,
             executor=executor,
-            policy=replace(api.policy, safety=api.safety or _SAFETY.get(operation.method, Safety.WRITE)),
+            policy=replace(
+                api.policy, safety=api.safety or _SAFETY.get(operation.method, Safety.WRITE), safety_is_given=True
+            ),
             kind=self.kind,
             source=f"{operation.method} {shown_address(address)}",
             wanted=self._wanted(operation),

@@ -19,7 +19,7 @@ from callgate.calls.legal_names import RESERVED_PREFIX
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import Call, ReadyCall
-from callgate.conversation.ports import Message, Plan, Report, Toolbox
+from callgate.conversation.ports import Begin, Message, Plan, Report, Toolbox, begin_at_once
 from callgate.tools.registry import encoded
 from callgate.tools.results import cut, size_of
 from callgate.tools.schema import compile_schema
@@ -236,14 +236,18 @@ class PagedToolbox:
     def writes(self, call: ReadyCall) -> bool:
         return not self._is_own(call.name) and self._inner.writes(call)
 
-    async def run(self, call: ReadyCall, report: Report) -> Outcome:
+    def is_ordered(self, call: ReadyCall) -> bool:
+        return not self._is_own(call.name) and self._inner.is_ordered(call)
+
+    async def run(self, call: ReadyCall, report: Report, begin: Begin = begin_at_once) -> Outcome:
         if not self._is_own(call.name):
             before = len(self._pages.ids)
-            outcome = await self._inner.run(call, report)
+            outcome = await self._inner.run(call, report, begin)
             if len(self._pages.ids) != before:
                 await self._pages.save()
             self._tool()  # made now, because the result may have expired when it is called
             return outcome
+        await begin()
         return self._pages.page(call.arguments["id"], call.arguments.get("offset", 0), self._page_bytes)
 
     def _is_own(self, name: str | None) -> bool:

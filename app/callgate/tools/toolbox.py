@@ -19,7 +19,7 @@ from callgate.calls.legal_names import MAX_LENGTH, RESERVED_PREFIX, hashed_name
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
-from callgate.conversation.ports import Plan, Report
+from callgate.conversation.ports import Begin, Plan, Report, begin_at_once
 from callgate.http.backoff import full_jitter
 from callgate.http.trace_context import TRACE
 from callgate.tools.base64_files import without_files
@@ -194,7 +194,11 @@ class RequestToolbox(msgspec.Struct, eq=False):
     def writes(self, call: ReadyCall) -> bool:
         return self._by_name[call.name].tool.policy.safety is not Safety.READ_ONLY
 
-    async def run(self, call: ReadyCall, report: Report) -> Outcome:
+    def is_ordered(self, call: ReadyCall) -> bool:
+        policy = self._by_name[call.name].tool.policy
+        return policy.in_order and policy.safety is not Safety.READ_ONLY
+
+    async def run(self, call: ReadyCall, report: Report, begin: Begin = begin_at_once) -> Outcome:
         """Run one call of ours. Failures of the tool are outcomes; cancelling stops the tool."""
         entry = self._by_name[call.name]
         if (trace := TRACE.get()) is not None:
@@ -209,7 +213,7 @@ class RequestToolbox(msgspec.Struct, eq=False):
         began = monotonic()
         slots = Slots(self.limits.on_the_way_to(entry.address, entry.source, entry.tool.queue))
         try:
-            outcome = await self._admitted(run, slots, record)
+            outcome = await self._admitted(run, slots, record, begin)
             entered = monotonic()
             if outcome is None:
                 outcome = await run.outcome(slots)
@@ -235,8 +239,9 @@ class RequestToolbox(msgspec.Struct, eq=False):
             return outcome
         return replace(self.on_cut(whole, max_bytes), images=outcome.images)
 
-    async def _admitted(self, run: "_CallRun", slots: Slots, record: RunRecord) -> Outcome | None:
-        """Wait for approval and take the places; return None when the call may run, else its outcome."""
+    async def _admitted(self, run: "_CallRun", slots: Slots, record: RunRecord, begin: Begin) -> Outcome | None:
+        """Wait for the approval, for the calls before it, and for the places; return None when the call may run, else its
+        outcome."""
         if run.tool.policy.require_approval:
             if self.approve is None:
                 return Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
@@ -244,6 +249,7 @@ class RequestToolbox(msgspec.Struct, eq=False):
             refusal = await self.approve(run.tool, run.call, run.report, run.key)
             if refusal is not None:
                 return refusal
+        await begin()
         try:
             if slots.are_free:
                 await slots.take()  # at once

@@ -50,6 +50,8 @@ class ToolSection(Section):
     """How much of a result the model gets; `limits.tool_result_bytes` by default."""
     safety: Annotated[Literal["read_only", "write", "destructive"] | None, SAFETY] = None
     """What it may do to the world. Only read-only tools are ever tried again."""
+    in_order: Switch | None = None
+    """Whether a call that may write waits for the calls before it in its turn, and those behind it wait for it; on by default."""
     retries: Retries | None = None
     """Further tries after a failure, for read-only tools; 0 by default."""
     require_approval: Annotated[RequireApproval | None, WAITS] = None

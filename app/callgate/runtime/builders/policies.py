@@ -11,7 +11,7 @@ from callgate.config.schema import ApprovalLists, ToolSection
 from callgate.tools.approval_rules import NO_RULE, ApprovalRule
 from callgate.tools.executor import Safety
 
-POLICY_FIELDS = ("timeout", "concurrency", "max_result_bytes", "retries")
+POLICY_FIELDS = ("timeout", "concurrency", "max_result_bytes", "retries", "in_order")
 
 
 def approval_rule(lists: ApprovalLists | None) -> ApprovalRule:
@@ -23,6 +23,7 @@ def policy_of(entry: ToolSection) -> dict[str, Any]:
     given = {name: value for name in POLICY_FIELDS if (value := getattr(entry, name)) is not None}
     if entry.safety is not None:
         given["safety"] = Safety(entry.safety)
+        given["safety_is_given"] = True
     return given
 
 

@@ -1,0 +1,101 @@
+"""Runs the calls of one turn: in the model's order where they may change something, side by side where they do not."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from callgate.calls.outcome import Outcome
+from callgate.calls.states import ReadyCall
+from callgate.conversation.events import CallEnded, CallStarted
+from callgate.conversation.ports import Emit, Toolbox
+from callgate.conversation.progress import CallReports
+
+
+class RunOrder:
+    """The order in which the calls of a turn begin.
+
+    A call that is ordered waits for all calls before it, and all behind it wait for it, however it ends. No more than `most`
+    run at the same time. Approvals come before the order: they are asked for together.
+    """
+
+    def __init__(self, are_ordered: Sequence[bool], most: int) -> None:
+        """`are_ordered`: for each call in the model's order, whether it is ordered."""
+        self._are_ordered = are_ordered
+        self._have_ended = [asyncio.Event() for _ in are_ordered]
+        self._places = asyncio.Semaphore(most)
+        self._in_place: set[int] = set()
+
+    async def begin(self, at: int) -> None:
+        """Wait until the call at this place may begin."""
+        for before in range(at):
+            if self._are_ordered[at] or self._are_ordered[before]:
+                await self._have_ended[before].wait()
+        await self._places.acquire()
+        self._in_place.add(at)
+
+    def end(self, at: int) -> None:
+        """Let the calls go on that wait for this one. Not called where it raised: then the whole turn is stopped, and no call
+        behind it may begin in between."""
+        if at in self._in_place:
+            self._in_place.remove(at)
+            self._places.release()
+        self._have_ended[at].set()
+
+
+async def run_calls(
+    calls: Sequence[ReadyCall],
+    toolbox: Toolbox,
+    emit: Emit,
+    turn: int,
+    *,
+    most: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, Outcome]:
+    """Run the calls of a turn, at most `most` at the same time, and return their outcomes by id."""
+    order = RunOrder([toolbox.is_ordered(call) for call in calls], most)
+    runs = [_TurnCall(call, toolbox, emit, turn, clock, order, place) for place, call in enumerate(calls)]
+    if len(runs) == 1:
+        return {calls[0].id: await runs[0].outcome()}
+    async with asyncio.TaskGroup() as group:
+        tasks = {run.call.id: group.create_task(run.outcome()) for run in runs}
+    return {id: task.result() for id, task in tasks.items()}
+
+
+class _TurnCall(msgspec.Struct, eq=False):
+    """One call, from its approval to its end."""
+
+    call: ReadyCall
+    _toolbox: Toolbox
+    _emit: Emit
+    _turn: int
+    _clock: Callable[[], float]
+    _order: RunOrder
+    _place: int
+    _started: float | None = None
+    _reports: CallReports | None = None
+
+    async def outcome(self) -> Outcome:
+        outcome = await self._toolbox.run(self.call, self._report, self._begin)
+        started = await self._start()
+        await self._emit(CallEnded(self._turn, self.call, outcome, self._clock() - started))
+        self._order.end(self._place)
+        return outcome
+
+    async def _start(self) -> float:
+        """Emit that the call starts, once: when it waits for its approval or begins, and not while it waits for others."""
+        if self._started is None:
+            await self._emit(CallStarted(self._turn, self.call, self._toolbox.writes(self.call)))
+            self._started = self._clock()
+        return self._started
+
+    async def _begin(self) -> None:
+        await self._order.begin(self._place)
+        await self._start()
+
+    async def _report(self, message: str, fraction: float | None = None) -> None:
+        await self._start()
+        if self._reports is None:
+            self._reports = CallReports(self._emit, self._turn, self.call, self._clock)
+        await self._reports.report(message, fraction)
