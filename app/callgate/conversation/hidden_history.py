@@ -9,7 +9,7 @@ if all tools were of one side.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -103,45 +103,82 @@ def calling_turns(messages: Sequence[Message]) -> Iterator[CallingTurn]:
 
 def put_back(messages: Sequence[Message], kept: Mapping[str, HiddenTurns]) -> tuple[Message, ...]:
     """Return the history with its hidden turns in their places. `kept` is by the handles of the calls."""
-    turns = {turn.place: turn for turn in calling_turns(messages)}
+    hidden_at = _hidden_at(messages, kept)
+    repeated = _repeated(messages, {place: hidden for place, (_, hidden) in hidden_at.items()})
     whole: list[Message] = []
-    used: set[int] = set()
-    restored: list[Mapping[str, Any]] = []
     place = 0
     while place < len(messages):
-        turn = turns.get(place)
-        hidden = next((kept[handle] for handle in turn.handles if handle in kept), None) if turn else None
-        # A client may write parallel calls as one message each; the hidden turns belong to the first of them.
-        if turn is None or hidden is None or id(hidden) in used or not _is_of(hidden, turn.calls):
-            whole.append(messages[place])
+        message = messages[place]
+        if place in hidden_at:
+            turn, hidden = hidden_at[place]
+            answers, place = _answers(messages, place + 1)
+            whole += _whole_turn(hidden, turn.calls, answers)
+        elif place in repeated and isinstance(message, ReturnedMessage):
+            count = len(message["tool_calls"])
+            whole += _without(messages[place : place + 1 + count], repeated[place])
+            place += 1 + count
+        else:
+            whole.append(message)
             place += 1
-            continue
-        used.add(id(hidden))
-        answers, place = _answers(messages, place + 1)
-        whole += _whole_turn(hidden, turn.calls, answers)
-        restored += (*hidden.before, hidden.assistant, *hidden.results.values())
-    return tuple(_without_restored(whole, restored) if restored else whole)
+    return tuple(whole)
 
 
-def _without_restored(messages: Sequence[Message], restored: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
-    """Yield the history without messages about calls that were shown and have been restored as well."""
-    kept = Counter(_accounts(restored))
-    dropped: set[str] = set()
-    for place, message in enumerate(messages):
-        if not isinstance(message, ReturnedMessage):
-            yield message
-        elif message["role"] == "assistant":
-            answered = (each for each in messages[place + 1 :] if isinstance(each, ReturnedMessage))
-            accounts = dict(
-                zip((call["id"] for call in message["tool_calls"]), _accounts((message, *answered)), strict=False)
-            )
-            known = Counter(accounts.values())
-            dropped = {id for id, account in accounts.items() if known[account] <= kept[account]}
-            kept -= Counter(accounts[id] for id in dropped)
-            if calls := [call for call in message["tool_calls"] if call["id"] not in dropped]:
-                yield {**message, "tool_calls": calls}
-        elif message["tool_call_id"] not in dropped:
-            yield message
+def _hidden_at(
+    messages: Sequence[Message], kept: Mapping[str, HiddenTurns]
+) -> dict[int, tuple[CallingTurn, HiddenTurns]]:
+    """Return the turns with hidden ones, by their places."""
+    found: dict[int, tuple[CallingTurn, HiddenTurns]] = {}
+    used: set[int] = set()
+    for turn in calling_turns(messages):
+        hidden = next((kept[handle] for handle in turn.handles if handle in kept), None)
+        # A client may write parallel calls as one message each; the hidden turns belong to the first of them.
+        if hidden is not None and id(hidden) not in used and _is_of(hidden, turn.calls):
+            used.add(id(hidden))
+            found[turn.place] = turn, hidden
+    return found
+
+
+def _repeated(messages: Sequence[Message], restored: Mapping[int, HiddenTurns]) -> dict[int, set[int]]:
+    """Return the calls that were shown and are restored as well: their numbers, by the places of their messages. The same call may
+    be in several turns: the nearest before the restored one is meant, else the next behind it, up to a message of the user's."""
+    repeated: dict[int, set[int]] = {}
+    for place, hidden in restored.items():
+        missing = Counter(_accounts((*hidden.before, hidden.assistant, *hidden.results.values())))
+        for near in _around(messages, place):
+            message = messages[near]
+            if not isinstance(message, ReturnedMessage) or message["role"] != "assistant":
+                continue
+            results = [
+                each for each in messages[near + 1 : near + 1 + len(message["tool_calls"])] if isinstance(each, dict)
+            ]
+            for number, account in reversed([*enumerate(_accounts((message, *results)))]):
+                if missing[account] > 0 and number not in repeated.get(near, ()):
+                    missing[account] -= 1
+                    repeated.setdefault(near, set()).add(number)
+    return repeated
+
+
+def _around(messages: Sequence[Message], place: int) -> Iterator[int]:
+    """Yield the places before one, the nearest first, and then those behind it, up to messages of the user's."""
+    for places in (range(place - 1, -1, -1), range(place + 1, len(messages))):
+        yield from takewhile(lambda near: not _is_users(messages[near]), places)
+
+
+def _is_users(message: Message) -> bool:
+    if isinstance(message, msgspec.Raw):
+        head = _head_of(message, _USER)
+        return head is not None and head.role == "user"
+    return bool(message["role"] == "user")
+
+
+def _without(round_: Sequence[Message], numbers: Collection[int]) -> Iterator[Message]:
+    """Yield a message with calls and its results, without some of the calls."""
+    message, *results = round_
+    assert isinstance(message, ReturnedMessage), "only these are left out"
+    calls = [call for number, call in enumerate(message["tool_calls"]) if number not in numbers]
+    if calls:
+        yield {**message, "tool_calls": calls}
+        yield from (result for number, result in enumerate(results) if number not in numbers)
 
 
 def _accounts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:

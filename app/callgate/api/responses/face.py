@@ -69,7 +69,9 @@ class ResponsesFace:
         if asked.previous_response_id is not None:
             parent = await self._kept.parent(owner, asked.previous_response_id)
         most = config.limits.body_bytes
-        items = await self._kept.resolved(owner, asked.input, most) if isinstance(asked.input, list) else asked.input
+        items: str | Sequence[Any] = asked.input
+        if isinstance(asked.input, list):
+            items = await self._kept.resolved(owner, asked.input, most, asked.previous_response_id)
         is_large = is_large or items is not asked.input or (parent is not None and parent.size > LARGE_BODY)
         if not items and parent is None:
             raise wrong("input", "Missing required parameter: 'input'.", "missing_required_parameter")

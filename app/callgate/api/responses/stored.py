@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final
@@ -21,6 +21,7 @@ from callgate.stores.store import Share, StoreError
 INPUT_PLACE: Final = 0x8000
 """The first place of a response's input items."""
 _ITEM_ID: Final = re.compile(rf"[a-z]+_([0-9a-f]{{24}})([0-9a-f]{{{ITEM_DIGITS}}})")
+_OUR_CALL: Final = re.compile(rf"mcp_[0-9a-f]{{{24 + ITEM_DIGITS}}}")
 _KINDS: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc", "mcp_call": "mcp"}
 
 _encode = msgspec.json.Encoder().encode
@@ -141,18 +142,20 @@ class StoredResponses:
             )
         return found
 
-    async def resolved(self, owner: str, items: list[Any], max_bytes: int) -> list[Any]:
-        """Return the items with references replaced by the items, together at most `max_bytes`. The same list where there is no
-        reference."""
-        references = {
-            place: item.get("id")
-            for place, item in enumerate(items)
-            if (isinstance(item, dict) and item.get("type") == "item_reference")
-        }
-        if not references:
+    async def resolved(self, owner: str, items: list[Any], max_bytes: int, previous: str | None = None) -> list[Any]:
+        """Return the items with references replaced by the items, together at most `max_bytes`, and each of them once. Calls and
+        outputs with the id of a call of ours are that call, and left out where it is of the `previous` response. The same list where
+        there is no such item."""
+        references, ours = _references(items), _calls_of_ours(items)
+        if previous is not None and ours:
+            start = f"mcp_{previous.removeprefix('resp_')}"
+            left_out = {place for place, id in ours.items() if id.startswith(start)}
+            items = [item for place, item in enumerate(items) if place not in left_out]
+            references, ours = _references(items), _calls_of_ours(items)
+        if not references and not ours:
             return items
         wanted: dict[str, set[str]] = {}
-        for id in references.values():
+        for id in (*references.values(), *ours.values()):
             if isinstance(id, str) and (parts := _ITEM_ID.fullmatch(id)):
                 wanted.setdefault(f"resp_{parts[1]}", set()).add(id)
         found: dict[Any, msgspec.Raw] = {}
@@ -165,12 +168,11 @@ class StoredResponses:
             if not isinstance(id, str) or id not in found:
                 message = f"Item with id '{str(id)[:80]}' not found."
                 raise ChatError(404, message, param=f"input[{place}].id", code="item_not_found")
-        referred = [found[id] for id in references.values()]
-        size = sum(memoryview(each).nbytes for each in referred)
-        checking = partial(check_whole, referred, max_bytes, "input")
+        size = sum(memoryview(each).nbytes for each in found.values())
+        checking = partial(check_whole, [*found.values()], max_bytes, "input")
         await asyncio.to_thread(checking) if LARGE < size <= max_bytes else checking()
-        read = {id: _decode(found[id]) for id in set(references.values())}
-        return [read[references[place]] if place in references else item for place, item in enumerate(items)]
+        known = {id: _decode(item) for id, item in found.items()}
+        return list(_each_once(items, references, ours, known))
 
     async def _found(self, owner: str, id: str) -> StoredResponse | None:
         if not id.startswith("resp_"):
@@ -194,6 +196,54 @@ class _Item(msgspec.Struct):
 
 _read_output = msgspec.json.Decoder(_Output).decode
 _read_item = msgspec.json.Decoder(_Item).decode
+
+
+def _references(items: Sequence[Any]) -> dict[int, Any]:
+    """Return the ids of referenced items, by their places."""
+    return {
+        place: item.get("id")
+        for place, item in enumerate(items)
+        if isinstance(item, dict) and item.get("type") == "item_reference"
+    }
+
+
+def _calls_of_ours(items: Sequence[Any]) -> dict[int, str]:
+    """Return the ids of our calls that come back as calls of the client's, as some clients send them, and of their outputs."""
+    return {
+        place: item["call_id"]
+        for place, item in enumerate(items)
+        if isinstance(item, dict)
+        and item.get("type") in ("function_call", "function_call_output")
+        and isinstance(item.get("call_id"), str)
+        and _OUR_CALL.fullmatch(item["call_id"])
+    }
+
+
+def _each_once(
+    items: Sequence[Any], references: Mapping[int, Any], ours: Mapping[int, str], known: Mapping[str, Any]
+) -> Iterator[Any]:
+    outputs = {id: items[place]["output"] for place, id in ours.items() if "output" in items[place]}
+    seen: set[str] = set()
+    for place, item in enumerate(items):
+        id = references.get(place) or ours.get(place) or (item.get("id") if isinstance(item, dict) else None)
+        if not isinstance(id, str) or (id not in known and place not in ours):
+            yield item
+        elif id in known:
+            if id not in seen:
+                yield known[id]
+            seen.add(id)
+        elif item["type"] == "function_call":
+            seen.add(id)
+            yield {**item, "type": "mcp_call", "id": id, "output": _text_of(outputs.get(id))}
+        elif id not in seen:
+            yield item  # an output of what is not known here: refused when it is read
+
+
+def _text_of(output: Any) -> str | None:
+    if isinstance(output, list):
+        texts = [part.get("text") for part in output if isinstance(part, dict)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return output if isinstance(output, str) else None
 
 
 def _items_of(response: StoredResponse, ids: Collection[str]) -> dict[Any, msgspec.Raw]:
