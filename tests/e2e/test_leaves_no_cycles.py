@@ -1,13 +1,23 @@
 """What a request was made of goes as soon as it is over: rings of objects would keep every body until a collection."""
 
+import asyncio
 import gc
+import json
+import socket
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Self
+from urllib.parse import urlsplit
 
 import pytest
 
 from callgate.application import create_app
+from callgate.http.connection import ClientConnection
+from callgate.server.connection import ServerConnection
 from tests.harness.configs import make_config
 from tests.harness.server import serve
+from tests.harness.websocket import TEXT, client_frame
 from tests.harness.wire import raw_post
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
@@ -31,18 +41,197 @@ async def test_a_request_leaves_nothing_to_collect(
     question = {"model": "m", "messages": [{"role": "user", "content": text}], "stream": stream}
     async with serve(create_app(make_config(upstream.url, tools=tools))) as url:
         await raw_post(url, question)  # what is made once is made now
+        with Garbage() as garbage:
+            for _ in range(REQUESTS):
+                assert (await raw_post(url, question)).status == 200
+    assert not garbage.of_every_request
+
+
+class Garbage:
+    """What a block leaves that only a collection frees."""
+
+    def __init__(self) -> None:
+        self.left: Counter[str] = Counter()
+        """Objects of ours, by their types."""
+        self.byte_count = 0
+        """The bytes that these and others hold in lists."""
+
+    def __enter__(self) -> Self:
         for _ in range(10):  # what other tests left may take several rounds
             if not gc.collect():
                 break
         gc.disable()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         try:
-            for _ in range(REQUESTS):
-                assert (await raw_post(url, question)).status == 200
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
-            left = Counter(type(it).__qualname__ for it in gc.garbage if type(it).__module__.startswith("callgate."))
+            self.left.update(type(it).__qualname__ for it in gc.garbage if type(it).__module__.startswith("callgate."))
+            holders = [it for it in gc.garbage if isinstance(it, list)]
+            self.byte_count = sum(len(part) for it in holders for part in it if isinstance(part, bytes))
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
             gc.enable()
-    assert not {name: count for name, count in left.items() if count >= REQUESTS}
+
+    @property
+    def of_every_request(self) -> dict[str, int]:
+        return {name: count for name, count in self.left.items() if count >= REQUESTS}
+
+
+# Clients that leave ---------------------------------------------------------------------------------------------------
+
+ASKING = [{"role": "user", "content": "go on"}]
+
+
+def posted(path: str, body: Any, **headers: str) -> bytes:
+    content = json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(content)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+SOCKET = (
+    b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+ASKED_OVER_IT = client_frame(TEXT, json.dumps({"type": "response.create", "model": "m", "input": "go on"}).encode())
+CHAT: dict[str, Any] = {"model": "m", "stream": True, "messages": ASKING}
+CLIENTS = {
+    "chat": posted("/v1/chat/completions", CHAT),
+    "choices": posted("/v1/chat/completions", CHAT | {"n": 2}),
+    "keyed": posted("/v1/chat/completions", CHAT, idempotency_key="one"),
+    "responses": posted("/v1/responses", {"model": "m", "stream": True, "input": "go on"}),
+    "messages": posted("/v1/messages", CHAT | {"max_tokens": 1000}),
+    "web socket": SOCKET,
+    "feed": b"GET /v1/feed HTTP/1.1\r\nhost: localhost\r\n\r\n",
+}
+
+
+class EndlessAnswer(asyncio.Protocol):
+    """A model that says the same for ever, as fast as it is read."""
+
+    def __init__(self) -> None:
+        delta = {"index": 0, "delta": {"content": "x" * 2000}, "finish_reason": None}
+        chunk = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [delta]}
+        self._block = b"data: %b\n\n" % json.dumps(chunk).encode() * 16
+        self._is_held = self._is_begun = False
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+            self._go_on()
+
+    def pause_writing(self) -> None:
+        self._is_held = True
+
+    def resume_writing(self) -> None:
+        self._is_held = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._is_held and not self._transport.is_closing():
+            self._transport.write(self._block)
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+
+@asynccontextmanager
+async def model_of(answer: type[asyncio.Protocol]) -> AsyncIterator[str]:
+    async with await asyncio.get_running_loop().create_server(answer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield f"http://{host}:{port}"
+
+
+class Edge:
+    """How many clients do not read, and how many requests are over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = self.over = self.closed = 0
+        self._news = asyncio.Event()
+        for kind, name, counter in (
+            (ServerConnection, "pause_writing", "full"),
+            (ServerConnection, "released", "over"),
+            (ClientConnection, "connection_lost", "closed"),
+        ):
+            self._count(monkeypatch, kind, name, counter)
+
+    def _count(self, monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, counter: str) -> None:
+        inner = getattr(kind, name)
+
+        def counted(*given: Any) -> Any:
+            try:
+                return inner(*given)
+            finally:
+                setattr(self, counter, getattr(self, counter) + 1)
+                self._news.set()
+
+        monkeypatch.setattr(kind, name, counted)
+
+    async def until(self, counter: str, count: int) -> None:
+        async with asyncio.timeout(30):
+            while getattr(self, counter) < count:
+                self._news.clear()
+                await self._news.wait()
+
+
+async def leave_without_reading(url: str, edge: Edge, client: str, asks: bytes) -> None:
+    """One client that asks, reads the first bytes, and leaves when no more can be sent to it."""
+    loop, to = asyncio.get_running_loop(), urlsplit(url)
+    full, over, closed = edge.full, edge.over, edge.closed
+    with socket.socket() as asking:
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        asking.setblocking(False)
+        await loop.sock_connect(asking, (to.hostname, to.port))
+        await loop.sock_sendall(asking, asks)
+        assert (await loop.sock_recv(asking, 9)) == b"HTTP/1.1 "
+        if client == "web socket":
+            await loop.sock_sendall(asking, ASKED_OVER_IT)
+        if client != "feed":
+            await edge.until("full", full + 1)
+    await edge.until("over", over + 1)
+    if client != "feed":
+        await edge.until("closed", closed + 1)
+
+
+@pytest.mark.parametrize("tools", [(), ("echo",)], ids=["passed on", "with tools"])
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_clients_that_do_not_read_and_leave_leave_nothing_to_collect(
+    monkeypatch: pytest.MonkeyPatch, client: str, tools: tuple[str, ...]
+) -> None:
+    edge, asks = Edge(monkeypatch), CLIENTS[client]
+    async with model_of(EndlessAnswer) as upstream, serve(create_app(make_config(upstream, tools=tools))) as url:
+        await leave_without_reading(url, edge, client, asks)
+        with Garbage() as garbage:
+            for _ in range(REQUESTS):
+                await leave_without_reading(url, edge, client, asks)
+    assert not garbage.of_every_request
+    assert garbage.byte_count < 10_000 * REQUESTS
+
+
+class BrokenAnswer(EndlessAnswer):
+    """A model whose connection is lost in the middle of its answer."""
+
+    def _go_on(self) -> None:
+        self._transport.write(self._block)
+        self._transport.close()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("tools", [(), ("echo",)], ids=["passed on", "with tools"])
+async def test_an_answer_that_breaks_off_leaves_nothing_to_collect(tools: tuple[str, ...], stream: bool) -> None:
+    async with (
+        model_of(BrokenAnswer) as upstream,
+        serve(create_app(make_config(upstream, tools=tools))) as url,
+    ):
+        body = CHAT | {"stream": stream}
+        await raw_post(url, body)
+        with Garbage() as garbage:
+            for _ in range(REQUESTS):
+                assert b'"error":' in (await raw_post(url, body)).body
+    assert not garbage.of_every_request
+    assert garbage.byte_count < 10_000 * REQUESTS

@@ -211,7 +211,8 @@ class EventStream:
 
 
 def _client_error(failure: Exception, headers: Headers) -> ChatError:
-    error = as_chat_error(failure)
+    # With its traceback it would be in a cycle: it is returned by a frame that the traceback has.
+    error = as_chat_error(failure).with_traceback(None)
     if isinstance(error, OverLimit):
         return error  # raised before the chat begins; the error of a budget forbids retries by itself
     return after_write(error) if _wrote(headers) else error

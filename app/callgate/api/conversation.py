@@ -217,13 +217,20 @@ class Conversation(msgspec.Struct, eq=False):
             async with places:
                 await self._chat(choice, model, _for_choice(choice, emit))
 
+        # No task group: where it is cancelled, its error and its frame keep each other, and all that is behind them.
+        tasks: list[asyncio.Task[None]] = []
         try:
-            async with asyncio.TaskGroup() as group:
-                for choice, model in enumerate(models):
-                    group.create_task(in_place(choice, model))
-                    await asyncio.sleep(0)  # starting a chat takes a while, during which other requests wait
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # the client gets one error; it cannot be answered in parts
+            for choice, model in enumerate(models):
+                tasks.append(asyncio.create_task(in_place(choice, model)))
+                await asyncio.sleep(0)  # starting a chat takes a while, during which other requests wait
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled():
+                task.result()  # the client gets one error; it cannot be answered in parts
 
     async def _chat(self, choice: int, model: TurnModel, emit: Emit, *, may_pass_through: bool = False) -> None:
         """Run one chat with all its listeners."""

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from callgate.api.answers import ClientDisconnected, run_unless_disconnected
 from callgate.api.errors import encode, envelope_schema
 from callgate.api.rights import caller_of, seen_by
 from callgate.api.run_facts import facts_of
@@ -90,7 +91,10 @@ class WatchResponse(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            # Starlette's own way would leave a cycle of references for each client that leaves.
+            await run_unless_disconnected(self.stream_response(send), receive)
+        except ClientDisconnected:
+            pass
         finally:
             for end in self._at_end:
                 end()

@@ -71,7 +71,7 @@ NO_HINTS: Mapping[int, Hint] = {}
 _encode = msgspec.json.Encoder().encode
 
 
-class ChatRequest(msgspec.Struct):
+class ChatRequest(msgspec.Struct, weakref=True):
     """One request of a client. What a passed-through request does not need is decoded lazily."""
 
     outline: ChatOutline

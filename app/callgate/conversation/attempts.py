@@ -74,6 +74,7 @@ class Attempts(msgspec.Struct, eq=False):
             return self._asked <= UNGUIDED
         try:
             await self.chooser.go_on(failure)
-        except ChatError:
+        except ChatError as last:
+            last.with_traceback(None)  # it is the failure itself, and would be in a cycle with this frame
             return False
         return True

@@ -7,7 +7,7 @@ which checks the state again.
 import asyncio
 from collections.abc import Mapping
 from math import inf
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import httptools
 
@@ -89,6 +89,8 @@ class ClientConnection(asyncio.Protocol):
         self._timer_at = inf
         self._draining: asyncio.TimerHandle | None = None
         self._mask: CredentialMask | None = None
+        self._parser: Any = None
+        """There is one while it is connected."""
 
     # -- for the client
 
@@ -232,6 +234,8 @@ class ClientConnection(asyncio.Protocol):
             )
         self._owner.discard(self)
         self._wake()
+        # The parser refers to this connection: in a cycle, what was not read would be kept until a full collection of garbage.
+        self._parser = None
 
     # -- the parser's side
 
@@ -252,7 +256,7 @@ class ClientConnection(asyncio.Protocol):
                 self._headers[name] = value
 
     def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
+        status: int = self._parser.get_status_code()
         if status < _FINAL_STATUS or self._state != _AWAITED:
             return
         self.status = status

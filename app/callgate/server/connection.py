@@ -182,8 +182,9 @@ class ServerConnection(asyncio.Protocol):
             self._answering.abandon()
         self._make_writable()
         self._ignores_input = True
-        self._newest = self._tunnel = None
-        del self._parser  # breaks a reference cycle
+        # Each of these refers to this connection: in a cycle they would be kept until a full collection of garbage.
+        self._answering = self._newest = self._tunnel = None
+        del self._parser
 
     def data_received(self, data: bytes) -> None:
         if self._ignores_input:

@@ -1,5 +1,6 @@
 """Keeps a Messages request as it came, for a model behind Anthropic's own API."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -28,14 +29,17 @@ class OriginalMessages:
     ) -> None:
         self.fields: Mapping[str, msgspec.Raw] = request.fields
         self.foreign, self.betas = foreign, betas
-        self._request, self._origins = request, origins
+        self._request = weakref.ref(request)  # which has this
+        self._origins = origins
         self._places: Mapping[int, int] | None = None
         self._given: Sequence[Mapping[str, msgspec.Raw]] = ()
 
     def blocks_of(self, message: Message) -> tuple[str, Sequence[Any]] | None:
         if self._places is None:
+            request = self._request()
+            assert request is not None, "a request is kept while it is answered"
             # Messages are found by identity; the request keeps them alive.
-            self._places = {id(each): place for place, each in enumerate(self._request.messages)}
+            self._places = {id(each): place for place, each in enumerate(request.messages)}
             self._given = _messages.decode(self.fields["messages"])
         place = self._places.get(id(message))
         origins = None if place is None else self._origins[place]
