@@ -218,7 +218,8 @@ async def play_on_both(
         {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]}
         for tool in recording.request.get("tools", ())
     ]
-    question: dict[str, Any] = {**recording.request, "tools": tools, "thinking": {"type": "adaptive"}}
+    question: dict[str, Any] = {**recording.request, "thinking": {"type": "adaptive"}}
+    question |= {"tools": tools} if tools else {}
     config = make_config(upstream.url, models=models, tools=recording.house_tools)
     async with serve(create_app(config)) as url, openai_client(url) as client, http_client(url) as http:
         chat = await client.chat.completions.create(model=models[0], **recording.request)
@@ -277,7 +278,8 @@ async def test_responses_have_the_content_of_a_chat_streamed_and_whole(
         recording.play_on(upstream, model)
     request = {**recording.request}
     asked: dict[str, Any] = {"input": request.pop("messages"), "reasoning": {"summary": "auto"}}
-    asked["tools"] = [{"type": "function", **tool["function"]} for tool in request.pop("tools", ())]
+    tools = [{"type": "function", **tool["function"]} for tool in request.pop("tools", ())]
+    asked |= {"tools": tools} if tools else {}
     if "max_tokens" in request:
         asked["max_output_tokens"] = request.pop("max_tokens")
     config = make_config(upstream.url, models=models, tools=recording.house_tools)

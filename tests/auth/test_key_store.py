@@ -197,7 +197,7 @@ def damaged(folder: Path, damage: str) -> Path:
 def test_a_file_of_an_earlier_version_gets_the_columns_that_it_lacks(tmp_path: Path) -> None:
     opened = KeyStore(tmp_path)
     opened.add(ALICE)
-    for name in ("see", "expires_at", "old_hash", "old_expires_at"):
+    for name in ("see", "expires_at", "old_hash", "old_expires_at", "events", "usage", "offer"):
         opened._database.execute(f"ALTER TABLE keys DROP COLUMN {name}")
     opened.close()
     again = KeyStore(tmp_path)

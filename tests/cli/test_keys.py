@@ -58,6 +58,7 @@ def test_a_key_is_made_listed_and_revoked(config: Path) -> None:
 def test_a_key_is_written_into_a_file_once(tmp_path: Path, config: Path) -> None:
     file = tmp_path / "webui.key"
     command = ["keys", "create", "webui", "-c", str(config), "--events", "openwebui", "--into", str(file)]
+    command += ["--usage", "last_turn", "--offer", "with_client_tools"]
     made, again = run(app, command), run(app, command)
     assert (made.exit_code, again.exit_code) == (0, 0)
     secret = file.read_text()
@@ -66,6 +67,8 @@ def test_a_key_is_written_into_a_file_once(tmp_path: Path, config: Path) -> None
     assert file.stat().st_mode & 0o777 == 0o600
     [row] = listed(config)
     assert (row["name"], row["events"]) == ("webui", "openwebui")
+    assert (row["usage"], row["offer"]) == ("last_turn", "with_client_tools")
+    assert "usage=last_turn offer=with_client_tools" in run(app, ["keys", "list", "-c", str(config)]).output
 
 
 @pytest.mark.parametrize("name", ["bad name", "x" * 65, "../etc", ""])

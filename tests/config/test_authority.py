@@ -29,7 +29,7 @@ UNGUARDED = {
     "Config": "version server keys model_list ledger runs pools tools mcp_servers mcp_config approvals loop text_calls"
     " limits upstream responses store record traces reload logging",
     "HttpTool": "kind name description method url headers body",
-    "Key": "name hash old_hash events usage responses",
+    "Key": "name hash old_hash events usage offer responses",
     "LedgerSection": "url namespace",
     "Limits": "body_bytes json_depth messages argument_bytes calls_per_turn answer_bytes tool_threads child_processes"
     " request_seconds request_tokens tool_result_bytes concurrent_requests queue_seconds",
@@ -37,7 +37,7 @@ UNGUARDED = {
     "Loop": "max_iterations max_failed_turns max_repeats max_parallel_calls diagnostics",
     "McpServer": "type command args env cwd url headers prefix",
     "ModelEntry": "model_name litellm_params model_info tools fallbacks tool_calling thinking constrain_calls lane"
-    " trust_litellm events usage concurrency response_format_with_tools schema_dialect timeout stream_timeout responses",
+    " trust_litellm events usage offer concurrency response_format_with_tools schema_dialect timeout stream_timeout responses",
     "OpenApiTool": "kind name document base_url auth headers prefix rename",
     "PlacedTool": "run_on",
     "Pool": "queue_seconds fresh_process",

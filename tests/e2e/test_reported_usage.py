@@ -180,6 +180,9 @@ async def test_with_the_sum_and_without_diagnostics_nothing_is_added(upstream: U
         ("auto", "sum", "sum", "opencode/1.18.33", LAST),
         ("auto", "last_turn", "last_turn", "curl/8", SUM),
         (None, None, None, "claude-cli/2.1.328 (external, cli)", SUM),
+        (None, None, None, "claude-cli/2.1.248 (external, cli)", LAST),
+        (None, None, None, "claude-cli/0.24.4 (external, cli)", LAST),
+        (None, None, None, "claude-cli/next", SUM),
     ],
 )
 async def test_the_header_counts_before_the_key_and_the_key_before_the_entry(

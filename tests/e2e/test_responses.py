@@ -26,6 +26,7 @@ LOOK: dict[str, Any] = {
     "name": "look",
     "parameters": {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]},
 }
+OURS = [{"type": "mcp", "server_label": "callgate"}]
 ADD = Call("add", {"a": 1, "b": 2})
 KEYS = [{"name": name, "hash": hash_key(f"cg-{name}")} for name in ("alice", "bob")]
 
@@ -59,7 +60,8 @@ def output(call: Any, text: str = "yes") -> dict[str, Any]:
 async def test_a_call_of_ours_is_an_mcp_call_between_what_the_model_says(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="Let me see.", calls=[ADD], reasoning="Sum it."), Reply(text="It is 3.")])
     async with serving(upstream, "add") as client:
-        given = {"model": "m", "input": "1+2?", "instructions": "Be brief.", "reasoning": {"summary": "auto"}}
+        given: dict[str, Any] = {"model": "m", "input": "1+2?", "instructions": "Be brief.", "tools": OURS}
+        given["reasoning"] = {"summary": "auto"}
         response = await responded(client, stream=stream, **given)
     assert kinds(response) == ["reasoning", "message", "mcp_call", "message"]
     thought, _, call, _ = response.output
@@ -76,7 +78,7 @@ async def test_a_call_of_ours_is_an_mcp_call_between_what_the_model_says(upstrea
 async def test_a_tool_that_fails_is_a_failed_mcp_call(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), Reply(text="It failed.")])
     async with serving(upstream, "send_mail") as client:
-        response = await responded(client, stream=stream, model="m", input="try")
+        response = await responded(client, stream=stream, model="m", input="try", tools=OURS)
     call = response.output[0]
     assert (call.status, call.output) == ("failed", None)
     assert "mailbox is full" in json.dumps(call.to_dict(warnings=False)["error"])
@@ -99,7 +101,8 @@ async def test_server_side_calls_are_hidden_by_config_model_or_key(
     config = make_config(upstream.url, tools=["add"], entry=entry, responses=section, auth="keys", keys=keys)
     async with serve(create_app(config)) as url, openai_client(url, api_key="cg-alice") as client:
         for stream in (True, False):
-            assert kinds(await responded(client, stream=stream, model="m", input="1+2?")) == ["message"]
+            asked = {"model": "m", "input": "1+2?", "tools": OURS}
+            assert kinds(await responded(client, stream=stream, **asked)) == ["message"]
 
 
 @BOTH
@@ -164,7 +167,7 @@ async def test_no_more_of_our_tools_run_than_the_request_allows(upstream: Upstre
     calls = [Call("add", {"a": n, "b": 1}) for n in range(3)]
     upstream.script("m", [Reply(calls=calls), Reply(calls=calls[:1]), Reply(text="Enough.")])
     async with serving(upstream, "add") as client:
-        response = await client.responses.create(model="m", input="go", max_tool_calls=2)
+        response = await client.responses.create(model="m", input="go", max_tool_calls=2, tools=OURS)
     assert kinds(response) == ["mcp_call", "mcp_call", "message"]
     assert [call.output for call in response.output[:2]] == ["1", "2"]
     assert sum("max_tool_calls" in str(message["content"]) for message in asked(upstream)) == 2

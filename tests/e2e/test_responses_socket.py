@@ -26,7 +26,8 @@ pytestmark = pytest.mark.anyio
 async def test_its_messages_are_the_events_of_a_stream(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="Let me see.", calls=[Call("add", {"a": 1, "b": 2})]), Reply(text="3")])
     async with serve(create_app(make_config(upstream.url, tools=["add"]))) as url, websocket(url) as socket:
-        events = await socket.turn({"model": "m", "input": "1+2?"})
+        ours = [{"type": "mcp", "server_label": "callgate"}]
+        events = await socket.turn({"model": "m", "input": "1+2?", "tools": ours})
     check_events(events)
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["message", "mcp_call", "message"]
 

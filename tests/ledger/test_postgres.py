@@ -174,6 +174,8 @@ async def test_tables_of_an_older_version_get_what_they_lack_and_keep_what_they_
     connection = await asyncpg.connect(postgres.url, server_settings={"search_path": schema})
     for statement in (
         "ALTER TABLE keys DROP COLUMN events",
+        "ALTER TABLE keys DROP COLUMN usage",
+        "ALTER TABLE keys DROP COLUMN offer",
         "ALTER TABLE calls DROP COLUMN epoch",
         "ALTER TABLE approvals DROP COLUMN reason",
         "DROP TABLE answer_parts",
@@ -186,7 +188,7 @@ async def test_tables_of_an_older_version_get_what_they_lack_and_keep_what_they_
     assert sorted(made) == [False, True]
     async with opened(postgres.url, schema) as ledger:
         assert await ledger.database.fetch("SELECT call_id, epoch FROM calls") == [("before", 0)]
-        assert await ledger.database.fetch("SELECT events FROM keys") == []
+        assert await ledger.database.fetch("SELECT events, usage, offer FROM keys") == []
         assert await ledger.database.fetch("SELECT part FROM answer_parts") == []
 
     await connection.execute("INSERT INTO ledger_version VALUES (99)")

@@ -41,7 +41,7 @@ from callgate.conversation.turn_recovery import Recovery
 from callgate.recorder.recording import NOTED, RunRecording, RunTrace, TextsListener
 from callgate.runtime.chat_setup import clients_toolbox
 from callgate.runtime.durable_run import DurableRun
-from callgate.runtime.route import Route
+from callgate.runtime.route import EMPTY_TOOLS_LIST, Route
 from callgate.runtime.runtime import Runtime
 from callgate.stores.conversations import Conversations
 
@@ -195,7 +195,10 @@ class Conversation(msgspec.Struct, eq=False):
 
     @property
     def _may_pass(self) -> bool:
-        """True if the request may be passed through. Not a stream that is also stored in one piece."""
+        """True if the request may be passed through. Not a stream that is also stored in one piece, nor where the answer has to say
+        that our tools were held back."""
+        if EMPTY_TOOLS_LIST in self._route.warnings:
+            return False
         return self._request.may_pass and not (self._durable is not None and self._request.stream)
 
     async def _answer_choices(self, emit: EmitAny) -> None:

@@ -145,6 +145,7 @@ class FaceEndpoint:
                 wanted_tools=request.tool_filter,
                 tool_choice=request.tool_choice,
                 allowed=request.allowed,
+                client_tools=request.client_tools,
             )
             if (
                 before_tools is not None

@@ -4,6 +4,7 @@ Some agents take the usage of an answer for the size of their context. Where sev
 them compact a conversation that is small.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -15,7 +16,11 @@ HEADER: Final = "x-callgate-usage"
 SETTINGS: Final[Mapping[str, UsageSetting]] = {"auto": "auto", "sum": "sum", "last_turn": "last_turn"}
 COMPACTING_AGENTS: Final = ("codex", "opencode", "qwencode")
 """The beginnings of the user agents, in lower case, of clients that compact by the usage of an answer: Codex, opencode, and
-Qwen Code. `tests/clients/test_compaction.py` runs each of them, and shows that it compacts by the sum."""
+Qwen Code on Chat Completions. `tests/clients/test_compaction.py` runs each of them, and shows that it compacts by the sum."""
+CLAUDE_CODE: Final = re.compile(r"claude-cli/(\d{1,6})\.(\d{1,6})\.(\d{1,6})")
+READS_ITERATIONS: Final = (2, 1, 290)
+"""The first version of Claude Code that was seen to calculate its context from `usage.iterations`; 2.1.248 compacts by the sum.
+Qwen Code has the same user agent on Messages, with its own version (0.24.4), and compacts by the sum too."""
 
 
 def check_header(headers: Mapping[str, str]) -> None:
@@ -31,5 +36,11 @@ def usage_scope(headers: Mapping[str, str], of_key: UsageSetting | None, of_entr
     setting = SETTINGS.get(headers.get(HEADER, "")) or of_key or of_entry
     if setting != "auto":
         return setting
-    agent = headers.get("user-agent", "").lower()
-    return "last_turn" if agent.startswith(COMPACTING_AGENTS) else "sum"
+    return "last_turn" if _compacts(headers.get("user-agent", "").lower()) else "sum"
+
+
+def _compacts(agent: str) -> bool:
+    """True if a client is known to take the usage of an answer for the size of its context."""
+    if (claude_code := CLAUDE_CODE.match(agent)) is not None:
+        return tuple(map(int, claude_code.groups())) < READS_ITERATIONS
+    return agent.startswith(COMPACTING_AGENTS)

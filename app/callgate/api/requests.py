@@ -43,9 +43,15 @@ from callgate.conversation.ports import Message, ModelRequest, Original, Passthr
 from callgate.conversation.turn_recovery import FIELD, Hint, take_hints
 from callgate.conversation.usage import UsageScope
 from callgate.ledger.runs import StoredRun
+from callgate.runtime.route import ClientTools
 
 OURS = frozenset({"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"})
 """Fields that are attributes here; all others are sent on unchanged."""
+
+ABOUT_TOOLS = frozenset({"tools", "functions", "tool_choice", "function_call", "parallel_tool_calls"})
+"""Fields that providers refuse without tools."""
+IDLE_CHOICES = ("auto", "none", None)
+"""Tool choices that say nothing where there are no tools."""
 
 MAX_DIGITS = 15
 """Digits of a Content-Length."""
@@ -126,11 +132,20 @@ class ChatRequest(msgspec.Struct, weakref=True):
     """The client's own request, where its API is another that a model may have too."""
     conversation: str = ""
     """The id of the conversation that it goes on with, where the client names one."""
+    client_tools: ClientTools = "absent"
+    """Whether the client gave tools, its own or ours by name."""
     usage_scope: UsageScope = "sum"
     """Which token counts the answer reports."""
     may_have_ids: bool = False
     """It may name objects of the operator's account at a provider."""
     _messages: Sequence[msgspec.Raw] | None = None
+
+    def give_tools(self, client_tools: ClientTools) -> None:
+        """Note whether the client gave tools. Beside an empty list a choice that says nothing is dropped, because providers refuse
+        it without tools."""
+        self.client_tools = client_tools
+        if client_tools == "empty" and self.tool_choice in IDLE_CHOICES:
+            self.tool_choice = None
 
     @property
     def history(self) -> Sequence[Message]:
@@ -229,6 +244,10 @@ def _read(
         outline = outline_of_any(_encode(normalized))
         normalized, outline, own = _with_tools_of_its_own(normalized, outline, labels)
         has_ids = may_have_ids(body)  # plain requests were checked, with cached tools
+    client_tools: ClientTools = "some" if outline.tools else "absent"
+    if outline.tools is not None and not outline.tools:
+        client_tools, outline.tools = "empty", None
+        passed, normalized = without_empty_tools(passed), without_empty_tools(normalized)
     if len(outline.messages) > max_messages:
         raise wrong(
             "messages", f"Invalid 'messages': at most {max_messages} messages are accepted.", "array_above_max_length"
@@ -258,11 +277,12 @@ def _read(
         hints=hints,
         may_pass=tool_events != "trace" and own is NOTHING_OWN,
         every_event=tool_events == "trace",
+        client_tools=client_tools,
         may_have_ids=has_ids,
         asking=tuple(entry.approval for entry in own.entries or () if entry.approval is not None),
         client_names={legal: name for name, legal in own.names.items()},
     )
-    if outline.tool_choice is not None:
+    if outline.tool_choice is not None and "tool_choice" in normalized:
         request.tool_choice = msgspec.json.decode(normalized["tool_choice"])
         if (
             isinstance(outline.tool_choice, ChatToolChoice)
@@ -327,6 +347,18 @@ def _in_words_of_chat(body: bytes, fields: Fields) -> tuple[Fields, Fields, Mapp
     if is_misaddressed(fields):
         fields = as_chat(fields)
     return fields, without_legacy_fields(fields) if is_legacy(fields) else fields, hints
+
+
+def without_empty_tools(fields: Fields) -> Fields:
+    """Return a request without its empty list of tools, which OpenAI refuses, and without what it then refuses as well."""
+    return {name: value for name, value in fields.items() if not (name in ABOUT_TOOLS and _says_nothing(name, value))}
+
+
+def _says_nothing(name: str, value: msgspec.Raw) -> bool:
+    """True if a field about tools says nothing without tools. Another choice is a mistake that the provider should name."""
+    if name in ("tool_choice", "function_call"):
+        return msgspec.json.decode(value) in IDLE_CHOICES
+    return True
 
 
 def check_body(headers: Mapping[str, str], limit: int) -> None:

@@ -45,7 +45,9 @@ CREATE TABLE keys (
   expires_at REAL,
   old_hash TEXT,
   old_expires_at REAL,
-  events TEXT
+  events TEXT,
+  usage TEXT,
+  offer TEXT
 ) STRICT
 """
 _LATER: Final = {
@@ -54,11 +56,13 @@ _LATER: Final = {
     "old_hash": "TEXT",
     "old_expires_at": "REAL",
     "events": "TEXT",
+    "usage": "TEXT",
+    "offer": "TEXT",
 }
 """Columns that a file of an earlier version does not have."""
 _HAD_KEYS: Final = 1
 """The `user_version` of a file whose server's config had keys."""
-COLUMNS: Final = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at, see, expires_at, old_hash, old_expires_at, events"
+COLUMNS: Final = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at, see, expires_at, old_hash, old_expires_at, events, usage, offer"
 """The columns of a key, in the file and in the ledger."""
 _ALL: Final = f"SELECT {COLUMNS} FROM keys ORDER BY created_at, name"  # noqa: S608 - constants
 
@@ -210,6 +214,8 @@ def row_of(entry: KeyEntry) -> tuple[Any, ...]:
         entry.old_hash,
         entry.old_expires_at,
         entry.events,
+        entry.usage,
+        entry.offer,
     )
 
 
@@ -225,6 +231,8 @@ def key_facts(entry: KeyEntry, stored: StoredKey | None = None) -> dict[str, Any
         "admin": entry.admin,
         "see": entry.see,
         "events": entry.events,
+        "usage": entry.usage,
+        "offer": entry.offer,
         "limits": limits,
         "expires": written_moment(entry.expires_at),
         "old_key_until": None
@@ -295,6 +303,8 @@ def stored_key(row: tuple[Any, ...]) -> StoredKey:
         old,
         old_end,
         events,
+        usage,
+        offer,
     ) = row
     if not _HASH.fullmatch(digest) or not (old is None or _HASH.fullmatch(old)):
         raise ValueError(f"the hash of {name!r} is none")
@@ -307,6 +317,8 @@ def stored_key(row: tuple[Any, ...]) -> StoredKey:
         admin=bool(admin),
         see=see,
         events=events,
+        usage=usage,
+        offer=offer,
         allowance=Allowance(**json.loads(allowance)),
         expires_at=expires_at,
         old_hash=old,

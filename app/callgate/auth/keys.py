@@ -33,6 +33,7 @@ _MAX_KEY_LENGTH: Final = 4096
 
 See: TypeAlias = Literal["none", "own", "all"]
 ToolEvents: TypeAlias = Literal["off", "x", "reasoning", "openwebui"]
+OfferSetting: TypeAlias = Literal["any", "with_client_tools"]
 UsageSetting: TypeAlias = Literal["auto", "sum", "last_turn"]
 
 
@@ -50,6 +51,7 @@ class KeyEntry:
     allowance: Allowance = UNLIMITED
     events: ToolEvents | None = None
     usage: UsageSetting | None = None
+    offer: OfferSetting | None = None
     expires_at: float | None = None
     """Seconds since the epoch."""
     old_hash: str | None = None
@@ -76,6 +78,8 @@ class Caller:
     """How responses show that tools run, where the request does not set it."""
     usage: UsageSetting | None = None
     """Which token counts answers report, where the request does not set it."""
+    offer: OfferSetting | None = None
+    """Which requests our tools are offered to; None where its model says."""
     allowance: Allowance = UNLIMITED
 
     @property
@@ -234,6 +238,7 @@ def _caller_of(entry: KeyEntry) -> Caller:
         see=entry.see,
         events=entry.events,
         usage=entry.usage,
+        offer=entry.offer,
         allowance=UNLIMITED if entry.allowance == UNLIMITED else entry.allowance,  # compared by identity
     )
 

@@ -56,6 +56,14 @@ def create(
         Literal["off", "x", "reasoning", "openwebui"] | None,
         typer.Option(help="How its clients are shown that tools run; openwebui for Open WebUI's status lines."),
     ] = None,
+    usage: Annotated[
+        Literal["auto", "sum", "last_turn"] | None,
+        typer.Option(help="What its answers report; last_turn for agents that compact by the sum."),
+    ] = None,
+    offer: Annotated[
+        Literal["any", "with_client_tools"] | None,
+        typer.Option(help="Which of its requests are offered tools of the config; with_client_tools for agents."),
+    ] = None,
     into: Annotated[
         Path | None,
         typer.Option(
@@ -85,6 +93,8 @@ def create(
         "admin": admin,
         "see": see,
         "events": events,
+        "usage": usage,
+        "offer": offer,
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "parallel": parallel,
@@ -231,7 +241,7 @@ def _line(row: dict[str, Any]) -> str:
     parts += [f"models={','.join(row['models'])}", f"tools={','.join(row['tools']) or '-'}"]
     parts += [right for right in ("approve", "admin") if row[right]]
     parts += [f"see={row['see']}"] if row["see"] != "none" else []
-    parts += [f"events={row['events']}"] if row["events"] else []
+    parts += [f"{name}={row[name]}" for name in ("events", "usage", "offer") if row[name]]
     parts += [f"{name}={value:g}" for name, value in row["limits"].items()]
     parts += [f"expires={row['expires']}"] if row["expires"] else []
     if row["old_key_until"] and row["old_key_until"] > now:

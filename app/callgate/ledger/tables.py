@@ -134,7 +134,9 @@ CREATE TABLE IF NOT EXISTS keys (
   expires_at DOUBLE PRECISION,
   old_hash TEXT,
   old_expires_at DOUBLE PRECISION,
-  events TEXT
+  events TEXT,
+  usage TEXT,
+  offer TEXT
 )
 """,
     "CREATE TABLE IF NOT EXISTS pins (tool TEXT PRIMARY KEY, pin TEXT NOT NULL)",
@@ -173,7 +175,7 @@ CREATE TABLE IF NOT EXISTS kept (
     "CREATE INDEX IF NOT EXISTS fleet_calls_by_end ON fleet_calls (ended_at)",
 )
 """Tables in Postgres only; on one machine keys and pins have files of their own, and there are no workers."""
-VERSION: Final = 4
+VERSION: Final = 5
 """The version of the tables in Postgres."""
 
 SQLITE_TERMS: Final[dict[str, str]] = {

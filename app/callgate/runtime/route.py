@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final, Literal, TypeAlias
 
+from callgate.auth.keys import OfferSetting
 from callgate.calls.selection import ApprovalPolicy, ToolOrigin, needs_approval
 from callgate.conversation.errors import ChatError
 from callgate.runtime.recorded_tools import asking_first, asking_for
@@ -12,6 +14,17 @@ from callgate.upstream.params import SELECTORS
 from callgate.upstream.reasoning import Way, way_of
 from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.retry import RetryingModel
+
+ClientTools: TypeAlias = Literal["absent", "empty", "some"]
+"""Whether a request has `tools`: none at all, an empty list, or some."""
+EMPTY_TOOLS_LIST: Final = "empty_tools_list"
+"""The warning that none of our tools was offered, because the request has an empty list of tools."""
+
+
+def may_offer(client_tools: ClientTools, setting: OfferSetting) -> bool:
+    """True if our tools may be offered to a request. An empty list says that it wants none; without a list it is perhaps a side
+    request of an agent, for a title or a summary."""
+    return client_tools == "some" or (client_tools == "absent" and setting == "any")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +42,7 @@ class Route:
     is_recorded: bool = False
     """Whether its requests are recorded from their beginning."""
     warnings: tuple[str, ...] = ()
-    """Warnings for the caller about unknown tool names in its request. Plain ASCII."""
+    """Warnings for the caller about the tools of its request. Plain ASCII."""
     may_offer_tools: bool = False
     """Tools of ours may be offered, now or once their servers are ready."""
 

@@ -22,7 +22,7 @@ from callgate.runtime.models import Models, TokenCounter
 from callgate.runtime.offered_tools import OfferedTools, Wanted, is_short
 from callgate.runtime.prices import Prices
 from callgate.runtime.recording import RuntimeRecording
-from callgate.runtime.route import Route
+from callgate.runtime.route import EMPTY_TOOLS_LIST, ClientTools, Route, may_offer
 from callgate.runtime.shared import SharedResources
 from callgate.runtime.tool_patterns import check_patterns, pattern_problems, unknown_keys
 from callgate.telemetry.listeners import LogListener, MetricsListener
@@ -242,10 +242,12 @@ class Runtime(RuntimeRecording):
         wanted_tools: Wanted = None,
         tool_choice: Any = None,
         allowed: frozenset[str] | None = None,
+        client_tools: ClientTools = "absent",
     ) -> Route:
         """Return the route of a caller's request; `allowed` names the tools that it may use, the client's and ours. Cached
         until the tools change."""
-        asked = (model, caller.models, caller.tools, wanted_tools, tool_choice == "none", allowed)
+        rights = caller.models, caller.tools, caller.offer
+        asked = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools)
         route = self._routes.get(asked)
         if route is not None and not route.may_offer_tools and not route.warnings:
             return route  # also if our tools have changed
@@ -257,22 +259,31 @@ class Runtime(RuntimeRecording):
             route = None
         if allowed is not None:
             allowed &= self.offered.names  # a client may send any number of other names
-            asked = (model, caller.models, caller.tools, wanted_tools, tool_choice == "none", allowed)
+            asked = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools)
             route = self._routes.get(asked)
         if route is None:
             if len(self._routes) >= REMEMBERED_ROUTES:
                 self._routes.clear()
             entry = self._entry(model, caller)
-            may_offer = tool_choice != "none" and bool(entry.tools)
-            offered = self.offered.narrowed(entry.tools, caller.tools, wanted_tools, allowed) if may_offer else None
+            may_offer_tools = tool_choice != "none" and bool(entry.tools)
+            offered = (
+                self.offered.narrowed(entry.tools, caller.tools, wanted_tools, allowed) if may_offer_tools else None
+            )
             server_tools = offered if offered is not None and offered.by_name else None
+            warnings: tuple[str, ...] = ()
+            if server_tools is not None and not may_offer(client_tools, caller.offer or entry.offer):
+                server_tools = None
+                if client_tools == "empty":
+                    warnings = (EMPTY_TOOLS_LIST,)
             name, places = entry.configured_name, self._places.get(entry.configured_name)
             found = self.offered.unmatched(entry.tools, caller.tools, wanted_tools)
             for each in found:
                 audit.warning("tool_pattern_unmatched", where="request", model=entry.model_name, detail=str(each))
-            warnings = tuple(map(str, found))
+            warnings += tuple(map(str, found))
             recorded = self._records(with_tools=server_tools is not None)
-            route = Route(name, entry, self.catalogue.model(model), server_tools, places, recorded, warnings, may_offer)
+            route = Route(
+                name, entry, self.catalogue.model(model), server_tools, places, recorded, warnings, may_offer_tools
+            )
             if len(model) <= REMEMBERED_CHARS and is_short(wanted_tools):
                 self._routes[asked] = route
         return route

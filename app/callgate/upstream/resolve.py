@@ -54,6 +54,8 @@ class ModelConfig:
     """Whether calls may run although only litellm reports how the answer ended."""
     events: Literal["off", "x", "reasoning", "openwebui"] | None = None
     """How responses show that its tools run, unless the request or the key sets it."""
+    offer: Literal["any", "with_client_tools"] = "any"
+    """Which requests its tools are offered to, unless the key says."""
     usage: Literal["auto", "sum", "last_turn"] = "auto"
     """Which token counts answers report, unless the request or the key sets it."""
     pattern: str | None = None

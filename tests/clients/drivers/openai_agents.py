@@ -5,6 +5,7 @@ from typing import Any
 from agents import (
     Agent,
     AgentOutputSchema,
+    HostedMCPTool,
     ItemHelpers,
     ModelSettings,
     OpenAIChatCompletionsModel,
@@ -18,6 +19,9 @@ from line import Asked, OwnTool, Person, play
 from openai import AsyncOpenAI
 from openai.types.responses import ResponseTextDeltaEvent
 
+OURS = HostedMCPTool(tool_config={"type": "mcp", "server_label": "callgate", "require_approval": "never"})
+"""Names the server's tools, because an agent without tools sends an empty list, which means none."""
+
 
 def agent(asked: Asked, **options: Any) -> Agent[None]:
     ai = AsyncOpenAI(
@@ -27,7 +31,10 @@ def agent(asked: Asked, **options: Any) -> Agent[None]:
         max_retries=asked.get("retries", 0),
         timeout=asked.get("patience", 30),
     )
-    kind = OpenAIResponsesModel if asked["flavour"] == "responses" else OpenAIChatCompletionsModel
+    kind: Any = OpenAIChatCompletionsModel
+    if asked["flavour"] == "responses":
+        kind = OpenAIResponsesModel
+        options.setdefault("tools", [OURS])
     model = kind(asked["model"], ai)
     return Agent("tester", model=model, model_settings=ModelSettings(include_usage=True), **options)
 

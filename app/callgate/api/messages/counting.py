@@ -39,7 +39,11 @@ class CountEndpoint:
         request = read.request
         with self._manager.lease() as runtime:
             route = runtime.choose(
-                request.model, caller, wanted_tools=request.tool_filter, tool_choice=request.tool_choice
+                request.model,
+                caller,
+                wanted_tools=request.tool_filter,
+                tool_choice=request.tool_choice,
+                client_tools=request.client_tools,
             )
             if request.may_have_ids and not route.entry.provider_selectors:
                 check_ids(request.fields, dotted=True)

@@ -102,6 +102,10 @@ def read_messages_request(
         tool_events="off",
         tool_choice=_choice(outline.tool_choice),
     )
+    if outline.tools or outline.mcp_servers:
+        request.give_tools("some")
+    elif outline.tools is not None:
+        request.give_tools("empty")
     request.shown = frozenset(history.shown)
     request.conversation = earlier.conversation
     request.may_have_ids = may_have_ids(body)

@@ -109,6 +109,8 @@ class ResponsesFace:
         request.may_pass, request.every_event, request.keeps_hidden = False, True, True
         request.tool_events = "off"
         request.max_calls = asked.max_tool_calls
+        if asked.tools is not None:
+            request.give_tools("some" if asked.tools else "empty")
         if parent is not None:
             request.conversation = parent.conversation or asked.previous_response_id or ""
         if before or any(isinstance(message, ReturnedMessage) for message in messages):
@@ -232,7 +234,11 @@ class ResponsesExchange:
 
     def _head(self, conversation: Conversation, began: int) -> ResponseHead:
         asked = self.asked
-        shows = self._context.headers.get("x-callgate-events") != "off" and conversation.tools_shown == "mcp_call"
+        shows = (
+            self._context.headers.get("x-callgate-events") != "off"
+            and conversation.tools_shown == "mcp_call"
+            and self.request.client_tools != "absent"  # a client that gave no tools may fail at items of calls
+        )
         return ResponseHead(
             conversation.run_id,
             began,

@@ -35,6 +35,7 @@ class InputTokens:
                 wanted_tools=request.tool_filter,
                 tool_choice=request.tool_choice,
                 allowed=request.allowed,
+                client_tools=request.client_tools,
             )
             if request.may_have_ids and not route.entry.provider_selectors:
                 check_ids(request.fields)

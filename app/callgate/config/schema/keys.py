@@ -15,6 +15,7 @@ from callgate.config.schema.values import (
     KeyName,
     Moment,
     Money,
+    OfferSetting,
     Section,
     Switch,
     ToolEvents,
@@ -54,6 +55,9 @@ class Key(Section):
     """The models it may ask, as names or globs."""
     tools: Annotated[Globs, ADMITS] = ("*",)
     """The tools of the config it may use, as names or globs; `[]` for none."""
+    offer: OfferSetting | None = None
+    """Which of its requests are offered tools of the config: `any`, or only those `with_client_tools`; as the model's entry says
+    where it is not set."""
     approve: Annotated[Switch, WIDENS_ON] = False
     """It may decide about calls that wait for approval, its own and those of others."""
     admin: Annotated[Switch, WIDENS_ON] = False

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
 from callgate.config.schema.guards import WIDENS_ON
-from callgate.config.schema.values import Count, Globs, Seconds, Section, Switch, ToolEvents, UsageSetting
+from callgate.config.schema.values import Count, Globs, OfferSetting, Seconds, Section, Switch, ToolEvents, UsageSetting
 
 TextFormat: TypeAlias = Literal[
     "hermes",
@@ -118,6 +118,9 @@ class ModelEntry(Section):
     """What litellm should know of a model it does not know, for example `supports_function_calling`."""
     tools: Globs = ()
     """The tools of this config that are offered to it, as names or globs; none unless named."""
+    offer: OfferSetting = "any"
+    """Which requests they are offered to, unless the key says: `any`, or only those `with_client_tools`, that is with tools of
+    their own, so that the side requests of agents (titles, summaries) have none."""
     fallbacks: tuple[str, ...] = ()
     """Models to ask instead when this one fails before it has sent any content, in order."""
     tool_calling: ToolCalling = "auto"

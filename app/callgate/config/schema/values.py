@@ -84,6 +84,8 @@ Glob: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 Globs: TypeAlias = tuple[Glob, ...]
 ToolEvents: TypeAlias = Annotated[Literal["off", "x", "reasoning", "openwebui"], BeforeValidator(off_or_on)]
 """How responses show that tools run."""
+OfferSetting: TypeAlias = Literal["any", "with_client_tools"]
+"""Which requests our tools are offered to."""
 UsageSetting: TypeAlias = Literal["auto", "sum", "last_turn"]
 """Which token counts an answer reports."""
 WebAddress: TypeAlias = Annotated[str, shape(r"^https?://[^/\s]+", "should be an address like `https://example.com`")]

@@ -41,6 +41,7 @@ def key_entry(key: Key) -> KeyEntry:
         see=key.see,
         events=key.events,
         usage=key.usage,
+        offer=key.offer,
         allowance=allowance,
         expires_at=_moment(key.expires),
         old_hash=key.old_hash,

@@ -56,6 +56,7 @@ def model_entry(section: ModelSection, config: Config) -> ModelConfig:
         sees_images=_yes_or_no(section.model_info.get("supports_vision")),
         events=section.events,
         usage=section.usage,
+        offer=section.offer,
         format_with_tools=section.response_format_with_tools,
         answer_bytes=config.limits.answer_bytes,
         deadlines=Deadlines(
