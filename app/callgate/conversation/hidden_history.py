@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from callgate.calls.json_text import JsonFault, read_json
 from callgate.conversation.events import HiddenTurns
 from callgate.conversation.ports import Message
 
@@ -247,8 +248,8 @@ def _meaning(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments or {}
     try:
-        return msgspec.json.decode(arguments) if arguments.strip() else {}
-    except msgspec.DecodeError:
+        return read_json(arguments) if arguments.strip() else {}
+    except JsonFault:
         return arguments
 
 

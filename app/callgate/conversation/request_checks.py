@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from callgate.conversation import raw_json
 from callgate.conversation.errors import ChatError
+from callgate.conversation.past_arguments import PastArguments
 from callgate.conversation.ports import ModelRequest
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -29,13 +30,16 @@ _INSIDE: Final = {"image_url": "url", "audio_url": "url", "video_url": "url", "i
 """The field that the object in a part must have."""
 
 
-def check_request(ask: ModelRequest, *, plain_names: bool = True) -> None:
+def check_request(ask: ModelRequest, *, plain_names: bool = True, as_objects: bool = False) -> None:
     """Raise a `ChatError` that names the field, as OpenAI would, where tools or messages are invalid.
 
-    `plain_names`: whether tool names must follow OpenAI's rule; not where litellm renames them.
+    `plain_names`: whether tool names must follow OpenAI's rule; not where litellm renames them. `as_objects`: the provider
+    takes the arguments of earlier calls as objects.
     """
     _check_tools(ask.tools, plain_names=plain_names)
-    _check_history([raw_json.read(message) for message in ask.messages])
+    messages = [raw_json.read(message) for message in ask.messages]
+    _check_history(messages)
+    _check_past_arguments(messages, as_objects=as_objects)
 
 
 def _check_tools(tools: Sequence[Any], *, plain_names: bool) -> None:
@@ -104,6 +108,20 @@ def _check_answered(calling: int, unanswered: set[str]) -> None:
         ids = ", ".join(sorted(unanswered))[:200]
         message = f"Invalid '{where}': messages of role 'tool' must follow that answer each call; none answers {ids}."
         raise _wrong(where, message)
+
+
+def _check_past_arguments(messages: Sequence[Mapping[str, Any]], *, as_objects: bool) -> None:
+    past = PastArguments(as_objects=as_objects)
+    for index, message in enumerate(messages):
+        for place, call in enumerate(message.get("tool_calls") or ()):
+            _check_call(past, call.get("function"), f"messages[{index}].tool_calls[{place}].function")
+        _check_call(past, message.get("function_call"), f"messages[{index}].function_call")
+
+
+def _check_call(past: PastArguments, function: Any, where: str) -> None:
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if isinstance(arguments, str):
+        past.check(arguments, f"{where}.arguments")
 
 
 def _check_parts(parts: Sequence[Mapping[str, Any]], where: str) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
+from callgate.calls.json_text import JsonFault, read_json
 from callgate.conversation import raw_json
 from callgate.conversation.ports import Message
 from callgate.text_calls.prompts import Style
@@ -137,8 +136,8 @@ def _object(arguments: Any) -> dict[str, Any]:
     """Return arguments as an object; `{}` for anything else, which only a client can have written."""
     if isinstance(arguments, str):
         try:
-            arguments = msgspec.json.decode(arguments)
-        except msgspec.DecodeError:
+            arguments = read_json(arguments)
+        except JsonFault:
             return {}
     return arguments if isinstance(arguments, dict) else {}
 

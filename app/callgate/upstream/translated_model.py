@@ -99,7 +99,7 @@ class TranslatedModel:
         if original is not None and isinstance(question, Passthrough):
             return await self._from_original(messages_lane.passed, question, original)
         ask = as_read(question, messages_lane.LANE if original is not None else "chat")
-        check_request(ask, plain_names=False)
+        check_request(ask, plain_names=False, as_objects=not self._takes_addresses)
         if original is not None:
             return await self._from_original(messages_lane.question, ask, original)
         check_schemas(ask)

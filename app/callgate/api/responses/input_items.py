@@ -14,6 +14,7 @@ from callgate.api.request_schema import wrong
 from callgate.calls.legal_names import legal_name
 from callgate.conversation.errors import ChatError
 from callgate.conversation.hidden_history import ReturnedMessage
+from callgate.conversation.past_arguments import PastArguments
 from callgate.conversation.ports import Message
 from callgate.conversation.response_items import ITEMS
 
@@ -134,6 +135,7 @@ class _ItemReader:
             if item["type"].endswith("call_output"):
                 self._outputs.setdefault(item["call_id"], deque()).append((item, f"input[{place}]"))
         self._turn = _InputTurn()
+        self._past = PastArguments()
 
     def read(self) -> Iterator[Message]:
         for call_id in self._waiting:
@@ -157,6 +159,8 @@ class _ItemReader:
                 case "function_call" | "custom_tool_call":
                     custom = item["type"] == "custom_tool_call"
                     arguments = _encode({"input": item["input"]}).decode() if custom else item["arguments"]
+                    if not custom:
+                        self._past.check(arguments, f"{where}.arguments")
                     function = {
                         "name": legal_name(flat_name(item.get("namespace"), item["name"])),
                         "arguments": arguments,
@@ -168,6 +172,7 @@ class _ItemReader:
                 case "mcp_call":
                     if self._turn.calls:
                         yield from self._end_turn()
+                    self._past.check(item["arguments"] or "", f"{where}.arguments")
                     self._turn.shown.append(_shown(item))
         yield from self._end_turn()
 

@@ -568,7 +568,7 @@ def _input_of(call: Call) -> str:
     """Return the free text of a custom tool's call, which is the only parameter of a function in the chat."""
     try:
         arguments = call.arguments if isinstance(call, ReadyCall) else _decode(call.text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return call.text
     given = arguments.get("input") if isinstance(arguments, dict) else None
     return given if isinstance(given, str) else call.text
