@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -20,13 +21,15 @@ FROM_ROOT = {
     "docs/decisions/README.md": "decisions/index.md",
 }
 """Files of the project and the pages that show them."""
+OWN_PAGES = frozenset({"index.md", "configuration.md"})
+"""Pages that are no copy of that file."""
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "configuration.md", content="\n".join(_reference())))
     for name, page in FROM_ROOT.items():
-        if page not in {"index.md", "configuration.md"}:
+        if page not in OWN_PAGES:
             files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
     numbered = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
     config.nav[-1] = {"Design notes": ["decisions/index.md", *(f"decisions/{page.name}" for page in numbered)]}
@@ -34,20 +37,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links that leave this folder lead to the page that shows the file, or become plain text."""
-    sources = {shown: name for name, shown in FROM_ROOT.items()}
+    """Links that leave this folder lead to the page that shows the file. What is not there, or on no page, is an error."""
+    sources = {shown: name for name, shown in FROM_ROOT.items() if shown not in OWN_PAGES}
     here = ROOT / sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     depth = page.file.src_uri.count("/")
 
     def led(link: re.Match[str]) -> str:
         text, target, anchor = link[1], link[2], link[3] or ""
         path = (here.parent / target).resolve()
-        if not path.is_relative_to(ROOT):
-            return text
+        if not path.is_relative_to(ROOT) or not path.exists():
+            raise PluginError(f"{page.file.src_uri}: there is no {target}")
         name = path.relative_to(ROOT).as_posix()
-        shown = FROM_ROOT.get(name) or (name.removeprefix("docs/") if name.startswith("docs/") else None)
-        if shown is None or files.get_file_from_path(shown) is None:
-            return text
+        shown = FROM_ROOT.get(name, name.removeprefix("docs/"))
+        if files.get_file_from_path(shown) is None:
+            raise PluginError(f"{page.file.src_uri}: no page shows {target}")
         return f"[{text}]({'../' * depth}{shown}{anchor})"
 
     return LINK.sub(led, markdown)
