@@ -49,6 +49,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (MODEL + "mcp_servers: {a: {command: npx -y x}}\n", "no program npx -y x: is it `command: npx`, and the rest `args`?"),
         (MODEL + "tools:\n- {kind: python, module: callgate.tools.builtin}\nkeys:\n- {name: a, hash: 'sha256:" + "0" * 64 + "', tools: [x*]}\n", "warning: config.yaml:8:102: keys.0.tools (a): 'x*' names no tool"),
         (MODEL + "tools:\n- {kind: http, name: w, url: 'http://x/', description: d, parameters: {type: objct}}\n", "config.yaml:6:71: tools.0.parameters: tool w cannot be used: "),
+        (MODEL + "tools:\n- {kind: http, name: w, url: 'http://x/{citty}', description: d, parameters: {properties: {city: {}}}}\n", "tools.0: `{citty}` is no property of `parameters`; did you mean `{city}`?"),
+        (MODEL + "tools:\n- {kind: http, name: w, url: 'http://x/', query: {q: '{quuery}'}, description: d, parameters: {properties: {query: {}}}}\n", "`{quuery}` is no property of `parameters`; did you mean `{query}`?"),
         (MODEL + "tools: [{kind: command, name: l, description: d, command: ls -l}]\n", "5:50: tools.0.command: unknown key `command`; what it means elsewhere is `argv` here"),
         (MODEL.replace("openai/", "opnai/"), "config.yaml:3:27: model_list.0.litellm_params.model: no provider is called 'opnai'"),
         (MODEL + "tools: [{name: x}]\n", "tools.0: needs a `kind`: `python`, `http`, `openapi` or `command`"),

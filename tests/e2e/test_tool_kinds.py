@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 
 from callgate.application import create_app
 from callgate.runtime.builders.errors import BadTool
@@ -180,3 +180,49 @@ async def test_a_tool_that_cannot_be_made_fails_the_start_with_its_place(entry: 
         registry_of(config, web, threads, CommandProcesses())
     await web.close()
     threads.close()
+
+
+@BOTH
+async def test_a_model_cannot_change_what_the_operator_fixed_in_an_http_tool(upstream: Upstream, stream: bool) -> None:
+    asked: list[str] = []
+    service = FastAPI()
+
+    @service.get("/rows")
+    async def rows(request: Request) -> dict[str, str]:
+        asked.append(request.url.query)
+        return {"rows_of": request.query_params["tenant"], "role": request.query_params["role"]}
+
+    attack = {"q": "x", "tenant": "victim", "role": "admin"}
+    upstream.script("m", [Reply(calls=[Call("rows", attack), Call("rows", {"q": "x"})]), Reply(text="done")])
+    async with serve(service) as there:
+        entry = {
+            "kind": "http",
+            "name": "rows",
+            "description": "Finds rows.",
+            "url": f"{there}/rows?role=reader",
+            "query": {"tenant": "acme", "q": "{q}"},
+            "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
+            "allow_private": True,
+        }
+        async with serve(create_app(make_config(upstream.url, tools=[entry]))) as url:
+            await answer_of(url, stream=stream)
+    refused, answered = results(upstream)
+    assert "schema_mismatch" in refused
+    assert json.loads(answered) == {"rows_of": "acme", "role": "reader"}
+    assert asked == ["role=reader&tenant=acme&q=x"]
+
+
+async def test_a_command_that_reads_its_arguments_gets_only_those_that_are_declared(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[Call("read", {"q": "x", "tenant": "victim"})]), Reply(text="done")])
+    entry = {
+        "kind": "command",
+        "name": "read",
+        "description": "Reads.",
+        "argv": ["cat"],
+        "stdin": "json",
+        "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
+    }
+    async with serve(create_app(make_config(upstream.url, tools=[entry]))) as url:
+        await answer_of(url, stream=False)
+    [refused] = results(upstream)
+    assert "schema_mismatch" in refused

@@ -441,6 +441,28 @@ def test_a_key_in_the_query_is_sent_and_shown_nowhere(tmp_path):
     assert "cret" not in one.source
 
 
+def test_the_keys_of_an_object_in_the_query_do_not_set_what_is_fixed(tmp_path):
+    free = {"type": "object", "additionalProperties": {"type": "string"}}
+    parameters = [
+        {"name": "filter", "in": "query", "schema": free},
+        {"name": "KEY", "in": "query", "schema": {"type": "string"}},
+    ]
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "t", "version": "1"},
+        "servers": [{"url": "https://api.example.com"}],
+        "components": {"securitySchemes": {"query_key": {"type": "apiKey", "in": "query", "name": "key"}}},
+        "security": [{"query_key": []}],
+        "paths": {"/rows": {"get": {"operationId": "rows", "parameters": parameters}}},
+    }
+    one = tool("rows", source(json.dumps(document), tmp_path, auth={"query_key": "ours"}))
+    assert list(one.parameters["properties"]) == ["filter"], "the key is the operator's, however it is written"
+    assert request(one, filter={"owner": "me"}).url.query == b"key=ours&owner=me"
+    for name in ("key", "Key", "key[]"):
+        with pytest.raises(BadArgument, match="cannot be chosen"):
+            request(one, filter={name: "theirs"})
+
+
 def test_all_of_one_way_go_and_nothing_of_the_others(tmp_path):
     found = shop_with(tmp_path, [{"basic": [], "api_key": []}, {"token": []}], auth={"api_key": "k", "token": "t"})
     headers = request(tool("echo", found), body="").headers

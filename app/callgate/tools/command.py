@@ -18,6 +18,7 @@ from callgate.calls.states import ReadyCall
 from callgate.http.trace_context import trace_headers
 from callgate.tools.executor import RunContext
 from callgate.tools.launch import landlock_abi
+from callgate.tools.parameters import named_in, unknown_place
 from callgate.tools.process import (
     Closed,
     Command,
@@ -197,12 +198,12 @@ def _check(argv: Sequence[Sequence[str]], stdin: str | None, parameters: Mapping
         raise BadCommand("a model may not choose the program; `{…}` belongs behind it")
     if any("\0" in part for group in argv for part in group):
         raise BadCommand("an argument may not contain the character NUL")
-    known = dict(parameters.get("properties", {}))
+    known = named_in(parameters)
     placed = {name for group in argv for part in group for name in _PLACE.findall(part)}
     placed.update(_PLACE.findall(stdin or ""))
-    for name in sorted(placed - known.keys()):
-        raise BadCommand(f"`{{{name}}}` is no property of `parameters`")
-    for name in sorted(known.keys() - placed):
+    if wrong := unknown_place(placed, known):
+        raise BadCommand(wrong)
+    for name in sorted(known - placed):
         if stdin != JSON:
             raise BadCommand(f"`{name}` of `parameters` has no place: neither `argv` nor `stdin` says where it goes")
 

@@ -32,7 +32,7 @@ class Policy:
     concurrency: int | None = None
     max_result_bytes: int = 65_536
     safety: Safety = Safety.WRITE
-    safety_is_given: bool = False
+    safety_is_given: bool = field(default=False, compare=False)
     """Whether the config, the tool or its server gives the safety; otherwise it counts as one that writes."""
     require_approval: bool = False
     retries: int = 0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, unquote, unquote_plus, urlencode, urlsplit
 
 import httpx2
 import msgspec
@@ -19,9 +19,13 @@ from callgate.calls.states import ReadyCall
 from callgate.http.trace_context import trace_headers
 from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.executor import RunContext
+from callgate.tools.fixed_names import FixedNames
 from callgate.tools.http_client import Request, Web, ask, shown_address
+from callgate.tools.parameters import named_in, unknown_place
 
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+_HEADER_PLACE = re.compile(rf"(?<!\$){_PLACE.pattern}")
+"""The same in a header; not a variable that is not set, which is reported by itself."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
@@ -67,7 +71,8 @@ class HttpEndpoint:
     """Runs a call as one HTTP request.
 
     `spread` assigns the arguments to the parts of the request. Without it those named in the path, in `query` or in `body` go
-    there, and the others become the JSON body if the method has one and there is no `body`, else query parameters.
+    there, and the others become the JSON body if the method has one and there is no `body`, else query parameters. Then
+    `parameters` is the schema of the arguments, which has every placeholder, and no name that URL, query or headers fix.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class HttpEndpoint:
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, str | int | float | bool] | None = None,
         body: Any = None,
+        parameters: Mapping[str, Any] | None = None,
         rules: AddressRules = PUBLIC_ONLY,
         path_values: PathValues = PathValues.ONE_SEGMENT,
         spread: Spread | None = None,
@@ -92,6 +98,10 @@ class HttpEndpoint:
         self._rules = rules
         self._spread = spread or self._by_templates
         self._placed = {*self._url.places, *_places(self._query), *_places(body)}
+        self._fixed = FixedNames([*self._url.names, *self._query, *self._headers, *_names_in(body)])
+        self._named = frozenset[str]()
+        if parameters is not None:
+            self._named = self._checked(parameters, headers or {})
 
     async def execute(self, call: ReadyCall, context: RunContext) -> Outcome:
         try:
@@ -102,23 +112,47 @@ class HttpEndpoint:
 
     def _request(self, arguments: Mapping[str, Any], key: str) -> Request:
         parts = self._spread(arguments)
-        headers = {**trace_headers(), **parts.headers, **self._headers, "Idempotency-Key": key}
+        headers = _merged(trace_headers(), parts.headers, self._headers, {"Idempotency-Key": key})
         if parts.content is not None:
-            headers.setdefault("Content-Type", "application/json")
+            headers = _merged({"Content-Type": "application/json"}, headers)
         return Request(self._method, self._url.fill(parts.path, parts.query), headers, parts.content)
+
+    def _checked(self, parameters: Mapping[str, Any], headers: Mapping[str, str]) -> frozenset[str]:
+        """Return the names of the parameters. Raises `BadTemplate` where a call could never be made as it is meant."""
+        names = named_in(parameters)
+        if wrong := unknown_place(self._placed, names):
+            raise BadTemplate(wrong)
+        for header, value in headers.items():
+            if _HEADER_PLACE.search(value):  # not quoted: it may be a part of a secret
+                raise BadTemplate(f"the value of {header} holds `{{…}}`: arguments are not filled into headers")
+        for name in sorted(names - self._placed):
+            if (fixed := self._fixed.meant_by(name)) is not None:
+                raise BadTemplate(
+                    f"`{name}` of `parameters` can never be set: {fixed} is fixed in the URL, `query`, `headers` or `body`"
+                )
+        return names
 
     def _by_templates(self, arguments: Mapping[str, Any]) -> Parts:
         rest = {name: value for name, value in arguments.items() if name not in self._placed}
+        self._refuse_fixed(name for name in rest if name not in self._named)
         has_body = self._method in _BODY_METHODS
         query = list(_query(self._query, arguments))
         if not has_body:
             query += pairs(rest)
         content: bytes | None = None
         if self._body is not None:
-            content = as_json(_filled(self._body, arguments))
+            body = _filled(self._body, arguments)
+            if isinstance(self._body, str) and isinstance(body, Mapping):  # an argument is the whole body
+                self._refuse_fixed(body)
+            content = as_json(body)
         elif has_body:
             content = as_json(rest)
         return Parts(arguments, encoded(query), content=content)
+
+    def _refuse_fixed(self, names: Iterable[str]) -> None:
+        for name in names:
+            if (fixed := self._fixed.meant_by(name)) is not None:
+                raise BadArgument(f"`{name}` cannot be chosen: the tool fixes {fixed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +165,8 @@ class _UrlTemplate:
     prefix: str
     """The literal beginning of the path."""
     places: frozenset[str]
+    names: tuple[str, ...]
+    """The names of the parameters in its query."""
     path_values: PathValues
 
     @classmethod
@@ -151,7 +187,8 @@ class _UrlTemplate:
         except (httpx2.InvalidURL, UnicodeError) as error:  # its text quotes parts of the URL
             raise BadTemplate(f"{shown} is no address that can be used") from error
         places = frozenset(_PLACE.findall(path + "?" + parts.query))
-        return cls(origin, authority, path, parts.query, prefix, places, path_values)
+        names = tuple(unquote_plus(part.partition("=")[0]) for part in re.split("[&;]", parts.query) if part)
+        return cls(origin, authority, path, parts.query, prefix, places, names, path_values)
 
     def fill(self, arguments: Mapping[str, Any], more: str) -> httpx2.URL:
         path = _PLACE.sub(lambda found: _in_path(found.group(1), arguments, self.path_values), self.path)
@@ -280,6 +317,19 @@ def _filled(template: Any, arguments: Mapping[str, Any]) -> Any:
             return [value for value in (_filled(each, arguments) for each in template) if value is not _MISSING]
         case _:
             return template
+
+
+def _names_in(body: Any) -> Iterable[str]:
+    """Return the names of the fields that a template of a body has."""
+    return body if isinstance(body, Mapping) else ()
+
+
+def _merged(*parts: Mapping[str, str]) -> dict[str, str]:
+    """Merge headers, whose names have no case; later ones replace earlier ones."""
+    merged: dict[str, tuple[str, str]] = {}
+    for headers in parts:
+        merged |= {name.lower(): (name, value) for name, value in headers.items()}
+    return dict(merged.values())
 
 
 def _places(template: Any) -> set[str]:

@@ -19,6 +19,7 @@ from callgate.calls.outcome import Failed
 from callgate.config.files import read_text
 from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.executor import DEFAULT_POLICY, Policy, Safety, Tool
+from callgate.tools.fixed_names import FixedNames
 from callgate.tools.http_client import Request, Web, ask, shown_address
 from callgate.tools.http_endpoint import BadTemplate, HttpEndpoint, PathValues, encoded
 from callgate.tools.openapi_document import MAX_DOCUMENT_BYTES, BadDocument, LeftOut, OpenApiDocument, Operation
@@ -211,7 +212,7 @@ class OpenApiSource:
         headers = {"Accept": ACCEPTED, **api.headers, **credentials.headers}
         fixed = {f"header {name.lower()}" for name in headers} | {f"query {name}" for name in credentials.query}
         shape = shape_of(dictionary, operation, frozenset(fixed))
-        shape = replace(shape, query=encoded(credentials.query.items()))
+        shape = replace(shape, query=encoded(credentials.query.items()), fixed=FixedNames(credentials.query))
         base = (api.base_url or document.server(operation)).rstrip("/")
         address = f"{base}{shape.path}"
         executor = HttpEndpoint(

@@ -5,11 +5,12 @@ parameters if the body is required and has only properties; otherwise the body i
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from callgate.tools.fixed_names import NO_NAMES, FixedNames
 from callgate.tools.http_endpoint import BadArgument, Parts, as_json, as_text
 from callgate.tools.openapi_document import LeftOut, Operation
 from callgate.tools.openapi_schema import Dictionary, Schemas
@@ -75,6 +76,8 @@ class Shape:
     body: BodyShape | None
     query: str = ""
     """The fixed query parameters, encoded."""
+    fixed: FixedNames = NO_NAMES
+    """The names of these."""
 
     def spread(self, arguments: Mapping[str, Any]) -> Parts:
         """Assign the arguments to the parts of the request."""
@@ -89,6 +92,9 @@ class Shape:
         content = _content(self.body, arguments)
         if self.body is not None and content is not None:
             headers["Content-Type"] = self.body.media_type
+        for each, value in given:
+            if each.place == "query" and each.style == "form" and each.explode and isinstance(value, dict):
+                self._refuse_fixed(value)  # its keys are names of parameters
         query = [part for each, value in given if each.place == "query" for part in _query(each, value)]
         return Parts(
             path={each.argument: _simple(each, value) for each, value in given if each.place == "path"},
@@ -96,6 +102,11 @@ class Shape:
             headers=headers,
             content=content,
         )
+
+    def _refuse_fixed(self, names: Iterable[str]) -> None:
+        for name in names:
+            if (fixed := self.fixed.meant_by(name)) is not None:
+                raise BadArgument(f"`{name}` cannot be chosen: the tool fixes {fixed}")
 
 
 def shape_of(dictionary: Dictionary, operation: Operation, fixed: frozenset[str]) -> Shape:
@@ -108,6 +119,7 @@ class _Shaping:
         self._document = dictionary.document
         self._operation = operation
         self._fixed = fixed
+        self._fixed_query = FixedNames(each.removeprefix("query ") for each in fixed if each.startswith("query "))
         self._schemas = Schemas(dictionary)
         self._properties: dict[str, Any] = {}
         self._required: list[str] = []
@@ -150,7 +162,9 @@ class _Shaping:
         for (place, name), node in nodes:
             if place == "header" and name.lower() in _OURS:
                 continue
-            if f"{place} {name.lower() if place == 'header' else name}" in self._fixed:
+            if place == "header" and f"header {name.lower()}" in self._fixed:
+                continue
+            if place == "query" and self._fixed_query.meant_by(name) is not None:
                 continue
             content = node.get("content")
             if not isinstance(content, Mapping) or not content:

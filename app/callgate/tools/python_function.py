@@ -235,8 +235,13 @@ def _parameters(function: Callable[..., Any], name: str) -> list[tuple[inspect.P
         hints = typing.get_type_hints(_hinted(function), include_extras=True)
     except (NameError, TypeError, ValueError) as error:
         raise NotATool(f"the parameters of {name} cannot be read: {error}") from error
+    bound: Mapping[str, Any] = {}
+    if isinstance(function, functools.partial):
+        bound = function.keywords  # fixed by the author, and no parameters for a model
     found = []
     for parameter in signature.parameters.values():
+        if parameter.name in bound:
+            continue
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             raise NotATool(f"{name} takes {parameter}; a tool names each of its parameters")
         found.append((parameter, hints.get(parameter.name, Any)))

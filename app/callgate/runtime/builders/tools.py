@@ -14,6 +14,7 @@ from callgate.tools.command import CommandLine
 from callgate.tools.concurrency import ConcurrencyLimits
 from callgate.tools.executor import Executor, Policy, Tool
 from callgate.tools.mcp_descriptors import Pins
+from callgate.tools.parameters import closed
 from callgate.tools.process import CommandProcesses, Paths, ProcessLimits
 from callgate.tools.python_function import NotATool, functions_at, python_tool
 from callgate.tools.registry import Registry
@@ -141,6 +142,7 @@ def _http_tool(entry: HttpTool, defaults: Policy, web: "Web") -> Tool:
         headers=in_clear(entry.headers),
         query=entry.query,
         body=entry.body,
+        parameters=entry.parameters,
         rules=AddressRules.of(allow_private=entry.allow_private, allow=entry.allow_hosts),
         path_values=path_values(entry.multi_segment),
     )
@@ -171,7 +173,7 @@ def _tool(entry: HttpTool | CommandTool, executor: Executor, defaults: Policy, s
     return Tool(
         name=entry.name,
         description=entry.description,
-        parameters=entry.parameters,
+        parameters=closed(entry.parameters),
         executor=executor,
         policy=replace(defaults, **policy_of(entry)),
         kind=entry.kind,
