@@ -37,7 +37,7 @@ UNGUARDED = {
     "Loop": "max_iterations max_failed_turns max_repeats max_parallel_calls diagnostics",
     "McpServer": "type command args env cwd url headers prefix",
     "ModelEntry": "model_name litellm_params model_info tools fallbacks tool_calling thinking constrain_calls lane"
-    " trust_litellm events usage offer concurrency response_format_with_tools schema_dialect timeout stream_timeout responses",
+    " events usage offer concurrency response_format_with_tools schema_dialect timeout stream_timeout responses",
     "OpenApiTool": "kind name document base_url auth headers prefix rename",
     "PlacedTool": "run_on",
     "Pool": "queue_seconds fresh_process",
@@ -150,6 +150,7 @@ def command(**more: Any) -> dict[str, Any]:
         ({"approvals": {"demand_hash": True}}, {}, "approvals.demand_hash"),
         ({"limits": {"redis_down": "closed"}}, {}, "limits.redis_down"),
         ({}, {"model_list": [{**DEMO, "provider_selectors": True}]}, "model_list.demo.provider_selectors"),
+        ({}, {"model_list": [{**DEMO, "trust_litellm": "on"}]}, "model_list.demo.trust_litellm"),
     ],
     ids=lambda it: it if isinstance(it, str) else "",
 )

@@ -108,7 +108,6 @@ def entries(case: Case) -> list[dict[str, Any]]:
             "model_name": f"{case.id}-{lane}",
             "litellm_params": {"model": f"openai/{case.id}"},
             "lane": lane,
-            "trust_litellm": lane == "litellm",
             "tools": names,
             "tool_calling": case.data.get("format", "native"),
         }
@@ -183,83 +182,23 @@ async def _streamed(client: AsyncOpenAI, question: dict[str, Any], outcome: Outc
 # What must hold -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Through:
-    """What a lane leaves of a case. The direct lane leaves all of it."""
-
-    why: str = ""
-    unnoticed: frozenset[str] = frozenset()
-    """Findings that cannot be made any more, because what they are about was mended on the way."""
-    broken: tuple[dict[str, str], ...] | None = None
-    """The broken calls, where they look different."""
-    lost: bool = False
-    """The calls never arrive; the turn is an answer without calls, and says so."""
-    again: bool = False
-    """The turn counts as broken off and is asked again."""
-    refused: bool = False
-    """The whole answer cannot be read; the client gets an error."""
-
-
-UNCHANGED = Through()
-LITELLM = {
-    "s007-message-instead-of-delta": Through("it drops a chunk that has `message` for `delta`", lost=True),
-    "s008-null-entries": Through("it drops the calls of a chunk it cannot build: a null entry", lost=True),
-    "s028-integer-id": Through("it drops the calls of a chunk it cannot build: a number for an id", lost=True),
-    "s040-args-object": Through("it writes an object as JSON text", frozenset({"arguments_repaired"})),
-    "s074-no-finish-clean-end": Through("a clean end without a reason and a cut one look the same", again=True),
-    "m005-stop-with-call": Through("it rewrites `stop` beside calls", frozenset({"tool_calls_with_stop"})),
-    "m009-finish-null": Through("it makes up a reason", frozenset({"missing_finish_reason"})),
-    "m020-arguments-dict": Through("it writes an object as JSON text", frozenset({"arguments_repaired"})),
-    "m025-array-arguments-value": Through("it cannot build a call with a list for arguments", refused=True),
-    "m034-id-missing": Through("it makes up an id", frozenset({"id_repaired"})),
-    "m045-multi-tool-use": Through(
-        "it unwraps parallel calls itself, and takes `functions.` away from each name",
-        frozenset({"parallel_unwrapped"}),
-        broken=({"name": "get_tides", "reason": "unknown_tool"},),
-    ),
-    "m049-content-parts": Through("it cannot build a message with a list for content", refused=True),
-}
-"""`docs/finish-reasons.md` says the same to users. In each of these cases no more runs than on the direct lane."""
-
-HIDDEN = frozenset(
-    """
-    m104-blank-no-reason m108-parsed-empty-object-no-reason m112-error-in-message s127-blank-no-reason
-    s130-blank-eof-behind-reason s131-blank-reset-behind-reason s132-blank-reason-on-every-chunk-cut
-    s133-blank-reason-on-every-chunk s134-empty-prefix-reason-on-every-chunk-cut s136-null-text-cut
-    s142-blank-reason-of-another-choice s146-legacy-blank-cut s147-legacy-blank-no-reason s156-resent-numeric-id
-    s159-error-number s160-error-list s162-error-in-choice s163-error-in-delta s164-error-object-error
-    s165-error-detail s166-error-detail-list s167-error-code-and-message s168-error-code-and-message-empty-choices
-    s169-error-type-error s170-error-event-error s171-error-base-resp s172-error-errors-list
-    s178-error-of-another-choice s184-index-fraction s185-index-word s210-unreadable-piece-entry s211-unreadable-piece-function
-    """.split()
-)
-"""litellm shows none of what these cases turn on: it makes up reasons, and drops errors it does not know. They are why an entry
-on its lane has no tools unless it says `trust_litellm: on`, and they are not played there."""
-
-
 def played(cases: list[Case], *, tools: bool = True) -> list[Any]:
-    """Each case with the lanes that can show it."""
+    """Each case on each lane."""
     return [
         pytest.param(case, lane, id=f"{case.id}-{lane}")
         for case in cases
         for lane in LANES
-        if bool(case.data["tools"]) is tools and not (lane == "litellm" and case.id in HIDDEN)
+        if bool(case.data["tools"]) is tools
     ]
 
 
-def through(case: Case, lane: str) -> Through:
-    return LITELLM.get(case.id, UNCHANGED) if lane == "litellm" else UNCHANGED
-
-
-def check(case: Case, outcome: Outcome, left: Through) -> None:
+def check(case: Case, outcome: Outcome) -> None:
     expect = case.data["expect"]
     assert outcome.shown_calls == []
-    if left.lost or left.again or left.refused:
-        check_less(expect, outcome, left)
-    elif failure := failed_by(expect):
+    if failure := failed_by(expect):
         check_failed(expect, outcome, failure)
     else:
-        check_settled(expect, outcome, left)
+        check_settled(expect, outcome)
 
 
 def failed_by(expect: Mapping[str, Any]) -> str | None:
@@ -268,12 +207,12 @@ def failed_by(expect: Mapping[str, Any]) -> str | None:
     return next((reason for reason in sorted(TURN_FAILURES) if reason in reasons), None)
 
 
-def check_settled(expect: Mapping[str, Any], outcome: Outcome, left: Through) -> None:
+def check_settled(expect: Mapping[str, Any], outcome: Outcome) -> None:
     """A turn that the provider finished: its whole calls ran, and the model was sent an error for each of the others."""
-    broken = expect["incomplete"] if left.broken is None else list(left.broken)
+    broken = expect["incomplete"]
     assert as_json(outcome.runs) == as_json([plain(call) for call in expect["calls"]])
     assert outcome.broken == broken
-    assert set(outcome.turn["findings"]) == set(expect["warnings"]) - left.unnoticed
+    assert set(outcome.turn["findings"]) == set(expect["warnings"])
     assert ids_differ(expect["calls"], outcome) == []
     again = bool(expect["calls"] or broken)
     assert outcome.text == (joined(expect["content"], FINAL) if again else expect["content"])
@@ -311,18 +250,6 @@ def check_failed(expect: Mapping[str, Any], outcome: Outcome, failure: str) -> N
         assert (outcome.text, len(outcome.asked)) == (FINAL, 2)
 
 
-def check_less(expect: Mapping[str, Any], outcome: Outcome, left: Through) -> None:
-    """Less of the case arrived than was sent. Nothing of it runs, and it is said that something is missing."""
-    assert outcome.runs == []
-    if left.refused:
-        assert "502" in outcome.error
-    elif left.again:
-        assert "nothing of it was run" in outcome.error
-    else:
-        assert outcome.turn["findings"] == ["finish_without_tool_calls"]
-        assert outcome.text == expect["content"]
-
-
 def ids_differ(calls: list[dict[str, Any]], outcome: Outcome) -> list[tuple[str, str]]:
     """Of the calls whose id is known, those that have another one."""
     ready = [call["id"] for call in outcome.turn["calls"] if call["verdict"] == "ready"]
@@ -353,14 +280,14 @@ def as_json(value: Any) -> str:
 @pytest.mark.parametrize(("case", "lane"), played(STREAMED))
 async def test_a_stream_of_the_corpus_has_the_expected_outcome(served: Served, case: Case, lane: str) -> None:
     outcome = await play(served, case, case_reply(case.data), lane=lane, stream=True)
-    check(case, outcome, through(case, lane))
+    check(case, outcome)
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize(("case", "lane"), played(WHOLE))
 async def test_a_message_of_the_corpus_has_the_expected_outcome(served: Served, case: Case, lane: str) -> None:
     outcome = await play(served, case, case_reply(case.data), lane=lane, stream=False)
-    check(case, outcome, through(case, lane))
+    check(case, outcome)
 
 
 @pytest.mark.parametrize(("case", "lane"), played(WHOLE, tools=False))

@@ -56,7 +56,7 @@ async def test_a_chat_names_nothing_of_the_operators_account(
     upstream: Upstream, lane: str, tools: tuple[str, ...]
 ) -> None:
     provider = "cohere" if lane == "translated" else "openai"
-    config = make_config(upstream.url, tools=tools, provider=provider, lane=lane, entry={"trust_litellm": True})
+    config = make_config(upstream.url, tools=tools, provider=provider, lane=lane, entry={"trust_litellm": "on"})
     async with serve(create_app(config)) as url:
         for fields, param in NAMED:
             answer = await raw_post(url, asked(fields))

@@ -28,7 +28,6 @@ def config_dict(
     shared = {
         "tools": ["*"] if entries else [],
         "lane": lane,
-        "trust_litellm": lane == "litellm",
         "tool_calling": "native",
         **(entry or {}),
     }

@@ -1,5 +1,7 @@
 """`python -m tests.lanes [PROVIDER ...]`: the matrix of providers and native cases, one line for each provider.
 
+`python -m tests.lanes exchanges [PROVIDER ...]`: six endings of an answer, streamed and whole, at providers of litellm's lane.
+
 `python -m tests.lanes attacks [NUMBER [WIRE ...]]`: so many damaged answers on each wire, other ones every time.
 """
 
@@ -8,6 +10,8 @@ import random
 import sys
 
 from tests.lanes.attacks import SHAPES, search
+from tests.lanes.exchanges import PROVIDERS, exchanges
+from tests.lanes.exchanges import report as report_of_exchanges
 from tests.lanes.matrix import MODELS, native_cases, play, report
 
 
@@ -15,6 +19,12 @@ def main(providers: list[str]) -> int:
     figures = asyncio.run(play(native_cases(), providers or MODELS))
     sys.stdout.write("\n".join(report(figures)) + "\n")
     return 1 if any(each.more for each in figures) else 0
+
+
+def show_exchanges(providers: list[str]) -> int:
+    found = asyncio.run(exchanges(providers or PROVIDERS))
+    sys.stdout.write("\n".join(report_of_exchanges(found)) + "\n")
+    return 1 if any(each.is_wrong for each in found) else 0
 
 
 def attack(count: int, wires: list[str]) -> int:
@@ -29,4 +39,6 @@ def attack(count: int, wires: list[str]) -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["attacks"]:
         sys.exit(attack(int((sys.argv[2:3] or ["1000"])[0]), sys.argv[3:]))
+    if sys.argv[1:2] == ["exchanges"]:
+        sys.exit(show_exchanges(sys.argv[2:]))
     sys.exit(main(sys.argv[1:]))

@@ -415,7 +415,7 @@ def _google_parser() -> Any:
 
 
 def _google_message() -> Body:
-    return gemini._GeminiMessage(_litellm(), "m", SimpleNamespace(optional_params={}), _unread)
+    return gemini.GeminiMessage(_litellm(), "m", SimpleNamespace(optional_params={}), _unread)
 
 
 def _named(event: Event) -> bytes:
@@ -457,7 +457,7 @@ SHAPES: Mapping[str, Shape] = {
         stream_body=lambda: messages_lane.MessageEventsReader(_unread), whole_body=lambda: messages_lane._ClaudeMessage(_unread)
     ),
     "gemini": Shape(
-        _google_events, _google_whole, lambda: gemini._GeminiEvents(_google_parser(), _unread), _google_message,
+        _google_events, _google_whole, lambda: gemini.GeminiEvents(_google_parser(), _unread), _google_message,
         {"tool_calls": "STOP", "stop": "STOP", "length": "MAX_TOKENS", "content_filter": "SAFETY", "error": "MALFORMED_FUNCTION_CALL"},
         None, ("candidates", 0, "content", "parts", 0, "functionCall", "args"),
         ("candidates", 0, "content", "parts", 0, "functionCall", "name"),
@@ -466,7 +466,7 @@ SHAPES: Mapping[str, Shape] = {
         objects=True, calls_at=("candidates", 0, "content", "parts"),
     ),
     "bedrock": Shape(
-        _bedrock_events, _bedrock_whole, lambda: bedrock._Frames({}, _unread), lambda: bedrock._BedrockMessage({}, _unread),
+        _bedrock_events, _bedrock_whole, lambda: bedrock.Frames({}, _unread), lambda: bedrock.BedrockMessage({}, _unread),
         {**CLAUDE_REASONS, "content_filter": "guardrail_intervened"}, ("contentBlockIndex",), ("delta", "toolUse", "input"),
         ("start", "toolUse", "name"), ("start", "toolUse", "toolUseId"), ("stopReason",), ("toolUse", "name"),
         ("toolUse", "toolUseId"), ("toolUse", "input"), ("stopReason",), objects=True,
@@ -479,7 +479,7 @@ SHAPES: Mapping[str, Shape] = {
         ("arguments",), ("status",), objects=False, calls_at=("output",), encode=_named,
     ),
     "cohere": Shape(
-        _cohere_events, _cohere_whole, lambda: cohere._CohereEvents("m", _unread), lambda: cohere._CohereMessage("m", _unread),
+        _cohere_events, _cohere_whole, lambda: cohere.CohereEvents("m", _unread), lambda: cohere.CohereMessage("m", _unread),
         {"tool_calls": "TOOL_CALL", "stop": "COMPLETE", "length": "MAX_TOKENS", "content_filter": "ERROR_TOXIC", "error": "ERROR"},
         ("index",), ("delta", "message", "tool_calls", "function", "arguments"),
         ("delta", "message", "tool_calls", "function", "name"), ("delta", "message", "tool_calls", "id"),

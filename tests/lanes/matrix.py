@@ -16,6 +16,7 @@ from callgate.conversation.events import StreamEnd
 from callgate.conversation.ports import Message, Model, ModelRequest
 from callgate.conversation.turn import TurnBuilder
 from callgate.http.client import HttpClient
+from callgate.upstream import litellm_model
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.retry import RetryPolicy
@@ -45,9 +46,16 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "vertex_ai": ("vertex_ai/gemini-2.5-flash", VERTEX),
     "bedrock": ("bedrock/anthropic.claude-3-5-sonnet-20240620-v1:0", AWS),
     "cohere": ("cohere/command-r-plus", {}),
+    "tapped": ("openai/m", {}),
+    "tapped_snowflake": ("snowflake/m", {}),
+    "tapped_anthropic": ("anthropic/claude-sonnet-4-5", {}),
+    "tapped_gemini": ("gemini/gemini-2.5-flash", {}),
+    "tapped_bedrock": ("bedrock/anthropic.claude-3-5-sonnet-20240620-v1:0", AWS),
+    "tapped_cohere": ("cohere/command-r-plus", {}),
 }
 """A model of each provider, and what its entry says beside the address and the key; `messages` is Claude, asked by a client of
-the Messages API, and `responses` a model of OpenAI's that answers on no other API."""
+the Messages API, and `responses` a model of OpenAI's that answers on no other API. The `tapped` ones are asked by litellm."""
+TAPPED = "tapped"
 REFERENCE = "openai"
 
 
@@ -68,7 +76,7 @@ class Figures:
         lanes = ",".join(sorted(self.lanes))
         counts = f"{self.played:4} played, {self.without_form:3} without a form there"
         ran = f"{self.ran:4} calls ran of {self.reference_ran:4}, {len(self.more)} more than on the direct lane"
-        return f"{self.provider:13} {lanes:10} {counts}, {ran}"
+        return f"{self.provider:16} {lanes:10} {counts}, {ran}"
 
 
 def native_cases() -> list[Case]:
@@ -83,6 +91,7 @@ async def play(found: Sequence[Case], providers: Iterable[str] = MODELS) -> list
             return [await _played(server, client, provider, found, reference) for provider in providers]
     finally:
         await client.close()
+        await litellm_model.close()
 
 
 async def _played(
@@ -110,9 +119,10 @@ async def _executed(
     """The calls that would run, as text."""
     model, more = MODELS[provider]
     params = {"model": model, "api_base": f"{server.url}/{provider}/{at}", "api_key": KEY, **more}
-    if provider in {"bedrock", "vertex_ai"}:
+    if provider.removeprefix("tapped_") in {"bedrock", "vertex_ai"}:
         del params["api_key"]
-    entry = ModelConfig("m", params, tools=("*",), deadlines=QUICK)
+    lane: Literal["litellm", "auto"] = "litellm" if provider.startswith(TAPPED) else "auto"
+    entry = ModelConfig("m", params, tools=("*",), lane=lane, deadlines=QUICK)
     answering = Catalogue([entry], client, policy=RetryPolicy(tries=1)).model("m")
     data, count = case.data, itertools.count()
     building = TurnBuilder(offer_of(data["tools"]), lambda: f"made_{next(count)}")

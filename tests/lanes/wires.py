@@ -379,7 +379,7 @@ def _responses_whole(found: WireEvent) -> bytes:
 
 ANTHROPIC = Wire(_claude_stream, _claude_whole)
 GOOGLES = Wire(_google_stream, _google_whole)
-WIRES: Mapping[str, Wire] = {
+WIRES: dict[str, Wire] = {
     "anthropic": ANTHROPIC,
     "messages": ANTHROPIC,
     "responses": Wire(_responses_stream, _responses_whole),
@@ -388,6 +388,7 @@ WIRES: Mapping[str, Wire] = {
     "bedrock": Wire(_bedrock_stream, _bedrock_whole, "application/vnd.amazon.eventstream"),
     "cohere": Wire(_cohere_stream, _cohere_whole),
 }
+WIRES |= {f"tapped_{name}": WIRES[name] for name in ("anthropic", "gemini", "bedrock", "cohere")}
 
 
 def openai_stream(case: Mapping[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from callgate.conversation.ports import Message, ModelRequest
 from callgate.upstream import resolve
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.inspection import whereabouts
-from callgate.upstream.litellm_model import LiteLLMModel
+from callgate.upstream.litellm_lane import LiteLLMModel
 from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.translated_model import TranslatedModel
 from tests.scripted_upstream.script import Call, Cut, ErrorEvent, Malformed, Reply, Reset, Shape
@@ -35,7 +35,7 @@ def lanes(upstream, client):
     def make(**more):
         upstream.key = KEY
         way = resolve.litellm_settings(entry(upstream, **more))
-        through = LiteLLMModel("m", way, QUICK)
+        through = LiteLLMModel("m", way, QUICK, trusts_litellm=True)
         return TranslatedModel("m", way, client, QUICK), through
 
     return make
@@ -232,11 +232,11 @@ async def test_a_call_without_args_is_a_call_and_keeps_the_lane(upstream, lanes,
         assert (broke, raw) == (None, True)
 
 
-@pytest.mark.parametrize("lane, raw", [("auto", True), ("translated", True), ("litellm", False)])
-async def test_gemini_takes_the_lane_unless_configured_otherwise(upstream, client, lane, raw):
+@pytest.mark.parametrize("lane, taken", [("auto", "translated"), ("translated", "translated"), ("litellm", "litellm")])
+async def test_gemini_takes_the_lane_unless_configured_otherwise(upstream, client, lane, taken):
     upstream.script(MODEL, [Reply(text="ok")])
     upstream.key = KEY
     model = Catalogue([entry(upstream, lane)], client).model("m")
     turn, _, is_raw = await turn_of(model, question(True))
-    assert (turn.text, is_raw) == ("ok", raw)
-    assert (await whereabouts(entry(upstream, lane))).lane == ("translated" if raw else "litellm")
+    assert (turn.text, turn.reasons, is_raw) == ("ok", ("STOP",), True)
+    assert (await whereabouts(entry(upstream, lane))).lane == taken

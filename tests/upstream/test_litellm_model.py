@@ -15,7 +15,7 @@ from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ProviderError, Usage
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream import litellm_model, resolve
-from callgate.upstream.litellm_model import LiteLLMModel
+from callgate.upstream.litellm_lane import LiteLLMModel
 from callgate.upstream.params import NAMED
 from callgate.upstream.resolve import LiteLLMSettings, ModelConfig
 from tests.upstream.reading import events_until_broken_off, text_of
@@ -47,7 +47,7 @@ async def test_it_is_prepared_while_other_threads_import(litellm, monkeypatch):
 
 def at(server, deadlines=QUICK, **more):
     arguments = {"model": "openai/m", "api_base": f"{server.url}/v1", "api_key": "sk-planted-key-000111222", **more}
-    return LiteLLMModel("m", LiteLLMSettings(arguments, ("sk-planted-key-000111222",)), deadlines)
+    return LiteLLMModel("m", LiteLLMSettings(arguments, ("sk-planted-key-000111222",)), deadlines, trusts_litellm=True)
 
 
 async def events(model, ask):
@@ -242,7 +242,8 @@ async def test_a_provider_with_a_shape_of_its_own_is_reached():
     async with serving(whole(answer)) as server:
         way = LiteLLMSettings({"model": "anthropic/claude-x", "api_base": server.url, "api_key": "k"})
         found = await events(
-            LiteLLMModel("m", way, QUICK), asking(stream=False, tools=[tool("t")], top_k=3, odd_thing=1)
+            LiteLLMModel("m", way, QUICK, trusts_litellm=True),
+            asking(stream=False, tools=[tool("t")], top_k=3, odd_thing=1),
         )
     assert text_of(found) == "Hm."
     assert [event.name for event in found if isinstance(event, CallWritten)] == ["t"]
@@ -281,7 +282,10 @@ ENDING = named_event("message_delta", delta={"stop_reason": "tool_use"}, usage={
 
 def claude_at(server):
     return LiteLLMModel(
-        "m", LiteLLMSettings({"model": "anthropic/claude-x", "api_base": server.url, "api_key": "k"}), QUICK
+        "m",
+        LiteLLMSettings({"model": "anthropic/claude-x", "api_base": server.url, "api_key": "k"}),
+        QUICK,
+        trusts_litellm=True,
     )
 
 

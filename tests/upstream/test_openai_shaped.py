@@ -240,20 +240,29 @@ async def test_the_lane_follows_from_the_entry_alone(params, lane):
     "params",
     [{"model": "ollama/x", "num_ctx": 1}, {"model": "openai/gpt-5-pro", "ssl_verify": False}, {"model": "nowhere/x"}],
 )
-async def test_where_the_end_is_not_seen_tools_are_refused_at_load(params):
-    entry = ModelConfig("m", params, tools=("*",))
+async def test_where_calls_may_not_run_on_litellms_lane_tools_are_refused_at_load(params):
+    resolve.check(ModelConfig("m", params, tools=("*",)))
+    entry = ModelConfig("m", params, tools=("*",), trust_litellm="off")
     with pytest.raises(LaneError, match=r"trust_litellm: on"):
         resolve.check(entry)
     resolve.check(ModelConfig("m", params))
-    resolve.check(ModelConfig("m", params, tools=("*",), trust_litellm=True))
+    resolve.check(ModelConfig("m", params, tools=("*",), trust_litellm="on"))
     if params["model"] == "nowhere/x":
         resolve.check(ModelConfig("m", {**params, "api_base": "http://127.0.0.1:1"}, tools=("*",), lane="direct"))
+
+
+async def test_a_model_that_is_not_asked_by_http_may_have_tools_only_on_litellms_word():
+    with pytest.raises(LaneError, match="runs in this process"):
+        resolve.check(ModelConfig("m", {"model": "vllm/x"}, tools=("*",)))
+    resolve.check(ModelConfig("m", {"model": "vllm/x"}))
+    resolve.check(ModelConfig("m", {"model": "vllm/x"}, tools=("*",), trust_litellm="on"))
 
 
 async def test_a_wildcard_that_is_filled_in_with_such_a_provider_has_no_tools(client):
     catalogue = Catalogue([ModelConfig("*", {"model": "*"}, tools=("*",))], client)
     assert catalogue.entry("groq/x").tools == ("*",)
-    assert catalogue.entry("nlp_cloud/x").tools == ()
+    assert catalogue.entry("nlp_cloud/x").tools == ("*",)
+    assert catalogue.entry("vllm/x").tools == ()
 
 
 async def test_a_reason_is_an_event_as_it_was_written(model):

@@ -20,7 +20,7 @@ from callgate.upstream import resolve, translation
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.direct_model import ANSWER_BYTES
 from callgate.upstream.inspection import whereabouts
-from callgate.upstream.litellm_model import LiteLLMModel
+from callgate.upstream.litellm_lane import LiteLLMModel
 from callgate.upstream.resolve import LaneError, ModelConfig
 from callgate.upstream.translated_model import TranslatedModel
 from tests.scripted_upstream.script import Call, Cut, ErrorEvent, Hang, Hold, Html, Malformed, Pace, Reply, Reset, Shape
@@ -43,7 +43,7 @@ def lanes(upstream, client):
     def make(deadlines=QUICK, answer_bytes=ANSWER_BYTES, **more):
         upstream.key = KEY
         way = resolve.litellm_settings(entry(upstream, **more))
-        through = LiteLLMModel("m", way, deadlines)
+        through = LiteLLMModel("m", way, deadlines, trusts_litellm=True)
         return TranslatedModel("m", way, client, deadlines, answer_bytes=answer_bytes), through
 
     return make
@@ -448,20 +448,20 @@ async def test_without_a_key_no_request_is_sent(upstream, lanes, monkeypatch):
 # Which deployments take it --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lane, raw", [("auto", True), ("translated", True), ("litellm", False)])
-async def test_claude_takes_the_lane_unless_configured_otherwise(upstream, client, lane, raw):
+@pytest.mark.parametrize("lane, taken", [("auto", "translated"), ("translated", "translated"), ("litellm", "litellm")])
+async def test_claude_takes_the_lane_unless_configured_otherwise(upstream, client, lane, taken):
     upstream.script(MODEL, [Reply(text="ok")])
     upstream.key = KEY
     model = Catalogue([entry(upstream, lane)], client).model("m")
     turn, _, is_raw = await turn_of(model, asking())
-    assert (turn.text, is_raw) == ("ok", raw)
-    assert (await whereabouts(entry(upstream, lane))).lane == ("translated" if raw else "litellm")
+    assert (turn.text, turn.reasons, is_raw) == ("ok", ("end_turn",), True)
+    assert (await whereabouts(entry(upstream, lane))).lane == taken
 
 
 async def test_a_setting_that_only_litellm_knows_keeps_a_model_with_litellm(upstream, client):
     upstream.script(MODEL, [Reply(text="ok")])
     model = Catalogue([entry(upstream, "auto", ssl_verify=False)], client).model("m")
-    assert (await turn_of(model, asking()))[2] is False
+    assert (await turn_of(model, asking()))[2] is True
     place = await whereabouts(entry(upstream, "auto", ssl_verify=False))
     assert (place.lane, place.why) == ("litellm", "only the litellm lane can honour ssl_verify")
     assert (await whereabouts(entry(upstream, "litellm", ssl_verify=False))).why is None, "it was not left to us"

@@ -111,7 +111,7 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
         if not bodies:
             raise ChatError(
                 404,
-                f"No body of turn {turn[:20]} is kept (`record.wire`, `record.wire_keep`; the litellm lane and the demo model have none).",
+                f"No body of turn {turn[:20]} is kept (`record.wire`, `record.wire_keep`; the demo model and answers that litellm reads have none).",
                 code="wire_not_kept",
             )
         note_content_read(request, found, "wire")

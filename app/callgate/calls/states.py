@@ -39,6 +39,7 @@ class Finding(StrEnum):
     UPSTREAM_ERROR = "upstream_error"
     DUPLICATE_CALL_DROPPED = "duplicate_call_dropped"
     EXTRA_CHOICES_IGNORED = "extra_choices_ignored"
+    END_NOT_SEEN = "end_not_seen"
 
     ID_REPAIRED = "id_repaired"
     NAME_REPAIRED = "name_repaired"

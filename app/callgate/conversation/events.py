@@ -142,6 +142,10 @@ class ProviderError(msgspec.Struct, frozen=True, gc=False):
     body: Any = None
 
 
+class EndNotSeen(msgspec.Struct, frozen=True, gc=False):
+    """Nobody saw how the provider ended the answer, so that no call of it may run. Not part of the answer itself."""
+
+
 class ChoiceIgnored(msgspec.Struct, frozen=True, gc=False):
     """The provider sent a choice that was not requested."""
 
@@ -165,6 +169,7 @@ ModelEvent: TypeAlias = (
     | Usage
     | ProviderError
     | ChoiceIgnored
+    | EndNotSeen
 )
 
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
-from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
+from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
 from callgate.conversation import feedback, raw_json
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import BrokenOff, ChatError
@@ -307,6 +307,8 @@ class _Conversation(msgspec.Struct):
         """Return the ending of the chat if this turn is the last, or None when its calls are answered and the model is asked
         again."""
         cut = turn.winner is FinishClass.LENGTH
+        if turn.calls and Finding.END_NOT_SEEN in turn.findings:
+            return Ending(EndingKind.GAVE_UP, "length", "end_not_seen")
         if turn.failure is Flaw.CONTENT_FILTER:
             return Ending(EndingKind.GAVE_UP, "content_filter", "content_filter")
         if self.limit and self.limit != FORMAT_IS_DUE:

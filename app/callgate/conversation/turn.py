@@ -22,6 +22,7 @@ from callgate.conversation.events import (
     CallWritten,
     CharactersLost,
     ChoiceIgnored,
+    EndNotSeen,
     ExtraField,
     Finished,
     Logprobs,
@@ -134,6 +135,7 @@ class TurnBuilder:
     _head: ProviderHead | None = None
     _error: ProviderError | None = None
     _thinking: "ThinkingBlocks | None" = None
+    _end_is_unseen: bool = False
 
     def __init__(self, offer: Offer, ids: Callable[[], str], *, argument_bytes: int | None = None) -> None:
         """`argument_bytes`: the limit of one call's arguments; None for no limit."""
@@ -168,10 +170,13 @@ class TurnBuilder:
         calls: tuple[Call, ...] = ()
         if found := self._calls.found(in_order=end is StreamEnd.DONE):
             at_length = finish.winner is FinishClass.LENGTH
-            calls = settle(found, self._offer, failure=finish.failure, at_length=at_length, new_id=self._calls.new_id)
+            failure = Flaw.UPSTREAM_ERROR if self._end_is_unseen else finish.failure
+            calls = settle(found, self._offer, failure=failure, at_length=at_length, new_id=self._calls.new_id)
         from_text = self._prompted is not None or self._calls.read_from_text
         findings = finish_findings(finish, calls_found=bool(calls), from_text=from_text)
         findings += self._noticed
+        if self._end_is_unseen and self._offer:
+            findings.append(Finding.END_NOT_SEEN)
         for call in calls:
             if isinstance(call, ReadyCall):
                 findings += call.findings
@@ -260,6 +265,10 @@ class TurnBuilder:
     @handles(_TAKEN, ChoiceIgnored)
     def _ignored(self, event: ChoiceIgnored) -> None:
         self._noticed[Finding.EXTRA_CHOICES_IGNORED] = None
+
+    @handles(_TAKEN, EndNotSeen)
+    def _unseen(self, event: EndNotSeen) -> None:
+        self._end_is_unseen = True
 
     @handles(_TAKEN, ThinkingBlock)
     def _thought(self, event: ThinkingBlock) -> None:

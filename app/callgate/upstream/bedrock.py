@@ -98,8 +98,8 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, t
         headers=sent,
         body=data,
         secrets=(*settings.secrets, *secret, *(value.removeprefix("Bearer ") for value in secret)),
-        as_events=partial(_formatted, _Frames, names, as_call),
-        as_message=partial(_formatted, _BedrockMessage, names, as_call),
+        as_events=partial(_formatted, Frames, names, as_call),
+        as_message=partial(_formatted, BedrockMessage, names, as_call),
     )
 
 
@@ -149,7 +149,7 @@ def _signed(
     }
 
 
-class _Frames:
+class Frames:
     """Reads a stream of binary frames, each with a checksum."""
 
     def __init__(self, names: Mapping[str, str], report: Report) -> None:
@@ -233,7 +233,7 @@ class _Frames:
             yield from _thought(thought)
 
 
-class _BedrockMessage(MessageBody):
+class BedrockMessage(MessageBody):
     def __init__(self, names: Mapping[str, str], report: Report) -> None:
         super().__init__(report)
         self._names = names

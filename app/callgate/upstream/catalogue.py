@@ -28,6 +28,7 @@ from callgate.upstream.retry import RetryBudget, RetryContext, RetryingModel, Re
 
 if TYPE_CHECKING:
     from callgate.upstream.demo_model import DemoModel
+    from callgate.upstream.litellm_lane import LiteLLMModel
     from callgate.upstream.translated_model import TranslatedModel
 
 log = structlog.get_logger("callgate.models")
@@ -208,7 +209,7 @@ class _Undecided:
         self._fetch = fetch
         self._entry = entry
         self._client = client
-        self._settled: PassthroughModel | TranslatedModel | litellm_model.LiteLLMModel | None = None
+        self._settled: PassthroughModel | TranslatedModel | LiteLLMModel | None = None
 
     @property
     def host(self) -> str:
@@ -236,7 +237,16 @@ class _Undecided:
                     fetch=self._fetch,
                 )
             else:
-                self._settled = litellm_model.LiteLLMModel(entry.model_name, settings, entry.deadlines, self._fetch)
+                from callgate.upstream.litellm_lane import LiteLLMModel
+
+                self._settled = LiteLLMModel(
+                    entry.model_name,
+                    settings,
+                    entry.deadlines,
+                    self._fetch,
+                    answer_bytes=entry.answer_bytes,
+                    trusts_litellm=entry.trust_litellm == "on",
+                )
         async with self._settled.ask(ask) as answer:
             yield answer
 

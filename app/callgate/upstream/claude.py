@@ -48,7 +48,6 @@ REVERSE_NAMES = "_anthropic_tool_name_map"
 
 async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, translate_fields: Fields) -> Question:
     from litellm.constants import RESPONSE_FORMAT_TOOL_NAME
-    from litellm.llms.anthropic.chat.handler import ModelResponseIterator
     from litellm.llms.anthropic.common_utils import AnthropicModelInfo
 
     own, model, base, key, headers = _settled(litellm, settings)
@@ -76,13 +75,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, t
     headers, body = _with_known_betas(headers, body)
     body |= own.get("extra_body") or {}
     body["stream"] = ask.stream
-    parser = ModelResponseIterator(
-        streaming_response=None,
-        sync_stream=False,
-        json_mode=json_mode,
-        speed=speed,
-        tool_name_reverse_map=given.get(REVERSE_NAMES),
-    )
+    parser = parser_of(json_mode=json_mode, speed=speed, names=given.get(REVERSE_NAMES))
     sent = {str(name): str(value) for name, value in headers.items()}
     whole = _Whole(config, litellm.ModelResponse(), prefix, parser)
     # Anthropic may pause the answer only where it runs tools of its own.
@@ -98,6 +91,20 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, t
         as_message=partial(MessageReader, whole),
         continued=partial(continued, body) if may_pause else None,
     )
+
+
+def parser_of(*, json_mode: bool, speed: Any = None, names: Mapping[str, str] | None = None) -> Any:
+    """Return litellm's parser of events. `names`: the tools' own names, by those that litellm gave them."""
+    from litellm.llms.anthropic.chat.handler import ModelResponseIterator
+
+    return ModelResponseIterator(
+        streaming_response=None, sync_stream=False, json_mode=json_mode, speed=speed, tool_name_reverse_map=names
+    )
+
+
+def whole_of(litellm: Any, *, json_mode: bool) -> "_Whole":
+    """Return what is needed to read a whole answer to a request that was not made here."""
+    return _Whole(litellm.AnthropicConfig(), litellm.ModelResponse(), None, parser_of(json_mode=json_mode))
 
 
 def address(litellm: Any, settings: LiteLLMSettings) -> tuple[str, str, dict[str, str], tuple[str, ...]]:

@@ -77,8 +77,8 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, t
         headers={str(name): str(value) for name, value in headers.items() if str(name).lower() != "accept"},
         body=encode(body),
         secrets=(*settings.secrets, *((key,) if key else ())),
-        as_events=partial(_CohereEvents, model),
-        as_message=partial(_CohereMessage, model),
+        as_events=partial(CohereEvents, model),
+        as_message=partial(CohereMessage, model),
     )
 
 
@@ -91,7 +91,7 @@ def _address(base: str | None) -> str:
     return f"{base}/chat" if base.endswith("/v2") else f"{base}/v2/chat"
 
 
-class _CohereEvents(EventsBody):
+class CohereEvents(EventsBody):
     def __init__(self, model: str, report: Report) -> None:
         super().__init__(report)
         self._model = model
@@ -143,7 +143,7 @@ class _CohereEvents(EventsBody):
                 yield CallDelta(UNKNOWN_CALL, arguments=piece)
 
 
-class _CohereMessage(MessageBody):
+class CohereMessage(MessageBody):
     def __init__(self, model: str, report: Report) -> None:
         super().__init__(report)
         self._model = model

@@ -2,9 +2,17 @@
 
 from collections.abc import Sequence
 
-from callgate.conversation.events import CharactersLost, ChoiceIgnored, ModelEvent, PromptedCalling, ProviderHead, Usage
+from callgate.conversation.events import (
+    CharactersLost,
+    ChoiceIgnored,
+    EndNotSeen,
+    ModelEvent,
+    PromptedCalling,
+    ProviderHead,
+    Usage,
+)
 
-_NO_PART = frozenset({ProviderHead, PromptedCalling, Usage, ChoiceIgnored, CharactersLost})
+_NO_PART = frozenset({ProviderHead, PromptedCalling, Usage, ChoiceIgnored, CharactersLost, EndNotSeen})
 """Events that are no content: an id, a role or a token count may come before a failure."""
 
 

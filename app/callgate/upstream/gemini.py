@@ -44,7 +44,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, t
     from litellm.llms.gemini.common_utils import get_api_key_from_env
     from litellm.llms.vertex_ai.context_caching.transformation import separate_cached_messages
     from litellm.llms.vertex_ai.gemini import transformation
-    from litellm.llms.vertex_ai.gemini.vertex_and_google_ai_studio_gemini import ModelResponseIterator, VertexLLM
+    from litellm.llms.vertex_ai.gemini.vertex_and_google_ai_studio_gemini import VertexLLM
     from litellm.secret_managers.main import get_secret_str
 
     own = settings.arguments
@@ -100,15 +100,22 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, t
         litellm_params={},
     )
     body |= own.get("extra_body") or {}
-    parser = ModelResponseIterator(streaming_response=None, sync_stream=False, logging_obj=asked)
+    parser = parser_of(asked)
     return Question(
         url=url,
         headers={str(name): str(value) for name, value in headers.items()},
         body=encode(body),
         secrets=(*settings.secrets, *(secret for secret in (key, token) if secret)),
-        as_events=partial(_GeminiEvents, parser),
-        as_message=partial(_GeminiMessage, litellm, model, asked),
+        as_events=partial(GeminiEvents, parser),
+        as_message=partial(GeminiMessage, litellm, model, asked),
     )
+
+
+def parser_of(asked: Any) -> Any:
+    """Return litellm's parser of events. `asked`: the fields of the request, which it needs."""
+    from litellm.llms.vertex_ai.gemini.vertex_and_google_ai_studio_gemini import ModelResponseIterator
+
+    return ModelResponseIterator(streaming_response=None, sync_stream=False, logging_obj=asked)
 
 
 async def _vertex_access(own: Mapping[str, Any], headers: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -139,7 +146,7 @@ def _unmarked(value: Any) -> Any:
     return [_unmarked(inner) for inner in value] if isinstance(value, list) else value
 
 
-class _GeminiEvents(EventsBody):
+class GeminiEvents(EventsBody):
     """Reads a stream. It has no end mark: an answer is whole if its body ended and it had a finish reason."""
 
     def __init__(self, parser: Any, report: Report) -> None:
@@ -189,7 +196,7 @@ class _GeminiEvents(EventsBody):
         return [] if held is None else [held]
 
 
-class _GeminiMessage(MessageBody):
+class GeminiMessage(MessageBody):
     def __init__(self, litellm: Any, model: str, asked: Any, report: Report) -> None:
         super().__init__(report)
         self._litellm = litellm

@@ -43,15 +43,15 @@ class ModelConfig:
     """The config's setting; None where it has none."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     answer_bytes: int = ANSWER_BYTES
-    """The limit of one answer. Not enforced on litellm's lane, where bytes cannot be counted."""
+    """The limit of one answer, in bytes as received."""
     include_usage: bool = True
     """Whether streams are asked for `stream_options.include_usage`."""
     format_with_tools: bool = True
     """Whether it takes a `response_format` beside tools."""
     provider_selectors: bool = False
     """Whether a request may choose among the provider's models and hosts."""
-    trust_litellm: bool = False
-    """Whether calls may run although only litellm reports how the answer ended."""
+    trust_litellm: Literal["auto", "on", "off"] = "auto"
+    """Whether calls may run on litellm's lane: where the provider's end was seen, always on litellm's word, or never."""
     events: Literal["off", "x", "reasoning", "openwebui"] | None = None
     """How responses show that its tools run, unless the request or the key sets it."""
     offer: Literal["any", "with_client_tools"] = "any"
@@ -120,6 +120,11 @@ OPENAI_SHAPED = frozenset(
 ) | set(PROVIDERS)
 """litellm's providers with OpenAI's wire format: litellm knows their addresses and translates their parameters; the answer is
 read here. `tests/upstream/test_openai_shaped.py` compares each name with litellm's class for it."""
+WITHOUT_HTTP: Mapping[str, str] = {
+    "petals": "its model runs in this process or in a swarm",
+    "vllm": "its model runs in this process",
+}
+"""Providers whose answers do not come by litellm's HTTP client, and why."""
 TRANSLATED = ("anthropic", "bedrock", "cohere", "cohere_chat", "gemini", "vertex_ai", "vertex_ai_beta")
 """Providers with wire formats of their own that are read here."""
 
@@ -269,8 +274,7 @@ def check(entry: ModelConfig) -> None:
         raise LaneError("lane is responses, and where the model is cannot be known: set litellm_params.api_base")
     if entry.tools and (reason := why_end_is_unseen(entry)) is not None:
         raise LaneError(
-            f"it may not have tools: {reason}, and on litellm's lane nobody sees how its provider ended an answer, so that "
-            "half a call could run. Leave out `tools`; or reach it on another lane: with `lane: auto` and a model of a "
+            f"it may not have tools: {reason}. Leave out `tools`; or reach it on another lane: with `lane: auto` and a model of a "
             "provider that is read here, or at an OpenAI-shaped address (`lane: direct` and `litellm_params.api_base`); or "
             "say `trust_litellm: on`, and calls run on litellm's word"
         )
@@ -279,9 +283,14 @@ def check(entry: ModelConfig) -> None:
 def why_end_is_unseen(entry: ModelConfig) -> str | None:
     """Return why the provider's own end of an answer is not seen, unless litellm is trusted; None where it is seen."""
     start = str(entry.litellm_params["model"]).partition("/")[0]
-    if entry.trust_litellm or lane_of(entry) != "litellm" or start == "demo" or "*" in start:
+    if entry.trust_litellm == "on" or lane_of(entry) != "litellm" or start == "demo" or "*" in start:
         return None
-    return "lane is litellm" if entry.lane == "litellm" else why_not_translated(entry)
+    if entry.trust_litellm == "auto":
+        provider = str(entry.litellm_params.get("custom_llm_provider") or start)
+        why = WITHOUT_HTTP.get(provider)
+        return None if why is None else f"{why}, so that nobody sees how an answer ended, and half a call could run"
+    why = "lane is litellm" if entry.lane == "litellm" else why_not_translated(entry)
+    return f"{why}, and `trust_litellm` is off (with `auto` its calls run where the provider's own end was seen)"
 
 
 def lane_of(entry: ModelConfig) -> Literal["direct", "responses", "translated", "litellm"]:

@@ -4,12 +4,22 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
-from callgate.config.schema.guards import WIDENS_ON
-from callgate.config.schema.values import Count, Globs, OfferSetting, Seconds, Section, Switch, ToolEvents, UsageSetting
+from callgate.config.schema.guards import WIDENS_ON, WidensTo
+from callgate.config.schema.values import (
+    Count,
+    Globs,
+    OfferSetting,
+    Seconds,
+    Section,
+    Switch,
+    ToolEvents,
+    UsageSetting,
+    off_or_on,
+)
 
 TextFormat: TypeAlias = Literal[
     "hermes",
@@ -65,6 +75,7 @@ CONSTRAINED: tuple[ToolCalling, ...] = ("auto", "json", "litellm_json", "llama3_
 SchemaDialect: TypeAlias = Literal["auto", "full", "openai", "gemini", "anthropic", "llama_cpp"]
 Lane: TypeAlias = Literal["auto", "direct", "responses", "translated", "litellm"]
 
+TrustSetting: TypeAlias = Annotated[Literal["auto", "on", "off"], BeforeValidator(off_or_on)]
 ThinkingSetting: TypeAlias = Literal["auto", "prefilled", "none"]
 
 
@@ -135,8 +146,9 @@ class ModelEntry(Section):
     provider_selectors: Annotated[Switch, WIDENS_ON] = False
     """Let requests choose among the provider's models and hosts, with fields such as `models`, `route` and `provider`, and
     name what is kept in your account there, with fields such as `file_id`."""
-    trust_litellm: Switch = False
-    """Whether it may have tools although litellm speaks to it, so that the provider's end of an answer is not seen."""
+    trust_litellm: Annotated[TrustSetting, WidensTo(("off", "auto", "on"))] = "auto"
+    """Whether its calls run where litellm speaks to it: `auto` where the provider's own end of the answer was seen, `on` also
+    on litellm's word, `off` never."""
     events: ToolEvents | None = None
     """How clients are shown that its tools run, unless the request or its key sets it; `off` by default."""
     usage: UsageSetting = "auto"
