@@ -53,7 +53,7 @@ UNGUARDED = {
     " first_chunk_seconds heartbeat_seconds workers page",
     "Store": "redis_url prefix conversation_seconds answer_seconds entries bytes response_bytes",
     "TextCalls": "fenced",
-    "ToolSection": "timeout concurrency max_result_bytes retries",
+    "ToolSection": "timeout concurrency max_result_bytes in_order retries",
     "Traces": "endpoint headers sample follow_parent timeout_seconds compression service_name resource latest_names",
     "Upstream": "connect_seconds first_byte_seconds idle_seconds total_seconds retries cooldown_seconds"
     " retry_wait_seconds ca_file client_certificate client_key",
