@@ -82,6 +82,29 @@ async def test_no_more_requests_than_allowed_and_a_retry_after(limiter: Limiter)
 
 
 @pytest.mark.anyio
+async def test_a_request_for_several_answers_counts_as_so_many(limiter: Limiter) -> None:
+    allowance = Allowance(requests_per_minute=10)
+    first = await limiter.reserve("alice", allowance, Amount(requests=4))
+    assert first.headers["x-ratelimit-remaining-requests"] == "6"
+    await settled(limiter, first)
+    with pytest.raises(OverLimit) as refused:
+        await limiter.reserve("alice", allowance, Amount(requests=7))
+    assert refused.value.retry_after is not None
+    assert refused.value.retry_after > 50, "there are too few until the minute is over"
+    await limiter.reserve("alice", allowance, Amount(requests=6))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("allowance", [Allowance(tokens_per_minute=100), Allowance(budget_per_day=100 / NANO)], ids=str)
+async def test_only_a_single_answer_may_exceed_what_is_left(limiter: Limiter, allowance: Allowance) -> None:
+    with pytest.raises(OverLimit):
+        await limiter.reserve("alice", allowance, Amount(tokens=200, nano=200, requests=2))
+    fits = await limiter.reserve("alice", allowance, Amount(tokens=90, nano=90, requests=2))
+    await settled(limiter, fits)
+    await limiter.reserve("alice", allowance, Amount(tokens=200, nano=200))
+
+
+@pytest.mark.anyio
 async def test_of_many_at_once_exactly_as_many_as_allowed_come_in(limiter: Limiter) -> None:
     allowance = Allowance(requests_per_minute=20)
     results = await asyncio.gather(

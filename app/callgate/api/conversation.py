@@ -247,7 +247,7 @@ class Conversation(msgspec.Struct, eq=False):
             listeners.append(TextsListener(recording, choice))
             model = recording.wrap_model(model, choice, request)
         if self._meter is not None:
-            listeners.append(self._meter.tally())
+            listeners.append(self._meter.tally(request.n if may_pass_through else 1))
         rules = runtime.rules
         if request.outline.parallel_tool_calls is False:
             rules = replace(rules, one_call_per_turn=True)

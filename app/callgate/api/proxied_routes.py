@@ -41,6 +41,8 @@ PATHS = (
 """Paths after `/v1`."""
 MOST_FIELDS = 1000
 """Fields of a JSON body, which are checked one by one."""
+MOST_ANSWERS = 100_000
+"""The most that a request may count as; more are refused by every limit."""
 TAIL_BYTES = 65_536
 """Bytes at the end of a response in which its usage is searched, which providers write last."""
 
@@ -140,17 +142,30 @@ class ProxyEndpoint:
                 param="model",
                 code="unsupported_route",
             )
-        way = passage.json(self._path, fields) if form is None else passage.form(self._path, form)
-        return _ProxiedRequest(runtime, caller, model, len(body), way)
+        if form is None:
+            way = passage.json(self._path, fields)
+            answers = _answers_wanted(fields)
+        else:
+            way = passage.form(self._path, form)
+            answers = _number(form.text("n"))
+        return _ProxiedRequest(runtime, caller, model, len(body), answers, way)
 
 
 class _ProxiedRequest:
     """One proxied request, within the allowance of its key."""
 
     def __init__(
-        self, runtime: Runtime, caller: Caller, model: str, size: int, way: AbstractAsyncContextManager[Any]
+        self,
+        runtime: Runtime,
+        caller: Caller,
+        model: str,
+        size: int,
+        answers: int,
+        way: AbstractAsyncContextManager[Any],
     ) -> None:
+        """`answers`: how many pictures or texts are wanted."""
         self.model = model
+        self._answers = answers
         self.usage: dict[str, Any] | None = None
         """The usage in the response, after it was passed on."""
         self._runtime, self._caller, self._size, self._way = runtime, caller, size, way
@@ -159,8 +174,8 @@ class _ProxiedRequest:
         if not self._caller.allowance.is_metered:
             self.usage = usage_in(await self._pass_on(send, {}))
             return
-        meter = self._runtime.meter(self._caller, self.model, self._size, None, 1)
-        tally = meter.tally()
+        meter = self._runtime.meter(self._caller, self.model, self._size, None, self._answers)
+        tally = meter.tally(self._answers)
         async with meter:
             tally.handle(TurnStarted(0))  # counts as estimated unless the response has its usage
             self.usage = usage_in(await self._pass_on(send, meter.headers))
@@ -193,6 +208,25 @@ def usage_in(tail: bytes) -> dict[str, Any] | None:
         if isinstance(prompt, int):
             return {"prompt_tokens": prompt, "completion_tokens": completion}
     return None
+
+
+def _answers_wanted(fields: Mapping[str, msgspec.Raw]) -> int:
+    """Return how many answers a request wants: `n` (or `best_of`, of which all are made) for each of its prompts."""
+    prompts = 1
+    if bytes(raw := fields.get("prompt", msgspec.Raw())).startswith(b"["):
+        given = msgspec.json.decode(raw, type=list[msgspec.Raw])
+        if given and bytes(given[0])[:1] in (b'"', b"["):  # else one prompt, as tokens
+            prompts = len(given)
+    return prompts * max(_number(bytes(fields.get(name, b""))) for name in ("n", "best_of"))
+
+
+def _number(written: str | bytes | None) -> int:
+    """Return a number of answers as a client wrote it; 1 for what is none, which the provider refuses."""
+    try:
+        number = int(written or "")
+    except ValueError:
+        return 1
+    return min(max(number, 1), MOST_ANSWERS)
 
 
 def _model(fields: Mapping[str, msgspec.Raw]) -> str | None:

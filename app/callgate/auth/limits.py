@@ -47,11 +47,13 @@ UNLIMITED: Final = Allowance()
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """The amount that a chat takes from an allowance."""
+    """The amount that a request takes from an allowance."""
 
     tokens: int = 0
     nano: int = 0
     """Billionths of a dollar."""
+    requests: int = 1
+    """How many requests it counts as: one for each answer that it wants (`n`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +128,20 @@ class Standing:
 
 
 def refusal(allowance: Allowance, standing: Standing, estimate: Amount) -> OverLimit | None:
-    """Return the error if one more chat may not begin, or None."""
+    """Return the error if one more request may not begin, or None. One for `n` answers is treated as `n` requests one after
+    the other: all must fit."""
     headers = headers_of(allowance, standing)
     limit = allowance.requests_per_minute
-    if limit is not None and standing.requests + 1 > limit:
-        return OverLimit(
-            "requests", f"Rate limit reached: {limit} request(s) per minute.", standing.requests_free_in, headers
-        )
+    several = estimate.requests > 1
+    if limit is not None and standing.requests + estimate.requests > limit:
+        counts_as = f" This one counts as {estimate.requests}, one for each answer." if several else ""
+        message = f"Rate limit reached: {limit} request(s) per minute.{counts_as}"
+        if estimate.requests > limit:
+            headers["x-should-retry"] = "false"  # it will never fit
+        return OverLimit("requests", message, standing.requests_free_in, headers)
     limit = allowance.tokens_per_minute
     # A request larger than the whole limit is allowed while nothing else is counted: it could never run otherwise.
-    if limit is not None and standing.tokens and standing.tokens + estimate.tokens > limit:
+    if limit is not None and (standing.tokens or several) and standing.tokens + estimate.tokens > limit:
         return OverLimit("tokens", f"Rate limit reached: {limit} tokens per minute.", standing.tokens_free_in, headers)
     day = _spent_out(allowance.budget_per_day, standing.day, standing.running, estimate)
     if day is not None:
@@ -159,7 +165,8 @@ def _spent_out(budget: float | None, spent: int, running: int, estimate: Amount)
     whole = round(budget * NANO)
     if spent >= whole:
         return "spent" if not running else "reserved"
-    return "reserved" if running and spent + estimate.nano > whole else None
+    is_alone = not running and estimate.requests == 1
+    return "reserved" if not is_alone and spent + estimate.nano > whole else None
 
 
 def headers_of(allowance: Allowance, standing: Standing) -> dict[str, str]:
@@ -282,7 +289,7 @@ class MemoryLimiter:
         refused = refusal(allowance, standing, estimate)
         if refused is not None:
             raise refused
-        account.requests.add(second, 1)
+        account.requests.add(second, estimate.requests)
         account.tokens.add(second, estimate.tokens)
         account.running += 1
         self._spend(key, account, estimate.nano, now)
@@ -320,7 +327,7 @@ class MemoryLimiter:
             day=account.spent.get(day_of(now), 0),
             month=account.spent.get(month_of(now), 0),
             running=account.running,
-            requests_free_in=0.0 if requests is None else account.requests.free_in(moment, 1, requests),
+            requests_free_in=0.0 if requests is None else account.requests.free_in(moment, estimate.requests, requests),
             tokens_free_in=0.0 if tokens is None else account.tokens.free_in(moment, estimate.tokens, tokens),
         )
 

@@ -22,11 +22,13 @@ LONGEST_ANSWER: Final = 1_000_000
 class Tally(Listener):
     """Counts the usage of one chat."""
 
-    __slots__ = ("_asked", "_usages")
+    __slots__ = ("_asked", "_usages", "answers")
 
     handlers: ClassVar[Handlers] = {}
 
-    def __init__(self) -> None:
+    def __init__(self, answers: int = 1) -> None:
+        self.answers = answers
+        """How many answers its chat has."""
         self._usages: list[Mapping[str, Any] | None] = []
         self._asked = 0
 
@@ -72,15 +74,15 @@ class Meter:
         answer = USUAL_ANSWER if max_tokens is None else min(max_tokens, LONGEST_ANSWER)
         self._limiter, self._caller, self._price = limiter, caller, price
         self._each = Amount(prompt + answer, price.of(prompt, answer))
-        self._estimate = Amount(self._each.tokens * choices, self._each.nano * choices)
+        self._estimate = Amount(self._each.tokens * choices, self._each.nano * choices, choices)
         self._reservation: Reservation | None = None
         self._tallies: list[Tally] = []
         self.headers: Mapping[str, str] = {}
         """The rate-limit headers of the response, or of the refusal."""
 
-    def tally(self) -> Tally:
-        """Return a listener for one more chat of this request."""
-        tally = Tally()
+    def tally(self, answers: int = 1) -> Tally:
+        """Return a listener for one more chat of this request, with a number of answers."""
+        tally = Tally(answers)
         self._tallies.append(tally)
         return tally
 
@@ -113,5 +115,6 @@ class Meter:
         tokens = counted(usage, "prompt_tokens") + counted(usage, "completion_tokens")
         used = Amount(tokens, self._price.of_usage(usage))
         if tally.is_partial:
-            return Amount(used.tokens + self._each.tokens, used.nano + self._each.nano)
+            each, answers = self._each, tally.answers
+            return Amount(used.tokens + each.tokens * answers, used.nano + each.nano * answers)
         return used

@@ -75,7 +75,7 @@ local rpm, tpm = tonumber(ARGV[1]), tonumber(ARGV[2])
 local day_budget, month_budget = tonumber(ARGV[3]), tonumber(ARGV[4])
 local tokens, nano = tonumber(ARGV[5]), tonumber(ARGV[6])
 local slot, slot_seconds, kept, window = ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9]), 60
-local spent_day, spent_month = ARGV[10], ARGV[11]
+local weight, spent_day, spent_month = tonumber(ARGV[10]), ARGV[11], ARGV[12]
 
 -- what was spent is known elsewhere, and Redis has forgotten it, or never knew
 if (day_budget >= 0 or month_budget >= 0) and spent_day ~= '' then
@@ -134,19 +134,19 @@ end
 
 local function spent_out(budget, spent)
   if budget < 0 then return false end
-  return spent >= budget or (running > 0 and spent + nano > budget)
+  return spent >= budget or ((running > 0 or weight > 1) and spent + nano > budget)
 end
 
 local refused = 0
 if again then -- as it stood before
-  all_requests, all_tokens, running = all_requests - 1, all_tokens - tokens, running - 1
+  all_requests, all_tokens, running = all_requests - weight, all_tokens - tokens, running - 1
   day, month = day - nano, month - nano
-elseif (rpm >= 0 and all_requests + 1 > rpm)
-  or (tpm >= 0 and all_tokens > 0 and all_tokens + tokens > tpm)
+elseif (rpm >= 0 and all_requests + weight > rpm)
+  or (tpm >= 0 and (all_tokens > 0 or weight > 1) and all_tokens + tokens > tpm)
   or spent_out(day_budget, day) or spent_out(month_budget, month) then
   refused = 1
 else
-  redis.call('HINCRBY', account, 'r:' .. second, 1)
+  redis.call('HINCRBY', account, 'r:' .. second, weight)
   if tokens > 0 then redis.call('HINCRBY', account, 't:' .. second, whole(tokens)) end
   if nano > 0 then
     redis.call('HINCRBY', account, 'd:' .. day_of(now), whole(nano))
@@ -157,7 +157,7 @@ else
   redis.call('EXPIRE', slots, kept)
 end
 return {refused, second, tostring(now), all_requests, all_tokens, whole(day), whole(month), running,
-  tostring(free_in(requests, all_requests, 1, rpm)), tostring(free_in(used_tokens, all_tokens, tokens, tpm))}
+  tostring(free_in(requests, all_requests, weight, rpm)), tostring(free_in(used_tokens, all_tokens, tokens, tpm))}
 """
 )
 
@@ -215,6 +215,7 @@ class RedisLimiter:
             slot,
             SLOT_SECONDS,
             KEPT_SECONDS,
+            estimate.requests,
         ]
         asking = asyncio.get_running_loop().create_task(self._reserved(key, arguments))
         try:
@@ -232,7 +233,7 @@ class RedisLimiter:
         self._spend(key, estimate.nano, second)
         after = Standing(
             now=standing.now,
-            requests=standing.requests + 1,
+            requests=standing.requests + estimate.requests,
             tokens=standing.tokens + estimate.tokens,
             day=standing.day,
             month=standing.month,

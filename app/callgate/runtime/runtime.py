@@ -162,6 +162,10 @@ class Runtime(RuntimeRecording):
         price = self.prices.for_budget(model) if priced else FREE
         return Meter(self.limiter, caller, price, prompt_bytes, max_tokens, choices)
 
+    def counting_meter(self, caller: Caller, prompt_bytes: int) -> Meter:
+        """Return the meter of a request that only counts tokens, which no provider charges for."""
+        return Meter(self.limiter, caller, FREE, prompt_bytes, max_tokens=0)
+
     def model_names(self, caller: Caller) -> list[str]:
         return [name for name in self.catalogue.names() if caller.may_ask(name)]
 

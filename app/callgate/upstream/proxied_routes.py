@@ -121,6 +121,13 @@ class Form:
         except UnicodeDecodeError:
             raise ChatError(400, "'model' is not UTF-8.", param="model", code="invalid_type") from None
 
+    def text(self, name: str) -> str | None:
+        """Return the text of a field; None where there is none."""
+        for part in self.parts:
+            if part.name == name and part.filename is None:
+                return part.value.decode(errors="replace")
+        return None
+
     def names(self) -> Sequence[str]:
         return [part.name for part in self.parts]
 

@@ -13,9 +13,8 @@ from callgate.api.middleware import context_of
 from callgate.api.operator_ids import check_ids
 from callgate.api.requests import check_body, read_body
 from callgate.api.strict_json import LARGE_BODY
+from callgate.api.token_counts import counted_tokens
 from callgate.runtime.manager import RuntimeManager
-
-HEADER = "x-callgate-token-count"
 
 
 class CountEndpoint:
@@ -50,6 +49,5 @@ class CountEndpoint:
             context.model = route.name
             setup = runtime.toolboxes.engage(route, caller, "", request.tools, None)
             ask = replace(request.read(), tools=setup.toolbox.schemas)
-            count, is_estimate = await runtime.token_counter(route)(ask)
-        headers = {HEADER: "estimate" if is_estimate else "exact"}
-        await send_whole(send, 200, encode({"input_tokens": count}), headers)
+            counted = await counted_tokens(runtime, route, caller, ask, len(body))
+        await send_whole(send, 200, encode({"input_tokens": counted.tokens}), counted.headers)

@@ -5,11 +5,11 @@ from starlette.types import Receive, Scope, Send
 
 from callgate.api.answers import send_whole
 from callgate.api.errors import encode
-from callgate.api.messages.counting import HEADER
 from callgate.api.middleware import context_of
 from callgate.api.operator_ids import check_ids
 from callgate.api.requests import check_body, read_body
 from callgate.api.responses.face import ResponsesFace
+from callgate.api.token_counts import counted_tokens
 from callgate.runtime.manager import RuntimeManager
 
 
@@ -42,6 +42,6 @@ class InputTokens:
             context.model = route.name
             setup = runtime.toolboxes.engage(route, caller, "", request.tools, request.allowed)
             ask = replace(request.read(), tools=setup.toolbox.schemas)
-            count, is_estimate = await runtime.token_counter(route)(ask)
-        shown = {"object": "response.input_tokens", "input_tokens": count}
-        await send_whole(send, 200, encode(shown), {HEADER: "estimate" if is_estimate else "exact"})
+            counted = await counted_tokens(runtime, route, caller, ask, len(body))
+        shown = {"object": "response.input_tokens", "input_tokens": counted.tokens}
+        await send_whole(send, 200, encode(shown), counted.headers)
