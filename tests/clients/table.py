@@ -14,7 +14,7 @@ import pytest
 
 from tests.clients.behaviours import BEHAVIOURS, COLUMNS
 from tests.clients.clients import CLIENTS, Client
-from tests.harness.environment import AGENTS, ROOT, locked_version
+from tests.harness.environment import AGENTS, CLAUDE_CODE, QWEN_CODE, ROOT, locked_version
 
 PAGE = ROOT / "docs" / "clients.md"
 WRITE = "CALLGATE_CLIENTS_TABLE"
@@ -30,9 +30,10 @@ this page; `make test` plays them as well and fails when the page says something
 
 """
 AGENTS_TEXT = """\
-Each works on a task whose model calls a tool of the config and then the agent's own shell: both run where they belong, and the model
-sees each of its turns once. They only stream. `tests/clients/test_coding_agents.py` plays them where
-`python -m tests.harness.environment agents` was run, which is 600 MB.
+Codex and opencode work on a task whose model calls a tool of the config and then the agent's own shell: both run where they belong, and
+the model sees each of its turns once (`tests/clients/test_coding_agents.py`). For all of them ten rounds of a tool of the config go into
+one answer, and none compacts its small conversation (`tests/clients/test_compaction.py`). They only stream. They are played where
+`python -m tests.harness.environment agents claude-code qwen-code` was run, which is 1.2 GB.
 
 """
 LEGEND = "`yes`: all of it works. `part`: some of it, see the note. `-`: the client has no such thing, or does not let us give it."
@@ -144,12 +145,17 @@ def _meanings() -> str:
 
 
 def _agents() -> str:
-    codex, opencode = (locked_version(AGENTS, name) for name in ("@openai/codex", "opencode-linux-x64-baseline"))
+    claude_code = locked_version(CLAUDE_CODE, "@anthropic-ai/claude-code")
+    codex = locked_version(AGENTS, "@openai/codex")
+    opencode = locked_version(AGENTS, "opencode-linux-x64-baseline")
+    qwen_code = locked_version(QWEN_CODE, "@qwen-code/qwen-code")
     rows = [
         _line(["agent", "version", "API", "how"]),
         _line(["---", "---", "---", "---"]),
+        _line(["Claude Code", claude_code, "Messages", "[guide](guides/claude-code.md)"]),
         _line(["Codex CLI", codex, "Responses", "[guide](guides/codex.md)"]),
-        _line(["opencode", opencode, "Responses, Messages", "[guide](guides/opencode.md)"]),
+        _line(["opencode", opencode, "chat, Responses, Messages", "[guide](guides/opencode.md)"]),
+        _line(["Qwen Code", qwen_code, "chat, Messages", "[guide](guides/qwen-code.md)"]),
     ]
     return AGENTS_TEXT + "\n".join(rows)
 

@@ -4,7 +4,7 @@ One is made from a lock in `tests/*/environments/`, once, under `.cache/environm
 Making it needs the package registries; where they cannot be reached it is not there, and its tests are skipped.
 
     python -m tests.harness.environment        # makes all of them but the largest, as CI may do ahead of the tests
-    python -m tests.harness.environment agents # makes the largest
+    python -m tests.harness.environment agents claude-code qwen-code # makes the largest
     python -m tests.harness.environment lock   # makes the locks anew
     python -m tests.harness.environment site   # makes one, and says where it is
 """
@@ -24,11 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCKS = tuple(sorted((ROOT / "tests").glob("*/environments")))
 CACHE = ROOT / ".cache" / "environments"
 NODE, AGENTS, TYPES = "node", "agents", "types"
-NODES = (NODE, AGENTS, TYPES)
+CLAUDE_CODE, QWEN_CODE = "claude-code", "qwen-code"
+NODES = (NODE, AGENTS, CLAUDE_CODE, QWEN_CODE, TYPES)
 """Those that npm makes."""
-PROGRAMS = {AGENTS: "codex", TYPES: "tsc"}
+PROGRAMS = {AGENTS: "codex", CLAUDE_CODE: "claude", QWEN_CODE: "qwen", TYPES: "tsc"}
 """What is run of those that bring a program."""
-ON_DEMAND = frozenset({AGENTS})
+ON_DEMAND = frozenset({AGENTS, CLAUDE_CODE, QWEN_CODE})
 """Those that are too large to be made because a test would use them; it is skipped."""
 NODE_FLOOR = 22
 """What the Node clients ask for; on an older one npm installs their last major in silence."""
