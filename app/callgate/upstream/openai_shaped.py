@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent, TextDelta
-from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.finish import meaning_of
+from callgate.conversation.finish_words import FinishClass
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream.direct_model import Body, StreamedBody, WholeBody
 from callgate.upstream.litellm_model import decoded
@@ -165,6 +166,10 @@ class FormatBody:
         return self._inner.done
 
     @property
+    def has_ended(self) -> bool:
+        return self._inner.has_ended
+
+    @property
     def fault(self) -> str | None:
         return self._inner.fault
 
@@ -187,5 +192,5 @@ class FormatBody:
                 text = event.arguments
                 return TextDelta(text if isinstance(text, str) else encode(text).decode() if text else "")
         if isinstance(event, Finished) and self._formats and not self._has_calls:
-            return Finished("stop") if classify(event.reason) is FinishClass.TOOL_CALLS else event
+            return Finished("stop") if meaning_of(event).kind is FinishClass.TOOL_CALLS else event
         return event

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from callgate.calls.states import Flaw
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallWritten, ModelEvent
 from callgate.conversation.ports import ModelRequest
@@ -252,11 +251,11 @@ def has_duplicate_names_in_calls(text: bytes) -> bool:
 
 
 def mark_last_call(events: list[ModelEvent]) -> None:
-    """Mark that the length limit may have cut the last call: its arguments come as an object, which does not show the cut."""
+    """Mark that something came behind the last call, so that the length limit has not cut it."""
     for place in range(len(events) - 1, -1, -1):
         event = events[place]
         if isinstance(event, CallWritten):
-            events[place] = replace(event, flaw=Flaw.TRUNCATED)
+            events[place] = replace(event, at_once=False)
             return
 
 
