@@ -104,14 +104,23 @@ class Fields:
         self._identity = encode((provider, self._version, self._own))
 
     def of(
-        self, litellm: Any, model: str, ask: ModelRequest, *, extras: frozenset[str] = COMMON_EXTRAS
+        self,
+        litellm: Any,
+        model: str,
+        ask: ModelRequest,
+        *,
+        extras: frozenset[str] = COMMON_EXTRAS,
+        taken: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Translate the fields. `extras`: the fields outside OpenAI's that the provider class translates."""
-        key = self._identity, encode((model, sorted(extras), ask.params, ask.tools, ask.tool_choice))
+        """Translate the fields. `extras`: the fields outside OpenAI's that the provider class translates. `taken`: fields of
+        OpenAI's that the provider takes, whatever litellm's list of models says."""
+        key = self._identity, encode((model, sorted(extras), taken, ask.params, ask.tools, ask.tool_choice))
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return read_json(known)  # type: ignore[no-any-return]  # what was encoded below
-        given = {"api_version": self._version} if self._version else {}
+        given: dict[str, Any] = {"api_version": self._version} if self._version else {}
+        if taken:
+            given["allowed_openai_params"] = [*(self._own.get("allowed_openai_params") or ()), *taken]
         fields = _fields(litellm, self._provider, model, {**self._own, **given}, ask, extras)
         encoded = encode(fields)
         size = len(key[1]) + len(encoded)
