@@ -167,6 +167,13 @@ def test_a_setting_that_is_gone_says_what_to_do_instead(refused):
     assert problem.endswith("take this line out")
 
 
+def test_the_setting_for_fences_is_gone_and_what_replaced_it_is_named(refused):
+    [problem] = [each for each in refused("text_calls:\n  fenced: talk\n") if "text_calls" in each]
+    assert problem.startswith(
+        "1:1: text_calls: `text_calls` is no setting any more: `text_calls.fenced` was replaced by"
+    )
+
+
 def test_parts_that_do_not_fit_together_are_reported_where_they_stand(refused):
     text = """\
 keys:

@@ -48,6 +48,7 @@ WHAT_TO_DO = {
     Flaw.CONTENT_FILTER: ("content filter", "Do not repeat it"),
     Flaw.STREAM_ENDED: ("broke off", "Send the call again, whole"),
     Flaw.UPSTREAM_ERROR: ("reported an error", "Send the call again, whole"),
+    Flaw.NOT_ALONE: ("goes on behind the call", "write it again"),
 }
 
 

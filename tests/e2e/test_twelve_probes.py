@@ -332,8 +332,9 @@ MARKED = {
     "xml": f'<function_calls>\n<invoke name="delete">\n<parameter name="path">{PATH}</parameter>\n</invoke>\n'
     "</function_calls>",
 }
+FENCED = "To delete it one would write:\n\n```\n{call}\n```\n\nShall I?"
 QUOTES = {
-    "fenced": "To delete it one would write:\n\n```\n{call}\n```\n\nShall I?",
+    "fenced": "To delete it one would write:\n\n```\n# gone for good\n{call}\n```\n\nShall I?",
     "inline": "One would write `{call}` here. Shall I?",
     "block_quote": "The manual says:\n\n{quoted}\n\nShall I?",
 }
@@ -369,16 +370,48 @@ async def test_what_a_model_with_calls_of_its_own_writes_as_text_is_text_where_i
 
 
 @BOTH
-@pytest.mark.parametrize("fenced", ["run", "talk"])
-async def test_a_fence_that_is_the_whole_message_runs_unless_fences_are_set_to_talk(
-    upstream: Upstream, work: Workplace, stream: bool, fenced: str
+@WRITTEN
+@pytest.mark.parametrize("lead", ["", "I delete it:\n\n"])
+async def test_a_fence_that_ends_the_message_and_holds_only_a_call_runs(
+    upstream: Upstream, work: Workplace, stream: bool, form: str, lead: str
 ) -> None:
-    text = f"```json\n{CALL}\n```"
-    upstream.script("m", [Reply(text=text), Reply(text="Done.")], repeat_last=True)
-    async with serving(upstream, "json", text_calls={"fenced": fenced}) as url:
+    upstream.script("m", [Reply(text=f"{lead}```\n{MARKED[form]}\n```"), Reply(text="Done.")], repeat_last=True)
+    async with serving(upstream, form) as url:
         answer = await ask(url, stream)
-    assert work.deleted == ([PATH] if fenced == "run" else [])
-    assert answer.text == ("Done." if fenced == "run" else text)
+    assert work.deleted == [PATH]
+    assert answer.text == f"{lead}Done."
+
+
+@BOTH
+@WRITTEN
+@pytest.mark.parametrize("piece", [1, 8])
+async def test_a_call_with_prose_behind_it_is_asked_back_and_runs_once_it_stands_alone(
+    upstream: Upstream, work: Workplace, stream: bool, form: str, piece: int
+) -> None:
+    shown, alone = FENCED.format(call=MARKED[form]), f"I delete it:\n\n{MARKED[form]}"
+    upstream.script("m", [Reply(text=shown, shape=Shape(piece=piece)), Reply(text=alone), Reply(text="Done.")])
+    async with serving(upstream, form) as url:
+        answer = await ask(url, stream)
+    assert work.deleted == [PATH]
+    assert answer.text == "To delete it one would write:\n\nShall I?\n\nI delete it:\n\nDone."
+    assert answer.flaws == ["not_alone"]
+
+
+@BOTH
+@WRITTEN
+@pytest.mark.parametrize("piece", [1, 8])
+async def test_the_third_answer_running_with_prose_behind_its_call_is_passed_on_as_it_was_written(
+    upstream: Upstream, work: Workplace, stream: bool, form: str, piece: int
+) -> None:
+    text = FENCED.format(call=MARKED[form])
+    upstream.script("m", [Reply(text=text, shape=Shape(piece=piece))], repeat_last=True)
+    async with serving(upstream, form) as url:
+        answer = await ask(url, stream)
+    assert (work.deleted, answer.calls, answer.finish_reason) == ([], [], "stop")
+    assert len(upstream.requests) == 3
+    assert answer.text == "\n\n".join(["To delete it one would write:\n\nShall I?"] * 2 + [text])
+    assert answer.diagnostics["ending"] == "answered"
+    assert answer.diagnostics["turns"][2]["not_run"] == [{"name": "delete", "reason": "not_alone"}]
 
 
 # 10: a truncated call in text with another inside -----------------------------------------------------------------------

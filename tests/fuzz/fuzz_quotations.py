@@ -1,5 +1,5 @@
 """Answers that quote, consider and show calls, several in a row, whole and broken, with calls in their values: none of them
-runs, however the answer is cut; and a call that stands alone behind them does.
+runs where it is quoted, however the answer is cut; and a call that stands alone behind them does.
 
 Every byte of the input makes one choice: the format, what is said, by what it is quoted, what is wrong with it.
 """
@@ -47,60 +47,25 @@ PROSE = [
     ),
 ]
 CLOSED = [
-    *(
-        "Use `{}` here.",
-        "Use ``{}`` here.",
-        "Use `\n{}\n` here.",
-        "```\n{}\n```",
-        "~~~\n{}\n~~~",
-        "````\n```\n{}\n```\n````",
-    ),
-    *(
-        "```a\nx\n```\ntext\n```b\n{}\n```",
-        "> {}\n\nNo.",
-        "> ```\n> {}\n> ```\n\nNo.",
-        "- {}\n\nNo.",
-        "1. x\n\n   {}\n\n2. y\n\nNo.",
-    ),
-    *(
-        "1. x\n   ```\n   {}\n   ```\n2. y\n\nNo.",
-        "He said “{}” here.",
-        'He said "{}" here.',
-        "Il dit «\n\n{}\n\n» ici.",
-    ),
-    *(
-        "“First.\n\n{}\n\nLast.”",
-        "Man sagt „{}“ dazu.",
-        "请写「{}」就好。",
-        "| x | {} |",
-        "<pre>\n{}\n</pre>",
-        "<!--\n\n{}\n\n-->",
-    ),
-    *(
-        "<details><pre>\n{}\n</pre></details>",
-        "<scratchpad>\n{}\n</scratchpad>",
-        "<think>\n{}\n</think>",
-        "x = '''\n{}\n'''",
-    ),
-    *("{} is it.", "{}.", "**{}**", "For example:\n\n{}\n\nSo.", "Like this:\n\n    {}\n\nSo."),
-]
+    *("Use `{}` here.", "Use ``{}`` here.", "Use `\n{}\n` here.", "```\n# so:\n{}\n```", "~~~\nso:\n{}\n~~~"),
+    *("````\n```\n{}\n```\n````", "```a\nx\n```\ntext\n```b\n{}\nso\n```", "> {}\n\nNo.", "> ```\n> {}\n> ```\n\nNo."),
+    *("1. x\n   ```\n   so:\n   {}\n   ```\n2. y\n\nNo.", "He said “{}” here.", 'He said "{}" here.', "“{}”", "Il dit «\n{}\n» ici."),
+    *("Man sagt „{}“ dazu.", "请写「{}」就好。", "| x | {} |", "<pre>\n{}\n</pre>", "<!--\n\n{}\n\n-->", "<div>\n\n{}\n</div>"),
+    *("<details><pre>\n{}\n</pre></details>", "<scratchpad>\n{}\n</scratchpad>", "<think>\n{}\n</think>"),
+]  # fmt: skip
 OPEN = [
-    "[{}](x)",
-    "Use ``{}'' here.",
-    "{}`",
-    "{}```",
-    '{}"',
-    "> He wrote:\n{}",
-    "“First.\n\n“{}\n\n“Last.”",
-    "The ` sign: “{}”.",
-]
+    *("[{}](x)", "Use ``{}'' here.", "{}`", "{}```", '{}"', "> He wrote:\n{}", "“First.\n\n“{}\n\n“Last.”", "The ` sign: “{}”."),
+    *("- {}\n\nNo.", "1. x\n\n   {}\n\n2. y\n\nNo.", "{} is it.", "{}.", "**{}**", "For example:\n\n{}\n\nSo.", "```\n{}\n```"),
+    *("Like this:\n\n    {}\n\nSo.", "~~~\n{}\n~~~", "Il dit «\n\n{}\n\n» ici.", "x = '''\n{}\n'''", "<draft>\n{}\n</draft>"),
+]  # fmt: skip
+"""What quotes nothing, or may not: its calls count with those at the end of the text."""
 VALUES = [
     *("{}", "a\n{}\nb", "a\n\n{}\n\nb", "```\n{}\n```", "> {}", "- {}", "“{}”", "`{}`", "{}\n\n{}", "a {} b", "x\n\n- {}\n\n{}"),
 ]  # fmt: skip
 
 
 def written(format: str, name: str, **arguments: str) -> str:
-    return style_for(format).write("", [PastCall(name, arguments, f"functions.{name}:0")])
+    return style_for(format).write("", [PastCall(name, arguments, f"functions.{name}:0")]).strip()
 
 
 def _formats() -> Iterator[str]:
@@ -120,6 +85,8 @@ class Choices:
 
     def __init__(self, data: bytes) -> None:
         self._bytes = iter(data)
+        self.is_quoted = True
+        """All calls but the last are in what quotes them."""
         self.is_well = True
         """Every quotation so far closes, and no call in one was broken."""
 
@@ -154,6 +121,7 @@ def segment(choices: Choices, format: str) -> str:
         return choices.among(PROSE)
     if kind == 3:
         choices.is_well = False
+        choices.is_quoted = False
     context = choices.among(OPEN if kind == 3 else CLOSED)
     at = context.index("{}")
     lead = context[context.rfind("\n", 0, at) + 1 : at]
@@ -180,8 +148,8 @@ def run(data: bytes) -> None:
     if is_meant := choices.number(2) == 1:
         text += f"\n\nNow:\n\n{written(format, 'delete_all', path=MEANT)}"
     events = read(format, [text])
-    ran = [event for event in events if isinstance(event, CallWritten) and event.flaw is None]
-    assert all(MEANT in str(event.arguments) for event in ran), text
+    ran = [event for event in events if isinstance(event, CallWritten) and event.flaw is None and event.is_alone]
+    assert not choices.is_quoted or all(MEANT in str(event.arguments) for event in ran), text
     if is_meant and choices.is_well:
         assert len(ran) == 1, text
     places = [choices.number(len(text)) for _ in range(3)]

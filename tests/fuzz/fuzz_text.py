@@ -1,5 +1,5 @@
 """Calls that a model wrote as text, in any format. However the text is cut, the same is read; no reader ever fails. What stands
-in a fence among prose, or before a lone end of thinking, never runs.
+in a fence with a remark, or before a lone end of thinking, never runs.
 
 The first line names the format. A name that is none stands for one all the same, so that every input reads something.
 """
@@ -47,6 +47,8 @@ def check_quoted(text: str, format: str) -> None:
         return  # what is thinking, and what is quoted in an answer behind it, is another matter
     longest = max((len(run) for run in re.findall(r"`+|~+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    for around in (f"Like this:\n\n{fence}\n{text}\n{fence}\n\nDone.", f"{text}\n</think>\n\nDone."):
+    for around in (f"Like this:\n\n{fence}\n# so:\n{text}\n{fence}\n\nDone.", f"{text}\n</think>\n\nDone."):
         events = read(format, [around], whole=True)
-        assert not [event for event in events if isinstance(event, CallWritten) and event.flaw is None], around
+        assert not [call for call in events if isinstance(call, CallWritten) and call.flaw is None and call.is_alone], (
+            around
+        )

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from callgate.conversation.finish import classify
-from callgate.conversation.finish_words import OPEN, FinishClass
+from callgate.conversation.finish import FinishClass, classify
 
 Json = dict[str, Any]
 VERBATIM = "\u2603verbatim\u2603"
@@ -150,11 +149,7 @@ def _sse(event: Json, name: str | None = None) -> bytes:
 
 
 def _reason(words: Mapping[str, str], reason: str | None) -> str | None:
-    """The provider's own word for what a reason means, or the reason where that is no word of the four."""
-    if not reason:
-        return reason
-    meaning = OPEN.judge(reason)
-    return words.get(meaning.kind.name.lower(), reason) if meaning.is_known else reason
+    return None if reason is None else words.get(reason, reason)
 
 
 def _blocks(found: WireEvent) -> Iterator[tuple[int, str | Call, list[str]]]:

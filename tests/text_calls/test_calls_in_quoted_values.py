@@ -63,7 +63,7 @@ def test_braces_in_thinking_that_was_closed_quote_nothing(format):
 
 @pytest.mark.parametrize("format", ["litellm_json", "llama3_json", "glm4", "react", "functionary_v32"])
 def test_behind_prose_with_a_brace_nothing_runs_and_the_operator_sees_it(format):
-    events = read(format, ["The body {is this.\n\n" + CALLS[format]], "none")
+    events = read(format, ['The body {"is": this.\n\n' + CALLS[format]], "none")
     assert run(events) == []
     assert [(each.name, each.reason) for each in events if isinstance(each, CallNotRun)] == [("delete_all", "nested")]
 

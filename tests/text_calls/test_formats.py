@@ -29,6 +29,11 @@ def broken(name: str | None, reason: str) -> dict[str, Any]:
     return {"name": name, "reason": reason}
 
 
+def asked(*names: str) -> list[dict[str, Any]]:
+    """Whole calls with prose behind them."""
+    return [broken(name, "not_alone") for name in names]
+
+
 def case(
     format: str,
     text: str,
@@ -97,14 +102,23 @@ def bare_cases(format: str) -> list[Any]:
         case(format, "Sure:\n" + LLAMA_JSON, [WEATHER], content="Sure:"),
         case(format, LLAMA_JSON + " trailing", content=LLAMA_JSON + " trailing"),
         case(format, "[" + WEATHER_JSON + ', {"a": 1}]', content="[" + WEATHER_JSON + ', {"a": 1}]'),
-        case(format, "[" + WEATHER_JSON + ",\n" + TIME_JSON + "\n]\nok", [WEATHER, TIME], content="ok"),
+        case(
+            format,
+            "[" + WEATHER_JSON + ",\n" + TIME_JSON + "\n]\nok",
+            [],
+            asked("get_weather", "get_time"),
+            content="ok",
+        ),
+        case(format, "[" + WEATHER_JSON + ",\n" + TIME_JSON + "\n]\n\n", [WEATHER, TIME]),
         case(format, "```json\n" + WEATHER_JSON + "\n```", [WEATHER]),
         case(format, "```python\nx = " + WEATHER_JSON + "\n```", content="```python x = " + WEATHER_JSON + " ```"),
         case(format, "```\n" + WEATHER_JSON + "\nfoo\n```", content="``` " + WEATHER_JSON + " foo ```"),
         case(
             format,
             '```json\n{"a": 1}\n```\nand\n```\n' + WEATHER_JSON + "\n```\nx",
-            content='```json {"a": 1} ``` and ``` ' + WEATHER_JSON + " ``` x",
+            [],
+            asked("get_weather"),
+            content='```json {"a": 1} ``` and x',
         ),
         case(
             format,
@@ -164,7 +178,10 @@ def bare_cases(format: str) -> list[Any]:
             format, "[" + WEATHER_JSON + ', {"name": "get_time", "argum', [WEATHER], [broken("get_time", "truncated")]
         ),
         case(format, "```json\n" + WEATHER_JSON, [WEATHER]),
-        case(format, "- " + WEATHER_JSON, content="- " + WEATHER_JSON),
+        case(format, "- " + WEATHER_JSON, [WEATHER]),
+        case(format, "1. " + WEATHER_JSON + "\n2. " + TIME_JSON, [WEATHER, TIME]),
+        case(format, "- see " + WEATHER_JSON, content="- see " + WEATHER_JSON),
+        case(format, WEATHER_JSON + "<|im_end|>", [WEATHER], content="<|im_end|>"),
     ]
 
 
@@ -172,13 +189,15 @@ CASES = [
     case(
         "xml",
         "<function_calls>" + INVOKE + "</function_calls>\nand <function_calls>" + INVOKE + "</function_calls>\ndone",
-        [WEATHER, WEATHER],
+        [],
+        asked("get_weather", "get_weather"),
         content="and done",
     ),
     case(
         "xml",
         "a <invoke name = 'get_weather' ><parameter name='city'>A</parameter></invoke>\nb",
-        [WEATHER],
+        [],
+        asked("get_weather"),
         content="a b",
     ),
     case(
@@ -282,8 +301,10 @@ CASES = [
         f'<{D}tool_calls><{D}invoke name="search_docs">{{"query":"x"}}',
         incomplete=[broken("search_docs", "truncated")],
     ),
-    case("qwen3_coder", "<tool_call>\n" + QWEN + "\n</tool_call></tool_call>\nx", [WEATHER], content="x"),
-    case("qwen3_coder", QWEN + "\ndone", [WEATHER], content="done"),
+    case(
+        "qwen3_coder", "<tool_call>\n" + QWEN + "\n</tool_call></tool_call>\nx", [], asked("get_weather"), content="x"
+    ),
+    case("qwen3_coder", QWEN + "\ndone", [], asked("get_weather"), content="done"),
     case("qwen3_coder", "<tool_call>" + WEATHER_JSON + "</tool_call>", [WEATHER]),
     case(
         "qwen3_coder",
@@ -300,7 +321,7 @@ CASES = [
         [WEATHER],
         warnings=["arguments_repaired"],
     ),
-    case("glm45", "a" + GLM + GLM + "\nb", [WEATHER, WEATHER], content="a b"),
+    case("glm45", "a" + GLM + GLM + "\nb", [], asked("get_weather", "get_weather"), content="a b"),
     case("glm45", "<tool_call>get_we", incomplete=[broken(None, "truncated")]),
     case("glm45", "<tool_call>get_weather junk</tool_call>", incomplete=[broken("get_weather", "invalid_markup")]),
     case(
@@ -400,7 +421,13 @@ CASES = [
     case("granite", "x<|tool_call|>[" + WEATHER_JSON + "]</tool_call>\nbye", [WEATHER], content="x bye"),
     case("granite", "<tool_call>" + WEATHER_JSON, [WEATHER]),
     case("granite", "<|tool_call|>[" + WEATHER_JSON + "]\nok", [WEATHER], content="ok"),
-    case("phi4", "hi functools[" + WEATHER_JSON + "," + TIME_JSON + "]\nx", [WEATHER, TIME], content="hi x"),
+    case(
+        "phi4",
+        "hi functools[" + WEATHER_JSON + "," + TIME_JSON + "]\nx",
+        [],
+        asked("get_weather", "get_time"),
+        content="hi x",
+    ),
     case("phi4", "functools[" + WEATHER_JSON + ', {"name": "get_time"', [WEATHER], [broken("get_time", "truncated")]),
     case("phi4", "functools[", incomplete=[broken(None, "truncated")]),
     case("mistral", '[TOOL_CALLS]get_weather[CALL_ID]abc123def[ARGS]{"city":"A"}', [{**WEATHER, "id": "abc123def"}]),
@@ -476,7 +503,9 @@ CASES = [
     case("functionary_v32", "Hello there\nall", content="Hello there all"),
     case("functionary_v32", '>>>get_weather\n{"city', incomplete=[broken("get_weather", "truncated")]),
     case("functionary_v32", ">>>get_wea", incomplete=[broken(None, "truncated")]),
-    case("functionary_v31", 'a <function=get_weather>{"city":"A"}</function>\nb', [WEATHER], content="a b"),
+    case(
+        "functionary_v31", 'a <function=get_weather>{"city":"A"}</function>\nb', [], asked("get_weather"), content="a b"
+    ),
     case("functionary_v31", '<function=get_weather>{"city":"A"}', [WEATHER]),
     case("functionary_v31", "<function=get_time></function>", [TIME]),
     case("functionary_v31", "a <function=get", content="a <function=get"),
@@ -678,7 +707,13 @@ CASES = [
         reasoning="now",
     ),
     case("inkling", "<|message_model|>assistant speaking", content="assistant speaking"),
-    case("hermes", "<tool_call>" + TIME_JSON + "</tool_call>\n</tool_call>\nDone.", [TIME], content="Done."),
+    case(
+        "hermes",
+        "<tool_call>" + TIME_JSON + "</tool_call>\n</tool_call>\nDone.",
+        [],
+        asked("get_time"),
+        content="Done.",
+    ),
     case("glm45", "<tool_call>get_time</tool_call></tool_call>", [TIME]),
     case("longcat", "There.</longcat_tool_call>", content="There."),
     case(
@@ -705,7 +740,7 @@ CASES = [
     ),
     case("command_r_plus", "Action: look\nAction:\n", content="Action: look Action:"),
     case("command_r_plus", 'Action: ```json\n[{"tool_name": "get_ti', incomplete=[broken(None, "truncated")]),
-    case("glm4", 'Sure.\nget_weather\n{"city": "A"}\nDone.', [WEATHER], content="Sure. Done."),
+    case("glm4", 'Sure.\nget_weather\n{"city": "A"}\nDone.', [], asked("get_weather"), content="Sure. Done."),
     case("glm4", 'get_weather\n{"city": "A', incomplete=[broken("get_weather", "truncated")]),
     case("glm4", 'say get_weather\n{"city": "A"}', content='say get_weather {"city": "A"}'),
     case(

@@ -13,10 +13,13 @@ PLACE = "PLACE"
 CONTEXTS = {
     "nothing": "{}",
     "prose before": "Look here: {}",
-    **{name: INLINE[name] for name in ("inline code", "straight quotes", "prose behind", "a list item", "a table row")},
-    **{name: BLOCK[name] for name in ("a fence", "a block quote", "an example tag")},
+    "a list item": "- {}",
+    "a fence": "Like this:\n```\n{}\n```\nDone.",
+    "prose behind": "Calling {} would delete everything.",
+    **{name: INLINE[name] for name in ("inline code", "straight quotes", "a table row")},
+    **{name: BLOCK[name] for name in ("a block quote", "a pre tag over lines")},
 }
-QUOTING = [name for name in CONTEXTS if name not in ("nothing", "prose before")]
+QUOTING = [name for name in CONTEXTS if name in {**INLINE, **BLOCK}]
 # What these mark is a line, or a message, and not a call: in the middle of a line they mark nothing.
 MARKED = sorted(CALLS.keys() - BARE - LINES)
 
@@ -53,7 +56,7 @@ def read(format, pieces):
 
 
 def run(events):
-    return [event for event in events if isinstance(event, CallWritten) and event.flaw is None]
+    return [event for event in events if isinstance(event, CallWritten) and event.flaw is None and event.is_alone]
 
 
 @pytest.mark.parametrize("format", MARKED)

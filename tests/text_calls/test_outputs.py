@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from callgate.conversation.events import CallWritten, ModelEvent, TextDelta
-from callgate.conversation.finish import classify
-from callgate.conversation.finish_words import FinishClass
+from callgate.conversation.finish import FinishClass, classify
 from callgate.text_calls.families import _FAMILIES, known_format
 from callgate.text_calls.reader import reader_for
 from callgate.text_calls.thinking import ThinkingMemory
@@ -35,8 +34,8 @@ def read(output: dict[str, Any], pieces: Iterable[str], *, streams: bool) -> lis
 
 
 def run(events: Iterable[ModelEvent]) -> list[list[Any]]:
-    """Names and arguments of the calls that are whole, as far as a reader can say."""
-    calls = [event for event in events if isinstance(event, CallWritten) and event.flaw is None]
+    """Names and arguments of the calls that are whole and alone, as far as a reader can say."""
+    calls = [event for event in events if isinstance(event, CallWritten) and event.flaw is None and event.is_alone]
     read_arguments = [
         json.loads(call.arguments) if isinstance(call.arguments, str) else call.arguments for call in calls
     ]

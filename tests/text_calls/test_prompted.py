@@ -521,11 +521,11 @@ async def test_the_cost_is_what_the_question_grew_by(choice):
 
 
 async def test_the_first_event_of_a_prompted_answer_names_the_format_and_its_cost():
-    model = PromptedModel(Scripted([ProviderHead("id")], [TextDelta("a")], [TextDelta("b")]), "json")
+    model = PromptedModel(Scripted([ProviderHead("id")], [TextDelta("Hello")], [TextDelta("you")]), "json")
     async with model.ask(ASK) as answer:
         batches = [list(batch) async for batch in answer]
     asked = PromptedCalling("litellm_json", await tokens_added(ASK, "json"))
-    assert batches == [[asked, ProviderHead("id")], [TextDelta("a")], [TextDelta("b")]]
+    assert batches == [[asked, ProviderHead("id")], [TextDelta("Hello")], [TextDelta("you")]]
 
 
 async def test_an_answer_that_was_not_prompted_has_no_such_event():

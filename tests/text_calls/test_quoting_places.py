@@ -6,67 +6,55 @@ import pytest
 
 from callgate.text_calls.formats import GRAMMARS
 from tests.text_calls.test_nested_calls import written
-from tests.text_calls.test_quoted_calls import CALLS, calls, read, summary
+from tests.text_calls.test_quoted_calls import CALLS, read, run, summary
 
 # One of each kind: JSON, tags, keys, headers, marks without ends, a notation of its own.
 FORMATS = ["hermes", "xml", "glm45", "kimi_k2", "mistral", "granite_20b_fc", "functiongemma", "tool_calls"]
 
 QUOTING = {
-    "a lettered item": "a) {}",
-    "an item in parentheses": "(1) {}",
-    "a Roman item": "ii. {}",
-    "an item behind a dash": "– {}",
-    "an item behind another bullet": "◦ {}",
-    "the inside of an item": "1. First\n   {}\n2. Second",
-    "a paragraph of an item": "- First\n\n  {}\n\n- Second",
-    "an item in an item": "1. a\n   1. b\n      {}",
     "a script tag": "<script>\n{}\n</script>",
     "a tag in a tag": "<details><pre>\n{}\n</pre></details>",
     "a tag within a line, closed on another": "Use <code>\n\n{}\n\n</code> for it.",
-    "three quotes": "x = '''\n\n{}\n\n'''",
-    "quotes around paragraphs": "“First.\n\n{}\n\nLast.”",
-    "guillemets around paragraphs": "Il dit « ceci :\n\n{}\n\nvoilà ».",
     "a thought": "<thought>\n{}\n</thought>\nNo.",
     "a scratchpad": "<scratchpad>\n\n{}\n\n</scratchpad>\nNo.",
     "a reflection": "<reflection>{}</reflection>\nNo.",
     "thinking of another format": "[THINK]\n{}\n[/THINK]\nNo.",
     "thinking of a third": "◁think▷\n{}\n◁/think▷\nNo.",
     "a tool's answer": "<tool_response>\n{}\n</tool_response>\nSo it says.",
-    "what could be": "I could clean up with this:\n\n{}\n\nBut that would be dangerous, so I won't.",
-    "what it looks like": "It would look like this:\n\n{}\n\nIs that what you meant?",
     # What stands open before it hides no quotation.
-    "a fence behind an open tick": "The ` sign.\n```\n{}\n```\n",
-    "a fence behind open inline code": "Use `the\n```\n{}\n```\n",
     "a tag behind an open tick": "The ` sign.\n<pre>\n{}\n</pre>\n",
     "quotes behind an open tick": "The ` sign,\n“{}” it is.",
-    "inline code on lines behind TeX quotes": "Write ``this'' here.\nUse ``\n{}\n`` now.",
-    "a second fence": "```\n{call}\n```\n\n```\n{}\n```\n",
-    "a fence behind a fence in a block quote": "> ```\n> x\n> ```\n\n```\n{}\n```\n",
-    "a fence in an item behind a fence": "```\n{call}\n```\n\n1. x\n   ```\n   {}\n   ```\n",
     "a fence behind a call in a fence that lacks its end": "```\n{cut}\n```\n\n```\n{}\n```\n",
     "a comment behind a broken call": "{broken}\n\n<!--\n\n{}\n\n-->\n",
     "a fence behind a broken call": "{broken}\n\n```\n{}\n```\n",
-    "a fence behind ticks that end a line": "{call}```\n\n```\na\n```\n```\n{}\n```\n",
+    "a fence with a remark beside the call": "```\n# deletes it\n{}\n```\n",
+    "a fence with a remark behind the call": "```\n{}\nThis deletes it.\n```\n",
     "the second call between quotes": "He said “\n{call}\n{}\n” to me.",
 }
 
 MEANT = {
+    "a lettered item": "a) {}",
+    "an item in parentheses": "(1) {}",
+    "a Roman item": "ii. {}",
+    "an item behind a dash": "– {}",
+    "an item behind another bullet": "◦ {}",
+    "the inside of an item": "1. First\n   {}\n",
+    "a fence behind an open tick": "The ` sign.\n```\n{}\n```\n",
+    "a fence behind a fence": "```\nx\n```\n\n```\n{}\n```\n",
+    "a fence behind a fence in a block quote": "> ```\n> x\n> ```\n\n```\n{}\n```\n",
+    "a fence in an item behind a fence": "```\nx\n```\n\n1. x\n   ```\n   {}\n   ```\n",
+    "behind quotation marks over paragraphs": "“First.\n\nLast.”\n{}",
+    "behind a fence with a remark beside a call": "```\n# {call}\n```\n\n{}",
     "a tag that is only named": "Use the <code> tag.\n\n{}",
     "a block tag that is only named": "The <pre> tag is fine.\n{}",
     "a comment that is only named": "It begins with <!-- there.\n\n{}",
     "a fence that is only named": "Use ``` to open a fence.\n\n{}",
     "a thought that never closes": "<thought>I should look.\n\n{}",
     "quotes that never close": "“He said go.\n\n{}",
-    "quotes that never close before others": "“He said go.\n\n{}\n\nAnd “they” went.",
-    "ticks on both sides": "I use `ls`.\n{}\nAnd `cat`.",
-    "a polite sentence": "I would like to look that up for you:\n{}\n\nOne moment, please.",
-    "a format that is named": "I'll use the right format:\n{}\n\nOne moment, please.",
-    "an announced call": "I could look that up for you. Let me do it:\n\n{}\n\nThanks for waiting.",
     "behind a list": "1. Look.\n2. Tell.\n{}",
     "behind an item's paragraph": "- Look\n\n  and tell.\n\n{}",
     "behind a fence in a line": "Like this: ```json\n{{}}\n```\nNow:\n\n{}",
     "behind a quoted call": "You could say `{call}`, but I say:\n\n{}",
-    "behind a fenced call": "```\n{call}\n```\n\n{}",
     "behind a block quote with a fence": "> ```\n> x\n> ```\n\nNow:\n\n{}",
 }
 
@@ -83,7 +71,7 @@ def text_of(template, format):
 def test_what_is_quoted_does_not_run(format, place):
     text = text_of(QUOTING[place], format)
     whole = read(format, [text])
-    assert [call for call in calls(whole) if call.flaw is None] == []
+    assert run(whole) == []
     assert summary(read(format, text)) == summary(whole)
 
 
@@ -92,7 +80,7 @@ def test_what_is_quoted_does_not_run(format, place):
 def test_what_is_meant_runs(format, place):
     text = text_of(MEANT[place], format)
     whole = read(format, [text])
-    assert [call.name for call in calls(whole) if call.flaw is None] == ["delete_all"]
+    assert [call.name for call in run(whole)] == ["delete_all"]
     assert summary(read(format, text)) == summary(whole)
 
 
@@ -103,7 +91,7 @@ def test_a_broken_call_ends_behind_the_calls_in_it(format):
     text = written(format, "write_file", path="a", content="PLACE").replace("PLACE", f"x\n{inner}\n\n{inner}\ny")
     text += f"\n\n{written(format, 'get_time')}"
     for pieces in ([text], text):
-        assert [call.name for call in calls(read(format, pieces)) if call.flaw is None] == ["get_time"]
+        assert [call.name for call in run(read(format, pieces))] == ["get_time"]
 
 
 @pytest.mark.parametrize("format", ["hermes", "xml", "glm45", "kimi_k2", "tool_calls", "qwen3_coder", "minimax_m3"])
@@ -114,7 +102,7 @@ def test_an_end_of_thinking_in_a_value_ends_no_thinking(format):
     cut = f"{outer.split('PLACE')[0]}</think>\n{CALLS[format]}"
     for said in (text, f"```\n{cut}\n```\n", f"Use ``\n{cut}\n`` now.", f"He said “\n{cut}\n”."):
         for pieces in ([said], said):
-            assert "delete_all" not in [call.name for call in calls(read(format, pieces)) if call.flaw is None]
+            assert "delete_all" not in [call.name for call in run(read(format, pieces))]
 
 
 @pytest.mark.parametrize("format", ["hermes", "xml", "glm45", "tool_calls", "qwen3_coder"])
@@ -127,4 +115,4 @@ def test_half_a_call_in_thinking_swallows_none_behind_it(format):
     )
     for said in (f"I could {half} and so on.\n</think>\n\n", "I could say <tool_call> here.\n</think>\n\n"):
         for pieces in ([said + CALLS[format]], said + CALLS[format]):
-            assert [call.name for call in calls(read(format, pieces)) if call.flaw is None] == ["delete_all"]
+            assert [call.name for call in run(read(format, pieces))] == ["delete_all"]

@@ -38,14 +38,14 @@ class FoundCall(msgspec.Struct, frozen=True, gc=False):
     only_text: bool = False
     undeclared_json: bool = False
     from_text: bool = False
+    is_alone: bool = True
+    """No prose stands behind it in the text that it was read out of."""
     in_order: bool = True
     """The body of the answer ended with its end mark."""
     ended: bool = True
     """It did, and the provider had said `stop` or `tool_calls` with the call's last fragment or after it."""
     reason_came_before: bool = False
     """The provider had given a finish reason before the call's last fragment, so that one proves nothing."""
-    at_once: bool = False
-    """Its arguments came in one piece, and servers close the brackets of an object that was cut off."""
     unwrapped: bool = False
     """It was one of several inside a wrapper, where names always carry a namespace."""
     extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
@@ -64,7 +64,7 @@ def settle(
     found: Iterable[FoundCall], offer: Offer, *, failure: Flaw | None, at_length: bool, new_id: Callable[[], str]
 ) -> tuple[Call, ...]:
     """Check all calls of a turn, in their order. `failure` is the reason why none of them may run, if there is one;
-    `at_length`: the answer was cut at its length limit, in the last of these calls."""
+    `at_length`: the answer was cut at its length limit."""
     calls = [one for call in found for one in _unwrapped(call, offer, new_id)]
     last = len(calls) - 1
     return tuple(
@@ -114,7 +114,12 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
         noticed.append(Finding.ARGUMENTS_REPAIRED)
     if value is not given and not call.only_text:
         noticed.append(Finding.ARGUMENTS_COERCED)
-    return ReadyCall(call.id, known.name, value, call.text(), tuple(noticed), call.extras)
+    ready = ReadyCall(call.id, known.name, value, call.text(), tuple(noticed), call.extras)
+    return ready if call.is_alone else _not_alone(ready)
+
+
+def _not_alone(call: ReadyCall) -> BrokenCall:
+    return BrokenCall(call.id, call.name, Flaw.NOT_ALONE, encode_arguments(call.arguments), extras=call.extras)
 
 
 def _settled_custom(call: FoundCall, name: str, *, being_written: bool) -> Call:
@@ -159,8 +164,6 @@ def _was_cut(call: FoundCall, arguments: Arguments, tool: OfferedTool, *, being_
     if not being_written:
         return None
     note = "the answer had become too long while this call was being written"
-    if call.at_once:
-        return FlawDetail(expected="all of its arguments", note=note)
     if not value and declared:
         return FlawDetail(expected="arguments", got="{}", note=note)
     required = tool.parameters.get("required")
@@ -207,10 +210,10 @@ def _unwrapped(call: FoundCall, offer: Offer, new_id: Callable[[], str]) -> Sequ
             kept,
             repaired=wrapper.repaired,
             from_text=call.from_text,
+            is_alone=call.is_alone,
             in_order=call.in_order,
             ended=call.ended,
             reason_came_before=call.reason_came_before,
-            at_once=call.at_once,
             unwrapped=True,
             extras={} if place else call.extras,
         )

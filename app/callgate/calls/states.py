@@ -25,6 +25,8 @@ class Flaw(StrEnum):
     CONTENT_FILTER = "content_filter"
     STREAM_ENDED = "stream_ended"
     UPSTREAM_ERROR = "upstream_error"
+    NOT_ALONE = "not_alone"
+    """It is whole, but written in a text that goes on behind it, so that it may only be shown. The model is asked."""
 
 
 class Finding(StrEnum):

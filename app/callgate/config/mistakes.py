@@ -147,7 +147,11 @@ _REMOVED: Final[Mapping[Path, str]] = MappingProxyType(
             "upstream",
             "client",
         ): "there is one client for models by now, and it takes HTTP_PROXY, HTTPS_PROXY, ALL_PROXY "
-        "and NO_PROXY from the environment; take this line out"
+        "and NO_PROXY from the environment; take this line out",
+        (
+            "text_calls",
+        ): "`text_calls.fenced` was replaced by one rule for all formats: a fence that holds nothing but calls goes "
+        "with them, and with prose behind the last call the model is asked; take this block out",
     }
 )
 """Settings of earlier versions, and what to do about them."""

@@ -12,7 +12,6 @@ import msgspec
 
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
-from callgate.conversation.finish_words import Meaning
 
 # What a model does ------------------------------------------------------------------------------
 
@@ -40,7 +39,7 @@ class Passed(msgspec.Struct, frozen=True, gc=False):
     stream. An answer that begins with one has one in every batch, and besides it at most the error that ends it."""
 
     data: bytes
-    reasons: "tuple[Finished, ...]" = ()
+    reasons: tuple[str, ...] = ()
     """The finish reasons that were noticed in these bytes."""
     usage: Mapping[str, Any] | None = None
 
@@ -72,8 +71,6 @@ class CallDelta(msgspec.Struct, frozen=True, gc=False):
     """It came as `function_call`."""
     custom: bool = False
     """A call of a custom tool: its arguments are free text."""
-    at_once: bool = False
-    """Its arguments came as an object, which does not show whether they were cut, and nothing came behind them."""
 
 
 class CallWritten(msgspec.Struct, frozen=True, gc=False):
@@ -92,11 +89,11 @@ class CallWritten(msgspec.Struct, frozen=True, gc=False):
     """JSON text is parsed in parameters without a schema."""
     from_text: bool = False
     """Read out of the model's text: its id is generated unless the format has ids."""
+    is_alone: bool = True
+    """No prose stands behind the calls of the text."""
     extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
     legacy: bool = False
     custom: bool = False
-    at_once: bool = True
-    """Nothing shows whether its arguments were cut. False where something came behind it."""
 
 
 class CallNotRun(msgspec.Struct, frozen=True, gc=False):
@@ -104,6 +101,13 @@ class CallNotRun(msgspec.Struct, frozen=True, gc=False):
 
     name: str
     reason: str
+
+
+class CallsNotAlone(msgspec.Struct, frozen=True, gc=False):
+    """The text goes on behind its last call. This is all that comes after this event as it was written, with the calls: the
+    text of the answer if they were only shown."""
+
+    text: str
 
 
 NOT_RUN_SHOWN = 20
@@ -132,8 +136,6 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
     """A finish reason as the provider wrote it. A turn may carry several, or none."""
 
     reason: str
-    meaning: Meaning | None = None
-    """Its meaning by the list of its provider or of the operator; None where it is that of OpenAI-shaped APIs."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -169,6 +171,7 @@ ModelEvent: TypeAlias = (
     | CallDelta
     | CallWritten
     | CallNotRun
+    | CallsNotAlone
     | ThinkingBlock
     | ExtraField
     | Logprobs
@@ -318,12 +321,6 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     """Until the first content, failed attempts and waits included."""
     head: ProviderHead | None = None
     """The provider's fields of the answer as a whole."""
-    unknown_reasons: tuple[str, ...] = ()
-    """Those of the finish reasons of which it is not known whether they are a good end."""
-    calls: tuple[Call, ...] = ()
-    """All calls, in the model's order."""
-    is_cut: bool = False
-    """Something of it is missing: it was cut off, or nobody knows how it ended and its calls were left out."""
 
 
 BEFORE_ALL_TURNS = -1

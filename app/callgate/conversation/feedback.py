@@ -95,6 +95,11 @@ def _message(flaw: Flaw) -> str:
                 "Not run: the provider reported an error in the middle of the answer. "
                 "Send the call again, whole, if it is still needed."
             )
+        case Flaw.NOT_ALONE:
+            return (
+                "Not run: your answer goes on behind the call. If you want it to run, write it again, "
+                "with nothing behind it. If you only show it, answer without writing it."
+            )
     assert_never(flaw)
 
 

@@ -20,6 +20,8 @@ from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import (
     CallsHandedBack,
+    CallsNotAlone,
+    CallWritten,
     ChatEnded,
     Ending,
     EndingKind,
@@ -34,8 +36,8 @@ from callgate.conversation.events import (
     TurnStarted,
     is_for_listeners,
 )
-from callgate.conversation.finish_words import FinishClass
-from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel
+from callgate.conversation.finish import FinishClass
+from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel, as_read
 from callgate.conversation.response_items import ITEMS, thoughts_in
 from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
@@ -46,9 +48,11 @@ JSON_FORMATS = ("json_object", "json_schema")
 FORMAT_IS_DUE = "format"
 """The reason for a last turn without tools, where the model takes no `response_format` beside tools."""
 NO_PLAN = Plan(ours=(), theirs=(), broken=())
-UNKNOWN_REASON = "unknown_finish_reason"
-"""The note of a chat that ends because nobody knows how its last turn ended, and calls were left out."""
-CUT = frozenset({FinishClass.LENGTH, FinishClass.CONTENT_FILTER})
+BROKE_OFF = frozenset({Flaw.STREAM_ENDED, Flaw.UPSTREAM_ERROR})
+"""The flaws of a turn that its provider did not finish."""
+MOST_NOT_ALONE = 3
+"""Consecutive turns whose text goes on behind its calls. The last of them is the answer, as it was written."""
+
 
 _PASSED_ENDINGS = {
     None: Ending(EndingKind.ANSWERED, "stop"),
@@ -58,8 +62,7 @@ _PASSED_ENDINGS = {
     FinishClass.CONTENT_FILTER: Ending(EndingKind.GAVE_UP, "content_filter", "content_filter"),
     FinishClass.ERROR: Ending(EndingKind.GAVE_UP, "stop", "upstream_error"),
 }
-"""The endings of a passed-through answer; its client was sent the provider's own finish reason. One that is not known says
-nothing of a failure."""
+"""The endings of a passed-through answer; its client was sent the provider's own finish reason."""
 
 
 class Rules(msgspec.Struct, frozen=True, gc=False):
@@ -129,9 +132,9 @@ class _Conversation(msgspec.Struct):
     ran: int = 0
     called: int = 0
     failed_turns: int = 0
+    not_alone: int = 0
+    """Turns running whose text goes on behind its calls."""
     was_cut: bool = False
-    is_unended: bool = False
-    """The last turn came without a finish reason, from a deployment that sends them."""
     limit: str = ""
     """Why tools are withheld from now on; empty while they are offered."""
     format_kept_back: bool = False
@@ -143,11 +146,13 @@ class _Conversation(msgspec.Struct):
     """Of each turn that reported it."""
     held: list[ModelEvent] | None = None
     """The text of this turn, where it is emitted only after the turn has ended."""
+    behind: list[ModelEvent] = []
+    """The last events of this turn, where its calls are not alone."""
 
     async def run(self) -> Ending:
         while True:
             turn, plan = await self._listen()
-            ending = _passed_ending(turn) if turn.passed else await self._ending(turn, plan)
+            ending = _PASSED_ENDINGS[turn.winner] if turn.passed else await self._ending(turn, plan)
             if ending is not None:
                 if self.held:
                     await self._emit_held(plan)
@@ -156,6 +161,9 @@ class _Conversation(msgspec.Struct):
             if not turn.calls:
                 continue  # ask again, without this turn in the history
             answers = await self._answer(plan)
+            if isinstance(self.ask, Passthrough):
+                self.ask = as_read(self.ask)
+                self.transcript = replace(self.transcript, messages=self.ask.messages)
             self.transcript = self.transcript.after(turn, answers)
             self._update_limits(turn.calls, answers)
             self.index += 1
@@ -191,7 +199,8 @@ class _Conversation(msgspec.Struct):
                         if building is None:
                             building = self._builder()
                         building.feed(events)
-                        shown = events if self.held is None else self._without_text(events)
+                        is_shown = self.held is None and building.as_written is None
+                        shown = events if is_shown else self._held_back(events, building)
                         if is_emitted and (not is_begun or self.rules.emit_fragments or is_for_listeners(shown)):
                             is_begun = True
                             await emit(ModelOutput(index, shown))
@@ -201,9 +210,9 @@ class _Conversation(msgspec.Struct):
             builder = passed or building or self._builder()
             # In a thread where parsing the arguments would block the event loop.
             turn = await asyncio.to_thread(builder.finish, end) if builder.is_large else builder.finish(end)
-            self._count(turn)
-            if not turn.broke_off:
-                self._note_success(turn, attempts)
+            turn = await self._counted(turn)
+            if turn.failure not in BROKE_OFF:
+                attempts.succeeded()
                 break
             failure = _broke_off(turn)
             await attempts.broke_off(failure, self.clock() - asked)
@@ -232,9 +241,6 @@ class _Conversation(msgspec.Struct):
                     attempts=attempts.number,
                     first_seconds=first,
                     head=turn.head,
-                    unknown_reasons=turn.unknown_reasons,
-                    calls=turn.calls,
-                    is_cut=self._is_cut(turn),
                 ),
             )
         )
@@ -251,11 +257,6 @@ class _Conversation(msgspec.Struct):
             return
         self.usage = add_usage((self.usage, turn.usage))
         self.turn_usages += (turn.usage,)
-
-    def _note_success(self, turn: Turn, attempts: Attempts) -> None:
-        gave_reason = bool(turn.reasons)
-        self.is_unended = attempts.gives_reasons and not gave_reason
-        attempts.succeeded(gave_reason=gave_reason)
 
     def _was_shown(self, turn: Turn) -> bool:
         """True if the client was sent anything of a turn, so that the model cannot be asked again for it."""
@@ -275,6 +276,29 @@ class _Conversation(msgspec.Struct):
             and form.get("type") in JSON_FORMATS
             and not all(map(self.toolbox.is_clients, self.toolbox.offer))
         )
+
+    def _held_back(self, events: Sequence[ModelEvent], building: TurnBuilder) -> Sequence[ModelEvent]:
+        """Hold text that may not be part of the answer, and all that comes with calls that are not alone."""
+        if building.as_written is None:
+            return self._without_text(events)
+        self.behind += events
+        return ()
+
+    async def _counted(self, turn: Turn) -> Turn:
+        """Count the usage of a turn, and the turns running whose text goes on behind its calls. Emit what was held of such a
+        turn; the last of them is the answer, with its calls as text."""
+        self._count(turn)
+        is_answer = False
+        if turn.failure is None:
+            self.not_alone = self.not_alone + 1 if _goes_on(turn) else 0
+            is_answer = self.not_alone >= MOST_NOT_ALONE
+        if is_answer:
+            turn = turn.without_calls()
+        if self.behind:
+            shown = [*_settled(self.behind, is_answer=is_answer)]
+            self.behind = []
+            await self.emit(ModelOutput(self.index, shown if self.held is None else self._without_text(shown)))
+        return turn
 
     def _without_text(self, events: Sequence[ModelEvent]) -> Sequence[ModelEvent]:
         assert self.held is not None
@@ -317,15 +341,13 @@ class _Conversation(msgspec.Struct):
     async def _ending(self, turn: Turn, plan: Plan) -> Ending | None:
         """Return the ending of the chat if this turn is the last, or None when its calls are answered and the model is asked
         again."""
+        cut = turn.winner is FinishClass.LENGTH
         if turn.calls and Finding.END_NOT_SEEN in turn.findings:
             return Ending(EndingKind.GAVE_UP, "length", "end_not_seen")
         if turn.failure is Flaw.CONTENT_FILTER:
             return Ending(EndingKind.GAVE_UP, "content_filter", "content_filter")
-        cut = self._is_cut(turn)
         if self.limit and self.limit != FORMAT_IS_DUE:
             return Ending(EndingKind.TURN_LIMIT, "length" if cut else "stop", self.limit)
-        if turn.unknown_reasons and turn.calls:
-            return Ending(EndingKind.GAVE_UP, "length", UNKNOWN_REASON)
         if self.limit or (not turn.calls and not self.format_kept_back):
             return Ending(EndingKind.ANSWERED, "length" if cut else "stop")
         if not turn.calls:
@@ -339,7 +361,7 @@ class _Conversation(msgspec.Struct):
             await self.emit(CallsHandedBack(plan.theirs, self.transcript.hidden(turn, answers)))
             half = cut and any(isinstance(call, BrokenCall) for call in plan.theirs)
             return Ending(EndingKind.HANDED_BACK, "length" if half else "tool_calls")
-        if cut and not plan.ours:
+        if cut and not plan.ours and not self.not_alone:
             if self.was_cut:
                 theirs = tuple(call for call in plan.broken if self.toolbox.is_clients(call.name))
                 if theirs:
@@ -348,13 +370,6 @@ class _Conversation(msgspec.Struct):
                 return Ending(EndingKind.GAVE_UP, "length", "cut_off_twice")
             self.was_cut = True
         return None
-
-    def _is_cut(self, turn: Turn) -> bool:
-        """True if something of the turn is missing: it was cut off at its length or by a filter, its calls were left out, or its
-        text ended without the finish reason that this deployment always sends."""
-        if turn.unknown_reasons:
-            return bool(turn.calls)
-        return turn.winner in CUT or (self.is_unended and not turn.calls)
 
     async def _answer(self, plan: Plan) -> dict[str, Outcome]:
         """Return an answer for every call of the turn: results for ours, explanations for broken ones."""
@@ -385,10 +400,11 @@ class _Conversation(msgspec.Struct):
 
     def _update_limits(self, calls: Iterable[Call], answers: Mapping[str, Outcome]) -> None:
         """Count turns in which every call failed, and repeated calls with the same result."""
-        some_worked = any(not isinstance(outcome, Failed) for outcome in answers.values())
-        self.failed_turns = 0 if some_worked else self.failed_turns + 1
-        seen = {(call.name, call.text, answers[call.id].text) for call in calls if isinstance(call, ReadyCall)}
-        self.repeats = {same: self.repeats.get(same, 0) + 1 for same in seen}
+        if not self.not_alone:
+            some_worked = any(not isinstance(outcome, Failed) for outcome in answers.values())
+            self.failed_turns = 0 if some_worked else self.failed_turns + 1
+            seen = {(call.name, call.text, answers[call.id].text) for call in calls if isinstance(call, ReadyCall)}
+            self.repeats = {same: self.repeats.get(same, 0) + 1 for same in seen}
         if self.limit:
             return
         if self.failed_turns >= self.rules.max_failed_turns:
@@ -418,12 +434,23 @@ def first_call_of(plan: Plan, calls: Sequence[Call]) -> Plan:
     )
 
 
+def _goes_on(turn: Turn) -> bool:
+    """True if the text of a turn goes on behind a whole call."""
+    return any(isinstance(call, BrokenCall) and call.flaw is Flaw.NOT_ALONE for call in turn.calls)
+
+
+def _settled(events: Iterable[ModelEvent], *, is_answer: bool) -> Iterable[ModelEvent]:
+    """Yield the last events of a turn that goes on behind its calls: of the answer their text as it was written."""
+    for event in events:
+        if isinstance(event, CallsNotAlone):
+            if is_answer:
+                yield TextDelta(event.text)
+        elif not (is_answer and isinstance(event, TextDelta | CallWritten)):
+            yield event
+
+
 def _refuse(calls: Iterable[Call], why: str) -> dict[str, Outcome]:
     return {call.id: Failed(why, FailureKind.NOT_RUN) for call in calls}
-
-
-def _passed_ending(turn: Turn) -> Ending:
-    return _PASSED_ENDINGS[None if turn.unknown_reasons else turn.winner]
 
 
 def _broke_off(turn: Turn) -> ChatError:

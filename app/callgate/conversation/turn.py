@@ -20,6 +20,7 @@ from callgate.conversation.call_assembly import CallAssembler
 from callgate.conversation.events import (
     CallDelta,
     CallNotRun,
+    CallsNotAlone,
     CallWritten,
     CharactersLost,
     ChoiceIgnored,
@@ -38,8 +39,7 @@ from callgate.conversation.events import (
     ThinkingBlock,
     Usage,
 )
-from callgate.conversation.finish import finish_findings, judge_finish, meaning_of
-from callgate.conversation.finish_words import FinishClass, Meaning, is_value
+from callgate.conversation.finish import FinishClass, classify, finish_findings, judge_finish
 from callgate.conversation.listeners import handles
 
 MAX_NAME = 64
@@ -59,10 +59,6 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     """The class that counts; None if there were no finish reasons."""
     failure: Flaw | None = None
     """The reason why no call of this turn may run, if there is one."""
-    broke_off: bool = False
-    """The provider did not finish the turn, so that it may be asked again."""
-    unknown_reasons: tuple[str, ...] = ()
-    """The finish reasons of which we do not know whether they are a good end."""
     usage: Mapping[str, Any] | None = None
     head: ProviderHead | None = None
     logprobs: tuple[Mapping[str, Any], ...] = ()
@@ -75,6 +71,13 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     """Calls in its text that were quoted, repeated or part of its reasoning."""
     prompted: PromptedCalling | None = None
     """Set where the tools were described in the prompt and calls were looked for in the text."""
+    as_written: str = ""
+    """The text with its calls as they were written, where it goes on behind them."""
+
+    def without_calls(self) -> "Turn":
+        """Return the turn as an answer that only shows its calls."""
+        shown = tuple(CallNotRun(call.name, Flaw.NOT_ALONE) for call in self.calls if call.name)
+        return replace(self, text=self.as_written, calls=(), as_written="", not_run=(*self.not_run, *shown))
 
     def assistant_message(self) -> dict[str, Any]:
         """Return the message for the history. It is always well formed, and has all fields of the answer."""
@@ -97,14 +100,12 @@ class PassedTurn(msgspec.Struct, eq=False):
 
     is_large: ClassVar = False
     """It holds no arguments."""
-    _reasons: dict[str, Meaning] = {}
+    _reasons: tuple[str, ...] = ()
     _usage: Mapping[str, Any] | None = None
     _error: ProviderError | None = None
 
     def feed(self, passed: Passed, events: Sequence[ModelEvent]) -> None:
-        for event in passed.reasons:
-            if is_value(event.reason):
-                self._reasons[event.reason] = meaning_of(event)
+        self._reasons += passed.reasons
         if passed.usage:
             self._usage = passed.usage
         if len(events) > 1:
@@ -112,19 +113,22 @@ class PassedTurn(msgspec.Struct, eq=False):
 
     def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
         """Return the turn. One that ended in order has no failure, whatever its reasons: the client has all of it."""
-        error = self._error
-        finish = judge_finish(self._reasons, end, error=error is not None)
-        turn = Turn(
-            reasons=finish.reasons,
-            winner=finish.winner,
-            unknown_reasons=finish.unknown,
+        reasons, error = self._reasons, self._error
+        winner = classify(reasons[0]) if reasons else None
+        if len(reasons) > 1:
+            reasons, winner = tuple(dict.fromkeys(reasons)), max(map(classify, reasons))
+        if error is None and (reasons or end is StreamEnd.DONE):
+            return Turn(reasons=reasons, winner=winner, usage=self._usage, passed=True)
+        finish = judge_finish(reasons, end, error=error is not None)
+        return Turn(
+            findings=tuple(finish_findings(finish, calls_found=False, from_text=True)),
+            reasons=reasons,
+            winner=winner,
+            failure=finish.failure,
             usage=self._usage,
+            error=error,
             passed=True,
         )
-        if error is None and (finish.reasons or end is StreamEnd.DONE):
-            return turn
-        findings = finish_findings(finish, calls_found=False, from_text=True)
-        return replace(turn, findings=tuple(findings), failure=finish.failure, broke_off=finish.broke_off, error=error)
 
 
 _TAKEN: dict[type, Callable[..., None]] = {}
@@ -141,6 +145,8 @@ class TurnBuilder:
     _error: ProviderError | None = None
     _thinking: "ThinkingBlocks | None" = None
     _end_is_unseen: bool = False
+    as_written: str | None = None
+    """The text so far with its calls as they were written, once they are known not to be alone."""
 
     def __init__(self, offer: Offer, ids: Callable[[], str], *, argument_bytes: int | None = None) -> None:
         """`argument_bytes`: the limit of one call's arguments; None for no limit."""
@@ -151,7 +157,7 @@ class TurnBuilder:
         self._not_run: list[CallNotRun] = []
         self._texts: list[str] = []
         self._reasoning: dict[str, list[str]] = {}
-        self._reasons: dict[str, Meaning] = {}
+        self._reasons: list[str] = []
         self._logprobs: list[Mapping[str, Any]] = []
         self._extra_fields: dict[str, list[Any]] = {}
 
@@ -174,7 +180,7 @@ class TurnBuilder:
         finish = judge_finish(self._reasons, end, error=self._error is not None)
         calls: tuple[Call, ...] = ()
         if found := self._calls.found(in_order=end is StreamEnd.DONE):
-            at_length = finish.winner is FinishClass.LENGTH and not self._calls.ends_in_repetition
+            at_length = finish.winner is FinishClass.LENGTH
             failure = Flaw.UPSTREAM_ERROR if self._end_is_unseen else finish.failure
             calls = settle(found, self._offer, failure=failure, at_length=at_length, new_id=self._calls.new_id)
         from_text = self._prompted is not None or self._calls.read_from_text
@@ -212,8 +218,6 @@ class TurnBuilder:
             reasons=finish.reasons,
             winner=finish.winner,
             failure=finish.failure,
-            broke_off=finish.broke_off,
-            unknown_reasons=finish.unknown,
             usage=self._usage,
             head=self._head,
             logprobs=tuple(self._logprobs),
@@ -221,6 +225,7 @@ class TurnBuilder:
             error=self._error,
             prompted=self._prompted,
             not_run=tuple(self._not_run),
+            as_written=sound_text(self.as_written or ""),
         )
 
     # -- what is not a call
@@ -237,16 +242,21 @@ class TurnBuilder:
     def _quoted(self, event: CallNotRun) -> None:
         self._not_run.append(event)
 
+    @handles(_TAKEN, CallsNotAlone)
+    def _doubted(self, event: CallsNotAlone) -> None:
+        self.as_written = "".join(self._texts) + event.text
+
     @handles(_TAKEN, ReasoningDelta)
     def _reason(self, event: ReasoningDelta) -> None:
         self._reasoning.setdefault(event.source, []).append(event.text)
 
     @handles(_TAKEN, Finished)
     def _finished(self, event: Finished) -> None:
-        if not is_value(event.reason):
+        if not event.reason:
             return
-        meaning = self._reasons[event.reason] = meaning_of(event)
-        self._calls.note_reason(orderly=meaning.is_orderly)
+        if event.reason not in self._reasons:
+            self._reasons.append(event.reason)
+        self._calls.note_reason(orderly=classify(event.reason) <= FinishClass.TOOL_CALLS)
 
     @handles(_TAKEN, Usage)
     def _used(self, event: Usage) -> None:
@@ -363,6 +373,6 @@ _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 def _arguments_in_history(call: Call) -> str:
     """Return the model's own text if it is one JSON object, as providers require; else `{}`."""
     if isinstance(call, BrokenCall):
-        return "{}"
+        return call.text if call.flaw is Flaw.NOT_ALONE else "{}"
     as_written = Finding.ARGUMENTS_REPAIRED not in call.findings and call.text.lstrip().startswith("{")
     return call.text if as_written else encode_arguments(call.arguments)

@@ -38,7 +38,6 @@ class Models:
                 entry.model_name, entry.tool_calling, found.format, found.decided_by, found.detail
             ),
             config.limits.argument_bytes,
-            fenced_runs=config.text_calls.fenced == "run",
         )
         self.catalogue = Catalogue(
             model_entries(config),

@@ -15,20 +15,15 @@ from callgate.calls.json_text import is_json
 from callgate.calls.names import is_parallel, resolve_name
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten
-from callgate.text_calls.event_sink import TAB, EventSink
-from callgate.text_calls.json_calls import ARGUMENT_KEYS, CallObjects, Ends
+from callgate.text_calls.event_sink import EventSink
+from callgate.text_calls.json_calls import ARGUMENT_KEYS, CallObjects, Ends, ends_line
 from callgate.text_calls.json_scan import JsonEntry, JsonScan, State
-from callgate.text_calls.quoting import FENCED
+from callgate.text_calls.quoting import MARKER
 from callgate.text_calls.text_cursor import Sink, Steps, TextCursor
 
-LONGEST_FENCE = 16
-"""A longer run of fence characters is a horizontal line and no fence."""
-
-LONGEST_INFO = 40
-
-_TICKS = re.compile(r"`*")
-_WAVES = re.compile(r"~*")
-_INFO = re.compile(r"[A-Za-z0-9_+\-./ \t\r]*")
+_MARKER = re.compile(rf"(?:{MARKER}[ \t]+)+")
+_MARKER_BEGINS = re.compile(rf"(?:{MARKER}[ \t]+){{0,4}}(?:{MARKER}|\(?\w{{0,4}})[ \t]{{0,8}}")
+"""What may become markers of list items."""
 
 CALLS: Final = CallObjects()
 
@@ -81,26 +76,33 @@ class _Bare:
     def read(self) -> Steps[None]:
         while True:
             yield from self._cursor.space(self._out.add_text, same_line=True)
-            if 0 <= self._out.indent < TAB and (yield from self._line_start()):
+            if self._out.indent >= 0 and (yield from self._line_start()):
                 continue
             if not (yield from self._pass_line()):
                 return
 
     def _line_start(self) -> Steps[bool]:
         """Read a possible call at the start of a line. False: it is prose."""
+        yield from self._marker()
         char = yield from self._cursor.peek()
         if char in BARE_OPENINGS:
             if char == "[" and self._marks and (mark := (yield from self._cursor.one_of(self._marks))) is not None:
                 self._cursor.back(mark)
                 return False
-            if reason := self._out.quoted():
-                self._out.begin_quoted("", reason)
             yield from self._objects()
-            self._out.end_quoted(reads_again=False)
             return True
-        if char in ("`", "~") and self._out.is_silent:
-            return (yield from self._fence(char))
         return False
+
+    def _marker(self) -> Steps[None]:
+        """Read the marker of a list item, if a value follows it."""
+        cursor, size = self._cursor, 0
+        while (char := (yield from cursor.peek(size))) not in BARE_OPENINGS:
+            size += 1
+            if not char or not _MARKER_BEGINS.fullmatch(cursor.text, cursor.at, cursor.at + size):
+                return
+        if marker := _MARKER.fullmatch(cursor.text, cursor.at, cursor.at + size):
+            cursor.at = marker.end()
+            self._out.add_prose(marker.group())
 
     def _pass_line(self) -> Steps[bool]:
         """Emit text up to the end of the line, or to a dropped token that ends it. False: the text has ended."""
@@ -125,7 +127,7 @@ class _Bare:
                 return
             yield from self._cursor.space(held.add, same_line=True)
             char = yield from self._cursor.peek()
-            if char in ("", "\n") or (yield from self._is_dropped()):
+            if (yield from ends_line(self._cursor)) or (yield from self._is_dropped()):
                 held.settle(self._out)
                 return
             if char == ";":
@@ -147,9 +149,8 @@ class _Bare:
 
     # Values
 
-    def _value(self, held: _HeldText, *, keep: bool = False) -> Steps[bool]:
-        """Read one value into `held`. False: it is no call, or the last one of the text, and nothing is held any more, except
-        with `keep` a value that is no call."""
+    def _value(self, held: _HeldText) -> Steps[bool]:
+        """Read one value into `held`. False: it is no call, or the last one of the text, and nothing is held any more."""
         candidate = Candidate(self._out.tools)
         yield from candidate.read(self._cursor)
         calls = candidate.calls()
@@ -165,76 +166,10 @@ class _Bare:
                 self._out.add_text(rest)
                 return False
         held.add(candidate.text)
-        if keep:
-            return False
         held.release(self._out)
         yield from candidate.pass_rest(self._cursor, self._out.add_text)
         self._out.is_spoilt = self._out.is_spoilt or candidate.broke_in_string
         return False
-
-    # Fences
-
-    def _fence(self, char: str) -> Steps[bool]:
-        """Read a fence and its content. False: it is no fence, and nothing was read."""
-        fence = yield from self._cursor.run(_TICKS if char == "`" else _WAVES, LONGEST_FENCE)
-        if fence is None or len(fence) < 3:
-            self._cursor.back(fence or "")
-            return False
-        info = yield from self._cursor.run(_INFO, LONGEST_INFO)
-        if info is None or (yield from self._cursor.peek()) not in ("\n", ""):
-            self._out.add_text(fence + (info or ""))
-            return (yield from self._pass_line())
-        if self._out.is_judging and not self._out.fenced_runs:
-            self._out.add_text(fence + info)
-            return True
-        held = _HeldText([fence + info])
-        yield from self._cursor.space(held.add)
-        if (yield from self._cursor.peek()) in BARE_OPENINGS and (yield from self._fenced_calls(held, fence)):
-            return True
-        # The held text is quoted.
-        calls = held.calls[:]
-        held.release(self._out)
-        self._out.note_not_run(calls, FENCED)
-        return True
-
-    def _fenced_calls(self, held: _HeldText, fence: str) -> Steps[bool]:
-        """Read values up to the closing fence at the end of the message. False: they are not all calls, or not the whole
-        message, and are still held."""
-        while True:
-            if not (yield from self._value(held, keep=True)):
-                return not held.pieces
-            yield from self._cursor.space(held.add)
-            if (yield from self._cursor.one_of((";",))):
-                held.add(";")
-                yield from self._cursor.space(held.add)
-            char = yield from self._cursor.peek()
-            if char in BARE_OPENINGS:
-                continue
-            if char:
-                if not (yield from self._closes(held, fence)):
-                    return False
-                yield from self._blanks_and_dropped(held)
-                if self._out.is_judging and (yield from self._cursor.peek()):
-                    return False
-            held.settle(self._out)
-            return True
-
-    def _blanks_and_dropped(self, held: _HeldText) -> Steps[None]:
-        while True:
-            yield from self._cursor.space(held.add)
-            if (yield from self._cursor.one_of(self._out.dropped)) is None:
-                return
-
-    def _closes(self, held: _HeldText, fence: str) -> Steps[bool]:
-        """Read the closing fence, if it is here and alone on its line."""
-        found = yield from self._cursor.run(_TICKS if fence[0] == "`" else _WAVES, LONGEST_FENCE)
-        if not found:
-            return False
-        held.add(found)
-        if len(found) < len(fence):
-            return self._cursor.dry
-        yield from self._cursor.space(held.add, same_line=True)
-        return (yield from self._cursor.peek()) in ("", "\n") or (yield from self._is_dropped())
 
 
 class Candidate:

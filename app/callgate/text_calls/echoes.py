@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from callgate.conversation import raw_json
 from callgate.conversation.ports import Message
-from callgate.text_calls.event_sink import Item
+from callgate.text_calls.text_log import Item
 
 WATCHED_ROLES: Final = frozenset({"user", "tool", "function"})
 

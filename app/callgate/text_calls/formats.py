@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -47,6 +47,10 @@ class Grammar:
     """Tokens that end unclosed thinking at any place, because they do not occur in prose."""
     unmarked: str = ""
     """Text that every call has in a format without marks: after prose with it, a call may be in a value of a quoted one."""
+    tokens: tuple[str, ...] | None = ()
+    """Opening marks that are special tokens, which prose cannot have: prose behind such a call is no doubt. None for all."""
+    only_first: bool = False
+    """Only the first call counts, and what follows it is dropped."""
 
 
 def marked(
@@ -247,7 +251,7 @@ def gemma4_channel(out: EventSink, mark: str) -> Steps[bool]:
     if (yield from out.cursor.one_of(("thought",))) is not None:
         yield from read_channel(out, (GEMMA4_CHANNEL_END,), f"{mark}thought")
     else:
-        out.forget(mark)
+        out.forget()
     return True
 
 
@@ -382,7 +386,40 @@ def dsml(space: str, *wrappers: str) -> Vocabulary:
 
 TOOL_CALL_END: Final = ("</tool_call>",)
 
-GRAMMARS: Final[Mapping[str, Grammar]] = {
+_TOKENS: Final[Mapping[str, tuple[str, ...] | None]] = {
+    **dict.fromkeys(
+        (
+            *(
+                "mistral",
+                "deepseek_v3",
+                "deepseek_v31",
+                "deepseek_dsml",
+                "kimi_k2",
+                "kimi_k3",
+                "harmony",
+                "muse",
+                "gemma4",
+            ),
+            *(
+                "functiongemma",
+                "command_r",
+                "internlm2",
+                "apertus",
+                "gigachat3",
+                "inkling",
+                "solar",
+                "step3",
+                "minimax_m3",
+            ),
+        )
+    ),
+    "granite": ("<|tool_call|>",),
+    "pythonic": ("<|python_start|>", "<|tool_call_start|>"),
+    "olmo3": ("<|python_start|>", "<|tool_call_start|>"),
+}
+"""The formats with opening marks that are special tokens, and which those are; None for all."""
+
+_GRAMMARS: Final[Mapping[str, Grammar]] = {
     # Call objects in JSON
     "hermes": marked({"<tool_call>": tool_call(HERMES)}, strays=TOOL_CALL_END),
     "granite": marked(
@@ -539,5 +576,9 @@ GRAMMARS: Final[Mapping[str, Grammar]] = {
         read_bare_json, dropped=("<|python_tag|>", "<|eom_id|>", "<|eot_id|>"), openings=BARE_OPENINGS, unmarked="{"
     ),
     "litellm_json": Grammar(read_bare_or_marked_json, openings=(*BARE_OPENINGS, *JSON_MARKS), unmarked="{"),
-    "react": Grammar(read_react, openings=(ACTION,), unmarked="{"),
+    "react": Grammar(read_react, openings=(ACTION,), unmarked="{", only_first=True),
+}
+
+GRAMMARS: Final[Mapping[str, Grammar]] = {
+    format: replace(grammar, tokens=_TOKENS.get(format, ())) for format, grammar in _GRAMMARS.items()
 }

@@ -210,8 +210,9 @@ def _functionary_part(out: EventSink, mark: str) -> Steps[None]:
     if next_char == "\n" and name == _ALL:
         cursor.at += 1
     elif next_char == "\n" and (surely_meant or resolve_name(name, out.tools) is not None):
-        body = yield from read_body(cursor, Ends(others=(FUNCTIONARY_MARK,)))
+        body = yield from read_body(cursor, Ends(others=(FUNCTIONARY_MARK,), loose=True))
         out.add_call(arguments_written(name, body))
+        out.add_text(body.after)
     elif not next_char and surely_meant:
         if not _ALL.startswith(name):
             out.add_call(cut_off())
@@ -235,17 +236,14 @@ def glm4(out: EventSink) -> Steps[None]:
         name = yield from cursor.run(_RECIPIENT, _NAME_LIMIT)
         if (
             name
-            and out.indent == 0
+            and out.indent >= 0
             and resolve_name(name, out.tools) is not None
             and (yield from cursor.peek()) == "\n"
             and (yield from cursor.peek(1)) in ("{", "")
         ):
-            if reason := out.quoted():
-                out.begin_quoted(name, reason)
             body = yield from read_body(cursor, Ends(GLM4_ENDS, loose=True))
             out.add_call(arguments_written(name, body))
             out.add_text(body.after)
-            out.end_quoted()
             out.has_invented_turn = out.has_invented_turn or body.mark in GLM4_OTHERS
             continue
         out.add_text(name or "")

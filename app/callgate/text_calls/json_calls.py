@@ -232,3 +232,22 @@ def skip_all(cursor: TextCursor) -> Steps[None]:
     cursor.at = len(cursor.text)
     while (yield from cursor.more()):
         cursor.at = len(cursor.text)
+
+
+_LINE_END = re.compile(
+    r"(?:`{3,}|~{3,})[ \t\r]*(?:\n|\Z)|<\|[^|<>\n]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|</s>|<(?:end|start)_of_\w{1,20}>"
+)
+_LINE_END_LIMIT: Final = 48
+
+
+def ends_line(cursor: TextCursor) -> Steps[bool]:
+    """True if the line ends here, but for the run of fence characters that closes a fence, or a token of a template."""
+    char = yield from cursor.peek()
+    if char in ("", "\n"):
+        return True
+    if char not in "`~<":
+        return False
+    size = 1
+    while size < _LINE_END_LIMIT and (yield from cursor.peek(size)) not in ("", "\n", ">"):
+        size += 1
+    return _LINE_END.match(cursor.text, cursor.at, cursor.at + size + 1) is not None

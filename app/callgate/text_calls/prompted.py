@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from callgate.calls.states import Flaw
 from callgate.conversation import raw_json
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import CallWritten, Finished, ModelEvent, PromptedCalling, TextDelta
-from callgate.conversation.finish import meaning_of
+from callgate.conversation.events import CallsNotAlone, CallWritten, Finished, ModelEvent, PromptedCalling, TextDelta
+from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.ports import Message, Model, ModelAnswer, ModelRequest, Passthrough, as_read
 from callgate.conversation.request_checks import check_request
 from callgate.text_calls import prompts
@@ -72,17 +72,15 @@ class PromptedModel:
         constrain: bool = False,
         argument_bytes: int | None = None,
         thinking: ThinkingMemory | None = None,
-        fenced_runs: bool = True,
     ) -> None:
         """`argument_bytes`: the limit of one call's arguments; None for no limit. `thinking`: what is known of the model's
-        thinking. `fenced_runs`: whether a fence that is the whole message may be a call."""
+        thinking."""
         self.name = model.name
         self._model = model
         self._style = style_for(format)
         self._constrain = constrain and self._style.arguments_key is not None
         self._argument_bytes = argument_bytes
         self._thinking = thinking or ThinkingMemory(setting="auto", model_name="llama-3")
-        self._fenced_runs = fenced_runs
 
     @property
     def format(self) -> str:
@@ -101,7 +99,7 @@ class PromptedModel:
             prompted.readable,
             thinking=self._thinking.mode(streams=prompted.ask.stream),
             echoes=RequestEchoes(prompted.asked),
-            fenced_runs=self._fenced_runs,
+            is_demanded=prompted.is_demanded,
         )
         async with self._model.ask(prompted.ask) as answer:
             asked = PromptedCalling(self._style.format, prompted.cost.tokens)
@@ -124,6 +122,8 @@ class _PromptedAsk:
     asked: Sequence[Message] = ()
     """The original messages."""
     cost: PromptCost = PromptCost(0)
+    is_demanded: bool = False
+    """The request demands a call."""
 
 
 def _prompted_ask(ask: ModelRequest, style: Style, *, constrain: bool) -> _PromptedAsk:
@@ -159,7 +159,8 @@ def _prompted_ask(ask: ModelRequest, style: Style, *, constrain: bool) -> _Promp
         name: frozenset(found) if isinstance(found, Mapping) else () for name, found in properties.items()
     }
     readable = readable or dict.fromkeys(history.called, ())
-    return _PromptedAsk(sent, readable, ask.messages, PromptCost(len(described) + len(demand)))
+    cost = PromptCost(len(described) + len(demand))
+    return _PromptedAsk(sent, readable, ask.messages, cost, is_demanded=bool(tools) and choice.is_demand)
 
 
 def _without_tools(ask: ModelRequest) -> ModelRequest:
@@ -337,7 +338,7 @@ class PromptedAnswer:
             return self._blank_filter.filtered(self._reader.feed(event.text))
         if isinstance(event, Finished):
             # Emitted after the calls, because a finish reason before a call does not count for it.
-            self._ended_in_order = meaning_of(event).is_orderly
+            self._ended_in_order = classify(event.reason) <= FinishClass.TOOL_CALLS
             self._finished.append(event)
             return ()
         return (event,)
@@ -397,6 +398,9 @@ class _BlankFilter:
                 kept = f"{PARAGRAPH if self._has_text else ''}{kept.lstrip()}"
             self._has_text, self._after_call = True, False
             return (TextDelta(kept),)
+        if isinstance(event, CallsNotAlone):
+            text = f"{self._blanks}{event.text}".rstrip()
+            return (CallsNotAlone(text if self._has_text else text.lstrip()),)
         if isinstance(event, CallWritten):
             self._blanks = ""
             self._after_call = True

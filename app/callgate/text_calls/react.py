@@ -8,7 +8,7 @@ from typing import Final
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten
 from callgate.text_calls.event_sink import EventSink, Prose
-from callgate.text_calls.json_calls import Ends, JsonBody, arguments_written, cut_off, read_body, skip_all
+from callgate.text_calls.json_calls import Ends, JsonBody, arguments_written, cut_off, ends_line, read_body
 from callgate.text_calls.json_scan import JsonScan, State
 from callgate.text_calls.text_cursor import Steps, TextCursor, finder
 
@@ -30,15 +30,13 @@ def read_react(out: EventSink) -> Steps[None]:
         sink = out.add_reasoning if is_thought else out.add_text
         yield from cursor.space(sink, same_line=True)
         label = yield from cursor.one_of((THOUGHT, ACTION, ANSWER))
-        if label and (reason := out.quoted()):
-            out.begin_quoted(label, reason)
-            if label == ACTION:
-                out.add_call((yield from _action(cursor)))
-            out.end_quoted()
-            yield from _line(out, prose, is_thought=False)
-        elif label == ACTION:
+        is_quoted = label is not None and out.quoted() is not None
+        if label == ACTION:
             out.add_call((yield from _action(cursor)))
-            yield from skip_all(cursor)
+            is_thought = False
+        elif label and is_quoted:
+            out.add_text(label)
+            yield from _line(out, prose, is_thought=False)
         elif label == ANSWER:
             while (mark := (yield from prose.step())) is not None:
                 out.add_text(mark)
@@ -74,7 +72,7 @@ def _action(cursor: TextCursor) -> Steps[CallWritten]:
         return cut_off(name)
     body = yield from read_body(cursor, _INPUT_ENDS)
     # The input has to end its line.
-    if body.flaw is None and not (body.mark is not None or "\n" in body.after or not (yield from cursor.peek())):
+    if body.flaw is None and body.mark is None and "\n" not in body.after and not (yield from ends_line(cursor)):
         return cut_off(name, flaw=Flaw.INVALID_JSON)
     if body.scan.state is State.CLOSED and not _is_for_the_gate(body):
         return cut_off(name, flaw=Flaw.INVALID_JSON)

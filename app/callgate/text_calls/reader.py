@@ -13,9 +13,11 @@ from msgspec.structs import replace
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten, ModelEvent
 from callgate.text_calls.echoes import NO_ECHOES, Echoes
-from callgate.text_calls.event_sink import CALLS, REASONING, EventSink, Item, RestartError, Thinking, read_channel
+from callgate.text_calls.event_sink import EventSink, RestartError, Thinking, read_channel
 from callgate.text_calls.formats import GRAMMARS, Grammar
+from callgate.text_calls.judging import TextRules
 from callgate.text_calls.text_cursor import Steps, TextCursor
+from callgate.text_calls.text_log import CALLS, REASONING, Item
 
 FORMATS: frozenset[str] = frozenset(GRAMMARS)
 
@@ -28,22 +30,22 @@ def reader_for(
     *,
     thinking: Thinking = "none",
     echoes: Echoes = NO_ECHOES,
-    fenced_runs: bool = True,
+    is_demanded: bool = False,
     is_judging: bool = True,
 ) -> "TextReader":
     """Return the reader of a format.
 
     `tools`: the names of the offered tools; a mapping also has the names of their parameters. `thinking`: whether the model's
-    template opens its thinking. `echoes`: compares calls with the text of the request. `fenced_runs`: a call of the bare JSON
-    formats may be in a fence that is the whole message. Without `is_judging` quoted calls count as well, for text that is
-    known to be only a call.
+    template opens its thinking. `echoes`: compares calls with the text of the request. `is_demanded`: the request demanded a call,
+    so that prose behind one is no doubt. Without `is_judging` quoted calls count as well, for text that is known to be only a
+    call.
     """
     return TextReader(
         GRAMMARS[format],
         tools,
         thinking=thinking,
         echoes=echoes,
-        fenced_runs=fenced_runs,
+        is_demanded=is_demanded,
         is_judging=is_judging,
     )
 
@@ -58,13 +60,12 @@ class TextReader:
         *,
         thinking: Thinking = "none",
         echoes: Echoes = NO_ECHOES,
-        fenced_runs: bool = True,
+        is_demanded: bool = False,
         is_judging: bool = True,
     ) -> None:
         self._grammar = grammar
         self._tools = tools
         self._echoes = echoes
-        self._fenced_runs = fenced_runs
         self._is_judging = is_judging
         self._cursor = TextCursor()
         self._out = EventSink(
@@ -76,8 +77,7 @@ class TextReader:
             openings=grammar.openings,
             ends_thinking=grammar.ends_thinking,
             unmarked=grammar.unmarked,
-            fenced_runs=fenced_runs,
-            is_judging=is_judging,
+            rules=_rules(grammar, is_demanded=is_demanded) if is_judging else None,
         )
         self._steps = grammar.read(self._out) if thinking != "prefilled" else self._read_prefilled()
         self._go_on()
@@ -112,13 +112,10 @@ class TextReader:
             self._end_thinking_at_calls(self._out.unclosed.text, self._out.unclosed.call_may_begin)
         while True:
             try:
-                events = self._out.finish(self._echoes.is_echo)
+                return self._out.finish(self._echoes.is_echo, is_cut=not in_order)
             except RestartError:
                 self._steps = self._grammar.read(self._out)
                 self._go_on()
-            else:
-                break
-        return [*self._out.not_run, *events]
 
     def break_off(self, flaw: Flaw) -> list[ModelEvent]:
         """Stop reading, and break the current call with this flaw."""
@@ -147,14 +144,12 @@ class TextReader:
 
     def _end_thinking_at_calls(self, thinking: str, call_may_begin: int) -> None:
         """Read calls at the end of unclosed thinking: calls at the beginnings of lines count, unless more thinking follows."""
-        inner = TextReader(self._grammar, self._tools, fenced_runs=False)
+        inner = TextReader(self._grammar, self._tools)
         items = inner.items_of(thinking)
         first = len(items)
         while first and (items[first - 1].kind == CALLS or not items[first - 1].text.strip()):
             first -= 1
         calls = [item for item in items[first:] if item.kind == CALLS]
-        if any(item.has_prose_in_it for item in calls):
-            return
         begins = bool(calls) and (
             calls[0].at_line_start or thinking.startswith(self._grammar.ends_thinking or "\n", calls[0].start)
         )
@@ -170,3 +165,8 @@ class TextReader:
         self._cursor.ended = True
         self._go_on()
         return self._out.items_left()
+
+
+def _rules(grammar: Grammar, *, is_demanded: bool) -> TextRules:
+    looks_behind = grammar.tokens is not None and not grammar.only_first and not is_demanded
+    return TextRules(looks_behind, grammar.tokens or (), grammar.only_first)

@@ -6,7 +6,7 @@ import msgspec
 
 from callgate.calls.offer import Offer
 from callgate.calls.outcome import Outcome
-from callgate.calls.states import Call, ReadyCall
+from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from callgate.conversation.ports import Begin, Plan, Report
 from callgate.tools.toolbox import RequestToolbox
 
@@ -32,6 +32,9 @@ class ClientsOnly(msgspec.Struct, eq=False):
         return self._box
 
     def plan(self, calls: Sequence[Call]) -> Plan:
+        broken = tuple(call for call in calls if isinstance(call, BrokenCall))
+        if any(call.flaw is Flaw.NOT_ALONE for call in broken):
+            return Plan(ours=(), theirs=(), broken=broken)  # all of them: the model is asked again
         return Plan(ours=(), theirs=tuple(calls), broken=())
 
     def is_clients(self, name: str | None) -> bool:

@@ -34,10 +34,9 @@ Report: TypeAlias = Callable[[ModelConfig, CallingMode], None]
 class ToolCalling:
     """Keeps the calling modes of all deployments for the life of a runtime."""
 
-    def __init__(self, report: Report, argument_bytes: int | None = None, *, fenced_runs: bool = True) -> None:
+    def __init__(self, report: Report, argument_bytes: int | None = None) -> None:
         self._report = report
         self._argument_bytes = argument_bytes
-        self._fenced_runs = fenced_runs
         self._thinking: OrderedDict[tuple[str, str, str], ThinkingMemory] = OrderedDict()
         self._ways: OrderedDict[tuple[str, str, str], CallingDetector] = OrderedDict()
 
@@ -54,7 +53,6 @@ class ToolCalling:
             constrain=entry.constrain_calls,
             argument_bytes=self._argument_bytes,
             thinking=memory,
-            fenced_runs=self._fenced_runs,
         )
         known = _known(entry)
         if known is None:
@@ -124,7 +122,6 @@ def _prompted_model(
     constrain: bool,
     argument_bytes: int | None,
     thinking: ThinkingMemory,
-    fenced_runs: bool,
 ) -> Model:
     from callgate.text_calls.prompted import PromptedModel  # two dozen modules, for models without native calls
 
@@ -134,7 +131,6 @@ def _prompted_model(
         constrain=constrain,
         argument_bytes=argument_bytes,
         thinking=thinking,
-        fenced_runs=fenced_runs,
     )
 
 

@@ -24,13 +24,6 @@ class Loop(Section):
     """Say in `x_callgate` what happened in each turn."""
 
 
-class TextCalls(Section):
-    """How calls are read that models write as text."""
-
-    fenced: Literal["run", "talk"] = "run"
-    """What a call in a code fence is that is the whole message, in the bare JSON formats. Other fences never run."""
-
-
 class Limits(Section):
     """What one request may cost. What goes beyond is refused, cut or ended, with a clear word."""
 

@@ -12,7 +12,7 @@ from callgate.config.schema.approvals import ApprovalLists, Approvals, RequireAp
 from callgate.config.schema.faces import Responses
 from callgate.config.schema.guards import SAME, Waits, WidensTo
 from callgate.config.schema.keys import Key
-from callgate.config.schema.limits import Limits, Loop, TextCalls, Upstream
+from callgate.config.schema.limits import Limits, Loop, Upstream
 from callgate.config.schema.mcp import McpServer, ServerName
 from callgate.config.schema.models import ModelEntry
 from callgate.config.schema.pools import Pool, PoolName
@@ -69,8 +69,6 @@ class Config(Section):
     """How calls wait for approval."""
     loop: Loop = Loop()
     """How long a chat may go on."""
-    text_calls: TextCalls = TextCalls()
-    """How calls are read that models write as text."""
     limits: Limits = Limits()
     """What one request may cost."""
     upstream: Upstream = Upstream()

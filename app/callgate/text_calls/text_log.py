@@ -1,0 +1,190 @@
+"""The log of what was read in a text: prose, reasoning and calls in their order; and which of it can be emitted already.
+
+A call is held, with all that follows, until the text has ended or shown that the call is quoted. What may belong to a call that
+comes next, the line that opens a fence or the marker of a list item, is held until it is clear that none does.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from callgate.conversation.events import CallNotRun, CallWritten, ModelEvent, ReasoningDelta, TextDelta
+from callgate.text_calls.quoting import MARKER
+
+TEXT: Final = "text"
+REASONING: Final = "reasoning"
+CALLS: Final = "calls"
+
+
+@dataclass(slots=True)
+class Item:
+    """A section of the text: prose, reasoning, or calls with their text."""
+
+    kind: str
+    text: str
+    start: int = 0
+    """The position of calls in the whole text."""
+    end: int = 0
+    at_line_start: bool = False
+    """Only blanks precede them on their line."""
+    calls: list[CallWritten] = field(default_factory=list)
+    quoted: str | None = None
+    """The reason why they do not run."""
+    part_of: "Item | None" = None
+    """The calls whose end mark this is."""
+
+    @property
+    def is_whole(self) -> bool:
+        return all(call.flaw is None for call in self.calls)
+
+    @property
+    def reason(self) -> str | None:
+        return self.quoted if self.part_of is None else self.part_of.reason
+
+
+_HELD: Final = 256
+"""The longest lead of a call that is held; what is longer stays text."""
+_START = rf"[ \t]*(?:{MARKER}[ \t]+)*"
+_BEHIND_FENCE = rf"(?:\n\s*(?:{MARKER}[ \t]*)?)?"
+_LINE_LEAD = (
+    rf"{_START}(?:[-*+•◦▪▫‣⁃∙●○■□–—]|\(?(?:\d{{1,3}}|[a-zA-Z]|[ivxIVX]{{2,4}})?[.)]?|`{{1,2}}|~{{1,2}}"
+    rf"|(?:`{{3,}}|~{{3,}})[^`\n]{{0,60}}{_BEHIND_FENCE})"
+)
+_LEAD = rf"(?:`{{1,2}}|`{{3,}}[\w+\-.]{{0,40}}[ \t\r]*{_BEHIND_FENCE})"
+_IN_TEXT = re.compile(rf"(?:(?<=\n){_LINE_LEAD}|{_LEAD})\Z")
+_AT_START = re.compile(rf"(?:(?:\A|(?<=\n)){_LINE_LEAD}|{_LEAD})\Z")
+
+
+class TextLog:
+    """Items in their order. The last prose or reasoning is kept in pieces until something else follows."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.blocks = 0
+        """Items that are calls."""
+        self.prose_emitted = 0
+        """Characters of prose that were emitted."""
+        self.emitted_block = False
+        """What was emitted ends with quoted calls."""
+        self.begins_line = True
+        """What was emitted ends with a line."""
+        self.not_run: list[CallNotRun] = []
+        self.pieces: list[str] = []
+        self._pieces_kind = TEXT
+        self._is_lead = True
+        """The end of the prose may be the lead of a call."""
+
+    def add(self, kind: str, text: str) -> None:
+        if kind != self._pieces_kind:
+            self.close()
+            self._pieces_kind = kind
+        self.pieces.append(text)
+
+    def add_block(self, item: Item) -> None:
+        self.close()
+        self.items.append(item)
+        self.blocks += 1
+
+    def close(self) -> None:
+        """Make an item of the pieces."""
+        if self.pieces:
+            self.items.append(Item(self._pieces_kind, "".join(self.pieces)))
+            self.pieces.clear()
+
+    def last_block(self) -> Item | None:
+        """Return the calls that were added last, if nothing follows them."""
+        return self.items[-1] if self.items and not self.pieces and self.items[-1].kind == CALLS else None
+
+    def ends_with_block(self) -> bool:
+        """True if nothing but blanks follows the last calls, or quoted ones that were emitted."""
+        is_block = self.items[-1].kind == CALLS if self.items else self.emitted_block
+        return is_block and not "".join(self.pieces).strip()
+
+    def take_pieces(self) -> list[ModelEvent]:
+        """Return the pieces of prose, where there is nothing else, but for what may be the lead of a call."""
+        if not self.pieces:
+            return []
+        text = self.pieces[0] if len(self.pieces) == 1 else "".join(self.pieces)
+        self.pieces.clear()
+        if self._is_lead or "`" in text or "\n" in text:
+            text, held = self._parted(text)
+            if held:
+                self.pieces.append(held)
+        self.prose_emitted += len(text)
+        return [TextDelta(text)] if text else []
+
+    def take(self) -> list[ModelEvent]:
+        """Return what later text cannot change."""
+        count = 0
+        while count < len(self.items) and (self.items[count].kind != CALLS or self.items[count].reason is not None):
+            count += 1
+        if is_all := count == len(self.items):
+            self.close()
+            count = len(self.items)
+        items = self.items[:count]
+        del self.items[:count]
+        if items and items[-1].kind == TEXT:
+            items[-1].text, held = self._parted(items[-1].text)
+            if held and is_all:
+                self.add(TEXT, held)
+            elif held:
+                self.items.insert(0, Item(TEXT, held))
+        return self.emit(items)
+
+    def emit(self, items: Iterable[Item]) -> list[ModelEvent]:
+        """Return the events of items. Quoted calls are prose; consecutive prose or reasoning is one event."""
+        events: list[ModelEvent] = []
+        run: list[str] = []
+        run_kind = TEXT
+        for item in items:
+            kind = item.kind
+            if kind == TEXT:
+                self.prose_emitted += len(item.text)
+                self.emitted_block = self.emitted_block and not item.text.strip()
+            if kind == CALLS:
+                self.blocks -= 1
+                self.emitted_block = True
+                if item.reason is not None:
+                    self.note_not_run(item.calls, item.reason)
+                    kind = TEXT
+            if kind != run_kind:
+                self._end_run(events, run, run_kind)
+                run_kind = kind
+            if kind == CALLS:
+                events += item.calls
+            else:
+                run.append(item.text)
+        self._end_run(events, run, run_kind)
+        return events
+
+    def note_not_run(self, calls: Iterable[CallWritten], reason: str) -> None:
+        self.not_run += [CallNotRun(call.name, reason) for call in calls if call.name and call.flaw is None]
+
+    def restart(self) -> None:
+        """Note that what follows begins a message."""
+        self.prose_emitted = 0
+        self.begins_line = self._is_lead = True
+
+    def _end_run(self, events: list[ModelEvent], run: list[str], kind: str) -> None:
+        if text := "".join(run):
+            if kind == TEXT:
+                self._note_end(text)
+                events.append(TextDelta(text))
+            else:
+                events.append(ReasoningDelta(text, source="text"))
+        run.clear()
+
+    def _parted(self, text: str) -> tuple[str, str]:
+        """Part the lead of a call that may come from the prose before it."""
+        pattern = _AT_START if self.begins_line else _IN_TEXT
+        lead = pattern.search(text, max(0, len(text) - _HELD))
+        at = len(text) if lead is None else lead.start()
+        before = text[:at]
+        self._note_end(before)
+        self._is_lead = self.begins_line or at < len(text)
+        return before, text[at:]
+
+    def _note_end(self, text: str) -> None:
+        if text:
+            self.begins_line = text[-1] == "\n"
