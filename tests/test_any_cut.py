@@ -228,11 +228,11 @@ def said(text: str) -> bytes:
     return b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}).encode() + b"\n\n"
 
 
-# What is wrong only by what follows a whole object is right where it is cut before that.
+# What is wrong only by what follows a whole object, or by the reason at the end, is right where it is cut before that.
 SOUND = [
     case
     for case in FRAGMENTED
-    if not any(call["reason"] == "invalid_json" for call in case.data["expect"]["incomplete"])
+    if not any(call["reason"] in {"invalid_json", "upstream_error"} for call in case.data["expect"]["incomplete"])
 ]
 
 

@@ -12,6 +12,7 @@ from callgate.conversation.errors import ChatError
 from callgate.server.refusals import not_http, refusal
 from tests.harness.configs import make_config
 from tests.harness.server import serve
+from tests.scripted_upstream import Reply, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -117,3 +118,36 @@ def test_only_what_stays_as_it_is_is_not_to_be_repeated(
 ) -> None:
     error = ChatError(status, "no", code=code, retry_after=retry_after)
     assert errors.error_headers(error).get("x-should-retry") == says
+
+
+ASKED = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("tools", [["add"], []], ids=["with tools of ours", "passed through"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": ASKED}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": ASKED, "max_tokens": 9}),
+    ],
+    ids=["chat", "responses", "messages"],
+)
+@pytest.mark.parametrize(
+    ("reply", "status", "says"),
+    [
+        (Reply(status=400, body={"error": {"message": "no", "type": "invalid_request_error"}}), 400, "false"),
+        (Reply(status=401, body={"error": {"message": "no"}}), 502, "false"),
+        (Reply(status=500, body={"error": {"message": "boom"}}), 502, None),
+    ],
+    ids=["refused", "the operator's key", "a failure"],
+)
+async def test_what_a_provider_refuses_is_not_repeated_either(
+    upstream: Upstream, path: str, body: Any, stream: bool, tools: Any, reply: Reply, status: int, says: str | None
+) -> None:
+    upstream.script("m", lambda _: reply)
+    config = make_config(upstream.url, tools=tools, upstream={"retries": 0})
+    async with serve(create_app(config)) as url, httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post(path, json={"model": "m", "stream": stream, **body})
+    assert (answer.status_code, answer.headers.get("x-should-retry")) == (status, says)

@@ -29,7 +29,7 @@ def test_the_examples_are_read_as_they_stand(tmp_path):
     config = Config.model_validate({**MODELS, **yaml.safe_load(rules)})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(MODELS) + webhook)
     hook = load(tmp_path / "config.yaml", environ={"APPROVALS_SECRET": "x" * 32}).config.approvals.webhook
-    assert config.require_approval.never == ("send_draft",)
+    assert config.require_approval.never == ("clock",)
     assert hook is not None
     assert hook.secret.get_secret_value() == "x" * 32
 

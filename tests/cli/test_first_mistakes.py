@@ -55,6 +55,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (MODEL.replace("openai/", "opnai/"), "config.yaml:3:27: model_list.0.litellm_params.model: no provider is called 'opnai'"),
         (MODEL + "tools: [{name: x}]\n", "tools.0: needs a `kind`: `python`, `http`, `openapi` or `command`"),
         (MODEL + "keys: [{name: me, hash: sk-mine}]\n", "the key itself does not belong here"),
+        (MODEL + "server: {host: 0.0.0.0}\nauth: off\nrequire_approval: always\n", "warning: config.yaml:6:7: auth: nobody may approve calls, because everybody is let in from everywhere"),
+        (MODEL + "keys: [{name: me, hash: 'sha256:" + "0" * 64 + "'}]\nrequire_approval: always\n", "warning: config.yaml:5:7: keys: none has `approve: on`"),
         (MODEL + "server: {host: 0.0.0.0}\n", "`callgate keys create NAME` makes one"),
     ],
 )  # fmt: skip

@@ -35,6 +35,10 @@ the model sees each of its turns once (`tests/clients/test_coding_agents.py`). F
 one answer, and none compacts its small conversation (`tests/clients/test_compaction.py`). They only stream. They are played where
 `python -m tests.harness.environment agents claude-code qwen-code` was run, which is 1.2 GB.
 
+Clients that send their whole history back in shapes of their own are played by `tests/clients/test_histories.py`: the OpenAI Agents SDK
+with approvals (run, streamed with a session, interrupted and resumed), and Mastra on its default OpenAI model, with tools of both sides over
+two turns, where `python -m tests.harness.environment mastra` was run (140 MB).
+
 """
 LEGEND = "`yes`: all of it works. `part`: some of it, see the note. `-`: the client has no such thing, or does not let us give it."
 

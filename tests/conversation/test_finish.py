@@ -3,38 +3,76 @@ from typing import Any
 import pytest
 
 from callgate.calls.states import Finding, Flaw
-from callgate.conversation.events import StreamEnd
-from callgate.conversation.finish import Finish, FinishClass, classify, finish_findings, judge_finish
+from callgate.conversation.events import Finished, StreamEnd
+from callgate.conversation.finish import Finish, classify, finish_findings, finished, judge_finish, meaning_of
+from callgate.conversation.finish_words import (
+    LONGEST,
+    OPEN,
+    FinishClass,
+    FinishWords,
+    Meaning,
+    is_value,
+    judge_by_words,
+)
+from tests.conversation.finish_table import OPEN_WORDS, UNHEARD_OF, WITHOUT_WORDS, Expected
+
+CLOSED = FinishWords({FinishClass.STOP: "STOP End-Turn", FinishClass.ERROR: "ERROR"}, is_closed=True)
 
 
 def finish(*reasons: str, end: StreamEnd = StreamEnd.DONE, error: bool = False) -> Finish:
-    return judge_finish(reasons, end, error=error)
+    return judge_finish({reason: OPEN.judge(reason) for reason in reasons}, end, error=error)
 
 
 def findings(*reasons: str, calls: bool = True, from_text: bool = False, **rest: Any) -> set[Finding]:
     return set(finish_findings(finish(*reasons, **rest), calls_found=calls, from_text=from_text))
 
 
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        ("stop", FinishClass.STOP),
-        ("END-TURN", FinishClass.STOP),
-        ("eos", FinishClass.STOP),
-        ("MAX_TOKENS", FinishClass.LENGTH),
-        ("model-context-window-exceeded", FinishClass.LENGTH),
-        ("tool_use", FinishClass.TOOL_CALLS),
-        ("Function_Call", FinishClass.TOOL_CALLS),
-        ("SAFETY", FinishClass.CONTENT_FILTER),
-        ("guardrail_intervened", FinishClass.CONTENT_FILTER),
-        ("MALFORMED_FUNCTION_CALL", FinishClass.ERROR),
-        ("network-error", FinishClass.ERROR),
-        ("done_ok", FinishClass.STOP),
-        ("plenty", FinishClass.STOP),
-    ],
-)
-def test_reasons_are_put_into_classes_whatever_their_spelling(reason, kind):
-    assert classify(reason) is kind
+@pytest.mark.parametrize(("reason", "expected"), OPEN_WORDS.items())
+def test_reasons_are_judged_by_the_lists_and_then_by_their_words(reason: str, expected: Expected):
+    assert OPEN.judge(reason) == expected.meaning
+    assert classify(reason) is expected.meaning.kind
+
+
+@pytest.mark.parametrize("reason", UNHEARD_OF)
+def test_a_word_that_nobody_knows_is_no_good_end(reason: str):
+    assert OPEN.judge(reason) == Meaning(FinishClass.ERROR, is_known=False)
+    assert CLOSED.judge(reason) == Meaning(FinishClass.ERROR, is_known=False)
+
+
+def test_a_closed_list_knows_its_own_words_and_no_parts_of_others():
+    assert CLOSED.judge("stop") == CLOSED.judge("END_TURN") == Meaning(FinishClass.STOP)
+    assert CLOSED.judge("error") == Meaning(FinishClass.ERROR)
+    for other in ("length", "tool_calls", "done", "errors", "max_tokens", "safety"):
+        assert CLOSED.judge(other) == Meaning(FinishClass.ERROR, is_known=False)
+
+
+def test_a_very_long_reason_is_no_word():
+    assert OPEN.judge("stop " + "x" * LONGEST) == Meaning(FinishClass.ERROR, is_known=False)
+    assert OPEN.judge("stop " + "x" * (LONGEST - 5)) == Meaning(FinishClass.STOP)
+
+
+@pytest.mark.parametrize("reason", WITHOUT_WORDS)
+def test_a_reason_without_a_word_is_none(reason: str):
+    assert not is_value(reason)
+    assert judge_by_words(reason) == Meaning(FinishClass.ERROR, is_known=False)
+
+
+@pytest.mark.parametrize("reason", ["stop", "1", "ok", "[stop]", "_x_"])
+def test_a_reason_with_a_word_is_one(reason: str):
+    assert is_value(reason)
+
+
+def test_an_event_has_its_meaning_only_where_its_list_gives_another():
+    assert finished("STOP", CLOSED) == Finished("STOP")
+    assert finished("length", CLOSED) == Finished("length", Meaning(FinishClass.ERROR, is_known=False))
+    assert meaning_of(Finished("length")) == Meaning(FinishClass.LENGTH)
+    assert meaning_of(finished("length", CLOSED)) == Meaning(FinishClass.ERROR, is_known=False)
+
+
+def test_only_a_known_end_of_the_right_class_is_orderly():
+    orderly = [kind for kind in FinishClass if Meaning(kind).is_orderly]
+    assert orderly == [FinishClass.STOP, FinishClass.TOOL_CALLS]
+    assert not any(Meaning(kind, is_known=False).is_orderly for kind in FinishClass)
 
 
 def test_of_several_reasons_the_gravest_counts():
@@ -42,27 +80,45 @@ def test_of_several_reasons_the_gravest_counts():
     assert finish("tool_calls", "length", "stop").winner is FinishClass.LENGTH
     assert finish("content_filter", "length").winner is FinishClass.CONTENT_FILTER
     assert finish("content_filter", "error").winner is FinishClass.ERROR
+    assert finish("tool_calls", "plenty").winner is FinishClass.ERROR
+    assert finish("tool_calls", "max_output").winner is FinishClass.LENGTH
     assert finish().winner is None
 
 
 @pytest.mark.parametrize(
-    ("reasons", "end", "error", "failure"),
+    ("reasons", "end", "error", "failure", "broke_off"),
     [
-        ((), StreamEnd.DONE, False, None),
-        ((), StreamEnd.EOF, False, Flaw.STREAM_ENDED),
-        ((), StreamEnd.ERROR, False, Flaw.UPSTREAM_ERROR),
-        ((), StreamEnd.EOF, True, Flaw.UPSTREAM_ERROR),
-        (("stop",), StreamEnd.EOF, False, None),
-        (("stop",), StreamEnd.ERROR, False, None),
-        (("stop",), StreamEnd.DONE, True, Flaw.UPSTREAM_ERROR),
-        (("tool_calls", "aborted"), StreamEnd.DONE, False, Flaw.UPSTREAM_ERROR),
-        (("content_filter", "tool_calls"), StreamEnd.DONE, False, Flaw.CONTENT_FILTER),
-        (("content_filter",), StreamEnd.DONE, True, Flaw.UPSTREAM_ERROR),
-        (("length",), StreamEnd.DONE, False, None),
+        ((), StreamEnd.DONE, False, None, False),
+        ((), StreamEnd.EOF, False, Flaw.STREAM_ENDED, True),
+        ((), StreamEnd.ERROR, False, Flaw.UPSTREAM_ERROR, True),
+        ((), StreamEnd.EOF, True, Flaw.UPSTREAM_ERROR, True),
+        (("stop",), StreamEnd.EOF, False, None, False),
+        (("stop",), StreamEnd.ERROR, False, None, False),
+        (("stop",), StreamEnd.DONE, True, Flaw.UPSTREAM_ERROR, True),
+        (("tool_calls", "aborted"), StreamEnd.DONE, False, Flaw.UPSTREAM_ERROR, True),
+        (("plenty", "aborted"), StreamEnd.DONE, False, Flaw.UPSTREAM_ERROR, True),
+        (("content_filter", "tool_calls"), StreamEnd.DONE, False, Flaw.CONTENT_FILTER, False),
+        (("content_filter", "max_output"), StreamEnd.DONE, False, Flaw.CONTENT_FILTER, False),
+        (("content_filter",), StreamEnd.DONE, True, Flaw.UPSTREAM_ERROR, True),
+        (("length",), StreamEnd.DONE, False, None, False),
+        (("plenty",), StreamEnd.DONE, False, Flaw.UPSTREAM_ERROR, False),
+        (("plenty",), StreamEnd.EOF, False, Flaw.UPSTREAM_ERROR, False),
+        (("plenty",), StreamEnd.ERROR, False, Flaw.UPSTREAM_ERROR, False),
+        (("length", "max_output"), StreamEnd.DONE, False, Flaw.UPSTREAM_ERROR, False),
     ],
 )
-def test_only_a_turn_that_was_not_finished_fails(reasons, end, error, failure):
-    assert judge_finish(reasons, end, error=error).failure is failure
+def test_only_a_turn_that_was_not_finished_fails(reasons, end, error, failure, broke_off):
+    found = finish(*reasons, end=end, error=error)
+    assert (found.failure, found.broke_off) == (failure, broke_off)
+    assert found.reasons == reasons
+
+
+def test_the_unknown_reasons_are_named_where_none_of_the_others_decides():
+    assert finish("stop", "plenty", "max_output").unknown == ("plenty", "max_output")
+    assert finish("stop").unknown == ()
+    assert finish("plenty", "error").unknown == ()
+    assert finish("plenty", error=True).unknown == ()
+    assert finish("max_output", "content_filter").unknown == ()
 
 
 def test_a_reason_held_against_the_calls_that_came():
@@ -74,6 +130,13 @@ def test_a_reason_held_against_the_calls_that_came():
     assert findings("stop", calls=False) == findings("length", calls=False) == set()
 
 
+def test_an_unknown_reason_is_an_error_of_the_provider_unless_it_is_about_length():
+    assert findings("plenty") == {Finding.NONSTANDARD_FINISH_REASON, Finding.UPSTREAM_ERROR}
+    assert findings("plenty", calls=False) == {Finding.NONSTANDARD_FINISH_REASON, Finding.UPSTREAM_ERROR}
+    assert findings("max_output") == {Finding.NONSTANDARD_FINISH_REASON, Finding.TOOL_CALLS_WITH_LENGTH}
+    assert findings("max_output", calls=False) == {Finding.NONSTANDARD_FINISH_REASON}
+
+
 def test_a_missing_reason_is_a_finding_unless_an_error_explains_it():
     assert findings() == {Finding.MISSING_FINISH_REASON}
     assert findings(calls=False, end=StreamEnd.EOF) == {Finding.MISSING_FINISH_REASON}
@@ -83,6 +146,7 @@ def test_a_missing_reason_is_a_finding_unless_an_error_explains_it():
 
 def test_reasons_contradict_each_other_by_class_and_not_by_spelling():
     assert Finding.CONFLICTING_FINISH_REASONS not in findings("tool_calls", "tool_use")
+    assert Finding.CONFLICTING_FINISH_REASONS not in findings("error", "plenty")
     assert findings("tool_calls", "stop") == {Finding.CONFLICTING_FINISH_REASONS}
 
 

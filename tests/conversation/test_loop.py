@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from callgate.calls.outcome import Failed, FailureKind, Image, Returned
-from callgate.calls.states import Finding, Flaw
+from callgate.calls.states import BrokenCall, Finding, Flaw
 from callgate.conversation import feedback
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import BrokenOff, ChatError
@@ -221,6 +221,69 @@ async def test_a_filtered_turn_runs_nothing_and_ends_the_chat() -> None:
     listener = await chat(ScriptedModel(calls(("echo", {}), finish="content_filter")), box)
     assert not box.ran
     assert listener.ended.ending.finish_reason == "content_filter"
+
+
+@pytest.mark.parametrize("reason", ["LANGUAGE", "engine_dead", "gesprächsende", "max_retries"])
+@pytest.mark.parametrize("name", ["echo", "theirs"])
+async def test_beside_an_unknown_reason_no_call_runs_and_nobody_is_asked_again(reason: str, name: str) -> None:
+    box = ScriptedToolbox({"theirs"}, echo=EchoTool())
+    model = ScriptedModel(calls((name, {"n": 1}), text="I look.", finish=reason), says("never"))
+    listener = await chat(model, box)
+    assert (len(model.asked), box.ran, listener.of(CallsHandedBack)) == (1, [], [])
+    assert listener.text == "I look."
+    ending = listener.ended.ending
+    assert (ending.kind, ending.finish_reason, ending.note) == (EndingKind.GAVE_UP, "length", "unknown_finish_reason")
+    account = listener.turns[0].answer
+    assert [call.flaw for call in account.calls if isinstance(call, BrokenCall)] == [Flaw.UPSTREAM_ERROR]
+    assert (account.unknown_reasons, account.is_cut) == ((reason,), True)
+    assert not [attempt for attempt in listener.of(Attempt) if attempt.reason]
+
+
+@pytest.mark.parametrize("reason", ["LANGUAGE", "engine_dead", "gesprächsende", "max_retries"])
+async def test_text_with_an_unknown_reason_is_passed_on_as_an_answer(reason: str) -> None:
+    listener = await chat(ScriptedModel(says("That is all.", finish=reason)))
+    ending = listener.ended.ending
+    assert (listener.text, ending.kind, ending.finish_reason) == ("That is all.", EndingKind.ANSWERED, "stop")
+    account = listener.turns[0].answer
+    assert (account.unknown_reasons, account.is_cut) == ((reason,), False)
+
+
+async def test_at_its_limit_a_chat_ends_as_cut_where_calls_beside_an_unknown_reason_were_left_out() -> None:
+    model = ScriptedModel(calls(("echo", {})), calls(("echo", {})), calls(("echo", {}), finish="LANGUAGE"))
+    listener = await chat(model, rules=Rules(max_iterations=1))
+    assert (listener.ended.ending.kind, listener.ended.ending.finish_reason) == (EndingKind.TURN_LIMIT, "length")
+
+
+@pytest.mark.parametrize("word", ["plenty", "max_retries"])
+async def test_bytes_with_an_unknown_reason_are_an_answer_like_any_other(word: str) -> None:
+    listener = await passed([Passed(b"a", (Finished(word),))])
+    ending = listener.ended.ending
+    assert (ending.kind, ending.finish_reason, ending.note) == (EndingKind.ANSWERED, "stop", "")
+    assert listener.turns[0].answer.unknown_reasons == (word,)
+    listener = await passed([Passed(b"a", (Finished(word), Finished("error")))])
+    assert listener.ended.ending.note == "upstream_error"
+
+
+async def test_a_text_without_a_reason_is_cut_where_its_deployment_has_sent_reasons_before() -> None:
+    for gives_reasons, finish in ((True, "length"), (False, "stop")):
+        model = GuidedModel(says("Half a", finish=None))
+        model.gives_reasons = gives_reasons
+        listener = await chat(model)
+        account = listener.turns[0].answer
+        assert (listener.ended.ending.finish_reason, account.is_cut) == (finish, gives_reasons)
+        assert account.findings == (Finding.MISSING_FINISH_REASON,)
+        model = GuidedModel(says("All of it."))
+        model.gives_reasons = gives_reasons
+        assert (await chat(model)).ended.ending.finish_reason == "stop"
+
+
+async def test_calls_without_a_reason_run_whatever_their_deployment_sent_before() -> None:
+    box = ScriptedToolbox(echo=EchoTool())
+    model = GuidedModel(calls(("echo", {"n": 1}), finish=None), says("ok"))
+    model.gives_reasons = True
+    listener = await chat(model, box)
+    assert [call.arguments for call in box.ran] == [{"n": 1}]
+    assert listener.ended.ending.finish_reason == "stop"
 
 
 async def test_under_length_a_whole_call_still_runs() -> None:
@@ -758,7 +821,12 @@ async def passed(*steps: Step, stream: bool = True) -> Listener:
 async def test_bytes_are_emitted_as_they_are_and_end_as_their_reasons_say(
     reasons: tuple[str, ...], kind: EndingKind, finish: str
 ) -> None:
-    pieces = [Passed(b"a"), Passed(b"b", reasons), Passed(b"c", usage={"total_tokens": 3}), Passed(b"d")]
+    pieces = [
+        Passed(b"a"),
+        Passed(b"b", tuple(map(Finished, reasons))),
+        Passed(b"c", usage={"total_tokens": 3}),
+        Passed(b"d"),
+    ]
     listener = await passed(*([piece] for piece in pieces))
     assert listener.of(Passed) == pieces
     assert not listener.of(ModelOutput)
@@ -784,7 +852,7 @@ async def test_bytes_that_were_sent_are_not_asked_for_again_when_they_break_off(
 
 
 async def test_bytes_whose_reason_has_come_are_whole_however_the_body_ends() -> None:
-    listener = await passed([Passed(b"a", ("stop",))], BrokenOff("late", transport_error=True))
+    listener = await passed([Passed(b"a", (Finished("stop"),))], BrokenOff("late", transport_error=True))
     assert listener.ended.ending.kind is EndingKind.ANSWERED
     assert listener.turns[0].answer.findings == ()
 
@@ -835,7 +903,7 @@ async def test_the_answer_in_its_form_is_asked_for_when_no_tool_is_wanted_any_mo
 async def test_without_a_form_the_answer_is_the_first_one() -> None:
     assert (await formed(ScriptedModel(says("Hello.")))).text == "Hello."
     listener = Listener()
-    model = ScriptedModel([[Passed(b"a", ("stop",))]])
+    model = ScriptedModel([[Passed(b"a", (Finished("stop"),))]])
     ending = await converse(
         passthrough(), model, ScriptedToolbox(), listener, new_id=counter("made"), format_with_tools=False
     )
@@ -1058,11 +1126,12 @@ class Guide:
 
     number, by = 7, Responder("m")
 
-    def __init__(self) -> None:
+    def __init__(self, *, gives_reasons: bool = False) -> None:
         self.heard: list[str] = []
+        self.gives_reasons = gives_reasons
 
-    def succeeded(self) -> None:
-        self.heard.append("succeeded")
+    def succeeded(self, *, gave_reason: bool) -> None:
+        self.heard.append("succeeded" if gave_reason else "succeeded without a reason")
 
     async def failed(self, failure: ChatError) -> None:
         self.heard.append(f"failed: {failure.code}")
@@ -1072,9 +1141,11 @@ class Guide:
 
 
 class GuidedModel(ScriptedModel):
+    gives_reasons = False
+
     def ask(self, ask: Any, attempts: Attempts | None = None) -> Any:
         assert attempts is not None
-        attempts.chooser = attempts.chooser or Guide()
+        attempts.chooser = attempts.chooser or Guide(gives_reasons=self.gives_reasons)
         self.guide = attempts.chooser
         return super().ask(ask, attempts)
 

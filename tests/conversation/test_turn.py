@@ -33,7 +33,8 @@ from callgate.conversation.events import (
     ThinkingBlock,
     Usage,
 )
-from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.finish import classify
+from callgate.conversation.finish_words import FinishClass
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
 
 NO_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {}}}
@@ -208,24 +209,25 @@ def passed(*batches: list[ModelEvent], end: StreamEnd = StreamEnd.DONE) -> Turn:
 @pytest.mark.parametrize("end", list(StreamEnd))
 def test_bytes_with_any_finish_reason_are_a_whole_turn(end: StreamEnd):
     for reason in ("tool_calls", "content_filter"):
-        turn = passed([Passed(b"a", usage={"n": 1})], [Passed(b"b", (reason,))], end=end)
+        turn = passed([Passed(b"a", usage={"n": 1})], [Passed(b"b", (Finished(reason),))], end=end)
         assert turn == Turn(reasons=(reason,), winner=classify(reason), usage={"n": 1}, passed=True)
-    assert passed([Passed(b"a", ("stop", "length"))]).winner is FinishClass.LENGTH
+    assert passed([Passed(b"a", (Finished("stop"), Finished("length")))]).winner is FinishClass.LENGTH
 
 
 def test_bytes_without_a_reason_are_whole_where_their_body_is():
     assert passed([Passed(b"a")]) == Turn(passed=True)
-    assert passed([Passed(b"a")], end=StreamEnd.EOF) == Turn(failure=Flaw.STREAM_ENDED, passed=True)
+    assert passed([Passed(b"a")], end=StreamEnd.EOF) == Turn(failure=Flaw.STREAM_ENDED, broke_off=True, passed=True)
 
 
 def test_an_error_behind_bytes_fails_their_turn():
     error = ProviderError("overloaded")
-    turn = passed([Passed(b"a", ("tool_calls",), {"n": 1})], [Passed(b"b"), error])
+    turn = passed([Passed(b"a", (Finished("tool_calls"),), {"n": 1})], [Passed(b"b"), error])
     assert turn == Turn(
         findings=turn.findings,
         reasons=("tool_calls",),
         winner=FinishClass.TOOL_CALLS,
         failure=Flaw.UPSTREAM_ERROR,
+        broke_off=True,
         usage={"n": 1},
         error=error,
         passed=True,
@@ -717,7 +719,13 @@ def plainly(deltas: list[CallDelta]) -> list[tuple[str | None, list[Any]]]:
     kept: list[dict[str, Any]] = []
     for call in calls:
         same = [one for one in kept if call["again"] and one["id"] == call["id"] and one["name"] == call["name"]]
-        if not any(spelling_of(one["args"]) == spelling_of(call["args"]) for one in same):
+        spelling = spelling_of(call["args"])
+        if any(spelling_of(one["args"]) == spelling for one in same) or (same and spelling == "{}"):
+            continue
+        blank = [one for one in same if spelling_of(one["args"]) == "{}"]
+        if blank:
+            blank[0]["args"] = call["args"]
+        else:
             kept.append(call)
     return [(call["name"], call["args"]) for call in kept]
 
@@ -754,7 +762,8 @@ def is_new(call: dict[str, Any], one: CallDelta, id_: str | None) -> bool:
         if whole is None or one.arguments in (None, "") or one.arguments.isspace():
             return False
         call["resent"] = whole == object_of([one.arguments])
-        return not call["resent"] and not same_id
+        is_written_now = whole == "{}" and id_ is None and one.index is not None and one.index == call["index"]
+        return not call["resent"] and not same_id and not is_written_now
     if call["args"] or (one.name in OFFER and call["name"] in OFFER):
         return True
     if one.name.startswith(call["name"]):
@@ -1075,3 +1084,56 @@ def test_no_made_id_is_given_twice():
     building = TurnBuilder(OFFER, iter(["m", "m", "n"]).__next__)
     building.feed([delta(index=index, name="get", args="{}") for index in range(2)])
     assert [call.id for call in building.finish().calls] == ["m", "n"]
+
+
+# The last call of a whole answer that was cut at its length ------------------------------------------------------------
+
+
+def written(*names: str, **fields: Any) -> list[ModelEvent]:
+    return [CallWritten(name, '{"x":1}', f"call_{at}", **fields) for at, name in enumerate(names)]
+
+
+def names_ready(turn: Turn) -> list[str | None]:
+    return [call.name for call in turn.calls if isinstance(call, ReadyCall)]
+
+
+@pytest.mark.parametrize("reason", ["length", "max_tokens"])
+def test_the_last_call_of_a_whole_answer_at_its_length_never_runs(reason: str):
+    turn = turn_of(*written("nobody_asks", "get_time", "get_time"), Finished(reason))
+    assert names_ready(turn) == ["get_time"]
+    assert turn.calls[-1].flaw is Flaw.TRUNCATED  # type: ignore[union-attr]
+
+
+def test_a_call_that_something_came_behind_was_not_cut():
+    assert names_ready(turn_of(*written("get_time", at_once=False), Finished("length"))) == ["get_time"]
+
+
+def test_a_call_that_is_repeated_at_the_end_was_not_the_one_being_written():
+    once = CallWritten("get_time", '{"x":1}', "call_0")
+    turn = turn_of(once, once, Finished("length"))
+    assert names_ready(turn) == ["get_time"]
+    assert Finding.DUPLICATE_CALL_DROPPED in turn.findings
+
+
+def test_arguments_that_came_as_an_object_in_a_stream_do_not_show_a_cut():
+    opened = CallDelta(0, "a", "get_time")
+    at_once = CallDelta(0, arguments={"x": 1}, at_once=True)
+    assert names_ready(turn_of(opened, at_once, Finished("stop"))) == ["get_time"]
+    assert names_ready(turn_of(opened, at_once, Finished("length"))) == []
+    assert names_ready(turn_of(opened, CallDelta(0, arguments='{"x":1}'), Finished("length"))) == ["get_time"]
+
+
+def test_a_call_that_comes_again_with_its_arguments_is_one_call_in_the_place_of_the_first():
+    turn = turn_of(
+        CallDelta(0, "a", "get_time", "{}", {"extra_content": {"s": 1}}),
+        CallDelta(1, "b", "get_time", "{}"),
+        CallDelta(2, "a", "get_time", '{"x":'),
+        CallDelta(2, arguments="1}"),
+        DONE,
+    )
+    assert [(call.id, call.text) for call in turn.calls] == [("a", '{"x":1}'), ("b", "{}")]
+    assert turn.calls[0].extras == {"extra_content": {"s": 1}}
+    again = turn_of(CallDelta(0, "a", "get_time", "{}"), CallDelta(1, "a", "get_time", '{"x":'), DONE)
+    assert [call.text for call in again.calls] == ['{"x":'], "one call or none, never two"
+    other = turn_of(CallDelta(0, "a", "get_time", "{}"), CallDelta(1, "a", "get_weather", "{}"), DONE)
+    assert len(other.calls) == 2

@@ -14,7 +14,8 @@ from typing import Any
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import BrokenCall, ReadyCall
 from callgate.conversation.events import Finished, PromptedCalling, StreamEnd
-from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.finish import classify
+from callgate.conversation.finish_words import FinishClass
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.tools.schema import compile_schema
 from callgate.upstream.chunks import ChunkReader, read_completion

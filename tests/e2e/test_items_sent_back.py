@@ -74,7 +74,7 @@ def called(upstream: Upstream) -> list[tuple[str, str]]:
 async def test_a_house_call_sent_back_as_a_function_is_that_call(upstream: Upstream, stream: bool, store: bool) -> None:
     upstream.script("m", [Reply(calls=[ADD]), Reply(text="It is 3."), Reply(text="Sure.")])
     async with serving(upstream) as client:
-        first = await responded(client, stream=stream, model="m", input="go", store=store)
+        first = await responded(client, stream=stream, model="m", input="go", tools=[LOOK], store=store)
         sent = [GO, *as_functions(dumped(first), named=not store), {"role": "user", "content": "sure?"}]
         second = await responded(client, stream=stream, model="m", input=sent, store=store)
     assert second.output_text == "Sure."
@@ -112,7 +112,7 @@ async def test_a_mixed_turn_sent_back_as_functions_is_restored_once(
 async def test_an_output_beside_the_item_or_its_reference_says_nothing_new(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[ADD]), Reply(text="It is 3."), *[Reply(text="Sure.")] * 3])
     async with serving(upstream) as client:
-        first = await client.responses.create(model="m", input="go")
+        first = await client.responses.create(model="m", input="go", tools=[LOOK])
         item, said = dumped(first)
         output = {"type": "function_call_output", "call_id": item["id"], "output": "4"}
         reference = {"type": "item_reference", "id": item["id"]}

@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from callgate.api.reported_usage import HEADER, usage_scope
 from callgate.application import create_app
 from callgate.auth.keys import hash_key
+from callgate.conversation.errors import ChatError
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.messages import USAGE, put_together
@@ -180,6 +182,7 @@ async def test_with_the_sum_and_without_diagnostics_nothing_is_added(upstream: U
         ("auto", "sum", "sum", "opencode/1.18.33", LAST),
         ("auto", "last_turn", "last_turn", "curl/8", SUM),
         (None, None, None, "claude-cli/2.1.328 (external, cli)", SUM),
+        (None, None, None, "claude-cli/2.1.290 (external, cli)", SUM),
         (None, None, None, "claude-cli/2.1.248 (external, cli)", LAST),
         (None, None, None, "claude-cli/0.24.4 (external, cli)", LAST),
         (None, None, None, "claude-cli/next", SUM),
@@ -207,6 +210,13 @@ async def test_an_unknown_value_of_the_header_is_refused_by_name(upstream: Upstr
         answer = await client.post(path, json=body, headers={"x-callgate-usage": "total"})
     assert (answer.status_code, len(upstream.requests)) == (400, 0)
     assert "X-Callgate-Usage; use one of auto, sum, last_turn" in answer.json()["error"]["message"]
+
+
+def test_the_refusal_names_the_header_and_a_client_without_a_name_gets_the_sum() -> None:
+    with pytest.raises(ChatError, match=f"'{'x' * 40}'") as refused:
+        usage_scope({HEADER: "x" * 41}, None, "auto")
+    assert (refused.value.param, refused.value.code) == ("X-Callgate-Usage", "invalid_value")
+    assert usage_scope({}, None, "auto") == "sum"
 
 
 @BOTH

@@ -20,7 +20,7 @@ def _response(data: bytes) -> None:
     asked, fields = read_body_of(data, 100)
     offered = offered_tools(asked.tools or (), {"web_search": "search"}, frozenset({"files"}))
     items = asked.input
-    decisions_of(items, None)
+    decisions_of(items, None, {})
     messages_of(items, [], lambda sealed: None)
     chat_fields(asked, fields, offered)
     shown_fields(asked, offered)

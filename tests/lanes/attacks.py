@@ -19,6 +19,7 @@ from typing import Any
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import AnswerTooLarge
 from callgate.conversation.events import ModelEvent, ProviderError, StreamEnd
+from callgate.conversation.finish_words import OPEN, FinishWords
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.upstream import bedrock, claude, cohere, gemini, messages_lane
 from callgate.upstream.direct_model import Body, StreamedBody, WholeBody
@@ -527,6 +528,17 @@ ERRORS: Sequence[Any] = (
     {"code": "bad", "message": "x", "choices": []}, {"errors": [{"message": "x"}]}, {"event": "error", "data": "x"},
     {"status": 500, "title": "x"}, {"error_message": "x"}, {"base_resp": {"status_code": 1002, "status_msg": "x"}},
 )  # fmt: skip
+MARKS_BEHIND_REASONS = frozenset({"openai", "anthropic", "messages"})
+"""Wires with an end mark in an event of its own."""
+FINISH_WORDS: Mapping[str, FinishWords] = {
+    "openai": OPEN,
+    "anthropic": claude.WORDS,
+    "messages": claude.WORDS,
+    "gemini": gemini.WORDS,
+    "bedrock": bedrock.WORDS,
+    "cohere": cohere.WORDS,
+}
+"""The finish reasons that each wire has; the Responses API has a status instead."""
 WORDS: Mapping[str, Sequence[str]] = {
     "stop": ("stop", "STOP", "end-turn", "eos", "done", "whatever", "tool_use", "FUNCTION_CALL"),
     "length": ("length", "MAX_TOKENS", "max_output_tokens", "context-overflow", "truncated", "token_limit"),
@@ -582,12 +594,14 @@ class Attack:
         self.plan.forbid()
 
     def lose_the_end(self) -> None:
-        """The reason was given; the end mark never comes. Calls without arguments are not known to have none."""
+        """The reason was given; the end mark never comes, and the body ends in order. Where the end mark has the reason, calls
+        without arguments are not known to have none."""
         ends = self._of("end")
         if ends and self.wire != "bedrock":
             self._note("no end mark")
             del self.events[ends[0] :]
-            self.plan.forbid_blank()
+            if self.wire not in MARKS_BEHIND_REASONS:
+                self.plan.forbid_blank()
 
     def lose_the_reason(self) -> None:
         found = self._of("reason")
@@ -626,6 +640,8 @@ class Attack:
         else:
             put(self.events[found[0]].body, self.shape.reason, word)
         self._reasoned(kind, beside=beside)
+        if self.wire in FINISH_WORDS and not FINISH_WORDS[self.wire].judge(word).is_known:
+            self.plan.forbid()
 
     def _reasoned(self, kind: str, *, beside: bool = False) -> None:
         if kind in ("error", "content_filter"):
@@ -634,7 +650,8 @@ class Attack:
             last = len(self.plan.calls) - 1
             call = self.plan.calls[last]
             may_be_cut = call.text_is_lost and not self.plan.words[-1]  # else what follows shows that it was over
-            if may_be_cut or (not call.value and call.name != "now"):
+            has_no_order = not self.plan.stream and self.wire in {"openai", "cohere", "responses"}
+            if may_be_cut or has_no_order or (not call.value and call.name != "now"):
                 self.plan.may_run[last] = 0
             if not beside:  # else one of the two says that the turn ended in order
                 self.plan.forbid_blank()
@@ -1031,7 +1048,9 @@ def run(body: Body, reads: Iterable[bytes]) -> Turn | None:
         return None
     if not begun:
         return None
-    end = StreamEnd.ERROR if body.fault is not None else StreamEnd.DONE if body.done else StreamEnd.EOF
+    end = (
+        StreamEnd.ERROR if body.fault is not None else StreamEnd.DONE if body.done or body.has_ended else StreamEnd.EOF
+    )
     return building.finish(end)
 
 

@@ -39,6 +39,8 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "together_ai": ("together_ai/meta-llama/Llama-3.3-70B-Instruct-Turbo", {}),
     "fireworks_ai": ("fireworks_ai/accounts/fireworks/models/llama-v3p1-405b-instruct", {}),
     "xai": ("xai/grok-3", {}),
+    "databricks": ("databricks/m", {}),
+    "gmi": ("gmi/m", {}),
     "azure": ("azure/my-deployment", {"api_version": "2024-10-21"}),
     "anthropic": ("anthropic/claude-sonnet-4-5", {}),
     "messages": ("anthropic/claude-sonnet-4-5", {}),

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.finish import classify
+from callgate.conversation.finish_words import OPEN, FinishClass
 
 Json = dict[str, Any]
 VERBATIM = "\u2603verbatim\u2603"
@@ -149,7 +150,11 @@ def _sse(event: Json, name: str | None = None) -> bytes:
 
 
 def _reason(words: Mapping[str, str], reason: str | None) -> str | None:
-    return None if reason is None else words.get(reason, reason)
+    """The provider's own word for what a reason means, or the reason where that is no word of the four."""
+    if not reason:
+        return reason
+    meaning = OPEN.judge(reason)
+    return words.get(meaning.kind.name.lower(), reason) if meaning.is_known else reason
 
 
 def _blocks(found: WireEvent) -> Iterator[tuple[int, str | Call, list[str]]]:

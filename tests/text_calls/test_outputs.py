@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from callgate.conversation.events import CallWritten, ModelEvent, TextDelta
-from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.finish import classify
+from callgate.conversation.finish_words import FinishClass
 from callgate.text_calls.families import _FAMILIES, known_format
 from callgate.text_calls.reader import reader_for
 from callgate.text_calls.thinking import ThinkingMemory

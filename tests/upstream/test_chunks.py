@@ -334,3 +334,55 @@ def test_no_json_whatever_makes_reading_or_folding_fail(chunks):
         turn.text.encode()
         turn.assistant_message()
         assert len(turn.calls) <= len(events)
+
+
+# What says beside a message that it is not finished
+
+MESSAGE = {"role": "assistant", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "reasons"),
+    [
+        ({"message": MESSAGE, "done": False}, ["length"]),
+        ({"message": MESSAGE, "done": True}, []),
+        ({"message": MESSAGE, "status": "incomplete", "finish_reason": "stop"}, ["stop", "length"]),
+        ({"choices": [{"message": MESSAGE, "status": "incomplete"}]}, ["length"]),
+        ({"choices": [{"message": MESSAGE}], "status": "incomplete", "incomplete_details": None}, ["length"]),
+        (
+            {
+                "choices": [{"message": MESSAGE}],
+                "status": "incomplete",
+                "incomplete_details": {"reason": "content_filter"},
+            },
+            ["content_filter"],
+        ),
+        (
+            {"choices": [{"message": MESSAGE}], "status": "incomplete", "incomplete_details": {"reason": "stop"}},
+            ["length"],
+        ),
+        ({"choices": [{"message": MESSAGE}], "status": "completed"}, []),
+        ({"choices": [{"message": MESSAGE}], "done": False}, ["length"]),
+    ],
+)
+def test_a_status_beside_a_message_counts_as_a_finish_reason(body, reasons):
+    assert [event.reason for event in read_completion(body) if isinstance(event, Finished)] == reasons
+
+
+@pytest.mark.parametrize(
+    ("reason", "native", "reasons"),
+    [
+        ("tool_calls", "MAX_TOKENS", ["tool_calls", "MAX_TOKENS"]),
+        ("tool_calls", "LANGUAGE", ["tool_calls", "LANGUAGE"]),
+        ("length", "max_output", ["length", "max_output"]),
+        ("tool_calls", "end_turn", ["tool_calls"]),
+        ("stop", "tool_use", ["stop"]),
+        (None, "LANGUAGE", ["LANGUAGE"]),
+        (None, "STOP", []),
+        ("content_filter", "MAX_TOKENS", ["content_filter"]),
+    ],
+)
+def test_a_routers_provider_is_heard_where_it_says_worse_or_what_nobody_knows(reason, native, reasons):
+    choice = {"message": MESSAGE, "finish_reason": reason, "native_finish_reason": native}
+    events = read_completion({"choices": [choice]})
+    assert [event.reason for event in events if isinstance(event, Finished)] == reasons

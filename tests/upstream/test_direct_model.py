@@ -356,6 +356,51 @@ async def test_a_stream_that_just_ends_is_broken_off_by_its_end(model):
     assert not caught.value.transport_error
 
 
+def framed(*chunks):
+    """A body of known length, without an end mark."""
+    return b"".join(f"data: {json.dumps(one)}\n\n".encode() for one in chunks)
+
+
+async def test_a_framed_body_that_ends_behind_its_reason_is_whole_without_an_end_mark(model):
+    async def serve(request, wire):
+        await wire.whole(framed(chunk({"content": "x"}), chunk({}, "stop")), kind="text/event-stream")
+
+    async with serving(serve) as server, model(server).ask(asking()) as answer:
+        events = [event async for batch in answer for event in batch]
+    assert events[-1] == Finished("stop")
+
+
+CALL = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f"}}]}
+NEXT_CALL = {"tool_calls": [{"index": 1, "id": "d", "function": {"name": "f"}}]}
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [chunk({"content": "x"})],
+        [chunk({}, "..."), chunk({"content": "x"})],
+        [chunk(CALL, "stop"), chunk(NEXT_CALL, "stop")],
+    ],
+    ids=["no reason", "a reason without a word", "a reason with every call"],
+)
+async def test_a_framed_body_is_cut_where_no_reason_ended_it(model, chunks):
+    async def serve(request, wire):
+        await wire.whole(framed(*chunks), kind="text/event-stream")
+
+    async with serving(serve) as server, model(server).ask(asking()) as answer:
+        with pytest.raises(BrokenOff):
+            async for _ in answer:
+                pass
+
+
+async def test_of_a_body_without_a_length_the_end_is_not_known(model):
+    chunks = [chunk({"content": "x"}), chunk({}, "stop")]
+    async with serving(streaming(*chunks, done=False)) as server, model(server).ask(asking()) as answer:
+        with pytest.raises(BrokenOff):
+            async for _ in answer:
+                pass
+
+
 @pytest.mark.parametrize("how", ["reset", "cut_chunk", "malformed", "idle", "total"])
 async def test_a_stream_that_is_lost_is_broken_off_by_an_error(model, how):
     async def serve(request, wire):

@@ -12,7 +12,7 @@ import pytest
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import Finished, ProviderError, TextDelta
-from callgate.conversation.finish import FinishClass
+from callgate.conversation.finish_words import FinishClass
 from callgate.http.interface import Deadlines
 from callgate.upstream import resolve
 from callgate.upstream.direct_model import DirectModel, Endpoint

@@ -6,7 +6,7 @@ from typing import Any
 
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import ReadyCall
-from callgate.conversation.events import ModelEvent, Passed, ProviderHead, StreamEnd
+from callgate.conversation.events import Finished, ModelEvent, Passed, ProviderHead, StreamEnd
 from callgate.conversation.messages_api import BLOCKS
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.tools.schema import compile_schema
@@ -118,5 +118,5 @@ def test_what_passes_through_is_the_same_bytes_wherever_it_is_cut() -> None:
         assert done
         passed = [event for event in events if isinstance(event, Passed)]
         assert b"".join(event.data for event in passed) == STREAM
-        assert [event.reasons for event in passed if event.reasons] == [("tool_use",)]
+        assert [event.reasons for event in passed if event.reasons] == [(Finished("tool_use"),)]
         assert passed[-1].usage is None or passed[-1].usage["prompt_tokens"] == 13

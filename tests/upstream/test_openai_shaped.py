@@ -7,11 +7,12 @@ import pytest
 from callgate.calls.states import BrokenCall, ReadyCall
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import Finished
-from callgate.upstream import resolve
+from callgate.upstream import litellm_model, openai_shaped, resolve
 from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.openai_shaped import ADDRESSES, azure_url
+from callgate.upstream.openai_shaped import ADDRESSES, azure_url, class_for
 from callgate.upstream.resolve import LaneError, ModelConfig
 from callgate.upstream.retry import RetryPolicy
+from callgate.upstream.translation import Fields
 from tests.upstream.through_litellm import MARKS, both_ways, turn_of
 from tests.upstream.wire import QUICK, asking, chunk, closing, completion, serving, tool
 
@@ -195,14 +196,16 @@ async def test_azure_is_asked_with_its_own_header(model):
 
 async def test_every_name_in_the_table_has_openais_wire_by_litellms_own_classes():
     import litellm
+    from litellm.llms.github_copilot.chat.transformation import GithubCopilotConfig
     from litellm.llms.openai.chat.gpt_transformation import OpenAIGPTConfig
     from litellm.llms.openai.openai import OpenAIConfig
-    from litellm.types.utils import LlmProviders
-    from litellm.utils import ProviderConfigManager
 
     for provider in sorted(resolve.OPENAI_SHAPED - {"azure"}):
-        config = ProviderConfigManager.get_provider_chat_config("some-model", LlmProviders(provider))
-        assert config is None or isinstance(config, OpenAIGPTConfig | OpenAIConfig), provider
+        config = class_for(litellm, provider, "some-model") if provider != "github_copilot" else GithubCopilotConfig
+        kinds = (OpenAIGPTConfig, OpenAIConfig)
+        assert issubclass(config if isinstance(config, type) else type(config), kinds), provider
+        if provider == "github_copilot":
+            continue  # litellm would sign in to find the address
         _, _, _, base = litellm.get_llm_provider(f"{provider}/some-model", api_key="k")
         known = base or provider in ADDRESSES or provider in resolve.PROVIDERS
         assert known or provider in {"azure_ai", "heroku", "litellm_proxy", "ai21", "gradient_ai"}, provider
@@ -221,6 +224,14 @@ async def test_every_name_in_the_table_has_openais_wire_by_litellms_own_classes(
         ({"model": "vertex_ai/gemini-2.5-pro", "vertex_project": "p"}, "translated"),
         ({"model": "bedrock/us.anthropic.claude-x", "aws_region_name": "eu-west-1"}, "translated"),
         ({"model": "cohere_chat/command-r"}, "translated"),
+        ({"model": "aihubmix/claude-x"}, "direct"),
+        ({"model": "databricks/databricks-claude-x"}, "direct"),
+        ({"model": "github_copilot/claude-x"}, "direct"),
+        ({"model": "github_copilot/gpt-4.1"}, "direct"),
+        ({"model": "github_copilot/gpt-5.3-codex"}, "litellm"),
+        ({"model": "bedrock_mantle/openai.gpt-oss-120b", "aws_region_name": "eu-west-1"}, "direct"),
+        ({"model": "bedrock_mantle/us-gov-west-1/openai.gpt-5.4"}, "litellm"),
+        ({"model": "bedrock_mantle/anthropic.claude-x"}, "litellm"),
         ({"model": "bedrock/invoke/x"}, "litellm"),
         ({"model": "vertex_ai/claude-x"}, "litellm"),
         ({"model": "ollama_chat/x"}, "direct"),
@@ -279,3 +290,115 @@ async def test_ollama_is_spoken_to_at_its_openai_shaped_address(model, name):
         turn, _, raw = await turn_of(model(server, name), asking(tools=[NOW]))
     assert (server.requests[0].target, server.requests[0].body["model"]) == ("/v1/chat/completions", "qwen3")
     assert ([type(each) for each in turn.calls], raw) == ([BrokenCall], True)
+
+
+# Providers whose address or sign-in litellm's class finds ---------------------------------------------------------------
+
+
+AT_HOME = {
+    "veniceai": "https://api.venice.ai/api/v1/chat/completions",
+    "abliteration": "https://api.abliteration.ai/v1/chat/completions",
+    "llamagate": "https://api.llamagate.dev/v1/chat/completions",
+    "gmi": "https://api.gmi-serving.com/v1/chat/completions",
+    "sarvam": "https://api.sarvam.ai/v1/chat/completions",
+    "aihubmix": "https://aihubmix.com/v1/chat/completions",
+    "crusoe": "https://managed-inference-api-proxy.crusoecloud.com/v1/chat/completions",
+    "empiriolabs": "https://api.empiriolabs.ai/v1/chat/completions",
+    "assemblyai": "https://llm-gateway.assemblyai.com/v1/chat/completions",
+    "cloudflare": "https://api.cloudflare.com/client/v4/accounts/acc/ai/v1/chat/completions",
+    "databricks": "https://adb.example/serving-endpoints/chat/completions",
+    "huggingface": "https://router.huggingface.co/v1/chat/completions",
+    "bedrock_mantle": "https://bedrock-mantle.eu-west-1.api.aws/v1/chat/completions",
+}
+
+
+async def question_of(name, monkeypatch, **more):
+    monkeypatch.setenv("CLOUDFLARE_ACCOUNT_ID", "acc")
+    monkeypatch.setenv("DATABRICKS_API_BASE", "https://adb.example/serving-endpoints")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    entry = ModelConfig("m", {"model": name, "api_key": KEY, **more})
+    settings = resolve.litellm_settings(entry)
+    fields = Fields(resolve.provider_of(settings.arguments) or "", settings)
+    return await openai_shaped.question(await litellm_model.loaded(), settings, asking(), fields)
+
+
+@pytest.mark.parametrize("provider", sorted(AT_HOME))
+async def test_litellms_class_finds_the_address_and_carries_the_key(provider, monkeypatch):
+    found = await question_of(f"{provider}/org/m", monkeypatch)
+    assert found.url == AT_HOME[provider]
+    headers = {name.lower(): value for name, value in found.headers.items()}
+    assert headers["authorization"] == f"Bearer {KEY}"
+    assert KEY in found.secrets
+    assert json.loads(found.body)["model"] == "org/m"
+
+
+@both_ways
+@pytest.mark.parametrize("provider", sorted(AT_HOME))
+async def test_their_answers_are_read_as_on_the_direct_lane(model, provider, stream):
+    async def serve(request, wire):
+        entry = call()["tool_calls"][0]
+        await wire.whole(completion("", "error", tool_calls=[entry]))
+
+    async with serving(saying(chunk(call()), chunk(finish="error")) if stream else closing(serve)) as server:
+        turn, _, raw = await turn_of(model(server, f"{provider}/org/m"), asking(stream=stream, tools=[NOW]))
+    assert [type(each) for each in turn.calls] == [BrokenCall]
+    assert (turn.reasons, raw) == (("error",), True)
+
+
+async def test_bedrock_mantle_is_signed_for_where_there_is_no_key(model, monkeypatch):
+    for name in ("BEDROCK_MANTLE_API_KEY", "AWS_BEARER_TOKEN_BEDROCK"):
+        monkeypatch.delenv(name, raising=False)
+    aws = {
+        "aws_access_key_id": "AKIAEXAMPLE",
+        "aws_secret_access_key": "secret-example",
+        "aws_region_name": "eu-west-1",
+    }
+    async with serving(saying(chunk(call()), chunk(finish="tool_calls"))) as server:
+        deployment = model(server, "bedrock_mantle/openai.gpt-oss-120b", **aws, api_key=None)
+        turn, _, _ = await turn_of(deployment, asking(tools=[NOW]))
+    assert [type(each) for each in turn.calls] == [ReadyCall]
+    signature = server.requests[0].headers["authorization"]
+    assert signature.startswith("AWS4-HMAC-SHA256 Credential=AKIAEXAMPLE/")
+    assert "/eu-west-1/bedrock/aws4_request" in signature
+    assert server.requests[0].body["tools"] == [NOW]
+
+
+@pytest.fixture
+def copilot(tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_COPILOT_TOKEN_DIR", str(tmp_path))
+    return tmp_path
+
+
+async def test_copilot_is_asked_with_the_token_of_litellms_sign_in(model, copilot):
+    async with serving(saying(chunk(call()), chunk(finish="tool_calls"))) as server:
+        token = {"token": "copilot-token-000111222", "expires_at": 2**40, "endpoints": {"api": server.url}}
+        (copilot / "api-key.json").write_text(json.dumps(token))
+        turn, _, raw = await turn_of(model(server, "github_copilot/gpt-4.1", api_base=None), asking(tools=[NOW]))
+    assert ([type(each) for each in turn.calls], raw) == ([ReadyCall], True)
+    sent = server.requests[0]
+    assert (sent.target, sent.headers["authorization"]) == ("/chat/completions", "Bearer copilot-token-000111222")
+    assert sent.headers["x-initiator"] == "user"
+    assert "editor-version" in sent.headers
+
+
+async def test_copilot_without_a_sign_in_says_how_to_sign_in(model, copilot):
+    async with serving(saying()) as server:
+        with pytest.raises(ChatError) as caught:
+            await turn_of(model(server, "github_copilot/gpt-4.1"), asking(tools=[NOW]))
+    assert (caught.value.status, caught.value.code) == (502, "upstream_auth")
+    assert "sign in once" in (caught.value.detail or "")
+    assert server.requests == []
+
+
+async def test_models_that_have_another_wire_are_those_that_litellm_says():
+    """Of these providers some models answer on the Responses API alone; they stay with litellm, which asks that one."""
+    litellm = await litellm_model.loaded()
+    wrong = []
+    for name, known in litellm.model_cost.items():
+        provider = known.get("litellm_provider")
+        if provider in {"github_copilot", "bedrock_mantle"} and known.get("mode") in {"chat", "responses"}:
+            served = known.get("supported_endpoints") or []
+            alone = known["mode"] == "responses" and "/v1/chat/completions" not in served
+            if alone and resolve.lane_of(ModelConfig("m", {"model": name})) == "direct":
+                wrong.append(name)
+    assert wrong == []

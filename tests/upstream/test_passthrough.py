@@ -59,7 +59,7 @@ class ProviderProxy:
         for event in events:
             if isinstance(event, Passed):
                 self.parts.append(event.data)
-                self.reasons += event.reasons
+                self.reasons += [finished.reason for finished in event.reasons]
                 self.usage = event.usage or self.usage
             else:
                 self.others.append(event)

@@ -116,7 +116,7 @@ class World:
     async def turn_of(self, model):
         async with model.ask(asking(), attempts := Attempts(0, self.on_retry)) as answer:
             events = [event async for batch in answer for event in batch]
-        attempts.succeeded()
+        attempts.succeeded(gave_reason=True)
         return events
 
 

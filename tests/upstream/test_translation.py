@@ -241,7 +241,7 @@ async def test_coheres_answers_are_read_whatever_their_text_and_counts_are():
 
 
 class _Given:
-    done, fault = True, None
+    done, has_ended, fault = True, False, None
 
     def __init__(self, *events):
         self._events = events

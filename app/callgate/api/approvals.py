@@ -37,7 +37,7 @@ def approval_routes(manager: RuntimeManager) -> APIRouter:
 
     @router.get("/v1/approvals", summary="The calls that wait for approval", responses={403: wrong[403]})
     async def list_waiting(request: Request) -> Response:
-        check_decider(caller_of(request, "approvals"))
+        check_decider(manager.current, caller_of(request, "approvals"))
         return _json({"object": "list", "data": await manager.shared.decisions.waiting()})
 
     @router.post(
@@ -48,7 +48,7 @@ def approval_routes(manager: RuntimeManager) -> APIRouter:
     )
     async def decide(request: Request) -> Response:
         caller = caller_of(request, "approvals")
-        check_decider(caller)
+        check_decider(manager.current, caller)
         body = await read_body(request.receive, BODY_BYTES)
         given = read_json_body(body, Decision, EXAMPLE)
         decided = await manager.shared.decisions.decide(

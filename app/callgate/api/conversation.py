@@ -101,11 +101,11 @@ class Conversation(msgspec.Struct, eq=False):
         if self._request.asking:
             self._route = self._route.asking_for(self._request.asking)
         sees, price = partial(runtime.may_see, self._caller), runtime.prices.of_responder
-        for _ in range(n):
-            diagnosis = Diagnosis(run_id, warnings, sees, price)
-            diagnosis.usage_scope = self._request.usage_scope
-            diagnosis.is_usage_only = not runtime.diagnostics
-            self.diagnoses.append(diagnosis)
+        scope = self._request.usage_scope
+        is_usage_only = not runtime.diagnostics
+        self.diagnoses.append(Diagnosis(run_id, warnings, sees, price, scope, is_usage_only))
+        if n > 1:
+            self.diagnoses += [Diagnosis(run_id, warnings, sees, price, scope, is_usage_only) for _ in range(n - 1)]
 
     def replay(self, tools: Toolbox | None) -> None:
         """Replay a recorded run: with the tools of the recording, or, without `tools`, with ours, which need an approval unless

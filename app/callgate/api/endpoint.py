@@ -21,7 +21,7 @@ from callgate.api.idempotency import Idempotency, not_durable
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.openai_writers import ForChoice
 from callgate.api.operator_ids import check_ids
-from callgate.api.reported_usage import check_header, usage_scope
+from callgate.api.reported_usage import usage_scope
 from callgate.api.requests import check_body, read_body
 from callgate.api.rights import seen_by
 from callgate.auth.keys import Caller, owner_name
@@ -45,7 +45,6 @@ class FaceEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = context_of(scope)
         context.route = self._face.route
-        check_header(context.headers)
         caller = context.caller
         assert caller is not None, "the middleware requires a caller here"
         config = self._manager.current.config

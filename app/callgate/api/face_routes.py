@@ -52,7 +52,7 @@ def add_faces(app: FastAPI, manager: RuntimeManager, runs: DurableRuns) -> Mappi
         app.router.routes.append(
             Route(path + "/input_tokens", input_tokens, methods=["POST"], name="count_input_tokens")
         )
-        app.router.routes.extend(response_routes(path, kept, background))
+        app.router.routes.extend(response_routes(path, kept, background, manager))
     app.include_router(durable_routes(manager, runs))
     faces = dict.fromkeys(CHAT_PATHS, chat) | dict.fromkeys(RESPONSES_PATHS, responses) | {MESSAGES: messages}
     return {("POST", path): face for path, face in faces.items()}

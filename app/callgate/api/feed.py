@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from callgate.api.answers import ClientDisconnected, run_unless_disconnected
 from callgate.api.errors import encode, envelope_schema
-from callgate.api.rights import caller_of, seen_by
+from callgate.api.rights import StandingRights, caller_of, seen_by
 from callgate.api.run_facts import facts_of
 from callgate.auth.keys import Caller
 from callgate.conversation.errors import ChatError
@@ -54,13 +54,15 @@ def feed_routes(manager: RuntimeManager) -> APIRouter:
         openapi_extra={"parameters": [kinds]},
     )
     async def feed(request: Request) -> Response:
-        runtime, caller = manager.current, caller_of(request, "feed")
-        wanted, only = _wanted(request.query_params.get("kinds"), runtime, caller)
+        asked = request.query_params.get("kinds")
+        _, only = _wanted(asked, manager.current, caller_of(request, "feed"))
         recorder = manager.shared.recorder
         give_back = take_place(recorder, request.headers, only)
         watching = recorder.watch()
         return WatchResponse(
-            _feed(watching, wanted, only, manager.run_news), give_back, lambda: recorder.unwatch(watching)
+            _feed(watching, _Rights(manager, request, asked), manager.run_news),
+            give_back,
+            lambda: recorder.unwatch(watching),
         )
 
     return router
@@ -77,9 +79,11 @@ def take_place(recorder: Recorder, headers: Mapping[str, str], only: str | None)
     return partial(recorder.release_watcher, only)
 
 
-def followed(recorder: Recorder, run: Recording, headers: Mapping[str, str], only: str | None) -> "WatchResponse":
+def followed(
+    recorder: Recorder, run: Recording, rights: StandingRights, headers: Mapping[str, str], only: str | None
+) -> "WatchResponse":
     """Return the response with the events of a run so far, those that follow, and its row at the end."""
-    return WatchResponse(_run(recorder, run), take_place(recorder, headers, only))
+    return WatchResponse(_run(recorder, run, rights), take_place(recorder, headers, only))
 
 
 class WatchResponse(StreamingResponse):
@@ -108,7 +112,7 @@ def _wanted(asked: str | None, runtime: Runtime, caller: Caller) -> tuple[frozen
             400, f"Unknown kind {min(unknown)[:40]!r}; use {', '.join(KINDS)}.", param="kinds", code="invalid_value"
         )
     wanted, only = {KINDS[name] for name in names}, None
-    if not caller.may_approve:
+    if not runtime.may_approve(caller):
         wanted.discard("approval")
     if not runtime.may_administer(caller):
         wanted -= {"server", "config"}
@@ -121,10 +125,26 @@ def _wanted(asked: str | None, runtime: Runtime, caller: Caller) -> tuple[frozen
     return frozenset(wanted), only
 
 
-async def _feed(
-    watching: Feed, wanted: frozenset[str], only: str | None, others: RunNews | None
-) -> AsyncIterator[bytes]:
-    """Yield events. `others`: the news of other processes."""
+class _Rights(StandingRights):
+    """What of the feed a caller may see."""
+
+    def __init__(self, manager: RuntimeManager, request: Request, asked: str | None) -> None:
+        super().__init__(manager, request)
+        self._asked = asked
+
+    def now(self) -> tuple[frozenset[str], str | None] | None:
+        """Return the kinds of events and the key whose runs are sent; None where it may see nothing any more."""
+        caller = self.caller()
+        if caller is None:
+            return None
+        try:
+            return _wanted(self._asked, self._manager.current, caller)
+        except ChatError:
+            return None
+
+
+async def _feed(watching: Feed, rights: "_Rights", others: RunNews | None) -> AsyncIterator[bytes]:
+    """Yield events as long as the caller may see any. `others`: the news of other processes."""
     yield b": connected\n\n"
     count = 0
     while True:
@@ -134,26 +154,39 @@ async def _feed(
             async with asyncio.timeout(KEEP_ALIVE_SECONDS):
                 kind, facts = await watching.get()
         except TimeoutError:
+            if rights.now() is None:
+                return
             yield b": still here\n\n"
             continue
         if kind == "end":
             return
+        allowed = rights.now()
+        if allowed is None:
+            return
+        wanted, only = allowed
         if kind in wanted and (not isinstance(facts, RunRow) or only in (None, facts.key)):
             count += 1
             yield _event(kind, facts_of(facts) if isinstance(facts, RunRow) else facts, count)
 
 
-async def _run(recorder: Recorder, run: Recording) -> AsyncIterator[bytes]:
+async def _run(recorder: Recorder, run: Recording, rights: StandingRights) -> AsyncIterator[bytes]:
     count = 0
     async for event in recorder.follow(run, KEEP_ALIVE_SECONDS):
+        if not _may_see(rights, run):
+            return
         if event is None:
             yield b": still here\n\n"
             continue
         count += 1
         yield _event("event", event, count)
     ended = await asyncio.to_thread(recorder.get, run.row.id)
-    if ended is not None:
+    if ended is not None and _may_see(rights, run):
         yield _event("run", facts_of(ended.row), count + 1)
+
+
+def _may_see(rights: StandingRights, run: Recording) -> bool:
+    may_see, only = rights.seen()
+    return may_see and only in (None, run.row.key)
 
 
 def _event(kind: str, value: Any, id: int) -> bytes:

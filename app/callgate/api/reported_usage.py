@@ -6,6 +6,7 @@ them compact a conversation that is small.
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from callgate.auth.keys import UsageSetting
@@ -18,29 +19,35 @@ COMPACTING_AGENTS: Final = ("codex", "opencode", "qwencode")
 """The beginnings of the user agents, in lower case, of clients that compact by the usage of an answer: Codex, opencode, and
 Qwen Code on Chat Completions. `tests/clients/test_compaction.py` runs each of them, and shows that it compacts by the sum."""
 CLAUDE_CODE: Final = re.compile(r"claude-cli/(\d{1,6})\.(\d{1,6})\.(\d{1,6})")
+AGENT_CHARS: Final = 64
+"""Characters of a user agent that are looked at, and remembered."""
 READS_ITERATIONS: Final = (2, 1, 290)
 """The first version of Claude Code that was seen to calculate its context from `usage.iterations`; 2.1.248 compacts by the sum.
 Qwen Code has the same user agent on Messages, with its own version (0.24.4), and compacts by the sum too."""
 
 
-def check_header(headers: Mapping[str, str]) -> None:
-    """Raise `ChatError` 400 for a header with an unknown value."""
-    value = headers.get(HEADER)
-    if value is not None and value not in SETTINGS:
-        message = f"Unknown usage {value[:40]!r} in the header X-Callgate-Usage; use one of {', '.join(SETTINGS)}."
-        raise ChatError(400, message, param="X-Callgate-Usage", code="invalid_value")
-
-
 def usage_scope(headers: Mapping[str, str], of_key: UsageSetting | None, of_entry: UsageSetting) -> UsageScope:
-    """Return what an answer reports, by the request's header, or else its key's setting, or else its model's."""
-    setting = SETTINGS.get(headers.get(HEADER, "")) or of_key or of_entry
+    """Return what an answer reports, by the request's header, or else its key's setting, or else its model's. Raises `ChatError` 400
+    for a header with an unknown value."""
+    setting = of_key or of_entry
+    if HEADER in headers:
+        setting = _setting_of(headers[HEADER])
     if setting != "auto":
         return setting
-    return "last_turn" if _compacts(headers.get("user-agent", "").lower()) else "sum"
+    return "last_turn" if _compacts(headers.get("user-agent", "")[:AGENT_CHARS]) else "sum"
 
 
+def _setting_of(value: str) -> UsageSetting:
+    if value not in SETTINGS:
+        message = f"Unknown usage {value[:40]!r} in the header X-Callgate-Usage; use one of {', '.join(SETTINGS)}."
+        raise ChatError(400, message, param="X-Callgate-Usage", code="invalid_value")
+    return SETTINGS[value]
+
+
+@lru_cache(maxsize=256)
 def _compacts(agent: str) -> bool:
     """True if a client is known to take the usage of an answer for the size of its context."""
+    agent = agent.lower()
     if (claude_code := CLAUDE_CODE.match(agent)) is not None:
         return tuple(map(int, claude_code.groups())) < READS_ITERATIONS
     return agent.startswith(COMPACTING_AGENTS)

@@ -3,8 +3,9 @@
 from starlette.requests import Request
 
 from callgate.api.middleware import context_of
-from callgate.auth.keys import Caller
+from callgate.auth.keys import Caller, owner_name
 from callgate.conversation.errors import ChatError
+from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
 
 
@@ -39,9 +40,42 @@ def check_admin(runtime: Runtime, caller: Caller) -> None:
         raise _forbidden("This needs a key with `admin: on`.", "admin_not_allowed")
 
 
-def check_decider(caller: Caller) -> None:
-    if not caller.may_approve:
-        raise _forbidden("This key may not decide about calls.", "approval_not_allowed")
+def check_decider(runtime: Runtime, caller: Caller) -> None:
+    """Raise unless a caller may decide about approvals."""
+    if runtime.may_approve(caller):
+        return
+    who = "Nobody may decide about calls without a key" if caller.anonymous else "This key may not decide about calls"
+    raise _forbidden(f"{who}.", "approval_not_allowed")
+
+
+class StandingRights:
+    """The rights of a request that stays open, asked again while it is answered."""
+
+    def __init__(self, manager: RuntimeManager, request: Request) -> None:
+        self._manager = manager
+        self._headers = request.headers
+
+    def caller(self) -> Caller | None:
+        """Return who asks, by the keys of now; None where the request would be refused."""
+        try:
+            return self._manager.current.admit(self._headers)
+        except ChatError:
+            return None
+
+    def seen(self) -> tuple[bool, str | None]:
+        """Return whether runs may still be seen, and the name of the key whose runs; None for all."""
+        caller = self.caller()
+        if caller is None:
+            return False, None
+        try:
+            return True, seen_by(self._manager.current, caller)
+        except ChatError:
+            return False, None
+
+    def owner(self) -> str | None:
+        """Return the owner of what the caller may fetch; None where the request would be refused."""
+        caller = self.caller()
+        return None if caller is None else owner_name(caller)
 
 
 def _forbidden(message: str, code: str) -> ChatError:

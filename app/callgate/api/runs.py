@@ -8,7 +8,7 @@ from fastapi.responses import Response
 
 from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.feed import feed_routes, followed
-from callgate.api.rights import caller_of, check_sees_all, seen_by
+from callgate.api.rights import StandingRights, caller_of, check_sees_all, seen_by
 from callgate.api.run_facts import facts_of, found_run, no_such_run, not_replayable, read_runs
 from callgate.conversation.errors import ChatError
 from callgate.recorder.replayable import NotReplayable
@@ -91,7 +91,7 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
     async def get_run(request: Request) -> Response:
         found = await one(request)
         if "text/event-stream" in request.headers.get("accept", ""):
-            return followed(recorder, found, request.headers, whose(request))
+            return followed(recorder, found, StandingRights(manager, request), request.headers, whose(request))
         facts = facts_of(found.row) | {"events": found.events}
         facts["replays"] = await read_runs(recorder.replays_of, found.row.id, whose(request))
         if request.query_params.get("content") in YES:

@@ -82,11 +82,6 @@ class Caller:
     """Which requests our tools are offered to; None where its model says."""
     allowance: Allowance = UNLIMITED
 
-    @property
-    def may_approve(self) -> bool:
-        """True if it may decide about approvals; without keys every caller may."""
-        return self.approve or self.anonymous
-
     def may_ask(self, model: str) -> bool:
         return "*" in self.models or any(
             glob == model or _compiled(glob).match(model) is not None for glob in self.models
@@ -215,6 +210,11 @@ def check_exposure(host: str, auth: str, keys: int, *, had_keys: bool = False) -
         f"`{host}` can be reached by others and there are no keys: add one under `keys`, "
         "listen on 127.0.0.1, or say `auth: off` to let everyone in; `callgate keys create NAME` makes one"
     )
+
+
+def nobody_may_approve(host: str, auth: str) -> bool:
+    """True if no caller may decide about approvals: everybody is let in without a key, also from other machines."""
+    return auth == "off" and not is_loopback(host)
 
 
 def is_loopback(host: str) -> bool:

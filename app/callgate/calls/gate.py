@@ -46,6 +46,8 @@ class FoundCall(msgspec.Struct, frozen=True, gc=False):
     """It did, and the provider had said `stop` or `tool_calls` with the call's last fragment or after it."""
     reason_came_before: bool = False
     """The provider had given a finish reason before the call's last fragment, so that one proves nothing."""
+    at_once: bool = False
+    """Its arguments came in one piece, and servers close the brackets of an object that was cut off."""
     unwrapped: bool = False
     """It was one of several inside a wrapper, where names always carry a namespace."""
     extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
@@ -64,7 +66,7 @@ def settle(
     found: Iterable[FoundCall], offer: Offer, *, failure: Flaw | None, at_length: bool, new_id: Callable[[], str]
 ) -> tuple[Call, ...]:
     """Check all calls of a turn, in their order. `failure` is the reason why none of them may run, if there is one;
-    `at_length`: the answer was cut at its length limit."""
+    `at_length`: the answer was cut at its length limit, in the last of these calls."""
     calls = [one for call in found for one in _unwrapped(call, offer, new_id)]
     last = len(calls) - 1
     return tuple(
@@ -164,6 +166,8 @@ def _was_cut(call: FoundCall, arguments: Arguments, tool: OfferedTool, *, being_
     if not being_written:
         return None
     note = "the answer had become too long while this call was being written"
+    if call.at_once:
+        return FlawDetail(expected="all of its arguments", note=note)
     if not value and declared:
         return FlawDetail(expected="arguments", got="{}", note=note)
     required = tool.parameters.get("required")
@@ -214,6 +218,7 @@ def _unwrapped(call: FoundCall, offer: Offer, new_id: Callable[[], str]) -> Sequ
             in_order=call.in_order,
             ended=call.ended,
             reason_came_before=call.reason_came_before,
+            at_once=call.at_once,
             unwrapped=True,
             extras={} if place else call.extras,
         )

@@ -25,7 +25,7 @@ def check(config: ConfigOption = None) -> None:
     check_exposure(loaded)
     from callgate.cli.making import made
     from callgate.cli.own_tools import keep_quiet
-    from callgate.runtime.tool_patterns import pattern_problems, tools_offered_to_no_model
+    from callgate.runtime.tool_patterns import approvals_by_nobody, pattern_problems, tools_offered_to_no_model
     from callgate.tools.own_modules import hiding
 
     keep_quiet(loaded)
@@ -42,6 +42,8 @@ def check(config: ConfigOption = None) -> None:
         typer.echo(f"warning: {warning}", err=True)
     if (idle := tools_offered_to_no_model(loaded.config)) is not None:
         typer.echo(f"warning: {loaded.complaint(idle)}", err=True)
+    if (nobody := approvals_by_nobody(loaded.config, registry)) is not None:
+        typer.echo(f"warning: {loaded.complaint(nobody)}", err=True)
     unknown = " among the tools of the config, and its sources were not asked" if sources else ""
     for problem in pattern_problems(loaded.config, registry):
         [placed] = loaded.complaint((problem.place, "")).problems

@@ -77,16 +77,18 @@ def serve(
     check_exposure(loaded)
     from callgate.cli.making import made
     from callgate.config.load import load
-    from callgate.runtime.tool_patterns import tools_offered_to_no_model
+    from callgate.runtime.tool_patterns import approvals_by_nobody, tools_offered_to_no_model
     from callgate.server.serve import serve as run_server
     from callgate.tools.own_modules import hiding
 
-    made(loaded)
+    _, registry = made(loaded)
     check_reachable(loaded)
     for warning in hiding(loaded.folder):
         typer.echo(f"warning: {warning}", err=True)
     if (idle := tools_offered_to_no_model(loaded.config)) is not None:
         typer.echo(f"warning: {loaded.complaint(idle)}", err=True)
+    if (nobody := approvals_by_nobody(loaded.config, registry)) is not None:
+        typer.echo(f"warning: {loaded.complaint(nobody)}", err=True)
     raise typer.Exit(run_server(loaded, lambda: load(config, flags=flags, text=text)))
 
 

@@ -1,7 +1,8 @@
 """Runs calls of an earlier turn that have been approved since, before the model is asked again."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -18,12 +19,23 @@ from callgate.conversation.ports import Begin, Emit, Message, Plan, Report, Tool
 from callgate.conversation.turn_calls import run_calls
 
 
-class ApprovedCall(msgspec.Struct, frozen=True, gc=False):
+class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A call as it was shown for approval."""
 
     id: str
     name: str
     arguments: str
+    placeholder: str
+    """The content of the message that its result will be in."""
+
+
+class _ToolMessage(msgspec.Struct, gc=False):
+    role: str = ""
+    tool_call_id: str = ""
+    content: Any = None
+
+
+_tool_message = msgspec.json.Decoder(_ToolMessage).decode
 
 
 class ClientApprovals(msgspec.Struct, gc=False):
@@ -31,7 +43,7 @@ class ClientApprovals(msgspec.Struct, gc=False):
 
     asks: Callable[[ToolOrigin | None], bool]
     """Whether calls of a tool need the client's approval. None is a tool of unknown origin."""
-    approved: Mapping[str, ApprovedCall]
+    approved: Sequence[ApprovedCall]
     claim: Callable[[str], Awaitable[None]]
     """Marks the decisions as used by a run. Raises where another used one before."""
 
@@ -77,7 +89,7 @@ class ClientApprovalToolbox:
 
 async def run_approved(
     history: Sequence[Message],
-    approved: Mapping[str, ApprovedCall],
+    approved: Sequence[ApprovedCall],
     toolbox: Toolbox,
     emit: Emit,
     *,
@@ -86,21 +98,38 @@ async def run_approved(
 ) -> tuple[Message, ...]:
     """Return the history with the results of the approved calls, of which at most `most` run at the same time. They pass the
     gate again, because the offered tools may have changed."""
-    # Providers that number their ids repeat them in later turns: the last one is meant.
-    places = {
-        message["tool_call_id"]: place
-        for place, message in enumerate(history)
-        if isinstance(message, dict) and message["role"] == "tool" and message["tool_call_id"] in approved
-    }
-    judged = {id: _judged(approved[id], toolbox) for id in places}
+    waiting = _waiting_in(history, approved)
+    judged = {call.id: _judged(call, toolbox) for _, call in waiting.values()}
     outcomes: dict[str, Outcome] = {id: outcome for id, outcome in judged.items() if isinstance(outcome, Failed)}
     calls = [call for call in judged.values() if isinstance(call, ReadyCall)]
     if calls:
         outcomes |= await run_calls(calls, toolbox, emit, BEFORE_ALL_TURNS, most=most, clock=clock)
     messages = list(history)
-    for id, place in places.items():
-        messages[place] = {"role": "tool", "tool_call_id": id, "content": outcomes[id].text}
+    for place, (answer_to, call) in waiting.items():
+        messages[place] = {"role": "tool", "tool_call_id": answer_to, "content": outcomes[call.id].text}
     return tuple(messages)
+
+
+def _waiting_in(history: Sequence[Message], approved: Sequence[ApprovedCall]) -> dict[int, tuple[str, ApprovedCall]]:
+    """Return the approved calls by the places of the messages that answer them, with the ids in these: a turn that was restored
+    has the model's own."""
+    waiting: dict[int, tuple[str, ApprovedCall]] = {}
+    by_placeholder = {call.placeholder: call for call in approved}
+    for place, message in enumerate(history if approved else ()):
+        answer = _tool_message_of(message)
+        if answer is not None and isinstance(answer.content, str) and answer.content in by_placeholder:
+            waiting[place] = answer.tool_call_id, by_placeholder.pop(answer.content)
+    return waiting
+
+
+def _tool_message_of(message: Message) -> _ToolMessage | None:
+    if isinstance(message, msgspec.Raw):
+        found = _tool_message(message) if b'"tool_call_id"' in bytes(message) else None
+    elif message["role"] == "tool":
+        found = msgspec.convert(message, _ToolMessage)
+    else:
+        found = None
+    return found if found is not None and found.role == "tool" else None
 
 
 def _judged(approved: ApprovedCall, toolbox: Toolbox) -> ReadyCall | Failed:

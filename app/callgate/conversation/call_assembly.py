@@ -24,6 +24,8 @@ MAX_NUMERIC_ID = 10**30
 """Larger numbers are not taken for ids: turning one into text may take very long."""
 
 
+NO_ARGUMENTS = "{}"
+"""The spelling of arguments that are absent, or an object without any."""
 MAX_CALLS = 2000
 """Calls of one answer. Each gets an answer in the history, however few of them may run."""
 
@@ -59,7 +61,9 @@ class CallAssembler(msgspec.Struct, eq=False):
     _reasons: int = 0
     """How many finish reasons have come."""
     _last_orderly: int = 0
-    """Which of them was the last of class stop or tool_calls."""
+    """Which of them was the last that said that the turn ended in order."""
+    ends_in_repetition: bool = False
+    """The last call in one piece was one that had come before, so that none of the others was being written at the end."""
 
     def note_reason(self, *, orderly: bool) -> None:
         """Note that a finish reason came, and whether it says that the turn ended in order."""
@@ -78,6 +82,7 @@ class CallAssembler(msgspec.Struct, eq=False):
             call = self._candidate(None, delta.index) or self._open(delta, _GivenId())
             call.arguments.add(arguments)
             call.reasons_before = self._reasons
+            call.at_once |= delta.at_once
             if call.is_followed:
                 call.resumed = True
         elif delta.legacy:
@@ -104,6 +109,7 @@ class CallAssembler(msgspec.Struct, eq=False):
         if arguments is not None and fate is not _Fate.RESENT:
             call.arguments.add(arguments)
             call.resumed |= call.is_followed
+            call.at_once |= delta.at_once
         if delta.extras:
             call.extras = _merged(call.extras, delta.extras)
 
@@ -175,7 +181,8 @@ class CallAssembler(msgspec.Struct, eq=False):
             if _same_object(so_far.value, arguments):
                 self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
                 return _Fate.RESENT
-            return _Fate.CONTINUES if both_ids else _Fate.OPENS
+            is_written_now = not so_far.value and both_indexes and given.id is None
+            return _Fate.CONTINUES if both_ids or is_written_now else _Fate.OPENS
         # A name may come in pieces, or as snapshots that grow, as long as no arguments have come.
         before = candidate.name or ""
         if candidate.arguments or (before in self._offer and name in self._offer):
@@ -210,7 +217,9 @@ class CallAssembler(msgspec.Struct, eq=False):
             self.read_from_text = True
         elif given.id is not None and self._was_written(given.id, call.name, opened.arguments):
             self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
+            self.ends_in_repetition = True
             return
+        self.ends_in_repetition = False
         self._calls.append(opened)
 
     def _was_written(self, id_: str, name: str | None, arguments: Fragments) -> bool:
@@ -267,16 +276,21 @@ class CallAssembler(msgspec.Struct, eq=False):
         return [self._found_call(call, in_order) for call in calls]
 
     def _without_resent(self) -> list["_OpenCall"]:
-        """Return the calls without repetitions of the same id, name and arguments."""
+        """Return the calls without repetitions of the same id, name and arguments. One that was sent without arguments, and
+        with them at another index, is the call with them, in the place of the first."""
         kept: list[_OpenCall] = []
-        spellings: dict[tuple[str | None, str | None], set[str]] = {}
+        spellings: dict[tuple[str | None, str | None], dict[str, _OpenCall]] = {}
         for call in self._calls:
-            known = spellings.setdefault((call.id, self._meant(call.name)), set())
+            known = spellings.setdefault((call.id, self._meant(call.name)), {})
             spelling = _spelling_of(call.arguments)
-            if call.may_be_resent and spelling in known:
+            if call.may_be_resent and (spelling in known or (known and spelling == NO_ARGUMENTS)):
                 self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
+            elif call.may_be_resent and NO_ARGUMENTS in known:
+                self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
+                known[spelling] = known.pop(NO_ARGUMENTS)
+                known[spelling].become(call)
             else:
-                known.add(spelling)
+                known[spelling] = call
                 kept.append(call)
         return kept
 
@@ -340,6 +354,7 @@ class CallAssembler(msgspec.Struct, eq=False):
             in_order=in_order,
             ended=from_text or (in_order and self._last_orderly > call.reasons_before),
             reason_came_before=call.reasons_before > 0,
+            at_once=call.at_once or (written is not None and written.at_once and not from_text),
             extras=call.extras,
             custom=call.custom,
         )
@@ -438,6 +453,18 @@ class _OpenCall(msgspec.Struct, eq=False):
     """Its name came after some of its arguments."""
     doubtful: bool = False
     """Its arguments may be a part of other arguments."""
+    at_once: bool = False
+    """Its arguments came as an object."""
+
+    def become(self, fuller: "_OpenCall") -> None:
+        """Take over what the same call brought when it was sent again with its arguments."""
+        self.arguments = fuller.arguments
+        self.reasons_before = fuller.reasons_before
+        self.doubtful = fuller.doubtful
+        self.resumed = fuller.resumed
+        self.at_once = fuller.at_once
+        self.id_usable = self.id_usable and fuller.id_usable
+        self.extras = _merged(self.extras, fuller.extras)
 
 
 def _spelling_of(arguments: Fragments) -> str:

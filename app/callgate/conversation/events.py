@@ -12,6 +12,7 @@ import msgspec
 
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
+from callgate.conversation.finish_words import Meaning
 
 # What a model does ------------------------------------------------------------------------------
 
@@ -39,7 +40,7 @@ class Passed(msgspec.Struct, frozen=True, gc=False):
     stream. An answer that begins with one has one in every batch, and besides it at most the error that ends it."""
 
     data: bytes
-    reasons: tuple[str, ...] = ()
+    reasons: "tuple[Finished, ...]" = ()
     """The finish reasons that were noticed in these bytes."""
     usage: Mapping[str, Any] | None = None
 
@@ -71,6 +72,8 @@ class CallDelta(msgspec.Struct, frozen=True, gc=False):
     """It came as `function_call`."""
     custom: bool = False
     """A call of a custom tool: its arguments are free text."""
+    at_once: bool = False
+    """Its arguments came as an object, which does not show whether they were cut, and nothing came behind them."""
 
 
 class CallWritten(msgspec.Struct, frozen=True, gc=False):
@@ -94,6 +97,8 @@ class CallWritten(msgspec.Struct, frozen=True, gc=False):
     extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
     legacy: bool = False
     custom: bool = False
+    at_once: bool = True
+    """Nothing shows whether its arguments were cut. False where something came behind it."""
 
 
 class CallNotRun(msgspec.Struct, frozen=True, gc=False):
@@ -136,6 +141,8 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
     """A finish reason as the provider wrote it. A turn may carry several, or none."""
 
     reason: str
+    meaning: Meaning | None = None
+    """Its meaning by the list of its provider or of the operator; None where it is that of OpenAI-shaped APIs."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -321,6 +328,12 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     """Until the first content, failed attempts and waits included."""
     head: ProviderHead | None = None
     """The provider's fields of the answer as a whole."""
+    unknown_reasons: tuple[str, ...] = ()
+    """Those of the finish reasons of which it is not known whether they are a good end."""
+    calls: tuple[Call, ...] = ()
+    """All calls, in the model's order."""
+    is_cut: bool = False
+    """Something of it is missing: it was cut off, or nobody knows how it ended and its calls were left out."""
 
 
 BEFORE_ALL_TURNS = -1

@@ -36,7 +36,7 @@ from callgate.conversation.events import (
     TurnStarted,
     is_for_listeners,
 )
-from callgate.conversation.finish import FinishClass
+from callgate.conversation.finish_words import FinishClass
 from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel, as_read
 from callgate.conversation.response_items import ITEMS, thoughts_in
 from callgate.conversation.transcript import Transcript
@@ -48,11 +48,11 @@ JSON_FORMATS = ("json_object", "json_schema")
 FORMAT_IS_DUE = "format"
 """The reason for a last turn without tools, where the model takes no `response_format` beside tools."""
 NO_PLAN = Plan(ours=(), theirs=(), broken=())
-BROKE_OFF = frozenset({Flaw.STREAM_ENDED, Flaw.UPSTREAM_ERROR})
-"""The flaws of a turn that its provider did not finish."""
+UNKNOWN_REASON = "unknown_finish_reason"
+"""The note of a chat that ends because nobody knows how its last turn ended, and calls were left out."""
+CUT = frozenset({FinishClass.LENGTH, FinishClass.CONTENT_FILTER})
 MOST_NOT_ALONE = 3
 """Consecutive turns whose text goes on behind its calls. The last of them is the answer, as it was written."""
-
 
 _PASSED_ENDINGS = {
     None: Ending(EndingKind.ANSWERED, "stop"),
@@ -62,7 +62,8 @@ _PASSED_ENDINGS = {
     FinishClass.CONTENT_FILTER: Ending(EndingKind.GAVE_UP, "content_filter", "content_filter"),
     FinishClass.ERROR: Ending(EndingKind.GAVE_UP, "stop", "upstream_error"),
 }
-"""The endings of a passed-through answer; its client was sent the provider's own finish reason."""
+"""The endings of a passed-through answer; its client was sent the provider's own finish reason. One that is not known says
+nothing of a failure."""
 
 
 class Rules(msgspec.Struct, frozen=True, gc=False):
@@ -135,6 +136,8 @@ class _Conversation(msgspec.Struct):
     not_alone: int = 0
     """Turns running whose text goes on behind its calls."""
     was_cut: bool = False
+    is_unended: bool = False
+    """The last turn came without a finish reason, from a deployment that sends them."""
     limit: str = ""
     """Why tools are withheld from now on; empty while they are offered."""
     format_kept_back: bool = False
@@ -152,7 +155,7 @@ class _Conversation(msgspec.Struct):
     async def run(self) -> Ending:
         while True:
             turn, plan = await self._listen()
-            ending = _PASSED_ENDINGS[turn.winner] if turn.passed else await self._ending(turn, plan)
+            ending = _passed_ending(turn) if turn.passed else await self._ending(turn, plan)
             if ending is not None:
                 if self.held:
                     await self._emit_held(plan)
@@ -211,8 +214,8 @@ class _Conversation(msgspec.Struct):
             # In a thread where parsing the arguments would block the event loop.
             turn = await asyncio.to_thread(builder.finish, end) if builder.is_large else builder.finish(end)
             turn = await self._counted(turn)
-            if turn.failure not in BROKE_OFF:
-                attempts.succeeded()
+            if not turn.broke_off:
+                self._note_success(turn, attempts)
                 break
             failure = _broke_off(turn)
             await attempts.broke_off(failure, self.clock() - asked)
@@ -241,6 +244,9 @@ class _Conversation(msgspec.Struct):
                     attempts=attempts.number,
                     first_seconds=first,
                     head=turn.head,
+                    unknown_reasons=turn.unknown_reasons,
+                    calls=turn.calls,
+                    is_cut=self._is_cut(turn),
                 ),
             )
         )
@@ -257,6 +263,11 @@ class _Conversation(msgspec.Struct):
             return
         self.usage = add_usage((self.usage, turn.usage))
         self.turn_usages += (turn.usage,)
+
+    def _note_success(self, turn: Turn, attempts: Attempts) -> None:
+        gave_reason = bool(turn.reasons)
+        self.is_unended = attempts.gives_reasons and not gave_reason
+        attempts.succeeded(gave_reason=gave_reason)
 
     def _was_shown(self, turn: Turn) -> bool:
         """True if the client was sent anything of a turn, so that the model cannot be asked again for it."""
@@ -341,13 +352,15 @@ class _Conversation(msgspec.Struct):
     async def _ending(self, turn: Turn, plan: Plan) -> Ending | None:
         """Return the ending of the chat if this turn is the last, or None when its calls are answered and the model is asked
         again."""
-        cut = turn.winner is FinishClass.LENGTH
         if turn.calls and Finding.END_NOT_SEEN in turn.findings:
             return Ending(EndingKind.GAVE_UP, "length", "end_not_seen")
         if turn.failure is Flaw.CONTENT_FILTER:
             return Ending(EndingKind.GAVE_UP, "content_filter", "content_filter")
+        cut = self._is_cut(turn)
         if self.limit and self.limit != FORMAT_IS_DUE:
             return Ending(EndingKind.TURN_LIMIT, "length" if cut else "stop", self.limit)
+        if turn.unknown_reasons and turn.calls:
+            return Ending(EndingKind.GAVE_UP, "length", UNKNOWN_REASON)
         if self.limit or (not turn.calls and not self.format_kept_back):
             return Ending(EndingKind.ANSWERED, "length" if cut else "stop")
         if not turn.calls:
@@ -370,6 +383,13 @@ class _Conversation(msgspec.Struct):
                 return Ending(EndingKind.GAVE_UP, "length", "cut_off_twice")
             self.was_cut = True
         return None
+
+    def _is_cut(self, turn: Turn) -> bool:
+        """True if something of the turn is missing: it was cut off at its length or by a filter, its calls were left out, or its
+        text ended without the finish reason that this deployment always sends."""
+        if turn.unknown_reasons:
+            return bool(turn.calls)
+        return turn.winner in CUT or (self.is_unended and not turn.calls)
 
     async def _answer(self, plan: Plan) -> dict[str, Outcome]:
         """Return an answer for every call of the turn: results for ours, explanations for broken ones."""
@@ -451,6 +471,10 @@ def _settled(events: Iterable[ModelEvent], *, is_answer: bool) -> Iterable[Model
 
 def _refuse(calls: Iterable[Call], why: str) -> dict[str, Outcome]:
     return {call.id: Failed(why, FailureKind.NOT_RUN) for call in calls}
+
+
+def _passed_ending(turn: Turn) -> Ending:
+    return _PASSED_ENDINGS[None if turn.unknown_reasons else turn.winner]
 
 
 def _broke_off(turn: Turn) -> ChatError:

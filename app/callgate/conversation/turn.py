@@ -39,7 +39,8 @@ from callgate.conversation.events import (
     ThinkingBlock,
     Usage,
 )
-from callgate.conversation.finish import FinishClass, classify, finish_findings, judge_finish
+from callgate.conversation.finish import finish_findings, judge_finish, meaning_of
+from callgate.conversation.finish_words import FinishClass, Meaning, is_value
 from callgate.conversation.listeners import handles
 
 MAX_NAME = 64
@@ -59,6 +60,10 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     """The class that counts; None if there were no finish reasons."""
     failure: Flaw | None = None
     """The reason why no call of this turn may run, if there is one."""
+    broke_off: bool = False
+    """The provider did not finish the turn, so that it may be asked again."""
+    unknown_reasons: tuple[str, ...] = ()
+    """The finish reasons of which we do not know whether they are a good end."""
     usage: Mapping[str, Any] | None = None
     head: ProviderHead | None = None
     logprobs: tuple[Mapping[str, Any], ...] = ()
@@ -100,12 +105,14 @@ class PassedTurn(msgspec.Struct, eq=False):
 
     is_large: ClassVar = False
     """It holds no arguments."""
-    _reasons: tuple[str, ...] = ()
+    _reasons: dict[str, Meaning] = {}
     _usage: Mapping[str, Any] | None = None
     _error: ProviderError | None = None
 
     def feed(self, passed: Passed, events: Sequence[ModelEvent]) -> None:
-        self._reasons += passed.reasons
+        for event in passed.reasons:
+            if is_value(event.reason):
+                self._reasons[event.reason] = meaning_of(event)
         if passed.usage:
             self._usage = passed.usage
         if len(events) > 1:
@@ -113,22 +120,19 @@ class PassedTurn(msgspec.Struct, eq=False):
 
     def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
         """Return the turn. One that ended in order has no failure, whatever its reasons: the client has all of it."""
-        reasons, error = self._reasons, self._error
-        winner = classify(reasons[0]) if reasons else None
-        if len(reasons) > 1:
-            reasons, winner = tuple(dict.fromkeys(reasons)), max(map(classify, reasons))
-        if error is None and (reasons or end is StreamEnd.DONE):
-            return Turn(reasons=reasons, winner=winner, usage=self._usage, passed=True)
-        finish = judge_finish(reasons, end, error=error is not None)
-        return Turn(
-            findings=tuple(finish_findings(finish, calls_found=False, from_text=True)),
-            reasons=reasons,
-            winner=winner,
-            failure=finish.failure,
+        error = self._error
+        finish = judge_finish(self._reasons, end, error=error is not None)
+        turn = Turn(
+            reasons=finish.reasons,
+            winner=finish.winner,
+            unknown_reasons=finish.unknown,
             usage=self._usage,
-            error=error,
             passed=True,
         )
+        if error is None and (finish.reasons or end is StreamEnd.DONE):
+            return turn
+        findings = finish_findings(finish, calls_found=False, from_text=True)
+        return replace(turn, findings=tuple(findings), failure=finish.failure, broke_off=finish.broke_off, error=error)
 
 
 _TAKEN: dict[type, Callable[..., None]] = {}
@@ -157,7 +161,7 @@ class TurnBuilder:
         self._not_run: list[CallNotRun] = []
         self._texts: list[str] = []
         self._reasoning: dict[str, list[str]] = {}
-        self._reasons: list[str] = []
+        self._reasons: dict[str, Meaning] = {}
         self._logprobs: list[Mapping[str, Any]] = []
         self._extra_fields: dict[str, list[Any]] = {}
 
@@ -180,7 +184,7 @@ class TurnBuilder:
         finish = judge_finish(self._reasons, end, error=self._error is not None)
         calls: tuple[Call, ...] = ()
         if found := self._calls.found(in_order=end is StreamEnd.DONE):
-            at_length = finish.winner is FinishClass.LENGTH
+            at_length = finish.winner is FinishClass.LENGTH and not self._calls.ends_in_repetition
             failure = Flaw.UPSTREAM_ERROR if self._end_is_unseen else finish.failure
             calls = settle(found, self._offer, failure=failure, at_length=at_length, new_id=self._calls.new_id)
         from_text = self._prompted is not None or self._calls.read_from_text
@@ -218,6 +222,8 @@ class TurnBuilder:
             reasons=finish.reasons,
             winner=finish.winner,
             failure=finish.failure,
+            broke_off=finish.broke_off,
+            unknown_reasons=finish.unknown,
             usage=self._usage,
             head=self._head,
             logprobs=tuple(self._logprobs),
@@ -252,11 +258,10 @@ class TurnBuilder:
 
     @handles(_TAKEN, Finished)
     def _finished(self, event: Finished) -> None:
-        if not event.reason:
+        if not is_value(event.reason):
             return
-        if event.reason not in self._reasons:
-            self._reasons.append(event.reason)
-        self._calls.note_reason(orderly=classify(event.reason) <= FinishClass.TOOL_CALLS)
+        meaning = self._reasons[event.reason] = meaning_of(event)
+        self._calls.note_reason(orderly=meaning.is_orderly)
 
     @handles(_TAKEN, Usage)
     def _used(self, event: Usage) -> None:

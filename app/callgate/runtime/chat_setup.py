@@ -5,7 +5,7 @@ from functools import partial
 
 import msgspec
 
-from callgate.auth.keys import Caller
+from callgate.auth.keys import Caller, nobody_may_approve
 from callgate.config.schema import Config
 from callgate.conversation.ports import Message, Toolbox
 from callgate.ledger.entry import Ledger, NoLedger
@@ -42,11 +42,13 @@ class Toolboxes:
         self._limits = registry.limits
         self._result_bytes = config.limits.tool_result_bytes
         self._log_content = config.logging.content
-        self._ask = partial(
-            shared.decisions.ask,
-            seconds=config.approvals.timeout_seconds,
-            max_waiting=config.approvals.max_waiting,
-        )
+        self._ask = None
+        if not nobody_may_approve(config.server.host, config.auth):
+            self._ask = partial(
+                shared.decisions.ask,
+                seconds=config.approvals.timeout_seconds,
+                max_waiting=config.approvals.max_waiting,
+            )
         self._ledger = shared.ledger
         self._kept_results = shared.kept_results
         self._catalogue = catalogue
@@ -97,7 +99,7 @@ class Toolboxes:
             client_tools,
             run_id=run_id,
             limits=self._limits,
-            approve=partial(self._ask, run_id=run_id, caller=caller.name),
+            approve=None if self._ask is None else partial(self._ask, run_id=run_id, caller=caller.name),
             journal=self._journal(caller, run_id, ledger or self._ledger),
             on_cut=pages.keep,
         )

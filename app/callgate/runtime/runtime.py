@@ -120,6 +120,10 @@ class Runtime(RuntimeRecording):
         """True if a caller may reload the config. Without keys only requests from this machine may."""
         return caller.admin or (caller.anonymous and is_loopback(self.config.server.host))
 
+    def may_approve(self, caller: Caller) -> bool:
+        """True if a caller may decide about approvals. Without keys only requests from this machine may."""
+        return caller.approve or (caller.anonymous and is_loopback(self.config.server.host))
+
     def may_see_metrics(self, caller: Caller) -> bool:
         """True if a caller may see all models and tools, and their usage."""
         return self.may_see_all(caller) or ("*" in caller.models and "*" in caller.tools)
@@ -217,7 +221,7 @@ class Runtime(RuntimeRecording):
     def rights(self, caller: Caller) -> dict[str, Any]:
         """What a caller may, whether its key says so or the server has no keys."""
         see = "all" if self.may_see_all(caller) else caller.see
-        may = {"see": see, "approve": caller.may_approve, "admin": self.may_administer(caller)}
+        may = {"see": see, "approve": self.may_approve(caller), "admin": self.may_administer(caller)}
         return {
             "name": caller.name,
             "anonymous": caller.anonymous,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from callgate.auth.keys import ANONYMOUS
+from callgate.auth.keys import ANONYMOUS, nobody_may_approve
 from callgate.config.schema import ApprovalLists, Config, OpenApiTool
 from callgate.runtime.builders.errors import BadEntry, raise_all
 from callgate.tools.approval_rules import ApprovalRule
@@ -107,6 +107,23 @@ def tools_offered_to_no_model(config: Config) -> tuple[Path, str] | None:
     if config.tools:
         return ("tools",), f"no model is offered one of them: {advice}"
     return (("mcp_servers",), f"no model is offered one of their tools: {advice}") if config.mcp_servers else None
+
+
+def approvals_by_nobody(config: Config, registry: Registry) -> tuple[Path, str] | None:
+    """Return the place of a setting because of which nobody may approve calls that need it, and what to do."""
+    some_wait = bool(config.require_approval.always) or any(
+        section.require_approval is not None and section.require_approval.always
+        for section in (*config.tools, *config.mcp_servers.values())
+    )
+    if not some_wait and not any(tool.tool.policy.require_approval for tool in registry.tools()):
+        return None
+    if nobody_may_approve(config.server.host, config.auth):
+        why = "nobody may approve calls, because everybody is let in from everywhere: those that need approval are refused"
+        return ("auth",), f"{why}; add `keys`, one with `approve: on`"
+    has_all_keys = config.auth == "keys" and config.keys and not may_have_more_keys(config)
+    if has_all_keys and not any(key.approve for key in config.keys):
+        return ("keys",), "none has `approve: on`: calls that need approval wait until they are refused"
+    return None
 
 
 def _places(config: Config) -> Iterator[tuple[Path, str | None, tuple[str, ...]]]:

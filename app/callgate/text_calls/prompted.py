@@ -22,7 +22,7 @@ from callgate.calls.states import Flaw
 from callgate.conversation import raw_json
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallsNotAlone, CallWritten, Finished, ModelEvent, PromptedCalling, TextDelta
-from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.finish import meaning_of
 from callgate.conversation.ports import Message, Model, ModelAnswer, ModelRequest, Passthrough, as_read
 from callgate.conversation.request_checks import check_request
 from callgate.text_calls import prompts
@@ -338,7 +338,7 @@ class PromptedAnswer:
             return self._blank_filter.filtered(self._reader.feed(event.text))
         if isinstance(event, Finished):
             # Emitted after the calls, because a finish reason before a call does not count for it.
-            self._ended_in_order = classify(event.reason) <= FinishClass.TOOL_CALLS
+            self._ended_in_order = meaning_of(event).is_orderly
             self._finished.append(event)
             return ()
         return (event,)

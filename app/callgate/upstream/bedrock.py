@@ -8,13 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec.structs import replace
-
-from callgate.calls.states import Flaw
 from callgate.conversation.events import (
     CallDelta,
     CallWritten,
-    Finished,
     ModelEvent,
     ProviderError,
     ReasoningDelta,
@@ -22,7 +18,8 @@ from callgate.conversation.events import (
     ThinkingBlock,
     Usage,
 )
-from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.finish import finished
+from callgate.conversation.finish_words import FinishClass, FinishWords
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream.chunks import error_in, reason_in, whole_number
 from callgate.upstream.direct_model import TWICE, Body, read_json
@@ -38,10 +35,22 @@ from callgate.upstream.translation import (
     encode,
     field_of,
     has_duplicate_names_in_calls,
+    mark_last_call,
     messages_of,
 )
 
 PROVIDER = "bedrock"
+WORDS = FinishWords(
+    {
+        FinishClass.STOP: "end_turn stop_sequence",
+        FinishClass.TOOL_CALLS: "tool_use",
+        FinishClass.LENGTH: "max_tokens model_context_window_exceeded",
+        FinishClass.CONTENT_FILTER: "guardrail_intervened content_filtered refusal",
+        FinishClass.ERROR: "malformed_model_output malformed_tool_use",
+    },
+    is_closed=True,
+)
+"""https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Converse.html, and `refusal` of newer Claude models."""
 STATUSES = {
     "internalServerException": 500,
     "modelStreamErrorException": 502,
@@ -162,6 +171,7 @@ class Frames:
         self._call_blocks: set[int | None] = set()
         self._stopped_blocks: set[int | None] = set()
         self.done = False
+        self.has_ended = False
         self.fault: str | None = None
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]:
@@ -212,7 +222,7 @@ class Frames:
         elif kind == "messageStop":
             self._stopped = True
             if reason := reason_in(field_of(payload, "stopReason")):
-                yield Finished(reason)
+                yield finished(reason, WORDS)
         elif kind == "metadata":
             self.done = self._stopped
             yield from _usage(field_of(payload, "usage"))
@@ -255,10 +265,9 @@ class BedrockMessage(MessageBody):
             if isinstance(thought := field_of(block, "reasoningContent"), dict):
                 events += _thought(thought)
         if reason := reason_in(body.get("stopReason")):
-            if classify(reason) is FinishClass.LENGTH and events and isinstance(last := events[-1], CallWritten):
-                # Arguments that the length limit cut come as an object here, so that the cut does not show.
-                events[-1] = replace(last, flaw=Flaw.TRUNCATED)
-            events.append(Finished(reason))
+            if events and not isinstance(events[-1], CallWritten):
+                mark_last_call(events)
+            events.append(finished(reason, WORDS))
         return [*events, *_usage(body.get("usage"))]
 
 

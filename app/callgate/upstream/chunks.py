@@ -28,8 +28,11 @@ from callgate.conversation.events import (
     ThinkingBlock,
     Usage,
 )
-from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.finish import classify
+from callgate.conversation.finish_words import OPEN, FinishClass, Meaning, is_value
 
+USUAL_CHOICE: Final = frozenset({"index", "message", "finish_reason", "logprobs"})
+"""Fields of a choice that say nothing of an unfinished answer."""
 USUAL: Final = frozenset(
     {
         "id",
@@ -64,6 +67,14 @@ class ChunkReader:
         self._head_sent = False
         self._half = ""
         self._has_calls = False
+        self._has_reason = False
+        self._reasons_go_on = False
+        """Calls came after a finish reason, so that one does not show the end."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if a finish reason has come that is the end of the answer."""
+        return self._has_reason and not self._reasons_go_on
 
     @property
     def holds_half(self) -> bool:
@@ -117,7 +128,8 @@ class ChunkReader:
             self._read_delta(delta, events)
         elif delta and self._has_calls:
             events.append(CallDelta(arguments=[delta]))
-        _read_rest(choice, events)
+        if _read_rest(choice, events):
+            self._has_reason = True
 
     def _read_delta(self, delta: dict[str, Any], events: list[ModelEvent]) -> None:
         if len(delta) > MAX_FIELDS:
@@ -135,9 +147,11 @@ class ChunkReader:
             elif key == "tool_calls":
                 events += _pieces(value, inside=self._has_calls)
                 self._has_calls = True
+                self._reasons_go_on |= self._has_reason
             elif key == "function_call":
                 events += _legacy_piece(value, inside=self._has_calls)
                 self._has_calls = True
+                self._reasons_go_on |= self._has_reason
             elif key == "reasoning" and delta.get("reasoning_content"):
                 continue  # the same text under two names
             elif key != "role":
@@ -178,16 +192,24 @@ def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:
             if index != choice:
                 events.append(ChoiceIgnored(index))
             else:
-                message = one.get("message") or one.get("delta")
-                if isinstance(message, dict):
-                    _read_message(message, events)
-                _read_rest(one, events)
+                _read_whole_choice(one, events)
     is_usual = choices and USUAL.issuperset(body) and body.get("object") == "chat.completion"
+    if not is_usual and "choices" in body:
+        events += _unfinished(body)
     if not is_usual and ("choices" in body or not body.get("error")):
         events += _errors_in(body)
     if (usage := body.get("usage")) and "choices" in body:
         events += _usage(usage)
     return events
+
+
+def _read_whole_choice(choice: dict[str, Any], events: list[ModelEvent]) -> None:
+    message = choice.get("message") or choice.get("delta")
+    if isinstance(message, dict):
+        _read_message(message, events)
+    _read_rest(choice, events)
+    if not USUAL_CHOICE.issuperset(choice):
+        events += _unfinished(choice)
 
 
 def _read_message(message: dict[str, Any], events: list[ModelEvent]) -> None:
@@ -347,18 +369,21 @@ def entries(value: Any) -> list[dict[str, Any]]:
 # Fields of the choice and of the body ----------------------------------------------------------------------------------
 
 
-def _read_rest(choice: dict[str, Any], events: list[ModelEvent]) -> None:
-    """Read the fields beside the message, calls before the finish reason."""
+def _read_rest(choice: dict[str, Any], events: list[ModelEvent]) -> bool:
+    """Read the fields beside the message, calls before the finish reason. Return whether there is one."""
     if isinstance(logprobs := choice.get("logprobs"), dict) and logprobs:
         events.append(Logprobs(logprobs))
+    reasons: list[str] = []
     if not OTHER_REASONS.isdisjoint(choice):
-        events += map(Finished, _reasons(choice))
+        reasons = _reasons(choice)
     elif reason := reason_in(choice.get("finish_reason")):
-        events.append(Finished(reason))
+        reasons = [reason]
+    events += map(Finished, reasons)
     if error := choice.get("error"):
         events.append(_error(error))
     if usage := choice.get("usage"):
         events += _usage(usage)
+    return any(map(is_value, reasons))
 
 
 OTHER_REASONS: Final = frozenset({"native_finish_reason", "provider_specific_fields"})
@@ -367,15 +392,32 @@ OTHER_REASONS: Final = frozenset({"native_finish_reason", "provider_specific_fie
 
 def _reasons(choice: dict[str, Any]) -> list[str]:
     """Return the finish reason as the provider wrote it; litellm keeps it in another field where it replaced it. A router may
-    add the reason of the provider behind it: the more serious of the two counts."""
+    add the reason of the provider behind it: the more serious of the two counts, and one that is not known counts as well."""
     aside = choice.get("provider_specific_fields")
     reason = (_text(aside.get("native_finish_reason")) if isinstance(aside, dict) else None) or reason_in(
         choice.get("finish_reason")
     )
     native = _text(choice.get("native_finish_reason"))
-    if native and (kind := classify(native)) >= FinishClass.LENGTH and (not reason or kind > classify(reason)):
+    if native and _is_worse(OPEN.judge(native), reason):
         return [reason, native] if reason else [native]
     return [reason] if reason else []
+
+
+def _is_worse(native: Meaning, reason: str | None) -> bool:
+    if native.is_orderly:
+        return False
+    return reason is None or not native.is_known or native.kind > classify(reason)
+
+
+def _unfinished(found: dict[str, Any]) -> Iterator[ModelEvent]:
+    """Return the finish reason of an answer whose status says that it is not finished, in the words of the Responses API or of
+    Ollama."""
+    if found.get("status") == "incomplete":
+        details = found.get("incomplete_details")
+        why = reason_in(details.get("reason")) if isinstance(details, dict) else None
+        yield Finished(why if why and not OPEN.judge(why).is_orderly else "length")
+    elif found.get("done") is False:
+        yield Finished("length")
 
 
 def reason_in(value: Any) -> str | None:
@@ -436,7 +478,7 @@ def _no_object(value: object) -> list[ModelEvent]:
     """Read an answer, or a chunk of one, that is not an object."""
     if isinstance(value, list):  # Google's format of errors
         return [error for one in value if isinstance(one, dict) for error in _errors_in(one)]
-    if isinstance(value, str) and classify(value) is FinishClass.ERROR:
+    if isinstance(value, str) and OPEN.judge(value) == Meaning(FinishClass.ERROR):
         return [_error(value)]
     return []
 

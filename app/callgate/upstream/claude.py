@@ -11,8 +11,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent
-from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.events import CallDelta, CallWritten, ModelEvent
+from callgate.conversation.finish import finished
+from callgate.conversation.finish_words import FinishClass, FinishWords
 from callgate.conversation.messages_api import ERROR_STATUSES
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream import errors
@@ -42,6 +43,16 @@ SAID = frozenset({"text", "thinking", "redacted_thinking"})
 PAUSED = "pause_turn"
 """A stop reason that does not end the answer: during long runs of Anthropic's own tools it has to be asked again with the
 answer so far."""
+WORDS = FinishWords(
+    {
+        FinishClass.STOP: "end_turn stop_sequence",
+        FinishClass.TOOL_CALLS: "tool_use",
+        FinishClass.LENGTH: "max_tokens model_context_window_exceeded compaction",
+        FinishClass.CONTENT_FILTER: "refusal",
+    },
+    is_closed=True,
+)
+"""https://platform.claude.com/docs/en/build-with-claude/handling-stop-reasons"""
 REVERSE_NAMES = "_anthropic_tool_name_map"
 """The parameter in which litellm keeps the tool names that it changed, for reading the answer."""
 
@@ -210,7 +221,7 @@ class EventsReader(EventsBody):
             return self._chunks.read({"choices": [{"delta": {"content": text}}]})
         if kind == "message_stop":
             self.done = True
-            return [*self._given_at_once(cut=False), *self._chunks.finish()]
+            return [*self._given_at_once(), *self._chunks.finish()]
         if kind not in BLOCKS and (stray := field_of(event, "delta", "partial_json")) is not None:
             return [CallDelta(UNKNOWN_CALL, arguments=stray)]
         if kind == "message_start" and (name := field_of(event, "message", "id")):
@@ -227,8 +238,9 @@ class EventsReader(EventsBody):
             if reason == PAUSED and self._content:
                 self.paused = self._content
             else:
-                found += self._given_at_once(cut=classify(reason) is FinishClass.LENGTH)
-                found.append(Finished(_reason(reason, converted=self._parser.converted_response_format_tool)))
+                found += self._given_at_once()
+                found.append(finished(_reason(reason, converted=self._parser.converted_response_format_tool), WORDS))
+                self.has_ended = True
         return found
 
     def _keep(self, event: dict[str, Any], content: list[dict[str, Any]]) -> None:
@@ -304,12 +316,10 @@ class EventsReader(EventsBody):
 
         return bool(self._parser.json_mode) and field_of(block, "name") == RESPONSE_FORMAT_TOOL_NAME
 
-    def _given_at_once(self, *, cut: bool) -> list[ModelEvent]:
-        """Return the arguments that came with the beginning of their calls. An object does not show whether the length limit
-        cut it, so that the last call's is left out then."""
-        given = {number: value for number, value in self._inputs.items() if not (cut and number == self._begun - 1)}
-        self._inputs = {}
-        return [CallDelta(number, arguments=value) for number, value in given.items()]
+    def _given_at_once(self) -> list[ModelEvent]:
+        """Return the arguments that came with the beginning of their calls."""
+        given, self._inputs = self._inputs, {}
+        return [CallDelta(number, arguments=value, at_once=True) for number, value in given.items()]
 
 
 class MessageReader(MessageBody):
@@ -355,8 +365,8 @@ class MessageReader(MessageBody):
             self.paused = body["content"]
         elif reason:
             has_calls = any(isinstance(event, CallWritten) for event in events)
-            events.append(Finished(_reason(reason, converted=parser.json_mode and not has_calls)))
-            if classify(reason) is FinishClass.LENGTH and ends_in_call(body["content"]):
+            events.append(finished(_reason(reason, converted=parser.json_mode and not has_calls), WORDS))
+            if not ends_in_call(body["content"]):
                 mark_last_call(events)
         return events
 

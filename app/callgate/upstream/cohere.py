@@ -11,7 +11,6 @@ from callgate.conversation.events import (
     CallDelta,
     CallWritten,
     ExtraField,
-    Finished,
     ModelEvent,
     ProviderError,
     ProviderHead,
@@ -19,6 +18,8 @@ from callgate.conversation.events import (
     TextDelta,
     Usage,
 )
+from callgate.conversation.finish import finished
+from callgate.conversation.finish_words import FinishClass, FinishWords
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream.chunks import entries, reason_in, whole_number
 from callgate.upstream.litellm_model import decoded
@@ -36,6 +37,17 @@ from callgate.upstream.translation import (
 )
 
 URL = "https://api.cohere.com/v2/chat"
+WORDS = FinishWords(
+    {
+        FinishClass.STOP: "COMPLETE STOP_SEQUENCE",
+        FinishClass.TOOL_CALLS: "TOOL_CALL",
+        FinishClass.LENGTH: "MAX_TOKENS",
+        FinishClass.CONTENT_FILTER: "ERROR_TOXIC",
+        FinishClass.ERROR: "ERROR ERROR_LIMIT TIMEOUT USER_CANCEL",
+    },
+    is_closed=True,
+)
+"""https://docs.cohere.com/reference/chat, and those of its first version."""
 NOT_LITELLMS = frozenset({"response_format", "parallel_tool_calls"})
 """Fields that Cohere has equivalents for, which litellm does not translate."""
 
@@ -193,7 +205,7 @@ def _plan(message: Any) -> Iterator[ModelEvent]:
 
 def _ended(delta_message: Any) -> Iterator[ModelEvent]:
     if reason := reason_in(field_of(delta_message, "finish_reason")):
-        yield Finished(reason)
+        yield finished(reason, WORDS)
     if (error := field_of(delta_message, "error")) is not None:
         yield ProviderError(str(field_of(error, "message") or error), {"error": error})
     tokens = field_of(delta_message, "usage", "tokens")

@@ -93,7 +93,7 @@ class HasHost(Protocol):
 class Deployment:
     """One deployment of a model, and its cooldown."""
 
-    __slots__ = ("_place", "_responder", "cooldown", "model")
+    __slots__ = ("_place", "_responder", "cooldown", "gives_reasons", "model")
 
     def __init__(
         self, model: Model, responder: Responder, place: HasHost | None = None, cooldown: Cooldown | None = None
@@ -101,6 +101,8 @@ class Deployment:
         """`place` is read each time the host is needed: some models know it only after the first request."""
         self.model = model
         self.cooldown = cooldown or Cooldown()
+        self.gives_reasons = False
+        """It has sent a finish reason, so that an answer without one is cut off."""
         self._responder = responder
         self._place = place
 

@@ -39,6 +39,7 @@ JSON_BYTES = 8 * 1024 * 1024
 MAX_UNREADABLE = 10_000
 """Invalid bytes that the tolerant decoder replaces, each by a call of its error handler."""
 DONE = b"[DONE]"
+FRAMES = frozenset({"content-length", "transfer-encoding"})
 
 _ITEMS = f'"{ITEMS}"'.encode()
 
@@ -147,6 +148,11 @@ class HttpRequest(msgspec.Struct, eq=False):
             raise errors.from_transport(error) from error
 
 
+def is_framed(response: Response) -> bool:
+    """True if the response says where its body ends. Of any other the connection may have been cut."""
+    return not FRAMES.isdisjoint(response.headers)
+
+
 def host_in(url: str) -> str:
     """Return the host of a URL, without user name and password."""
     return urlsplit(url).netloc.rpartition("@")[2]
@@ -186,6 +192,11 @@ class Body(Protocol):
     @property
     def done(self) -> bool:
         """True if the answer's own end was read."""
+        ...
+
+    @property
+    def has_ended(self) -> bool:
+        """True if a finish reason ended the answer, so that the end of the whole body is as good as the answer's own."""
         ...
 
     @property
@@ -230,6 +241,9 @@ class HttpAnswer:
                 self._response.settle()
                 raise StopAsyncIteration if self._is_over() else errors.bad_answer(EMPTY_ANSWER)
             if self._at_end:
+                if body is not None and body.has_ended and is_framed(self._response):
+                    self._response.settle()
+                    raise StopAsyncIteration
                 raise self._broken(BrokenOff("the body ended before its end mark", transport_error=False))
             try:
                 data = await self._reads.__anext__()
@@ -291,6 +305,7 @@ class EventStreamBody:
         self._sse = EventStreamReader()
         self._chunks = ChunkReader()
         self.done = False
+        self.has_ended = False
         self.fault: str | None = None
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]:
@@ -303,7 +318,9 @@ class EventStreamBody:
 
     def finish(self) -> Sequence[ModelEvent]:
         events = [*self._read(self._sse.finish()), *self._chunks.finish()]
+        is_cut = self.fault is not None
         self.fault = None  # a last event that is cut off means no more than the end of the body
+        self.has_ended = not is_cut and (self.has_ended or self._chunks.has_ended)
         return events
 
     def _read(self, payloads: Sequence[bytes]) -> Sequence[ModelEvent]:
@@ -402,6 +419,7 @@ class WholeBody:
     """Reads a body that is one text of JSON: here, a completion."""
 
     done = False
+    has_ended = False
     fault: str | None = None
 
     def __init__(self) -> None:

@@ -6,15 +6,16 @@ import asyncio
 import copy
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from msgspec.structs import replace
 
-from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent
-from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.events import CallDelta, CallNotRun, CallWritten, ModelEvent
+from callgate.conversation.finish import finished
+from callgate.conversation.finish_words import FinishClass, FinishWords
 from callgate.conversation.ports import ModelRequest
 from callgate.upstream import errors
 from callgate.upstream.chunks import entries, read_completion, reason_in, whole_number
@@ -37,6 +38,22 @@ from callgate.upstream.translation import (
 PROVIDER = "gemini"
 BLOCKED = "content_filter"
 """The finish reason for a blocked prompt: there is no candidate with a reason then."""
+WORDS = FinishWords(
+    {
+        FinishClass.STOP: "STOP",
+        FinishClass.LENGTH: "MAX_TOKENS",
+        FinishClass.CONTENT_FILTER: (
+            f"SAFETY RECITATION BLOCKLIST PROHIBITED_CONTENT SPII IMAGE_SAFETY IMAGE_PROHIBITED_CONTENT"
+            f" IMAGE_RECITATION MODEL_ARMOR {BLOCKED}"
+        ),
+        FinishClass.ERROR: (
+            "MALFORMED_FUNCTION_CALL MALFORMED_RESPONSE UNEXPECTED_TOOL_CALL FINISH_REASON_UNSPECIFIED"
+        ),
+    },
+    is_closed=True,
+)
+"""https://ai.google.dev/api/generate-content#FinishReason. Its other values (LANGUAGE, OTHER, TOO_MANY_TOOL_CALLS,
+MISSING_THOUGHT_SIGNATURE, …) say neither that the turn ended in order nor that the deployment failed."""
 
 
 async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, translate_fields: Fields) -> Question:
@@ -157,8 +174,8 @@ class GeminiEvents(EventsBody):
         self._held: CallDelta | None = None
         """The arguments of the latest call, until something follows it."""
 
-    def finish(self) -> list[ModelEvent]:
-        events = [*super().finish(), *self._held_back()]
+    def finish(self) -> Sequence[ModelEvent]:
+        events = [*super().finish(), *self._held_back(at_once=True)]
         self.done = self._is_finished
         return events
 
@@ -169,31 +186,29 @@ class GeminiEvents(EventsBody):
         if error := _answer(event).get("error"):
             return self._chunks.read({"error": _with_status(error)})
         try:
-            chunk = plain(self._parser.chunk_parser(_with_arguments(event)))
+            chunk = plain(self._parser.chunk_parser(_for_litellm(event)))
         except Exception as error:  # noqa: BLE001 -- a KeyError, a pydantic error: whatever an odd event makes it raise
             return self._untranslated(error)
         for choice in chunk.get("choices") or ():
             tidy(choice, choice.get("delta"))
         read = _as_written(event, self._chunks.read({**chunk, "id": event.get("responseId")}), self._calls_seen)
-        found = self._held_back() if _said_last(event) is not None else []
+        found = self._held_back(at_once=False) if _said_last(event) is not None else []
         for each in read:
             if isinstance(each, CallDelta):
-                found += [*self._held_back(), replace(each, arguments=None)]
+                found += [*self._held_back(at_once=False), replace(each, arguments=None)]
                 self._held = CallDelta(each.index, arguments=each.arguments)
             else:
                 found.append(each)
         if self._held is not None and _said_last(event) is False:
-            found += self._held_back()
+            found += self._held_back(at_once=False)
         if (reason := _reason(event)) is not None:
             self._is_finished = True
-            if classify(reason) is FinishClass.LENGTH:
-                self._held = None  # an object does not show whether the limit cut it
-            found += [*self._held_back(), Finished(reason)]
+            found += [*self._held_back(at_once=True), finished(reason, WORDS)]
         return found
 
-    def _held_back(self) -> list[ModelEvent]:
+    def _held_back(self, *, at_once: bool) -> list[ModelEvent]:
         held, self._held = self._held, None
-        return [] if held is None else [held]
+        return [] if held is None else [replace(held, at_once=at_once)]
 
 
 class GeminiMessage(MessageBody):
@@ -210,19 +225,20 @@ class GeminiMessage(MessageBody):
         reason = _reason(body)
         if reason == BLOCKED and not body.get("candidates"):
             head: dict[str, Any] = {"id": body.get("responseId"), "model": self._model, "choices": []}
-            return [*read_completion(head), Finished(reason)]
+            return [*read_completion(head), finished(reason, WORDS)]
         if not isinstance(body.get("candidates"), list):
             return None
+        readable = _for_litellm(body)
         try:
             completion = (
                 self._litellm.GoogleAIStudioGeminiConfig()._transform_google_generate_content_to_openai_model_response(  # noqa: SLF001 -- its name
                     # litellm replaces a flagged answer by an empty one, without the text before the flag.
                     completion_response={
                         "usageMetadata": {},
-                        **_with_arguments(body),
+                        **readable,
                         "candidates": [
                             ({**each, "finishReason": "STOP"} if isinstance(each, dict) else each)
-                            for each in _with_arguments(body)["candidates"]
+                            for each in readable["candidates"]
                         ],
                     },
                     model_response=self._litellm.ModelResponse(),
@@ -242,8 +258,8 @@ class GeminiMessage(MessageBody):
             tidy(choice, choice.get("message"))
         events = _as_written(body, read_completion(completion), set())
         if reason is not None:
-            events.append(Finished(reason))
-            if classify(reason) is FinishClass.LENGTH and _said_last(body):
+            events.append(finished(reason, WORDS))
+            if _said_last(body) is False:
                 mark_last_call(events)
         return events
 
@@ -265,22 +281,28 @@ def _said_last(response: dict[str, Any]) -> bool | None:
     return None
 
 
-def _calls(response: dict[str, Any], candidate: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-    parts = field_of(_answer(response) if candidate is None else candidate, "content", "parts")
-    for part in parts if isinstance(parts, list) else ():
-        if isinstance(call := field_of(part, "functionCall"), dict):
+def _calls(candidate: dict[str, Any], *, thought: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the calls of a candidate, or those that are part of its thinking."""
+    for part in entries(field_of(candidate, "content", "parts")):
+        if isinstance(call := part.get("functionCall"), dict) and bool(part.get("thought")) is thought:
             yield call
 
 
-def _with_arguments(response: dict[str, Any]) -> dict[str, Any]:
-    """Add `args` to every call: Google leaves them out where there are none, and litellm fails then."""
+def _for_litellm(response: dict[str, Any]) -> dict[str, Any]:
+    """Return the response as litellm can read it. Google leaves `args` out where there are none, and litellm fails then; a call
+    within thinking is no call, and litellm takes it for one."""
     candidates = entries(response.get("candidates"))
-    if all("args" in call for candidate in candidates for call in _calls(response, candidate)):
+    have_arguments = all("args" in call for candidate in candidates for call in _calls(candidate))
+    if have_arguments and not any(any(_calls(candidate, thought=True)) for candidate in candidates):
         return response
     response = copy.deepcopy(response)
     for candidate in entries(response.get("candidates")):
-        for call in _calls(response, candidate):
+        for call in _calls(candidate):
             call.setdefault("args", {})
+        for part in entries(field_of(candidate, "content", "parts")):
+            if part.get("thought") and "functionCall" in part:
+                del part["functionCall"]
+                part.setdefault("text", "")
     return response
 
 
@@ -288,8 +310,11 @@ def _as_written(response: dict[str, Any], events: list[ModelEvent], known: set[s
     """Return the events with calls as Google sent them: without arguments where there are none, for the gate to decide, and
     only once where a call is sent again under its id, for which litellm makes a new one. `known`: the ids of the calls so
     far."""
-    calls = iter(list(_calls(response)))
-    found: list[ModelEvent] = []
+    candidate = _answer(response)
+    calls = iter(list(_calls(candidate)))
+    found: list[ModelEvent] = [
+        CallNotRun(str(call.get("name")), "thinking") for call in _calls(candidate, thought=True)
+    ]
     for event in events:
         if not isinstance(event, CallDelta | CallWritten):
             found.append(event)

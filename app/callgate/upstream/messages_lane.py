@@ -28,7 +28,7 @@ from callgate.conversation.events import (
     ThinkingBlock,
     Usage,
 )
-from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.finish import finished
 from callgate.conversation.messages_api import BLOCKS
 from callgate.conversation.ports import Message, ModelRequest, Original, Passthrough
 from callgate.http.event_stream import EventStreamReader, EventTooLarge, looks_like_keep_alive, payloads_in
@@ -313,7 +313,7 @@ class MessageEventsReader(claude.EventsReader):
             return [*self._count(event.get("usage")), *self._ended(event, content)]
         if kind == "message_stop":
             self.done = True
-            return [*self._given_at_once(cut=False), *self._chunks.finish()]
+            return [*self._given_at_once(), *self._chunks.finish()]
         stray = field_of(event, "delta", "partial_json")
         return [] if stray is None else [CallDelta(UNKNOWN_CALL, arguments=stray)]
 
@@ -322,8 +322,9 @@ class MessageEventsReader(claude.EventsReader):
         if reason == claude.PAUSED and content:
             self.paused = content
         elif reason is not None:
-            yield from self._given_at_once(cut=classify(reason) is FinishClass.LENGTH)
-            yield Finished(reason)
+            yield from self._given_at_once()
+            yield finished(reason, claude.WORDS)
+            self.has_ended = True
 
     def _said(self, event: dict[str, Any]) -> Iterator[ModelEvent]:
         block, delta = event.get("content_block"), event.get("delta")
@@ -369,8 +370,8 @@ class _ClaudeMessage(MessageBody):
         if reason == claude.PAUSED and content:
             self.paused = content
         elif reason:
-            events.append(Finished(reason))
-            if classify(reason) is FinishClass.LENGTH and claude.ends_in_call(content):
+            events.append(finished(reason, claude.WORDS))
+            if not claude.ends_in_call(content):
                 mark_last_call(events)
         return events
 
@@ -435,7 +436,8 @@ class _PassedBody(WholeBody):
         self.done = True
         usage, reason = found.get("usage"), reason_in(found.get("stop_reason"))
         counts = usage_of(usage).counts if isinstance(usage, dict) else None
-        return (Passed(b"".join(self._parts), (reason,) if reason else (), counts),)
+        reasons = (finished(reason, claude.WORDS),) if reason else ()
+        return (Passed(b"".join(self._parts), reasons, counts),)
 
 
 class PassedEvents:
@@ -446,6 +448,7 @@ class PassedEvents:
         self._start: list[bytes] | None = []
         self._counts: dict[str, Any] = {}
         self.done = False
+        self.has_ended = False
         self.fault: str | None = None
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]:
@@ -464,7 +467,7 @@ class PassedEvents:
         return ()
 
     def _looked_at(self, data: bytes) -> Sequence[ModelEvent]:
-        reasons: tuple[str, ...] = ()
+        reasons: tuple[Finished, ...] = ()
         has_begun, error = self._start is None, None
         for payload in payloads_in(data):
             try:
@@ -482,7 +485,7 @@ class PassedEvents:
             if isinstance(counts, dict):
                 self._counts |= {name: value for name, value in counts.items() if value is not None}
             if kind == "message_delta" and (reason := reason_in(field_of(event, "delta", "stop_reason"))):
-                reasons += (reason,)
+                reasons += (finished(reason, claude.WORDS),)
             has_begun = has_begun or kind in ("content_block_start", "message_delta")
             self.done = self.done or kind == "message_stop"
         if error is not None:

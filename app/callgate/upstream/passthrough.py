@@ -153,7 +153,8 @@ def _read_whole(body: bytes, response: Response, secrets: Sequence[str], choices
         raise errors.bad_answer("The model's provider sent an empty answer.")
     choices_read = outline.choices
     reason = choices_read[0].finish_reason if len(choices_read) == 1 else None
-    return (Passed(body, (reason,) if reason else _reasons(choices_read), outline.usage),)
+    reasons = (Finished(reason),) if reason else _reasons(choices_read)
+    return (Passed(body, reasons, outline.usage),)
 
 
 def _outlined(body: bytes) -> _Outline:
@@ -186,8 +187,8 @@ _LargeOutline: Any = msgspec.defstruct(
 _large = msgspec.json.Decoder(_LargeOutline)
 
 
-def _reasons(choices: Sequence[_Choice]) -> tuple[str, ...]:
-    return tuple(choice.finish_reason for choice in choices if choice.finish_reason)
+def _reasons(choices: Sequence[_Choice]) -> tuple[Finished, ...]:
+    return tuple(Finished(choice.finish_reason) for choice in choices if choice.finish_reason)
 
 
 def _tolerantly(body: bytes) -> _Outline:
@@ -260,6 +261,7 @@ class _PassedEvents:
         self._is_between = False
         """True if nothing is held back, neither for the first content nor for the end of an event."""
         self.done = False
+        self.has_ended = False
         self.fault: str | None = None
 
     def feed(self, data: bytes) -> Sequence[ModelEvent]:
@@ -328,7 +330,7 @@ class _PassedEvents:
     def _looked_at(self, data: bytes) -> Sequence[ModelEvent]:
         """Check events that may have more than content, one by one."""
         passed: list[bytes] = []
-        reasons: tuple[str, ...] = ()
+        reasons: tuple[Finished, ...] = ()
         usage: Mapping[str, Any] | None = None
         for event in _EVENT_END.split(data):
             payload = payload_of(event)

@@ -9,9 +9,9 @@ from callgate.upstream.resolve import OLLAMAS, OPENAI_SHAPED, TRANSLATED, ModelC
 
 LITELLMS_OWN = frozenset(
     """
-    a2a a2a_agent aiohttp_openai anthropic_text assemblyai auto_router aws_polly aws_textract azure_speech
-    azure_text bedrock_mantle black_forest_labs bytez chatgpt clarifai cloudflare cursor custom databricks deepgram
-    dotprompt elevenlabs fal_ai gdc gigachat github_copilot huggingface humanloop infinity jina_ai langflow langfuse
+    a2a a2a_agent aiohttp_openai anthropic_text auto_router aws_polly aws_textract azure_speech
+    azure_text black_forest_labs bytez chatgpt clarifai cursor custom deepgram
+    dotprompt elevenlabs fal_ai gdc gigachat humanloop infinity jina_ai langflow langfuse
     langgraph litellm_agent manus milvus mongodb nlp_cloud nvidia_riva oci oobabooga petals pg_vector predibase
     ragflow recraft reducto replicate runwayml s3_vectors sagemaker sagemaker_chat sagemaker_nova sap snowflake
     soniox stability strands_decider text-completion-codestral text-completion-inception text-completion-openai

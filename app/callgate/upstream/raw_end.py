@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from callgate.conversation.errors import AnswerTooLarge
-from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.finish_words import OPEN
 from callgate.http.event_stream import BOM, ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.http.interface import TransportError
 from callgate.upstream.chunks import error_in
@@ -81,8 +81,8 @@ def judge(data: bytes, *, is_whole: bool) -> RawEnd:
         why = "the body broke off"
     elif not reasons:
         why = "the body does not say why it ended"
-    elif any(classify(reason) > FinishClass.TOOL_CALLS for reason in reasons):
-        # Of a cut answer, arguments that litellm wrote anew would look whole.
+    elif any(meaning.is_known and not meaning.is_orderly for meaning in map(OPEN.judge, reasons)):
+        # Of a cut answer, arguments that litellm wrote anew would look whole. An unknown reason lets no call run by itself.
         why = "it did not end in order"
     else:
         why = ""

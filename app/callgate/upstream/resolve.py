@@ -109,13 +109,14 @@ KNOW_DEVELOPERS = frozenset({"openai", "azure", None})
 
 OPENAI_SHAPED = frozenset(
     """
-    ai21 ai21_chat aiml amazon_nova apertis azure azure_ai baseten cerebras charity_engine chutes codestral cognition
-    cometapi compactifai cortecs darkbloom dashscope datarobot deepinfra deepseek docker_model_runner edenai empower
-    featherless_ai fireworks_ai friendliai galadriel github gradient_ai groq helicone heroku hyperbolic inception lambda_ai
-    lemonade libertai litellm_proxy maritalk meta meta_llama minimax mistral modelscope moonshot morph nadir nano-gpt nebius
+    abliteration ai21 ai21_chat aihubmix aiml amazon_nova apertis assemblyai azure azure_ai baseten bedrock_mantle cerebras
+    charity_engine chutes cloudflare codestral cognition cometapi compactifai cortecs crusoe darkbloom dashscope databricks
+    datarobot deepinfra deepseek docker_model_runner edenai empiriolabs empower featherless_ai fireworks_ai friendliai
+    galadriel github github_copilot gmi gradient_ai groq helicone heroku huggingface hyperbolic inception lambda_ai lemonade
+    libertai litellm_proxy llamagate maritalk meta meta_llama minimax mistral modelscope moonshot morph nadir nano-gpt nebius
     neosantara novita nscale nvidia_nim openrouter ovhcloud parasail perplexity pinstripes poe prism publicai
-    qwen_ai_platform qwencloud reka sail sambanova scaleway scx-ai synthetic tencent tensormesh together_ai v0
-    vercel_ai_gateway volcengine wandb xai xiaomi_mimo xinference zai
+    qwen_ai_platform qwencloud reka sail sambanova sarvam scaleway scx-ai synthetic tencent tensormesh together_ai v0
+    veniceai vercel_ai_gateway volcengine wandb xai xiaomi_mimo xinference zai
     """.split()
 ) | set(PROVIDERS)
 """litellm's providers with OpenAI's wire format: litellm knows their addresses and translates their parameters; the answer is
@@ -140,6 +141,12 @@ _ROUTING = frozenset(
 _PLAIN = frozenset({"model", "custom_llm_provider", "extra_body", *_CREDENTIALS, *NAMED, *_ROUTING})
 """Settings that the direct lane supports without litellm."""
 _MAPPED = _PLAIN | {"additional_drop_params", "allowed_openai_params", "cache_control_injection_points"}
+_AWS = frozenset(
+    """
+    aws_access_key_id aws_secret_access_key aws_session_token aws_region_name aws_session_name aws_profile_name
+    aws_role_name aws_web_identity_token aws_sts_endpoint aws_external_id aws_session_tags
+    """.split()
+)
 OF_PROVIDERS: Mapping[str, frozenset[str]] = {
     "azure": frozenset(
         """
@@ -147,13 +154,8 @@ OF_PROVIDERS: Mapping[str, frozenset[str]] = {
         """.split()
     ),
     "azure_ai": frozenset({"api_version"}),
-    "bedrock": frozenset(
-        """
-        aws_access_key_id aws_secret_access_key aws_session_token aws_region_name aws_session_name aws_profile_name
-        aws_role_name aws_web_identity_token aws_sts_endpoint aws_external_id aws_session_tags aws_bedrock_runtime_endpoint
-        model_id
-        """.split()
-    ),
+    "bedrock": _AWS | {"aws_bedrock_runtime_endpoint", "model_id"},
+    "bedrock_mantle": _AWS | {"aws_bedrock_project_id"},
     "vertex_ai": frozenset(
         {
             "vertex_project",
@@ -170,6 +172,12 @@ _NOT_CONVERSE = re.compile(
     r"(?:bedrock/)?(?:invoke|converse_like|agent|agentcore|async_invoke|openai|mantle|chat_completions|claude_platform)/"
 )
 """litellm's routes to Bedrock's other APIs."""
+OTHER_WIRES: Mapping[str, re.Pattern[str]] = {
+    "azure_ai": re.compile(r".*claude|agents/"),
+    "bedrock_mantle": re.compile(r"(?:[a-z]+(?:-[a-z]+)+-\d/)?(?:openai\.gpt-(?:\d|daybreak)|.*claude)"),
+    "github_copilot": re.compile(r"gpt-5\.[3-9]|gpt-[6-9]|mai-code|.*codex"),
+}
+"""The models of these providers that have Anthropic's wire, or the Responses API alone."""
 _UNPREFIXED: Sequence[tuple[str, str]] = (
     ("claude-", "anthropic"),
     ("command-", "cohere_chat"),
@@ -318,8 +326,8 @@ def why_not_direct(entry: ModelConfig) -> str | None:
         return "its wire is not known to be OpenAI's"
     if _is_no_chat(provider, model, params):
         return _only_litellm(params, provider or "") or "it answers on the Responses API alone"
-    if provider == "azure_ai" and ("claude" in model.lower() or model.startswith("agents/")):
-        return "its wire is not OpenAI's"
+    if (others := OTHER_WIRES.get(provider)) is not None and others.match(model.lower()):
+        return "this model of its provider has another wire than OpenAI's chat completions"
     return _only_litellm(params, provider or "")
 
 

@@ -4,7 +4,7 @@ The arguments of a call are sent several times; where these differ the call is b
 ends the answer.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from callgate.calls.json_text import sound_text
@@ -22,7 +22,8 @@ from callgate.conversation.events import (
     TextDelta,
     Usage,
 )
-from callgate.conversation.finish import FinishClass, classify
+from callgate.conversation.finish import finished
+from callgate.conversation.finish_words import FinishClass, FinishWords
 from callgate.conversation.response_items import ITEMS
 from callgate.http.event_stream import ErrorEvent
 from callgate.upstream.chunks import error_in, reason_in, whole_number
@@ -35,6 +36,11 @@ from callgate.upstream.direct_model import (
 )
 from callgate.upstream.translation import field_of
 
+WORDS: Final = FinishWords(
+    {FinishClass.LENGTH: "max_output_tokens max_tokens length", FinishClass.CONTENT_FILTER: "content_filter"},
+    is_closed=True,
+)
+"""Why a response is incomplete."""
 CALLS: Final = frozenset({"function_call", "custom_tool_call"})
 KEPT: Final = CALLS | {"message", "reasoning"}
 """Items that are sent back in the model's next turn. All others are of tools that its provider runs."""
@@ -61,6 +67,8 @@ class _Open:
 
     def __init__(self, item: Mapping[str, Any]) -> None:
         self.id, self.name = _id(item), item.get("name")
+        item_id = item.get("id")
+        self.item_id = item_id if isinstance(item_id, str) else None
         self.pieces: list[str] = []
         self.checked = ""
         """The whole arguments, as an event had them."""
@@ -250,19 +258,32 @@ class ResponseEvents(JsonEvents):
             events += end_of({"status": word}, has_calls=bool(self._calls))
         return events
 
-    def _compared(self, items: Sequence[tuple[int, Mapping[str, Any]]]) -> list[ModelEvent]:
+    def _compared(self, items: Sequence[tuple[int, dict[str, Any]]]) -> list[ModelEvent]:
         """Compare the whole response with the calls that came in pieces. A call that no event completed and without arguments
         is cut off."""
         events: list[ModelEvent] = []
-        by_id = {call.id: at for at, call in self._calls.items()}
+        by_id = {call.id: at for at, call in self._calls.items() if call.id is not None}
+        item_ids = {call.item_id for call in self._calls.values()}
         for place, item in items:
-            if _kind(item) in CALLS:
-                at = by_id.get(_id(item), place)
-                events += self._whole_call(at, item) if at in self._calls else ()
+            if _kind(item) not in CALLS:
+                continue
+            id_ = _id(item)
+            at = place if id_ is None else by_id.get(id_, place)
+            beside = self._calls.get(at)
+            if id_ not in by_id and beside is not None and _is_other(item, beside, item_ids):
+                at = max(self._calls) + 1
+            events += self._whole_call(at, item) if at in self._calls else self._item(at, item)
         for at, call in self._calls.items():
             if not (call.is_over or call.pieces):
                 events.append(CallDelta(at, arguments="{"))
         return events
+
+
+def _is_other(item: Mapping[str, Any], beside: _Open, known: Collection[Any]) -> bool:
+    """True if an item of the whole response is no call that was announced: the response may count its items otherwise than its
+    events, so that its place may be another's."""
+    item_id = item.get("id")
+    return isinstance(item_id, str) and beside.item_id is not None and item_id not in known
 
 
 class ResponseObject(WholeBody):
@@ -384,7 +405,7 @@ def end_of(response: Mapping[str, Any], *, has_calls: bool) -> Iterator[ModelEve
         yield _failed(error or f"the response is {str(status)[:40]}")
     elif status == "incomplete":
         reason = reason_in(field_of(response, "incomplete_details", "reason")) or "length"
-        yield Finished(reason if classify(reason) >= FinishClass.LENGTH else "length")
+        yield finished(reason, WORDS)
     elif status == "completed":
         yield Finished("tool_calls" if has_calls else "stop")
 

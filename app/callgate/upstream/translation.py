@@ -12,7 +12,6 @@ from typing import Any, ClassVar, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from callgate.calls.states import Flaw
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallWritten, ModelEvent
 from callgate.conversation.ports import ModelRequest
@@ -105,14 +104,23 @@ class Fields:
         self._identity = encode((provider, self._version, self._own))
 
     def of(
-        self, litellm: Any, model: str, ask: ModelRequest, *, extras: frozenset[str] = COMMON_EXTRAS
+        self,
+        litellm: Any,
+        model: str,
+        ask: ModelRequest,
+        *,
+        extras: frozenset[str] = COMMON_EXTRAS,
+        taken: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Translate the fields. `extras`: the fields outside OpenAI's that the provider class translates."""
-        key = self._identity, encode((model, sorted(extras), ask.params, ask.tools, ask.tool_choice))
+        """Translate the fields. `extras`: the fields outside OpenAI's that the provider class translates. `taken`: fields of
+        OpenAI's that the provider takes, whatever litellm's list of models says."""
+        key = self._identity, encode((model, sorted(extras), taken, ask.params, ask.tools, ask.tool_choice))
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return read_json(known)  # type: ignore[no-any-return]  # what was encoded below
-        given = {"api_version": self._version} if self._version else {}
+        given: dict[str, Any] = {"api_version": self._version} if self._version else {}
+        if taken:
+            given["allowed_openai_params"] = [*(self._own.get("allowed_openai_params") or ()), *taken]
         fields = _fields(litellm, self._provider, model, {**self._own, **given}, ask, extras)
         encoded = encode(fields)
         size = len(key[1]) + len(encoded)
@@ -252,11 +260,11 @@ def has_duplicate_names_in_calls(text: bytes) -> bool:
 
 
 def mark_last_call(events: list[ModelEvent]) -> None:
-    """Mark that the length limit may have cut the last call: its arguments come as an object, which does not show the cut."""
+    """Mark that something came behind the last call, so that the length limit has not cut it."""
     for place in range(len(events) - 1, -1, -1):
         event = events[place]
         if isinstance(event, CallWritten):
-            events[place] = replace(event, flaw=Flaw.TRUNCATED)
+            events[place] = replace(event, at_once=False)
             return
 
 

@@ -14,7 +14,7 @@ from callgate.api.faces import AnsweredElsewhere
 from callgate.api.middleware import RequestContext
 from callgate.api.request_schema import wrong
 from callgate.api.requests import ChatRequest, read_chat_request
-from callgate.api.responses.approvals import decisions_of
+from callgate.api.responses.approvals import asked_in, decisions_of
 from callgate.api.responses.background import BACKGROUND, BackgroundRuns, GatheredStream
 from callgate.api.responses.input_items import messages_of
 from callgate.api.responses.offered import Offered, offered_tools
@@ -77,8 +77,11 @@ class ResponsesFace:
             raise wrong("input", "Missing required parameter: 'input'.", "missing_required_parameter")
         offering = partial(offered_tools, asked.tools or (), config.responses.hosted_tools, runtime.labels())
         offered = await asyncio.to_thread(offering) if is_large else offering()
+        asked_before = await self._kept.found_of(owner, asked_in(items))
         seal = ReasoningSeal(self._manager.shared.sealer, owner, asked.model)
-        asking = partial(self._request, asked, fields, offered, items, parent, context, config, owner, seal)
+        asking = partial(
+            self._request, asked, fields, offered, items, parent, context, config, owner, seal, asked_before
+        )
         request = await asyncio.to_thread(asking) if is_large else asking()
         return ResponsesExchange(asked, request, offered, items, self._kept, context, owner, seal)
 
@@ -93,11 +96,12 @@ class ResponsesFace:
         config: Config,
         owner: str,
         seal: ReasoningSeal,
+        asked_before: Mapping[str, StoredResponse],
     ) -> ChatRequest:
         before = [] if parent is None else parent.history
         after = () if parent is None else parent.after
-        decisions = decisions_of(items, parent)
-        messages = messages_of(items, before, seal.open, after, decisions.answers)
+        decisions = decisions_of(items, parent, asked_before)
+        messages = messages_of(items, before, seal.open, after, decisions)
         instructions = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
         history = [*(msgspec.Raw(_encode(message)) for message in instructions), *before, *messages]
         chat = chat_fields(asked, fields, offered) | {"messages": history}

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from callgate.api.request_schema import wrong
+from callgate.api.responses.approvals import Decisions
 from callgate.calls.legal_names import legal_name
 from callgate.conversation.errors import ChatError
 from callgate.conversation.hidden_history import ReturnedMessage
@@ -21,8 +22,6 @@ from callgate.conversation.response_items import ITEMS
 SKIPPED: Final = frozenset(
     {
         "mcp_list_tools",
-        "mcp_approval_request",
-        "mcp_approval_response",
         "web_search_call",
         "file_search_call",
         "code_interpreter_call",
@@ -38,7 +37,7 @@ TEXTS: Final = frozenset({"input_text", "output_text", "text", "summary_text", "
 _NO_OUTPUT: Final = "No tool output found for function call {}."
 _NO_CALL: Final = "No tool call found for function call output with call_id {}."
 
-NOTHING_DECIDED: Final[Mapping[str, dict[str, Any]]] = {}
+NOTHING_DECIDED: Final = Decisions()
 
 Item = Mapping[str, Any]
 Unseal = Callable[[str], Mapping[str, Any] | None]
@@ -52,11 +51,11 @@ def messages_of(
     before: Sequence[Message],
     unseal: Unseal,
     after: Sequence[Message] = (),
-    decided: Mapping[str, dict[str, Any]] = NOTHING_DECIDED,
+    decided: Decisions = NOTHING_DECIDED,
 ) -> list[Message]:
     """Return the messages after `before`, a stored history. Items about our own calls become `ReturnedMessage`, all others ordinary
-    messages. `after`: the messages that follow the answers to the unanswered calls of that history. `decided`: the answers to
-    those of them that needed the client's decision."""
+    messages. `after`: the messages that follow the answers to the unanswered calls of that history. `decided`: the client's
+    decisions about calls that needed them."""
     waiting = open_calls(before)
     if isinstance(given, str):
         if waiting:
@@ -126,7 +125,7 @@ class _ItemReader:
         items: Sequence[Item],
         unseal: Unseal,
         after: Sequence[Message],
-        decided: Mapping[str, dict[str, Any]],
+        decided: Decisions,
     ) -> None:
         self._items, self._unseal = items, unseal
         self._waiting, self._after, self._decided = waiting, after, decided
@@ -136,25 +135,25 @@ class _ItemReader:
                 self._outputs.setdefault(item["call_id"], deque()).append((item, f"input[{place}]"))
         self._turn = _InputTurn()
         self._past = PastArguments()
+        self._answers: dict[str, Mapping[str, Any]] = {}
+        """The answers to decided calls of the input, by call id."""
 
     def read(self) -> Iterator[Message]:
         for call_id in self._waiting:
-            decided = self._decided.get(call_id)
+            decided = self._decided.answers.get(call_id)
             yield from self._answer(call_id) if decided is None else (decided,)
         yield from self._after
         for place, item in enumerate(self._items):
             where = f"input[{place}]"
             match item["type"]:
                 case "message" if item["role"] == "assistant":
-                    if self._turn.shown or self._turn.calls:
-                        yield from self._end_turn()
+                    yield from self._end_calling_turn()
                     self._say(item)
                 case "message":
                     yield from self._end_turn()
                     yield _raw({"role": item["role"], "content": content_of(item["content"], f"{where}.content")})
                 case "reasoning":
-                    if self._turn.shown or self._turn.calls:
-                        yield from self._end_turn()
+                    yield from self._end_calling_turn()
                     self._turn.think(self._thought(item))
                 case "function_call" | "custom_tool_call":
                     custom = item["type"] == "custom_tool_call"
@@ -169,12 +168,28 @@ class _ItemReader:
                 case "function_call_output" | "custom_tool_call_output":
                     # Items after an output belong to a later turn.
                     yield from self._end_turn()
+                case "mcp_approval_request":
+                    self._add_request(item, where)
+                case "mcp_approval_response" if item.get("approval_request_id") in self._decided.in_history:
+                    yield from self._end_turn()
                 case "mcp_call":
                     if self._turn.calls:
                         yield from self._end_turn()
                     self._past.check(item["arguments"] or "", f"{where}.arguments")
                     self._turn.shown.append(_shown(item))
         yield from self._end_turn()
+
+    def _add_request(self, item: Item, where: str) -> None:
+        """Add a call that was decided; one without a decision is left out."""
+        request = self._decided.in_history.get(str(item.get("id")))
+        if request is None:
+            return
+        if request.is_kept:
+            self._turn.calls.append(dict(request.call))
+            self._answers[request.call["id"]] = request.answer
+        else:
+            self._past.check(request.call["function"]["arguments"], f"{where}.arguments")
+            self._turn.shown.append((dict(request.call), request.answer["content"]))
 
     def check_answered(self) -> None:
         """Raise for an output of an unknown call."""
@@ -198,6 +213,10 @@ class _ItemReader:
         text = parts if isinstance(parts, str) else "".join(part["text"] for part in parts if part["type"] in TEXTS)
         return {"reasoning_content": text} if text else {}
 
+    def _end_calling_turn(self) -> Iterator[Message]:
+        if self._turn.shown or self._turn.calls:
+            yield from self._end_turn()
+
     def _end_turn(self) -> Iterator[Message]:
         turn, self._turn = self._turn, _InputTurn()
         if not turn:
@@ -214,6 +233,9 @@ class _ItemReader:
                 yield from self._answer(call["id"])
 
     def _answer(self, call_id: str) -> Iterator[Message]:
+        if (answer := self._answers.pop(call_id, None)) is not None:
+            yield _raw(answer)
+            return
         if not (left := self._outputs.get(call_id)):
             raise wrong("input", _NO_OUTPUT.format(call_id))
         item, where = left.popleft()
@@ -255,6 +277,8 @@ def _checked(item: Any, where: str) -> dict[str, Any]:
                 _check_content(item.get(name) or [], f"{where}.{name}")
         case "mcp_call":
             _check_texts(item, where, "name", "arguments")
+        case "mcp_approval_request" | "mcp_approval_response":
+            pass  # checked with the decisions
         case str() if kind in SKIPPED:
             pass
         case str():

@@ -34,7 +34,6 @@ from callgate.conversation.events import (
     ThinkingBlock,
     TurnEnded,
 )
-from callgate.conversation.finish import FinishClass, classify
 from callgate.conversation.listeners import Handlers, handles
 from callgate.conversation.response_items import ITEMS, thoughts_in
 from callgate.conversation.usage import UsageScope, reported_usage
@@ -42,7 +41,6 @@ from callgate.conversation.usage import UsageScope, reported_usage
 DONE: Final = b"data: [DONE]\n\n"
 CAME_WHOLE: Final = frozenset({Flaw.SCHEMA_MISMATCH, Flaw.UNKNOWN_TOOL})
 """Flaws of calls with complete arguments, which are sent to the client."""
-CUT: Final = frozenset({FinishClass.LENGTH, FinishClass.CONTENT_FILTER})
 ITEM_DIGITS: Final = 4
 """Digits of an item's place, at the end of its id."""
 
@@ -227,7 +225,7 @@ class ResponseItems:
     def _turn_ended(self, ended: TurnEnded) -> None:
         self._close_thought()
         account = ended.answer
-        is_cut = not account.run and any(classify(reason) in CUT for reason in account.reasons)
+        is_cut = not account.run and account.is_cut
         self._close_message("incomplete" if is_cut else "completed")
         self._turn = ended.turn + 1
 

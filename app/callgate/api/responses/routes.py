@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from callgate.api.answers import ClientDisconnected
 from callgate.api.errors import encode
@@ -17,16 +17,20 @@ from callgate.api.middleware import context_of
 from callgate.api.request_schema import wrong
 from callgate.api.responses.background import BackgroundRuns, check_after
 from callgate.api.responses.stored import StoredResponses
+from callgate.api.rights import StandingRights
 from callgate.auth.keys import owner_name
 from callgate.conversation.errors import ChatError
+from callgate.runtime.manager import RuntimeManager
 
 MOST_ITEMS: Final = 100
 USUAL_ITEMS: Final = 20
 
 
-def response_routes(path: str, kept: StoredResponses, background: BackgroundRuns) -> list[Route]:
+def response_routes(
+    path: str, kept: StoredResponses, background: BackgroundRuns, manager: RuntimeManager
+) -> list[Route]:
     """Return the routes under a path."""
-    one = _StoredResponseRoutes(kept, background)
+    one = _StoredResponseRoutes(kept, background, manager)
     by_id = path + "/{id}"
     return [
         Route(path + "/compact", _nothing_here, methods=["POST"]),
@@ -45,14 +49,16 @@ async def _nothing_here(request: Request) -> Response:
 class _StoredResponseRoutes:
     """The handlers for stored responses."""
 
-    def __init__(self, kept: StoredResponses, background: BackgroundRuns) -> None:
-        self._kept, self._background = kept, background
+    def __init__(self, kept: StoredResponses, background: BackgroundRuns, manager: RuntimeManager) -> None:
+        self._kept, self._background, self._manager = kept, background, manager
 
     async def retrieve(self, request: Request) -> Response:
         owner, id = _asked(request)
         query = request.query_params
         if query.get("stream") == "true":
-            return _Streamed(partial(self._background.stream_again, owner, id, check_after(query)))
+            rights = StandingRights(self._manager, request)
+            stream = partial(self._background.stream_again, owner, id, check_after(query))
+            return _Streamed(stream, lambda: rights.owner() == owner)
         if "starting_after" in query:
             raise wrong("starting_after", "'starting_after' is for a stream: 'stream=true'.")
         return _json(await self._background.found(owner, id))
@@ -88,15 +94,22 @@ class _StoredResponseRoutes:
 
 
 class _Streamed(Response):
-    """A Starlette response that is streamed by a function."""
+    """A Starlette response that is streamed by a function, as long as its client may have it."""
 
-    def __init__(self, stream: Callable[[Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, stream: Callable[[Receive, Send], Awaitable[None]], may_go_on: Callable[[], bool]) -> None:
         super().__init__()
         self._stream = stream
+        self._may_go_on = may_go_on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_if_allowed(message: Message) -> None:
+            if not self._may_go_on():
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                raise ClientDisconnected
+            await send(message)
+
         with contextlib.suppress(ClientDisconnected):
-            await self._stream(receive, send)
+            await self._stream(receive, send_if_allowed)
 
 
 def _asked(request: Request) -> tuple[str, str]:

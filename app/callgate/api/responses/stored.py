@@ -106,6 +106,11 @@ class StoredResponses:
     async def find(self, owner: str, id: str) -> StoredResponse | None:
         return await self._found(owner, id)
 
+    async def found_of(self, owner: str, ids: Collection[str]) -> dict[str, StoredResponse]:
+        """Return those of these responses that are stored."""
+        found = {id: await self._found(owner, id) for id in ids}
+        return {id: response for id, response in found.items() if response is not None}
+
     async def ask_to_cancel(self, owner: str, id: str) -> None:
         try:
             await self._responses.ask_to_cancel(owner, id)
