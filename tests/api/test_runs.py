@@ -521,7 +521,7 @@ async def test_a_file_that_is_locked_at_the_end_keeps_nothing_else_from_being_cl
         await ask(client, upstream)
         try:
             with capture_logs() as log:
-                async with asyncio.timeout(3):
+                async with asyncio.timeout(20):
                     await served.aclose()
         finally:
             database.close()

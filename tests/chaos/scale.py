@@ -1,7 +1,7 @@
 """How long the chaos tests are: short in every run of the tests, long with `CALLGATE_CHAOS=long`, which is `make chaos`.
 
-The bars that are times hold for the long runs, on a machine that does nothing else; in short ones they are wide enough for
-a machine that does. A long run may be made in parts: `CALLGATE_CHAOS_SHARE=0.2` for a fifth of the faults and calls, and
+The bars that are times hold for the long runs alone, on a machine that does nothing else: a machine that does misses any. In
+short ones times are reported. A long run may be made in parts: `CALLGATE_CHAOS_SHARE=0.2` for a fifth of the faults and calls, and
 another `CALLGATE_CHAOS_SEED` for each.
 """
 
@@ -31,3 +31,9 @@ def report(what: str, **figures: Any) -> None:
     if path := os.environ.get("CALLGATE_CHAOS_FIGURES"):
         with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - one line, appended
             file.write(line + "\n")
+
+
+def held_to(most: float, what: str, seconds: float) -> None:
+    """Reports a time, and holds it to a bar in a long run."""
+    report(what, seconds=round(seconds, 3), bar=most)
+    assert not LONG or seconds <= most, f"{what}: {seconds:.3f} s"

@@ -10,6 +10,7 @@ import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ KILLS = counted(2, 50)
 RUNS = counted(10, 300)
 AT_ONCE = scaled(4, 12)
 DEAD_AFTER = scaled(1.0, 5.0)
-TOLD_WITHIN = DEAD_AFTER + 1
+TOLD_WITHIN = DEAD_AFTER + scaled(inf, 1.0)
 TURNS = 2
 
 

@@ -336,7 +336,7 @@ async def test_a_client_that_leaves_while_the_model_speaks_closes_the_upstream(
             await upstream.requests.wait(1)
             if stream:
                 await connection.until(b"one")
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(20):
             assert await upstream.requests[0].until_closed() == "client_disconnected"
 
 
@@ -347,7 +347,7 @@ async def test_a_client_that_leaves_while_a_tool_runs_stops_the_tool(upstream: U
         async with raw_connection(served.url) as connection:
             await connection.post("/v1/chat/completions", {"model": "m", "stream": stream, "messages": ASKING})
             await running.started.wait()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(20):
             await running.cancelled.wait()
         assert len(upstream.requests) == 1
 

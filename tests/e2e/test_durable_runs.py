@@ -23,6 +23,7 @@ from callgate.ledger.sqlite import FILE
 from callgate.stores.responses import ResponseStore, StoredResponse
 from callgate.stores.store import StoreError
 from tests.chaos import tools
+from tests.chaos.scale import held_to
 from tests.harness.clients import openai_client
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
@@ -180,7 +181,7 @@ async def test_a_run_whose_process_was_killed_is_resumed_by_the_other(pair: Pair
         await killed(one, first)
         began = time.monotonic()
         answers = [await ask(other.url, stream) for _ in range(2)]
-        assert time.monotonic() - began < TOLD_WITHIN
+        held_to(TOLD_WITHIN, "a run of a killed process is answered", time.monotonic() - began)
     assert [said(answer) for answer in answers] == ["Done.", "Done."]
     assert answers[0].body == answers[1].body
     assert pair.ran() == ["a"]
@@ -200,7 +201,7 @@ async def test_a_call_that_may_write_and_has_no_recorded_end_is_unknown_and_not_
         await killed(one, first)
         began = time.monotonic()
         await pair.upstream.requests.wait(2)
-        assert time.monotonic() - began < DEAD_AFTER + 2
+        held_to(DEAD_AFTER + 2, "a run of a killed process is taken over", time.monotonic() - began)
         assert said(await ask(other.url)) == "I see."
     [result] = [m["content"] for m in pair.upstream.requests[1].messages if m["role"] == "tool"]
     assert "may or may not have happened" in result

