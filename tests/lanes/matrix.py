@@ -44,6 +44,8 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "azure": ("azure/my-deployment", {"api_version": "2024-10-21"}),
     "anthropic": ("anthropic/claude-sonnet-4-5", {}),
     "messages": ("anthropic/claude-sonnet-4-5", {}),
+    "claude_on_vertex": ("vertex_ai/claude-sonnet-4-5", VERTEX),
+    "claude_on_azure": ("azure_ai/claude-sonnet-4-5", {}),
     "gemini": ("gemini/gemini-2.5-flash", {}),
     "vertex_ai": ("vertex_ai/gemini-2.5-flash", VERTEX),
     "bedrock": ("bedrock/anthropic.claude-3-5-sonnet-20240620-v1:0", AWS),
@@ -121,7 +123,7 @@ async def _executed(
     """The calls that would run, as text."""
     model, more = MODELS[provider]
     params = {"model": model, "api_base": f"{server.url}/{provider}/{at}", "api_key": KEY, **more}
-    if provider.removeprefix("tapped_") in {"bedrock", "vertex_ai"}:
+    if provider.removeprefix("tapped_") in {"bedrock", "vertex_ai", "claude_on_vertex"}:
         del params["api_key"]
     lane: Literal["litellm", "auto"] = "litellm" if provider.startswith(TAPPED) else "auto"
     entry = ModelConfig("m", params, tools=("*",), lane=lane, deadlines=QUICK)

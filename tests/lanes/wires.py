@@ -387,6 +387,8 @@ GOOGLES = Wire(_google_stream, _google_whole)
 WIRES: dict[str, Wire] = {
     "anthropic": ANTHROPIC,
     "messages": ANTHROPIC,
+    "claude_on_vertex": ANTHROPIC,
+    "claude_on_azure": ANTHROPIC,
     "responses": Wire(_responses_stream, _responses_whole),
     "gemini": GOOGLES,
     "vertex_ai": GOOGLES,

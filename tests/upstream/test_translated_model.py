@@ -468,7 +468,7 @@ async def test_a_setting_that_only_litellm_knows_keeps_a_model_with_litellm(upst
     [
         ({"model": "bedrock/invoke/anthropic.claude-x"}, "Converse"),
         ({"model": "openai/gpt-4o"}, "directly"),
-        ({"model": "vertex_ai/claude-sonnet-4-5"}, "Gemini"),
+        ({"model": "vertex_ai/mistral-large"}, "Gemini and Claude"),
         ({"model": "nlp_cloud/x"}, "none that is read"),
         ({"model": "anthropic/claude-x", "aws_region_name": "x"}, "aws_region_name"),
     ],

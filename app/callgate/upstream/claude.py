@@ -2,9 +2,10 @@
 calls are read here, as Anthropic sent them.
 """
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -58,32 +59,73 @@ REVERSE_NAMES = "_anthropic_tool_name_map"
 
 
 async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, translate_fields: Fields) -> Question:
-    from litellm.constants import RESPONSE_FORMAT_TOOL_NAME
     from litellm.llms.anthropic.common_utils import AnthropicModelInfo
 
     own, model, base, key, headers = _settled(litellm, settings)
-    drop = own.get("drop_params")
-    config = litellm.AnthropicConfig()
-    messages = config.translate_developer_role_to_system_role(messages=messages_of(litellm, settings, model, ask))
-    fields = translate_fields.of(litellm, model, ask)
-    json_mode, speed = bool(fields.pop("json_mode", False)), fields.get("speed")
-    given: dict[str, Any] = {"drop_params": drop, "api_base": base}
-    headers = config.validate_environment(
+    place = ClaudeAt(
+        config=litellm.AnthropicConfig(),
+        provider=PROVIDER,
+        model=model,
+        url=_address(AnthropicModelInfo.get_api_base(base)),
+        base=base,
+        key=key,
         headers=headers,
+        own=own,
+        fields={},
+    )
+    return await worded(litellm, settings, ask, translate_fields, place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaudeAt:
+    """Where a Claude is, and how it is reached."""
+
+    config: Any
+    """litellm's class for it."""
+    provider: str
+    model: str
+    url: str
+    base: str | None
+    key: str | None = field(repr=False)
+    headers: dict[str, Any] = field(repr=False)
+    own: Mapping[str, Any] = field(repr=False)
+    """The entry's settings."""
+    fields: Mapping[str, Any]
+    """What is added to the fields of a request."""
+    may_block: bool = False
+    """Whether litellm may sign in over the network."""
+
+
+async def worded(
+    litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, translate_fields: Fields, place: ClaudeAt
+) -> Question:
+    """Make the request for a Claude."""
+    from litellm.constants import RESPONSE_FORMAT_TOOL_NAME
+
+    own, model, config = place.own, place.model, place.config
+    messages = config.translate_developer_role_to_system_role(messages=messages_of(litellm, settings, model, ask))
+    fields = {**translate_fields.of(litellm, model, ask), **place.fields}
+    json_mode, speed = bool(fields.pop("json_mode", False)), fields.get("speed")
+    given: dict[str, Any] = {"drop_params": own.get("drop_params"), "api_base": place.base}
+    authorise = partial(
+        config.validate_environment,
+        headers=place.headers,
         model=model,
         messages=messages,
         optional_params=fields,
         litellm_params=given,
-        api_key=key,
-        api_base=base,
+        api_key=place.key,
+        api_base=place.base,
     )
+    headers = await asyncio.to_thread(authorise) if place.may_block else authorise()
+    fields.pop("is_vertex_request", None)
     prefix = config.get_prefix_prompt(messages)
     body = await config.async_transform_request(
         model=model, messages=messages, optional_params=fields, litellm_params=given, headers=headers
     )
     if ask.tools and field_of(body.get("tool_choice"), "name") == RESPONSE_FORMAT_TOOL_NAME:
         body["tool_choice"] = {"type": "any"}  # the format is requested as a call; others may precede it
-    headers, body = _with_known_betas(headers, body)
+    headers, body = _with_known_betas(headers, body, place.provider)
     body |= own.get("extra_body") or {}
     body["stream"] = ask.stream
     parser = parser_of(json_mode=json_mode, speed=speed, names=given.get(REVERSE_NAMES))
@@ -94,7 +136,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, t
     kinds = [field_of(tool, "type") for tool in tools] if isinstance(tools, list) else []
     may_pause = bool(body.get("mcp_servers")) or any(kind not in {None, "custom"} for kind in kinds)
     return Question(
-        url=_address(AnthropicModelInfo.get_api_base(base)),
+        url=place.url,
         headers=sent,
         body=encode(body),
         secrets=(*settings.secrets, *_secrets_in(sent)),
@@ -156,7 +198,7 @@ def _settled(
 
 
 def _secrets_in(headers: Mapping[str, str]) -> tuple[str, ...]:
-    secret = [value for name, value in headers.items() if name.lower() in {"x-api-key", "authorization"}]
+    secret = [value for name, value in headers.items() if name.lower() in {"x-api-key", "api-key", "authorization"}]
     return (*secret, *(value.removeprefix("Bearer ") for value in secret))
 
 
@@ -164,12 +206,14 @@ def continued(body: dict[str, Any], content: list[Any]) -> bytes:
     return encode({**body, "messages": [*body["messages"], {"role": "assistant", "content": content}]})
 
 
-def _with_known_betas(headers: dict[str, Any], body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _with_known_betas(
+    headers: dict[str, Any], body: dict[str, Any], provider: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
     # litellm would fetch the list of beta features from the network, on the event loop.
     os.environ.setdefault("LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", "True")
     from litellm.anthropic_beta_headers_manager import update_request_with_filtered_beta
 
-    headers, body = update_request_with_filtered_beta(headers=headers, request_data=body, provider=PROVIDER)
+    headers, body = update_request_with_filtered_beta(headers=headers, request_data=body, provider=provider)
     return headers, body
 
 

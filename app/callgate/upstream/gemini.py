@@ -73,7 +73,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, t
     is_vertex = provider != PROVIDER
     key = own.get("api_key") or (None if is_vertex else get_api_key_from_env())
     if is_vertex:
-        token, project = await _vertex_access(own, given)
+        token, project = await vertex_access(own, given)
         config = litellm.VertexGeminiConfig()
     else:
         if not key:
@@ -135,7 +135,7 @@ def parser_of(asked: Any) -> Any:
     return ModelResponseIterator(streaming_response=None, sync_stream=False, logging_obj=asked)
 
 
-async def _vertex_access(own: Mapping[str, Any], headers: Mapping[str, Any]) -> tuple[str | None, str | None]:
+async def vertex_access(own: Mapping[str, Any], headers: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return a token for Vertex AI, and the project. Google's library looks for both in files and on the network, so it runs
     in a thread; with an `Authorization` header in the entry it is not needed."""
     from litellm.llms.vertex_ai.vertex_llm_base import VertexBase

@@ -335,6 +335,8 @@ def why_not_translated(entry: ModelConfig) -> str | None:
     """Return the reason against the translated lane for this entry, or None."""
     params = opened(entry.litellm_params)
     provider, model = split_provider(params)
+    if is_claude_elsewhere(params):
+        return _only_litellm(params, provider or "")
     if provider in OPENAI_SHAPED or provider in OLLAMAS:
         return why_not_direct(entry) or "it is reached directly"
     if provider is None and "/" not in str(params.get("model", "")):
@@ -344,10 +346,18 @@ def why_not_translated(entry: ModelConfig) -> str | None:
     if provider == "bedrock" and _NOT_CONVERSE.match(model):
         return "only Bedrock's Converse API is read here"
     if provider.startswith("vertex_ai") and not re.match(r"(?:gemini/)?gemini-|.*gemini", model):
-        return "of Vertex AI only Gemini is read here"
+        return "of Vertex AI only Gemini and Claude are read here"
     if provider.startswith("cohere") and "v1/" in model:
         return "only Cohere's v2 API is read here"
     return _only_litellm(params, provider)
+
+
+def is_claude_elsewhere(params: Mapping[str, Any]) -> bool:
+    """True for Claude on Vertex AI or on Azure AI, which has Anthropic's wire."""
+    provider, model = split_provider(params)
+    return (provider == "vertex_ai" and model.startswith("claude")) or (
+        provider == "azure_ai" and "claude" in model.lower() and not model.startswith("agents/")
+    )
 
 
 def _only_litellm(params: Mapping[str, Any], provider: str) -> str | None:

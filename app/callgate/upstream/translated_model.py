@@ -22,7 +22,17 @@ from callgate.conversation.response_items import without_items
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import BOM
 from callgate.http.interface import Deadlines, Response, TransportError
-from callgate.upstream import bedrock, claude, cohere, errors, gemini, messages_lane, openai_shaped, resolve
+from callgate.upstream import (
+    bedrock,
+    claude,
+    claude_elsewhere,
+    cohere,
+    errors,
+    gemini,
+    messages_lane,
+    openai_shaped,
+    resolve,
+)
 from callgate.upstream.bounds import check_schemas, is_large
 from callgate.upstream.direct_model import ANSWER_BYTES, Body, HttpAnswer, host_in, opened
 from callgate.upstream.litellm_model import decoded, from_request, loaded
@@ -70,6 +80,8 @@ class TranslatedModel:
         self.answer_bytes = answer_bytes
         provider = resolve.provider_of(settings.arguments) or ""
         self._ask = QUESTIONS.get(provider, openai_shaped.question)
+        if resolve.is_claude_elsewhere(settings.arguments):
+            self._ask = claude_elsewhere.question
         self._fields = Fields(provider, settings)
         self._fetch = fetch
         self._takes_addresses = self._ask is openai_shaped.question
