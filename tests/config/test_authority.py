@@ -26,7 +26,7 @@ UNGUARDED = {
     "ApprovalLists": "always never",  # compared together, by the guard of the setting that holds them
     "Approvals": "timeout_seconds max_waiting webhook",
     "CommandTool": "kind name description argv stdin cwd env ok_codes limits",
-    "Config": "version server keys model_list ledger runs pools tools mcp_servers mcp_config approvals loop text_calls"
+    "Config": "version server keys model_list ledger runs pools tools mcp_servers mcp_config approvals loop"
     " limits upstream responses store record traces reload logging",
     "HttpTool": "kind name description method url headers body",
     "Key": "name hash old_hash events usage offer responses",
