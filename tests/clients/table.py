@@ -37,7 +37,7 @@ one answer, and none compacts its small conversation (`tests/clients/test_compac
 
 Clients that send their whole history back in shapes of their own are played by `tests/clients/test_histories.py`: the OpenAI Agents SDK
 with approvals (run, streamed with a session, interrupted and resumed), and Mastra on its default OpenAI model, with tools of both sides over
-two turns, where `python -m tests.harness.environment mastra` was run (140 MB).
+two turns, where `python -m tests.harness.environment mastra` was run (140 MB). Claude Code reads a PDF in `tests/clients/test_documents.py`.
 
 """
 LEGEND = "`yes`: all of it works. `part`: some of it, see the note. `-`: the client has no such thing, or does not let us give it."

@@ -34,7 +34,7 @@ def add_faces(app: FastAPI, manager: RuntimeManager, runs: DurableRuns) -> Mappi
         app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
     azure = FaceEndpoint(manager, AzureChatFace(manager), runs)
     app.router.routes.append(Route(AZURE_PATH, azure, methods=["POST"], name="create_chat_completion_azure"))
-    messages = FaceEndpoint(manager, MessagesFace(manager.responses), runs)
+    messages = FaceEndpoint(manager, MessagesFace(manager), runs)
     app.router.routes.append(Route(MESSAGES, messages, methods=["POST"], name="create_message"))
     counting = CountEndpoint(manager)
     app.router.routes.append(Route(f"{MESSAGES}/count_tokens", counting, methods=["POST"], name="count_tokens"))

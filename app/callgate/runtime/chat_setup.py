@@ -7,6 +7,7 @@ import msgspec
 
 from callgate.auth.keys import Caller, nobody_may_approve
 from callgate.config.schema import Config
+from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import Message, Toolbox
 from callgate.ledger.entry import Ledger, NoLedger
 from callgate.ledger.journal import LedgerJournal
@@ -19,7 +20,7 @@ from callgate.tools.registry import Registry
 from callgate.tools.toolbox import RequestToolbox, ToolSet, only_named
 from callgate.upstream import litellm_model
 from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.vision import sees_images
+from callgate.upstream.vision import reads_files, sees_images
 
 REMEMBERED = 1024
 """Models whose `sees_images` is cached; wildcards let clients choose names."""
@@ -80,6 +81,14 @@ class Toolboxes:
                 self._seeing.clear()
             sees = self._seeing[place] = all(map(sees_images, self._catalogue.entries(model)))
         return sees
+
+    def reads_files(self, model: str) -> bool:
+        """Return whether a model takes PDFs; False for one that does not exist."""
+        try:
+            entries = self._catalogue.entries(model)
+        except ChatError:
+            return False
+        return bool(entries) and all(map(reads_files, entries))
 
     def of_server(self, tools: ToolSet, caller: Caller, run_id: str) -> Toolbox:
         """Return a toolbox of server tools for calls that no model makes, with the same rules."""

@@ -12,7 +12,7 @@ from callgate.runtime.recorded_tools import asking_first, asking_for
 from callgate.tools.toolbox import ToolSet
 from callgate.upstream.params import SELECTORS
 from callgate.upstream.reasoning import Way, way_of
-from callgate.upstream.resolve import ModelConfig
+from callgate.upstream.resolve import ModelConfig, lane_of, provider_of
 from callgate.upstream.retry import RetryingModel
 
 ClientTools: TypeAlias = Literal["absent", "empty", "some"]
@@ -50,6 +50,11 @@ class Route:
     def thinking(self) -> Way:
         """How its model takes `thinking` parameters."""
         return way_of(self.entry)
+
+    @property
+    def speaks_messages(self) -> bool:
+        """True if its model has Anthropic's own API, so that a request in that format goes on as it came."""
+        return provider_of(self.entry.litellm_params) == "anthropic" and lane_of(self.entry) == "translated"
 
     def origin_of(self, tool: str) -> ToolOrigin | None:
         """Return where one of our tools is from, by its name for models; None for any other name."""

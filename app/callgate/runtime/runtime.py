@@ -183,6 +183,10 @@ class Runtime(RuntimeRecording):
         """Describe the deployments of a model: lane, calling mode, and cooldown."""
         return self._models.deployments(name, with_hosts=with_hosts)
 
+    def reads_files(self, model: str) -> bool:
+        """Return whether a model takes PDFs; False for one that does not exist."""
+        return self.toolboxes.reads_files(model)
+
     def check_model(self, name: str, caller: Caller) -> ModelConfig:
         """Return the entry of a model. Raises the same error whether it does not exist or the caller may not use it."""
         return self._entry(name, caller)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from callgate.conversation import raw_json
+from callgate.conversation.client_run_tools import is_client_run
 from callgate.conversation.events import (
     CallDelta,
     CallWritten,
@@ -250,9 +251,8 @@ def _tools_of(original: Original) -> list[msgspec.Raw]:
 
 def _hosted(original: Original) -> list[Any]:
     """The tools that the provider runs."""
-    return [
-        tool for tool in _tools_of(original) if raw_json.read(tool).get("type") not in (None, "custom", "mcp_toolset")
-    ]
+    kinds = ((tool, raw_json.read(tool).get("type")) for tool in _tools_of(original))
+    return [tool for tool, kind in kinds if kind not in (None, "custom", "mcp_toolset") and not is_client_run(kind)]
 
 
 def _tools(tools: Sequence[msgspec.Raw], own: Mapping[Any, msgspec.Raw]) -> Iterator[Any]:

@@ -40,6 +40,7 @@ class ModelConfig:
     lane: Lane = "auto"
     schema_dialect: Literal["auto", "full", "openai", "gemini", "anthropic", "llama_cpp"] = "auto"
     sees_images: bool | None = None
+    reads_files: bool | None = None
     """The config's setting; None where it has none."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     answer_bytes: int = ANSWER_BYTES

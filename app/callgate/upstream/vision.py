@@ -1,4 +1,4 @@
-"""Decides whether a model takes images: by the config, then litellm's list where that is loaded anyway, then the
+"""Decides whether a model takes images, and files: by the config, then litellm's list where that is loaded anyway, then the
 family.
 
 A wrong yes costs a refused request, a wrong no only an image that is mentioned in text; so the default is no.
@@ -32,8 +32,36 @@ def sees_images(entry: ModelConfig) -> bool:
     return by_family(model) if known is None else known
 
 
+def reads_files(entry: ModelConfig) -> bool:
+    """Return whether a model takes PDFs in a `file` part."""
+    if entry.reads_files is not None:
+        return entry.reads_files
+    model = str(entry.litellm_params.get("model", ""))
+    known = litellm_model.listed(model, "supports_pdf_input")
+    return files_by_family(model) if known is None else known
+
+
+_READERS = re.compile(
+    r"""^(?:
+      gpt-4o|gpt-4\.1|gpt-5|o1(?!-mini|-preview)|o3(?!-mini)|o4 | gemini-
+    | (?:[\w-]+\.)*claude-(?:3-[57]|[4-9]|opus-4|sonnet-4|haiku-4)
+    )""",
+    re.VERBOSE,
+)
+
+
+@lru_cache(maxsize=1024)
+def files_by_family(model: str) -> bool:
+    """The same for files."""
+    return _READERS.search(_last_name(model)) is not None
+
+
 @lru_cache(maxsize=1024)
 def by_family(model: str) -> bool:
     """Return what the name implies, without provider and organisation."""
+    return _FAMILIES.search(_last_name(model)) is not None
+
+
+def _last_name(model: str) -> str:
     last = model.lower().rstrip("/").rsplit("/", 1)[-1]
-    return _FAMILIES.search(re.sub(r"[\s_:@]+", "-", last)) is not None
+    return re.sub(r"[\s_:@]+", "-", last)

@@ -90,7 +90,7 @@ def test_content_without_a_chat_equivalent_is_refused_with_its_place() -> None:
     document = {"type": "document", "source": {"type": "file", "file_id": "f"}}
     history = history_of(("user", [{"type": "text", "text": "a"}, document]))
     place = "messages.0.content.1"
-    assert history.foreign == [(place, "document"), (f"{place}.document.source", "file")]
+    assert history.foreign == [(f"{place}.document.source", "file")]
 
 
 def test_a_call_without_its_result_is_no_history() -> None:

@@ -32,7 +32,13 @@ class CountEndpoint:
         check_body(context.headers, limits.body_bytes)
         body = await read_body(receive, limits.body_bytes, context.hold, counted=True)
         reading = partial(
-            read_messages_request, body, context.headers, limits.messages, limits.json_depth, counts_only=True
+            read_messages_request,
+            body,
+            context.headers,
+            limits.messages,
+            limits.json_depth,
+            counts_only=True,
+            reads_files=self._manager.current.reads_files,
         )
         read = reading() if len(body) <= LARGE_BODY else await asyncio.to_thread(reading)
         request = read.request

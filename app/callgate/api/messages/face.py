@@ -3,6 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
+
+import structlog
 
 from callgate.api.answers import BodyWriter, StreamWriter, Work
 from callgate.api.conversation import Conversation
@@ -19,7 +22,12 @@ from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ChatEnded, ChatEvent
 from callgate.conversation.ports import Emit
-from callgate.stores.responses import ResponseStore
+from callgate.runtime.manager import RuntimeManager
+
+log = structlog.get_logger("callgate.messages")
+
+LONGEST_KIND: Final = 40
+"""Characters of a type that a warning names."""
 
 
 class MessagesFace:
@@ -27,8 +35,9 @@ class MessagesFace:
 
     route = "messages"
 
-    def __init__(self, kept: ResponseStore) -> None:
-        self._threads = Threads(kept)
+    def __init__(self, manager: RuntimeManager) -> None:
+        self._manager = manager
+        self._threads = Threads(manager.responses)
 
     async def read(self, body: bytes, context: RequestContext, config: Config) -> "MessagesExchange":
         limits = config.limits
@@ -36,7 +45,13 @@ class MessagesFace:
         owner = owner_name(context.caller)
         earlier = await self._threads.earlier(owner, body, limits.body_bytes)
         reading = partial(
-            read_messages_request, body, context.headers, limits.messages, limits.json_depth, earlier=earlier
+            read_messages_request,
+            body,
+            context.headers,
+            limits.messages,
+            limits.json_depth,
+            earlier=earlier,
+            reads_files=self._manager.current.reads_files,
         )
         is_large = len(body) + earlier.size > LARGE_BODY
         read = reading() if not is_large else await asyncio.to_thread(reading)
@@ -53,6 +68,10 @@ class MessagesExchange:
         self.request: ChatRequest = read.request
 
     def work(self, conversation: Conversation) -> Work:
+        if (left_out := self._read.left_out) and not conversation.route.speaks_messages:
+            kinds = ", ".join(sorted({ascii(kind[:LONGEST_KIND]) for kind in left_out}))
+            log.warning("content_left_out", kinds=kinds, count=len(left_out))
+            conversation.warn(f"left out, because this model cannot read it: {kinds}")
         if self._read.thinks:
             self.request.normalized = with_thinking(self.request.normalized, conversation.thinking)
         return conversation.work if self._read.thread is None else partial(self._in_thread, conversation)

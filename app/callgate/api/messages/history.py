@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from callgate.api.messages.request_schema import IN_RESULTS, NEEDS, MessageBlock, MessagesMessage, blocks_in, wrong
+from callgate.conversation.errors import ChatError
 
 OUR_SIGNATURE: Final = "callgate.unsigned."
 """The prefix of our signatures, for thinking of models that do not sign it. Such thinking is not sent to a provider that
@@ -18,6 +19,9 @@ checks signatures."""
 OUR_CALL: Final = "mcptoolu_"
 """The prefix of our calls' ids where a client is shown them."""
 IMAGES: Final = "Images returned by the tools above:"
+FILES: Final = "Files returned by the tools above:"
+LEFT_OUT: Final = "left out: this model cannot read it"
+PDF: Final = "application/pdf"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -38,6 +42,10 @@ class History(msgspec.Struct):
     """Of each message: empty if it is from another field, None if its content was changed."""
     foreign: list[tuple[str, str]] = msgspec.field(default_factory=list)
     """Places and types of blocks that Chat Completions cannot express."""
+    left_out: list[str] = msgspec.field(default_factory=list)
+    """The types of blocks that were replaced by a line which says so."""
+    reads_files: bool = False
+    """Whether its model takes PDFs."""
     shown: set[str] = msgspec.field(default_factory=set)
     """The ids of our calls that the client was shown and sent back."""
 
@@ -66,8 +74,12 @@ def unsigned(thinking: str) -> str:
     return OUR_SIGNATURE + hashlib.sha256(thinking.encode(errors="replace")).hexdigest()[:32]
 
 
-def as_chat(system: str | Sequence[MessageBlock] | None, messages: Sequence[MessagesMessage]) -> History:
-    history = History()
+def as_chat(
+    system: str | Sequence[MessageBlock] | None, messages: Sequence[MessagesMessage], *, reads_files: bool = False
+) -> History:
+    """Return the messages for a model of chats. What such a model cannot read is replaced by a line that says so, because it
+    stays in the conversation: refused, it would end it."""
+    history = History(reads_files=reads_files)
     if system:
         text = system if isinstance(system, str) else "\n\n".join(block.text or "" for block in system)
         history.add({"role": "system", "content": text}, [])
@@ -131,9 +143,10 @@ def _user(history: History, blocks: Sequence[_Placed], open_calls: dict[str, str
     if open_calls.keys() - answered:
         raise _unanswered({id: where for id, where in open_calls.items() if id not in answered})
     others = [each for each in blocks if each.block.type != "tool_result"]
-    parts = [part for each in others if (part := _part(history, each.block, each.where)) is not None]
+    parts = [part for each in others for part in _parts(history, each.block, each.where)]
     if images:
-        history.add({"role": "user", "content": [{"type": "text", "text": IMAGES}, *images]}, [])
+        intro = FILES if any(part["type"] == "file" for part in images) else IMAGES
+        history.add({"role": "user", "content": [{"type": "text", "text": intro}, *images]}, [])
     if others:
         is_text = all(part["type"] == "text" for part in parts)
         content = "\n\n".join(part["text"] for part in parts) if is_text else parts
@@ -149,12 +162,11 @@ def _result(history: History, each: _Placed, images: list[dict[str, Any]]) -> st
     else:
         texts: list[str] = []
         for place, block in enumerate(content):
-            if block.type not in IN_RESULTS:
-                _part(history, block, f"{where}.{place}")
-            elif block.type == "text":
-                texts.append(block.text or "")
-            elif (part := _part(history, block, f"{where}.{place}")) is not None:
-                images.append(part)
+            for part in _parts(history, block, f"{where}.{place}"):
+                if part["type"] == "text":
+                    texts.append(part["text"] or "")
+                else:
+                    images.append(part)
         text = "\n".join(texts)
     return f"Error: {text}" if each.block.is_error and not text.lower().startswith("error") else text
 
@@ -164,37 +176,100 @@ class _Source(msgspec.Struct, gc=False):
     media_type: str | None = None
     data: str | None = None
     url: str | None = None
+    content: msgspec.Raw = msgspec.Raw()
 
 
 _source = msgspec.json.Decoder(_Source)
 
 
-def _part(history: History, block: MessageBlock, where: str) -> dict[str, Any] | None:
-    """Convert a block of the user's turn to a part of a chat message."""
-    if block.type == "text":
-        return {"type": "text", "text": block.text}
-    if block.type != "image":
-        history.foreign.append((where, block.type))
-        try:
-            source_type = _source.decode(block.source).type
-        except msgspec.DecodeError:
-            source_type = None
-        if source_type == "file":
-            history.foreign.append((f"{where}.{block.type}.source", "file"))
-        return None
+def _parts(history: History, block: MessageBlock, where: str) -> list[dict[str, Any]]:
+    """Convert a block of the user's turn, or of a result in it, to parts of a chat message."""
+    match block.type:
+        case "text":
+            return [_text(block.text or "")]
+        case "image":
+            return _image(history, block, where)
+        case "document":
+            return _document(history, block, where)
+        case "search_result":
+            return _search_result(history, block, where)
+        case _:
+            return [_left_out(history, block)]
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _left_out(history: History, block: MessageBlock) -> dict[str, Any]:
+    history.left_out.append(block.type)
+    name = f" {title[:200]!r}" if (title := _title(block)) else ""
+    return _text(f"[{block.type[:40]}{name} {LEFT_OUT}]")
+
+
+def _title(block: MessageBlock) -> str:
+    title = _decoded(block.title)
+    return title if isinstance(title, str) else ""
+
+
+def _decoded(raw: msgspec.Raw) -> Any:
+    return msgspec.json.decode(bytes(raw) or b"null")
+
+
+def _image(history: History, block: MessageBlock, where: str) -> list[dict[str, Any]]:
     try:
         source = _source.decode(block.source)
     except msgspec.ValidationError as error:
         raise wrong(f"{where}.image.source", str(error).partition(" - at ")[0]) from None
     if source.type == "url" and source.url:
-        return {"type": "image_url", "image_url": {"url": source.url}}
+        return [{"type": "image_url", "image_url": {"url": source.url}}]
     if source.type == "base64" and source.data and source.media_type:
-        return {"type": "image_url", "image_url": {"url": f"data:{source.media_type};base64,{source.data}"}}
+        return [{"type": "image_url", "image_url": {"url": f"data:{source.media_type};base64,{source.data}"}}]
     if source.type in ("url", "base64"):
         missing = "url" if source.type == "url" else "data" if source.media_type else "media_type"
         raise wrong(f"{where}.image.source.{source.type}.{missing}", "Field required")
-    history.foreign.append((f"{where}.image.source", source.type))
-    return None
+    if source.type == "file":
+        history.foreign.append((f"{where}.image.source", source.type))
+    return [_left_out(history, block)]
+
+
+def _document(history: History, block: MessageBlock, where: str) -> list[dict[str, Any]]:
+    try:
+        source = _source.decode(block.source)
+    except msgspec.DecodeError:
+        return [_left_out(history, block)]
+    title = _title(block)
+    match source.type:
+        case "text" if source.data is not None:
+            return [_text(f"{title}\n\n{source.data}" if title else source.data)]
+        case "content":
+            inner = [part for each in _blocks_of(source.content) for part in _parts(history, each, where)]
+            return [_text(title), *inner] if title else inner
+        case "base64" if source.data and source.media_type == PDF and history.reads_files:
+            name = title or "document.pdf"
+            name = name if name.lower().endswith(".pdf") else f"{name}.pdf"
+            return [{"type": "file", "file": {"filename": name, "file_data": f"data:{PDF};base64,{source.data}"}}]
+        case "file":
+            history.foreign.append((f"{where}.document.source", "file"))  # the operator's, at the provider
+    return [_left_out(history, block)]
+
+
+def _search_result(history: History, block: MessageBlock, where: str) -> list[dict[str, Any]]:
+    address = _decoded(block.source)
+    inner = [part for each in _blocks_of(block.content) for part in _parts(history, each, where)]
+    head = [text for text in (_title(block), address) if isinstance(text, str) and text]
+    return [_text("\n".join([*head, *(part["text"] for part in inner if part["type"] == "text")]))]
+
+
+def _blocks_of(content: msgspec.Raw) -> list[MessageBlock]:
+    """Return the blocks in a block, one level of them: what would nest further is left out."""
+    try:
+        found = blocks_in(content, "")
+    except ChatError:
+        return [MessageBlock("content")]
+    if isinstance(found, str):
+        return [MessageBlock("text", text=found)]
+    return [each if each.type in IN_RESULTS else MessageBlock(each.type, title=each.title) for each in found]
 
 
 # The assistant's turns -------------------------------------------------------------------------------------------------
@@ -214,6 +289,8 @@ class _AssistantMessage(msgspec.Struct):
         if not self.placed:
             return
         text = "".join(self.texts)
+        if not text and not self.calls and any(each.block.type not in NEEDS for each in self.placed):
+            text = f"[{LEFT_OUT}]"  # not empty, which providers refuse
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if self.calls else "")}
         if self.thoughts:
             message["reasoning_content"] = "".join(self.thoughts)
@@ -262,13 +339,21 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
                 if block.type == "mcp_tool_use":
                     history.is_altered = True
                     history.shown.add(id.removeprefix(OUR_CALL))
-            case other:
-                assert other not in NEEDS
-                history.foreign.append((each.where, other))
+            case _:
+                _of_anthropics(history, message, block)
     if ours:
         raise wrong(next(iter(ours.values())), "`mcp_tool_use` without its `mcp_tool_result`")
     message.add_to(history)
     return open_calls
+
+
+def _of_anthropics(history: History, message: _AssistantMessage, block: MessageBlock) -> None:
+    """Take what a summary of the conversation says; what Anthropic ran itself is left out."""
+    assert block.type not in NEEDS
+    if block.type == "compaction":
+        message.texts += [part.text or "" for part in _blocks_of(block.content)]
+    else:
+        history.left_out.append(block.type)
 
 
 def _think(history: History, message: _AssistantMessage, block: MessageBlock) -> None:

@@ -40,6 +40,7 @@ class MessageBlock(msgspec.Struct, gc=False):
     server_name: str | None = None
     tool_use_id: str | None = None
     content: msgspec.Raw = msgspec.Raw()
+    title: msgspec.Raw = msgspec.Raw()
     is_error: bool | None = None
     thinking: str | None = None
     signature: str | None = None
@@ -67,6 +68,8 @@ class MessagesTool(msgspec.Struct, gc=False):
     mcp_server_name: str | None = None
     default_config: _Enabled | None = None
     configs: dict[str, _Enabled | None] | None = None
+    display_width_px: int | None = None
+    display_height_px: int | None = None
 
     @property
     def is_clients(self) -> bool:

@@ -1,7 +1,7 @@
 """Reads the body of a Messages request into a `ChatRequest`."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -25,6 +25,7 @@ from callgate.api.operator_ids import may_have_ids
 from callgate.api.requests import DIALECTS, ChatRequest
 from callgate.api.strict_json import Fields, check_text, split
 from callgate.calls.selection import ToolSelection
+from callgate.conversation.client_run_tools import as_function, is_client_run
 
 MCP_BETA: Final = "mcp-client-"
 """The prefix of the beta feature of clients that take `mcp_tool_use` and `mcp_tool_result`."""
@@ -50,6 +51,8 @@ class MessagesRequest(msgspec.Struct):
     thinks: bool
     """Whether it has `thinking` parameters."""
     thread: Thread | None
+    left_out: Sequence[str]
+    """The types of content that a model of chats cannot read, which is left out for one."""
 
 
 def read_messages_request(
@@ -60,10 +63,11 @@ def read_messages_request(
     *,
     counts_only: bool = False,
     earlier: Earlier = NOTHING_EARLIER,
+    reads_files: Callable[[str], bool] = lambda model: False,
 ) -> MessagesRequest:
     """Read a request. Raises `ChatError` that names the wrong field.
 
-    `earlier`: the messages of the thread that it continues.
+    `earlier`: the messages of the thread that it continues. `reads_files`: whether a model takes PDFs.
     """
     fields = split(body, max_depth)
     check_text(body, max_depth)
@@ -77,7 +81,7 @@ def read_messages_request(
         outline = outline_of(_encode(fields), counts_only=counts_only)
     if len(outline.messages) > max_messages:
         raise wrong("messages", f"at most {max_messages} messages are accepted", code="array_above_max_length")
-    history = as_chat(outline.system, outline.messages)
+    history = as_chat(outline.system, outline.messages, reads_files=reads_files(outline.model))
     foreign = list(history.foreign)
     tools, narrowing = _tools(outline, foreign)
     wanted: str | tuple[ToolSelection, ...] | None = headers.get("x-callgate-tools")
@@ -122,6 +126,7 @@ def read_messages_request(
         shows_calls=events != "off" and any(beta.startswith(MCP_BETA) for beta in betas),
         thinks="thinking" in request.normalized or "reasoning_effort" in request.normalized,
         thread=outline.thread,
+        left_out=history.left_out,
     )
 
 
@@ -199,6 +204,9 @@ def _tools(
             if not tool.mcp_server_name:
                 raise wrong(f"tools.{place}.mcp_toolset.mcp_server_name", "Field required")
             toolsets[tool.mcp_server_name] = tool
+        elif tool.type is not None and is_client_run(tool.type):
+            function = as_function(tool.type, width=tool.display_width_px, height=tool.display_height_px)
+            tools.append({"type": "function", "function": function})
         else:
             foreign.append((f"tools.{place}", str(tool.type)))
     servers = outline.mcp_servers or ()

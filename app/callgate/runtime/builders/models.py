@@ -54,6 +54,7 @@ def model_entry(section: ModelSection, config: Config) -> ModelConfig:
         trust_litellm=section.trust_litellm,
         schema_dialect=section.schema_dialect,
         sees_images=_yes_or_no(section.model_info.get("supports_vision")),
+        reads_files=_yes_or_no(section.model_info.get("supports_pdf_input")),
         events=section.events,
         usage=section.usage,
         offer=section.offer,
