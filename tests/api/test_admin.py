@@ -63,7 +63,12 @@ async def test_an_operator_sees_every_key_with_what_it_has_spent_and_no_hash(
     )  # fmt: skip
     cost = usage["prompt_tokens"] * 0.001 + usage["completion_tokens"] * 0.002
     assert first["spent"] == {"day": pytest.approx(cost), "month": pytest.approx(cost)}
-    assert (second["name"], second["kept_in"], second["see"], second["spent"]) == ("gone", "store", "own", None)
+    assert (second["name"], second["kept_in"], second["see"], second["spent"]) == (
+        "gone",
+        "store",
+        "own",
+        {"day": 0.0, "month": 0.0},
+    )
     assert second["revoked_at"] is not None
     assert "sha256" not in answer.text
     assert boss not in answer.text

@@ -18,10 +18,11 @@ from structlog.testing import capture_logs
 from callgate import Context
 from callgate.application import create_app
 from callgate.auth.keys import mint_key
+from callgate.config.schema import Config
 from callgate.runtime import shared
 from tests.harness import toolshed
 from tests.harness.clients import http_client
-from tests.harness.configs import make_config
+from tests.harness.configs import config_dict, make_config
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
 
@@ -526,6 +527,26 @@ async def test_a_file_that_is_locked_at_the_end_keeps_nothing_else_from_being_cl
         finally:
             database.close()
     assert [each["log_level"] for each in log if each["event"] == "runs_not_recorded"] == ["error"]
+
+
+async def test_one_request_without_a_price_hides_no_cost(upstream: Upstream) -> None:
+    for model in ("m", "local"):
+        upstream.script(
+            model, [Reply(text="hi", usage={"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15})]
+        )
+    upstream.script("dead", [Reply(status=500)], repeat_last=True)
+    config = config_dict(upstream.url, models=["m", "local", "dead"], upstream={"retries": 0})
+    config["model_list"][0]["model_info"] = {"input_cost_per_token": 0.001, "output_cost_per_token": 0.002}
+    async with serve(create_app(Config.model_validate(config))) as url, http_client(url) as client:
+        for model in ("m", "local", "dead"):
+            await client.post("/v1/chat/completions", json={**QUESTION, "model": model})
+        rows = {by: (await client.get(f"/v1/usage?by={by}")).json()["data"] for by in ("key", "day", "model")}
+    for by in ("key", "day"):
+        [row] = rows[by]
+        assert (row["requests"], row["failed"]) == (3, 1)
+        assert (row["cost"], row["unpriced_requests"]) == (pytest.approx(0.02), 1)
+    by_model = {row["name"]: (row["cost"], row["unpriced_requests"]) for row in rows["model"]}
+    assert by_model == {"m": (pytest.approx(0.02), 0), "local": (0.0, 1), "dead": (0.0, 0)}
 
 
 async def test_a_wildcard_is_counted_under_its_own_name_and_a_run_has_the_clients(upstream: Upstream) -> None:

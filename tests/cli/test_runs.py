@@ -96,6 +96,7 @@ async def test_without_a_command_the_newest_are_listed_and_the_old_question_abou
 
 async def test_what_was_used_has_its_cost(recorded: tuple[Path, str]) -> None:
     file, _ = recorded
+    assert "$0.00000 + 1 request without a price" in run(app, ["usage", "-c", str(file)]).output
     priced = file.read_text().replace("model_name: m", "model_name: m\n  model_info: {input_cost_per_token: 0.5}")
     file.write_text(priced)
     by_model = json.loads(run(app, ["usage", "--by", "model", "--json", "-c", str(file)]).output)

@@ -198,18 +198,21 @@ async def test_a_model_says_which_of_its_deployments_are_left_alone_and_so_do_th
 
 @BOTH
 @pytest.mark.parametrize("passed", [False, True], ids=["with tools", "passed on"])
-async def test_tokens_are_those_of_the_model_that_answered(upstream: Upstream, stream: bool, passed: bool) -> None:
+async def test_the_row_of_a_model_has_the_tokens_of_its_fallback_at_their_price(
+    upstream: Upstream, stream: bool, passed: bool
+) -> None:
     upstream.script("m", [Reply(status=500)], repeat_last=True)
     upstream.script("good", [Reply(text="hi", usage=SPENT)])
     more = {"tool_choice": "none"} if passed else {}
     async with serving(upstream, upstream={"retries": 0}, entry=PRICED) as client:
         await client.post("/v1/chat/completions", json={**ASK, "stream": stream, **more})
-        by_model = (await client.get("/v1/usage", params={"by": "model"})).json()["data"]
+        [row] = (await client.get("/v1/usage", params={"by": "model"})).json()["data"]
+        metrics = (await client.get("/metrics")).text
 
-    assert [(each["name"], each["requests"], each["tokens_in"], each["tokens_out"]) for each in by_model] == [
-        ("good", 0, SPENT["prompt_tokens"], SPENT["completion_tokens"]),
-        ("m", 1, 0, 0),
-    ]
+    assert (row["name"], row["requests"], row["tokens_in"], row["tokens_out"]) == ("m", 1, 10, 5)
+    assert (row["cost"], row["unpriced_requests"]) == (pytest.approx(10 * 1e-6 + 5 * 2e-6), 0)
+    assert 'callgate_tokens_total{kind="prompt",model="good"} 10.0' in metrics, "there it is the one that answered"
+    assert 'callgate_tokens_total{kind="prompt",model="m"}' not in metrics
 
 
 PRICED = {"model_info": {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6}}

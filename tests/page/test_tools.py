@@ -182,6 +182,22 @@ async def test_models_say_how_they_are_reached_what_they_cost_and_whether_they_a
     assert "0 of 8 under way" in said
 
 
+async def test_the_share_of_tokens_is_a_share_of_all_of_them(upstream: Upstream, tabs: Tabs) -> None:
+    keys, auth = keyring(boss={"admin": True}, user={})
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    upstream.script("m", [Reply(text="hi", usage=usage)], repeat_last=True)
+    async with serving(upstream, tabs, **auth) as url, http_client(url) as client:
+        for name in ("boss", "user", "user"):
+            head = {"authorization": f"Bearer {keys[name]}"}
+            question = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+            await client.post("/v1/chat/completions", json=question, headers=head)
+        page = await tabs.open(f"{url}/#/usage", key=keys["boss"])
+        meters = page.get_by_role("table", name="Usage").get_by_role("meter")
+        await meters.first.wait_for()
+        shares = await meters.evaluate_all("meters => meters.map((meter) => meter.value / meter.max)")
+    assert shares == [pytest.approx(1 / 3), pytest.approx(2 / 3)]
+
+
 async def test_keys_and_what_they_used_are_listed_without_a_secret(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(boss={"admin": True, "approve": True}, user={"budget_per_day": 5.0, "models": ["m"]})
     upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2})]), Reply(text="3")])
@@ -201,4 +217,5 @@ async def test_keys_and_what_they_used_are_listed_without_a_secret(upstream: Ups
     assert used.split("\t")[:4] == ["user", "1", "0", "1"]
     assert "approve, admin" in boss
     assert "of $5.00" in user
+    assert "$0 (no budget)" in boss
     assert not any(entry["hash"] in shown for entry in auth["keys"])

@@ -748,6 +748,7 @@ async def test_a_run_that_cannot_be_written_takes_no_other_with_it(tmp_path, ans
 class Used:
     name, key = "gpt", "alice"
     requests, failed, calls, tokens_in, tokens_out = 2, 0, 0, 10, 0
+    nano, unpriced, unpriced_elsewhere, priced_in, priced_out = 5, 0, 1, 10, 0
 
 
 async def test_what_was_used_is_counted_whatever_is_recorded(tmp_path):

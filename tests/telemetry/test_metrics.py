@@ -2,7 +2,7 @@ import pytest
 
 from callgate.conversation.prices import MOST_TOKENS
 from callgate.telemetry import metrics as room
-from callgate.telemetry.metrics import Metrics
+from callgate.telemetry.metrics import Metrics, Spending
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_labels_beyond_the_bound_are_counted_as_other(metrics, monkeypatch):
 
 
 def test_tokens_are_counted_by_kind_and_nonsense_is_not(metrics):
-    metrics.model("demo").spent(
+    metrics.model("demo").reported(
         {
             "prompt_tokens": 10,
             "completion_tokens": 5,
@@ -68,11 +68,11 @@ def test_tokens_are_counted_by_kind_and_nonsense_is_not(metrics):
             "completion_tokens_details": None,
         },
     )
-    metrics.model("demo").spent(
+    metrics.model("demo").reported(
         {"prompt_tokens": None, "completion_tokens": "5", "prompt_tokens_details": {"cached_tokens": -1}}
     )
 
-    metrics.model("odd").spent({"prompt_tokens": 10**30, "completion_tokens": float("inf")})
+    metrics.model("odd").reported({"prompt_tokens": 10**30, "completion_tokens": float("inf")})
 
     counted = samples(metrics, "callgate_tokens_total")
     assert counted == {
@@ -105,7 +105,7 @@ def test_what_keys_use_is_shown_by_key_and_bounded():
     metrics = Metrics()
     for number in range(600):
         metrics.model("gpt", f"key{number}").requests = 1
-    metrics.model("other model", "key0").spent({"prompt_tokens": 3, "completion_tokens": 2})
+    metrics.model("other model", "key0").spent(Spending({"prompt_tokens": 3, "completion_tokens": 2}))
     metrics.model("gpt", "key0").failed_request()
 
     shown = metrics.exposition()[0].decode()

@@ -1,5 +1,8 @@
 """`/admin`: routes for the operator (reload, keys), and the permissions of a request's own key."""
 
+import asyncio
+import time
+
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -9,12 +12,17 @@ from callgate.api.json_body import read_json_body
 from callgate.api.requests import read_body
 from callgate.api.rights import caller_of, check_admin
 from callgate.auth.key_store import key_facts
+from callgate.auth.limits import day_of, month_of
 from callgate.config.problems import ConfigError
 from callgate.conversation.errors import ChatError
 from callgate.conversation.prices import NANO
+from callgate.recorder.recorder import Recorder
+from callgate.recorder.row import grouped
+from callgate.recorder.store import StoreUnusable
 from callgate.runtime.builders.access import key_entry
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.reload import ConfigWidens
+from callgate.runtime.runtime import Runtime
 
 BODY_BYTES = 4096
 
@@ -65,7 +73,7 @@ def admin_routes(manager: RuntimeManager) -> APIRouter:
 
     @router.get(
         "/admin/keys",
-        summary="Every key with its rights, its limits, and what it has spent of its budgets; no key and no hash",
+        summary="Every key with its rights, its limits, and what it has spent; no key and no hash",
         responses={403: {"description": "This key may not.", **error}},
     )
     async def keys(request: Request) -> Response:
@@ -74,10 +82,13 @@ def admin_routes(manager: RuntimeManager) -> APIRouter:
         listed = [key_facts(key_entry(key)) for key in runtime.config.keys]
         if shared.keys is not None:
             listed += [key_facts(stored.entry, stored) for stored in shared.keys.all()]
+        used = await asyncio.to_thread(_used, runtime, shared.recorder)
         for facts in listed:
-            has_budget = {"budget_per_day", "budget_per_month"} & facts["limits"].keys()
-            spent = await shared.limiter.spent(facts["name"]) if has_budget else None
-            facts["spent"] = None if spent is None else {"day": spent[0] / NANO, "month": spent[1] / NANO}
+            if {"budget_per_day", "budget_per_month"} & facts["limits"].keys():
+                spent = await shared.limiter.spent(facts["name"])
+                facts["spent"] = None if spent is None else {"day": spent[0] / NANO, "month": spent[1] / NANO}
+            else:
+                facts["spent"] = None if used is None else used.get(facts["name"], {"day": 0.0, "month": 0.0})
         return Response(
             encode({"object": "list", "data": listed}),
             media_type="application/json",
@@ -85,3 +96,20 @@ def admin_routes(manager: RuntimeManager) -> APIRouter:
         )
 
     return router
+
+
+def _used(runtime: Runtime, recorder: Recorder) -> dict[str, dict[str, float]] | None:
+    """Return what each key has used today and this month, in US dollars, as far as prices are known; None where it cannot be
+    read."""
+    now = time.time()
+    periods = {"day": day_of(now), "month": f"{month_of(now)}-01"}
+    try:
+        used = recorder.usage(periods["month"])
+    except StoreUnusable:
+        return None
+    prices = {model: runtime.prices.of(model) for model in {each.model for each in used}}
+    costs: dict[str, dict[str, float]] = {}
+    for period, since in periods.items():
+        for row in grouped((each for each in used if each.day >= since), "key", prices):
+            costs.setdefault(row["name"], {"day": 0.0, "month": 0.0})[period] = row["cost"]
+    return costs

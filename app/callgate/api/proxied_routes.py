@@ -85,7 +85,7 @@ class ProxyEndpoint:
                     used.failed_request()
                     self._record(runtime, context, asked.model, began, since, error)
                     raise
-                used.passed_on(asked.usage)
+                used.passed_on(asked.usage, runtime.prices.of(asked.model))
             except ClientDisconnected:
                 context.notes["ending"] = "client_left"
 

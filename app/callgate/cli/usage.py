@@ -48,8 +48,14 @@ def usage(
         return
     typer.echo(f"{by:<28} {'requests':>9} {'failed':>7} {'calls':>7} {'tokens in':>11} {'tokens out':>11} {'cost':>12}")
     for row in rows:
-        cost = "no price" if row["cost"] is None else f"${row['cost']:.5f}"
+        cost = f"${row['cost']:.5f}"
         typer.echo(
             f"{row['name']:<28} {row['requests']:>9} {row['failed']:>7} {row['calls']:>7}"
-            f" {row['tokens_in']:>11} {row['tokens_out']:>11} {cost:>12}"
+            f" {row['tokens_in']:>11} {row['tokens_out']:>11} {cost:>12}{_without_price(row['unpriced_requests'])}"
         )
+
+
+def _without_price(requests: int) -> str:
+    if not requests:
+        return ""
+    return f" + {requests} request{'' if requests == 1 else 's'} without a price"

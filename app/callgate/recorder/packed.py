@@ -295,7 +295,10 @@ def summed_up(row: RunRow, events: Iterable[Packed]) -> RunRow:
             row.deployment = event.deployment
             if event.usage is not None:
                 _add_tokens(row, event.usage)
-                nano = None if nano is None or event.price is None else nano + event.price.of_usage(event.usage)
+                if event.price is not None:
+                    nano = None if nano is None else nano + event.price.of_usage(event.usage)
+                elif counted(event.usage, "prompt_tokens") or counted(event.usage, "completion_tokens"):
+                    nano = None
                 row.cost = None if nano is None else nano / NANO
             if event.calls:
                 _add_calls(row, event.calls, tools)

@@ -26,7 +26,7 @@ from callgate.recorder.last_hour import LastHour
 from callgate.recorder.packed import PackedRun
 from callgate.recorder.packing import Happened, Mask, PriceOf, packed
 from callgate.recorder.recording import RecordPolicy, RunRecording, no_price
-from callgate.recorder.row import KeyUsage, Recording, RunEvent, RunRow
+from callgate.recorder.row import COUNTED, KeyUsage, Recording, RunEvent, RunRow
 from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, day_of, is_wanted, run_place
 
 log = structlog.get_logger("callgate.recorder")
@@ -62,6 +62,8 @@ FEED_BACKLOG: Final = 1000
 
 Found = TypeVar("Found")
 
+NOTHING_COUNTED: Final = (0,) * len(COUNTED)
+
 EndedRun: TypeAlias = PackedRun | RunRecording
 """A run that waits to be written. A `RunRecording` is packed by the thread."""
 
@@ -77,6 +79,11 @@ class CountedUsage(Protocol):
     calls: int
     tokens_in: int
     tokens_out: int
+    nano: int
+    unpriced: int
+    unpriced_elsewhere: int
+    priced_in: int
+    priced_out: int
 
 
 class Feed:
@@ -541,8 +548,8 @@ class Recorder:
         day = day_of(time.time())
         for counted in self._counted():
             place = counted.key, counted.name
-            now = (counted.requests, counted.failed, counted.calls, counted.tokens_in, counted.tokens_out)
-            before = self._added.get(place, (0, 0, 0, 0, 0))
+            now = tuple(getattr(counted, name) for name in COUNTED)
+            before = self._added.get(place, NOTHING_COUNTED)
             if now != before:
                 yield KeyUsage(day, *place, *(new - old for new, old in zip(now, before, strict=True)))
                 if forget:

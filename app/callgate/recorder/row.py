@@ -103,30 +103,46 @@ class KeyUsage(msgspec.Struct):
     calls: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
+    nano: int = 0
+    """The known cost, in billionths of a dollar."""
+    unpriced: int = 0
+    """The requests with tokens of this model, whose price was not known."""
+    unpriced_elsewhere: int = 0
+    """The requests with tokens of a fallback whose price was not known."""
+    priced_in: int = 0
+    """All of `tokens_in` but those of this model without a price. Older versions counted no costs, and so none of them."""
+    priced_out: int = 0
 
     def add(self, other: "KeyUsage") -> None:
-        for name in _ADDED:
+        for name in COUNTED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-_ADDED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
+_SHOWN: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
+COUNTED: Final = (*_SHOWN, "nano", "unpriced", "unpriced_elsewhere", "priced_in", "priced_out")
 
 
-def grouped(
-    used: Iterable[KeyUsage], by: str, prices: Mapping[str, Price | None] | None = None
-) -> list[dict[str, Any]]:
-    """Add up usage by key, model or day. With `prices` by model the rows have a cost: null if a price is unknown."""
+def grouped(used: Iterable[KeyUsage], by: str, prices: Mapping[str, Price | None]) -> list[dict[str, Any]]:
+    """Add up usage by key, model or day. `cost` is the known cost in US dollars, and `unpriced_requests` the number of
+    requests with tokens whose price is not known. `prices` are today's by model, for tokens that had none."""
     rows: dict[str, dict[str, Any]] = {}
+    nanos: dict[str, int] = {}
     for each in used:
-        row = rows.setdefault(
-            getattr(each, by), dict.fromkeys(_ADDED, 0) | ({"cost": 0.0} if prices is not None else {})
-        )
-        for name in _ADDED:
-            row[name] += getattr(each, name)
-        if prices is not None and row["cost"] is not None:
+        name = getattr(each, by)
+        row = rows.setdefault(name, dict.fromkeys((*_SHOWN, "unpriced_requests"), 0))
+        for field in _SHOWN:
+            row[field] += getattr(each, field)
+        nano, unpriced = each.nano, each.unpriced_elsewhere
+        tokens_in, tokens_out = each.tokens_in - each.priced_in, each.tokens_out - each.priced_out
+        if tokens_in or tokens_out:
             price = prices.get(each.model)
-            row["cost"] = None if price is None else row["cost"] + price.of(each.tokens_in, each.tokens_out) / NANO
-    return [{"name": name, **row} for name, row in sorted(rows.items())]
+            if price is None:
+                unpriced += each.unpriced or max(each.requests - each.failed, 1)
+            else:
+                nano += price.of(tokens_in, tokens_out)
+        row["unpriced_requests"] += unpriced
+        nanos[name] = nanos.get(name, 0) + nano
+    return [{"name": name, **row, "cost": nanos[name] / NANO} for name, row in sorted(rows.items())]
 
 
 class RunEvent(msgspec.Struct, omit_defaults=True, gc=False):

@@ -122,6 +122,17 @@ CREATE TABLE IF NOT EXISTS usage (
   tokens_out INTEGER NOT NULL,
   PRIMARY KEY (day, key, model)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS usage_costs (
+  day TEXT NOT NULL,
+  key TEXT NOT NULL,
+  model TEXT NOT NULL,
+  nano INTEGER NOT NULL,
+  unpriced INTEGER NOT NULL,
+  unpriced_elsewhere INTEGER NOT NULL,
+  priced_in INTEGER NOT NULL,
+  priced_out INTEGER NOT NULL,
+  PRIMARY KEY (day, key, model)
+) STRICT;
 INSERT OR IGNORE INTO totals VALUES ('bytes', 0);
 """
 
@@ -131,7 +142,17 @@ CREATE TEMPORARY TABLE chunk_kinds (key, model, state, until, chunk);
 """
 """Empty tables for reading a file of an earlier format."""
 
+_NO_COSTS: Final = """
+CREATE TEMPORARY TABLE usage_costs (day, key, model, nano, unpriced, unpriced_elsewhere, priced_in, priced_out);
+"""
+"""An empty table for reading a file of before costs were counted."""
 _COUNTED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
+_COSTS: Final = ("nano", "unpriced", "unpriced_elsewhere", "priced_in", "priced_out")
+_USAGE: Final = """
+SELECT u.*, coalesce(c.nano, 0), coalesce(c.unpriced, 0), coalesce(c.unpriced_elsewhere, 0),
+  coalesce(c.priced_in, 0), coalesce(c.priced_out, 0)
+FROM usage u LEFT JOIN usage_costs c USING (day, key, model) WHERE day >= ? ORDER BY day, key, model
+"""
 
 
 class RunFilter(msgspec.Struct, frozen=True):
@@ -172,6 +193,8 @@ class RunStore:
                     database.executescript(_TABLES)
                 elif version < VERSION:
                     database.executescript(_NO_CHUNKS)
+                if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'usage_costs'").fetchone():
+                    database.executescript(_NO_COSTS)
             else:
                 self.path.touch(mode=0o600)
                 database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
@@ -284,12 +307,18 @@ class RunStore:
 
     def count(self, used: Iterable[KeyUsage]) -> None:
         """Add usage. Several processes may add to the same rows."""
-        added = ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTED)
+        rows = list(used)
         with self._translate_errors(), self._transaction():
-            self._database.executemany(
-                f"INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET {added}",  # noqa: S608
-                [msgspec.structs.astuple(each) for each in used],
-            )
+            self._add_usage("usage", _COUNTED, rows)
+            self._add_usage("usage_costs", _COSTS, rows)
+
+    def _add_usage(self, table: str, columns: Sequence[str], rows: Sequence[KeyUsage]) -> None:
+        places = ", ".join("?" * (3 + len(columns)))
+        added = ", ".join(f"{name} = {name} + excluded.{name}" for name in columns)
+        self._database.executemany(
+            f"INSERT INTO {table} VALUES ({places}) ON CONFLICT DO UPDATE SET {added}",  # noqa: S608 - our own names
+            [(row.day, row.key, row.model, *(getattr(row, name) for name in columns)) for row in rows],
+        )
 
     def delete(self, id: str) -> bool:
         with self._translate_errors(), self._transaction():
@@ -341,7 +370,9 @@ class RunStore:
                 removed += oldest
             if wire_older_than is not None:
                 self._remove_wire(wire_older_than)
-            self._database.execute("DELETE FROM usage WHERE day < ?", (day_of(time.time() - USAGE_DAYS * 86_400),))
+            forgotten = (day_of(time.time() - USAGE_DAYS * 86_400),)
+            self._database.execute("DELETE FROM usage WHERE day < ?", forgotten)
+            self._database.execute("DELETE FROM usage_costs WHERE day < ?", forgotten)
             while self.bytes > most_bytes and (slice_ := self._oldest_with_content()):
                 with self._transaction():
                     for seq in slice_:
@@ -500,7 +531,7 @@ class RunStore:
     def usage(self, since: str) -> list[KeyUsage]:
         """Return the usage from a day on."""
         with self._time_limit():
-            found = self._database.execute("SELECT * FROM usage WHERE day >= ? ORDER BY day, key, model", (since,))
+            found = self._database.execute(_USAGE, (since,))
             return [KeyUsage(*row) for row in found]
 
     # -- both

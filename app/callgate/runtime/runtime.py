@@ -313,7 +313,12 @@ class Runtime(RuntimeRecording):
         return (
             self.log_listener(run_id),
             # The tools at the time when the route was chosen.
-            MetricsListener(self.metrics, self.metrics.model(model_name, caller.name), self.offered.names),
+            MetricsListener(
+                self.metrics,
+                self.metrics.model(model_name, caller.name),
+                self.offered.names,
+                self.prices.of_responder,
+            ),
         )
 
     def log_listener(self, run_id: str) -> Listener:

@@ -1,7 +1,7 @@
 """Listeners of a chat that write its events to the log and the metrics, one pair for each chat."""
 
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
@@ -19,12 +19,14 @@ from callgate.conversation.events import (
     CallStarted,
     ChatEnded,
     ChatFailed,
+    Responder,
     TurnAccount,
     TurnEnded,
 )
 from callgate.conversation.listeners import Handlers, Listener, handles
+from callgate.conversation.prices import Price
 from callgate.telemetry.logs import Log
-from callgate.telemetry.metrics import OTHER, Metrics, OfModel
+from callgate.telemetry.metrics import OTHER, Metrics, OfModel, Spending
 
 CLIENTS: Final = "client"
 """The label of all client tools, whose names clients choose."""
@@ -123,15 +125,20 @@ class LogListener(Listener, msgspec.Struct, eq=False):
         )
 
 
+def no_price(by: Responder) -> Price | None:
+    """Return no price for any deployment."""
+    return None
+
+
 class MetricsListener(Listener, msgspec.Struct, eq=False):
     """Counts events in metrics, by the configured name of the model, and the names of our own tools."""
 
     _metrics: Metrics
     _of_model: OfModel
     _tools: Container[str] = ()
+    _price: Callable[[Responder], Price | None] = no_price
+    """Returns the price of a deployment, if it is known."""
     _answers: list[TurnAccount] = []
-    _others_answered: bool = False
-    """Another model than the requested one has answered, and its tokens are counted separately."""
 
     handlers: ClassVar[Handlers] = {}
 
@@ -161,13 +168,13 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
     @handles(handlers, ChatEnded)
     def _chat_ended(self, event: ChatEnded) -> None:
         self._of_model.ended(str(event.ending.kind), event.ending.finish_reason)
-        if event.usage:
-            if not self._others_answered:
-                self._of_model.spent(event.usage)
-            elif any(answer.usage for answer in self._answers):
-                self._spend_by_turn()
-            else:
-                self._answering(self._answers[-1]).spent(event.usage)
+        if not event.usage:
+            return
+        by = self._answers[-1].by if self._answers else NO_RESPONDER
+        if len(self._answers) > 1 and any(answer.by != by for answer in self._answers):
+            self._spend_by_turn()
+        else:
+            self._of_model.spent(self._spending(event.usage, by))
 
     @handles(handlers, ChatFailed)
     def _chat_failed(self, event: ChatFailed) -> None:
@@ -175,14 +182,14 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
         self._metrics.chats.of(self._model, "cancelled" if event.reason == CANCELLED else "failed", "").inc()
 
     def _spend_by_turn(self) -> None:
-        for answer in self._answers:
-            if answer.usage:
-                self._answering(answer).spent(answer.usage)
+        answers = (answer for answer in self._answers if answer.usage)
+        self._of_model.spent(*(self._spending(answer.usage or {}, answer.by) for answer in answers))
 
-    def _answering(self, answer: TurnAccount) -> OfModel:
-        """Return the counters of the model that answered a turn, because a fallback has its own price."""
-        model = answer.by.counted_model or self._model
-        return self._of_model if model == self._model else self._metrics.model(model, self._of_model.key)
+    def _spending(self, usage: Mapping[str, Any], by: Responder) -> Spending:
+        answering = None
+        if by.counted_model not in ("", self._model):
+            answering = self._metrics.model(by.counted_model, self._of_model.key)
+        return Spending(usage, self._price(by), answering)
 
     @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
@@ -191,8 +198,6 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
         self._answers.append(answer)
         if (by := answer.by) is not NO_RESPONDER:
             self._of_model.answered_by(by)
-            if by.counted_model != self._of_model.name and by.counted_model:
-                self._others_answered = True
         if not (answer.findings or answer.broken or answer.prompted):
             return
         if (words := answer.prompted) is not None:

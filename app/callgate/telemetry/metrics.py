@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+import msgspec
 from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from callgate.conversation.events import Responder
-from callgate.conversation.prices import MOST_TOKENS
+from callgate.conversation.prices import MOST_TOKENS, Price
 from callgate.telemetry.logs import TROUBLE
 
 OTHER: Final = "other"
@@ -326,6 +327,15 @@ class _Collected(CollectorRegistry):
         return self._families
 
 
+class Spending(msgspec.Struct, frozen=True, gc=False):
+    """The tokens of one or more turns, and their price."""
+
+    usage: Mapping[str, Any]
+    price: Price | None = None
+    answering: "OfModel | None" = None
+    """The counters of another model that answered instead, whose tokens they are in the metrics."""
+
+
 class OfModel:
     """The metrics of one model's chats, with cached parts."""
 
@@ -340,14 +350,27 @@ class OfModel:
         "failed",
         "key",
         "name",
+        "nano",
+        "priced_in",
+        "priced_out",
         "requests",
         "tokens_in",
         "tokens_out",
+        "unpriced",
+        "unpriced_elsewhere",
     )
 
     def __init__(self, metrics: Metrics, name: str, key: str) -> None:
         self._metrics, self.name, self.key = metrics, name, key
         self.requests = self.failed = self.calls = self.tokens_in = self.tokens_out = 0
+        self.nano = 0
+        """The known cost, in billionths of a dollar."""
+        self.unpriced = 0
+        """The requests with tokens of this model, whose price is not known."""
+        self.unpriced_elsewhere = 0
+        """The requests with tokens of a fallback whose price is not known."""
+        self.priced_in = self.priced_out = 0
+        """All tokens but those of this model without a price."""
         self._turn: tuple[Count, Times] | None = None
         self._by: Responder | None = None
         self._answers: Count | None = None
@@ -381,20 +404,41 @@ class OfModel:
         self.requests += 1
         self.failed += 1
 
-    def passed_on(self, usage: Mapping[str, Any] | None) -> None:
+    def passed_on(self, usage: Mapping[str, Any] | None, price: Price | None) -> None:
         """Count a proxied request."""
         self.requests += 1
         if usage:
-            self.spent(usage)
+            self.spent(Spending(usage, price))
 
-    def spent(self, usage: Mapping[str, Any]) -> None:
-        """Count the tokens of a chat, as providers report them."""
-        self.tokens_in += self._add("prompt", usage.get("prompt_tokens"))
-        self.tokens_out += self._add("completion", usage.get("completion_tokens"))
+    def spent(self, *spendings: "Spending") -> None:
+        """Count the tokens of one chat, as providers report them, and their cost where it is known."""
+        here = elsewhere = False
+        for spending in spendings:
+            answering, price = spending.answering, spending.price
+            tokens_in, tokens_out = (answering or self).reported(spending.usage)
+            self.tokens_in += tokens_in
+            self.tokens_out += tokens_out
+            if price is not None:
+                self.nano += price.of_usage(spending.usage)
+            elif answering is not None:
+                elsewhere = elsewhere or bool(tokens_in or tokens_out)
+            else:
+                here = here or bool(tokens_in or tokens_out)
+                continue
+            self.priced_in += tokens_in
+            self.priced_out += tokens_out
+        self.unpriced += here
+        self.unpriced_elsewhere += elsewhere and not here
+
+    def reported(self, usage: Mapping[str, Any]) -> tuple[int, int]:
+        """Count tokens in the metrics, and return those of the question and of the answer."""
+        prompt = self._add("prompt", usage.get("prompt_tokens"))
+        completion = self._add("completion", usage.get("completion_tokens"))
         if (details := usage.get("prompt_tokens_details")) and isinstance(details, Mapping):
             self._add("cached", details.get("cached_tokens"))
         if (details := usage.get("completion_tokens_details")) and isinstance(details, Mapping):
             self._add("reasoning", details.get("reasoning_tokens"))
+        return prompt, completion
 
     def _add(self, kind: str, tokens: Any) -> int:
         if type(tokens) is not int:

@@ -30,6 +30,9 @@ export function money(dollars) {
   return dollars < 0.01 ? `$${dollars.toFixed(5)}` : `$${dollars.toFixed(2)}`;
 }
 
+/** @param {number} known @param {number} unpriced */
+export const cost = (known, unpriced) => `${money(known)}${unpriced ? ` + ${many(unpriced, "request")} without a price` : ""}`;
+
 /** @param {number} count @param {string} word */
 export const many = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 

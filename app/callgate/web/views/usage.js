@@ -57,7 +57,7 @@ function draw() {
   };
   const choose = (/** @type {string} */ name, /** @type {string[]} */ values, /** @type {string} */ usual) =>
     html`<select name=${name} @change=${change}>${values.map((each) => html`<option ?selected=${each === (query.get(name) ?? usual)}>${each}</option>`)}</select>`;
-  const most = Math.max(1, ...(usage?.data ?? []).map((row) => row.tokens_in + row.tokens_out));
+  const all = (usage?.data ?? []).reduce((sum, row) => sum + row.tokens_in + row.tokens_out, 0) || 1;
   render(
     html`<form class="filters" aria-label="Period"><label>Days ${choose("days", ["1", "7", "30"], "7")}</label><label>By ${choose("by", ["key", "model", "day"], "key")}</label></form>
       ${table(
@@ -66,8 +66,8 @@ function draw() {
         (usage?.data ?? []).map(
           (row) => html`<tr><td>${row.name}</td>
             ${["requests", "failed", "calls", "tokens_in", "tokens_out"].map((name) => html`<td class="number">${format.count(row[name])}</td>`)}
-            <td class="number">${format.money(row.cost)}</td>
-            <td><meter min="0" max=${most} value=${row.tokens_in + row.tokens_out} aria-label="share of tokens of ${row.name}"></meter></td></tr>`,
+            <td class="number">${format.cost(row.cost, row.unpriced_requests)}</td>
+            <td><meter min="0" max=${all} value=${row.tokens_in + row.tokens_out} aria-label="share of tokens of ${row.name}"></meter></td></tr>`,
         ),
       )}
       ${usage?.data.length ? nothing : html`<p class="empty" role="status">${refused || (usage ? "Nothing was used in this time." : "Loading …")}</p>`}
@@ -91,4 +91,4 @@ function keyLine(key) {
 }
 
 /** @param {number | undefined} spent @param {number | undefined} budget */
-const limit = (spent, budget) => (budget === undefined ? "no budget" : `${format.money(spent ?? 0)} of ${format.money(budget)}`);
+const limit = (spent, budget) => `${format.money(spent ?? 0)} ${budget === undefined ? "(no budget)" : `of ${format.money(budget)}`}`;
