@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.harness.clients import http_client
 from tests.harness.command import run_command
 from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.server import serve
+from tests.harness.tls import self_signed
 from tests.scripted_upstream import Reply, Upstream
 from tests.tools.kinds import RAW_MCP
 
@@ -193,3 +195,40 @@ async def test_a_model_is_looked_at_through_the_proxy_that_serving_uses(
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     code, out = await callgate("doctor", config=config, folder=tmp_path)
     assert (code, "proxy" in out) == (0, False), out
+
+
+async def todo_of(folder: Path, config: dict[str, Any]) -> tuple[str, str]:
+    """What doctor says of the model, and what to do."""
+    _, output = await callgate("doctor", "--json", config=config, folder=folder)
+    check = next(each for each in json.loads(output)["checks"] if each["what"].startswith("model "))
+    return check["detail"], check["todo"]
+
+
+async def test_a_certificate_that_nobody_knows_is_named_in_ca_file(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(self_signed(tmp_path))
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    async with server:
+        detail, todo = await todo_of(tmp_path, config_dict(url, server={"port": free_port()}))
+    assert "certificate" in detail.lower()
+    assert "upstream.ca_file" in todo
+
+
+async def test_an_address_with_https_where_plain_http_is_spoken_gets_the_hint(tmp_path: Path) -> None:
+    def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    async with server:
+        _, todo = await todo_of(tmp_path, config_dict(url, server={"port": free_port()}))
+    assert "begins with `http://`" in todo
+
+
+async def test_a_server_of_tools_that_is_down_is_named_with_port_and_reason(upstream: Upstream, tmp_path: Path) -> None:
+    port = free_port()
+    config = config_dict(upstream.url, mcp_servers={"files": {"url": f"http://127.0.0.1:{port}/mcp"}})
+    _, output = await callgate("doctor", config=config | {"server": {"port": free_port()}}, folder=tmp_path)
+    assert f"source files: 127.0.0.1:{port} cannot be reached: Connection refused" in output

@@ -54,18 +54,56 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (MODEL + "tools: [{kind: command, name: l, description: d, command: ls -l}]\n", "5:50: tools.0.command: unknown key `command`; what it means elsewhere is `argv` here"),
         (MODEL.replace("openai/", "opnai/"), "config.yaml:3:27: model_list.0.litellm_params.model: no provider is called 'opnai'"),
         (MODEL + "tools: [{name: x}]\n", "tools.0: needs a `kind`: `python`, `http`, `openapi` or `command`"),
+        (MODEL.replace("['*']", "[{kind: python, module: plain}]"), "config.yaml:4:11: model_list.0.tools.0: should be the name of a tool; tools themselves are defined under `tools`"),
+        ("model_list:\n- model_name: gpt\n  litellm_params:\n  model: openai/gpt-5\n", "unknown key `model`; it belongs under `litellm_params`: indent it below that line"),
+        ("model_list:\n- model_name: gpt\n  model: openai/gpt-5\n", "unknown key `model`; it belongs under `litellm_params`"),
+        (MODEL.replace(", api_key: sk-1", ""), "warning: config.yaml:3:19: model_list.0.litellm_params: has no `api_key`, and OPENAI_API_KEY is not set, so that openai will refuse `gpt`: `export OPENAI_API_KEY=...` first"),
+        (MODEL.replace("openai/gpt-5, api_key: sk-1", "anthropic/claude-sonnet-4-5"), "and ANTHROPIC_API_KEY is not set"),
+        (MODEL.replace("openai/gpt-5, api_key: sk-1", "gpt-5"), "and OPENAI_API_KEY is not set"),
+        (MODEL + "tools: [{kind: python, module: bare}]\n", "warning: config.yaml:5:9: tools.0: the model is told too little of lookup: no description (write a docstring) and no type for `query` (write type hints)"),
+        (MODEL + "tools: [{kind: python, module: odd}]\n", "the parameter `db` of lookup has a type that no JSON can be turned into, odd.Connection: use str"),
+        (MODEL + "tools: [{kind: http, name: w, url: 'http://x/', description: d, parameters: {type: object, properties: {a: {type: strng}}}}]\n", "'strng' is no type of JSON Schema, which are string, number, integer, boolean, object, array, null; did you mean 'string'? (at /properties/a/type)"),
+        (MODEL + "tools: [{kind: python, module: plian}]\n", "there is no module plian; is it plain?"),
+        (MODEL + "tools: [{kind: python, module: ./plain.py}]\n", "should be like `package.module`: write `plain`, without `./` and `.py`"),
+        (MODEL + "tools: [{kind: openapi, name: s, document: ./shpo.yaml}]\n", "cannot be read: No such file or directory; did you mean `shop.yaml`?"),
+        (MODEL + "tools: [{kind: openapi, name: s, document: ./shop.yaml, include: [ordres]}]\n", "is called 'ordres'; is it 'orders'?"),
+        (MODEL + "tools: [{kind: python, module: plain, timeout: 30s}]\n", "should be a number of seconds: write `30`"),
+        (MODEL + "tools: [{kind: python, module: plain, timeout: 2 min}]\n", "should be a number of seconds: write `120`"),
+        (MODEL + "tools: [{kind: command, name: l, description: d, argv: ls}]\n", "should be a list, such as `[git, log"),
+        (MODEL.replace("['*']", "all"), 'model_list.0.tools: should be a list, such as `["*"]`'),
+        (MODEL + "tools: my_tools\n", "tools: should be a list: write each tool below it, beginning with `- kind: ...`"),
+        (MODEL + "general_settings: {master_key: sk-1}\n", "`master_key` is one of `keys` here (`callgate keys create NAME --admin`)"),
+        (MODEL + "litellm_settings: {num_retries: 3}\n", "`num_retries` is `upstream.retries` here"),
+        ('{"mcpServers": {"a": {"command": "cat"}}}', "a file of MCP servers alone is no config: name it with `mcp_config`"),
         (MODEL + "keys: [{name: me, hash: sk-mine}]\n", "the key itself does not belong here"),
         (MODEL + "server: {host: 0.0.0.0}\nauth: off\nrequire_approval: always\n", "warning: config.yaml:6:7: auth: nobody may approve calls, because everybody is let in from everywhere"),
         (MODEL + "keys: [{name: me, hash: 'sha256:" + "0" * 64 + "'}]\nrequire_approval: always\n", "warning: config.yaml:5:7: keys: none has `approve: on`"),
         (MODEL + "server: {host: 0.0.0.0}\n", "`callgate keys create NAME` makes one"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_the_file_is_clear_in_one_reading(text: str, said: str, folder: Path) -> None:
+def test_a_mistake_in_the_file_is_clear_in_one_reading(
+    text: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "config.yaml").write_text(text)
     (folder / "mcp.json").write_text('{"mcpServers": {"a": {"url": "x" "b": 1}}}')
     (folder / "bad.py").write_text("\ndef f(:\n")
     (folder / "plain.py").write_text("def lookup(word: str) -> str:\n    return word\n")
     (folder / "wants.py").write_text("import no_such_package\n")
+    (folder / "bare.py").write_text("from callgate import tool\n\n@tool\ndef lookup(query):\n    return query\n")
+    odd = "from callgate import tool\nclass Connection: pass\n\n@tool\ndef lookup(word: str, db: Connection) -> str:\n    'd'\n"
+    (folder / "odd.py").write_text(odd)
+    api = "openapi: 3.1.0\nservers: [{url: 'http://x'}]\npaths: {/orders: {get: {operationId: orders}}}\n"
+    (folder / "shop.yaml").write_text(api)
+    for variable in (
+        "OPENAI_API_KEY",
+        "OPENAI_BASE_URL",
+        "OPENAI_API_BASE",
+        "ANTHROPIC_API_KEY",
+        "ANTHROPIC_AUTH_TOKEN",
+    ):
+        monkeypatch.delenv(variable, raising=False)
+    for module in ("bare", "odd", "plain", "bad", "wants"):
+        sys.modules.pop(module, None)
     result = CliRunner().invoke(app, ["check"])
     assert said in result.output, result.output
     assert "Traceback" not in result.output
@@ -80,7 +118,15 @@ def test_a_mistake_in_the_file_is_clear_in_one_reading(text: str, said: str, fol
             "nope.yaml: cannot be read: No such file or directory; `callgate init` writes one",
         ),
         (["serve", "--model", "gpt-5", "--config", "x.yaml"], "leave out one or the other"),
-        (["tools", "call", "clokc"], '"did_you_mean":["clock"]'),
+        (["tools", "call", "clokc"], "got clokc\n  did you mean clock?"),
+        (["tools", "call", "calculator", '{"expresion": "1"}'], "did you mean expression?"),
+        (["chat", "-m", "demo", "--url", "http://127.0.0.1:1"], "no server runs there: `callgate serve` starts one"),
+        (["approvals", "list", "--url", "http://127.0.0.1:1"], "no server runs there: `callgate serve` starts one"),
+        (["reload", "--url", "http://127.0.0.1:1"], "no server runs there: `callgate serve` starts one"),
+        (["health", "--url", "http://127.0.0.1:1"], "no server runs there: `callgate serve` starts one"),
+        (["--config", "x.yaml", "check"], "it stands behind the command: callgate check --config FILE"),
+        (["models", "list"], "`callgate models` alone lists them"),
+        (["version"], "No command is called 'version': callgate --version"),
         (["runs", "list"], "the config has no `data_dir`"),
         (["health", "--url", "http://127.0.0.1:1"], "Connection refused"),
     ],
@@ -89,6 +135,28 @@ def test_a_mistake_on_the_command_line_is_clear_in_one_reading(command: list[str
     result = CliRunner().invoke(app, command)
     assert result.exit_code != 0
     assert said in result.output, result.output
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "{model: openai/gpt-5, api_key: sk-1}",
+        "{model: openai/gpt-5, api_base: 'http://127.0.0.1:1/v1'}",
+        "{model: ollama_chat/qwen3}",
+        "{model: demo/demo}",
+    ],
+)
+def test_a_model_that_has_a_key_or_needs_none_is_no_warning(entry: str, folder: Path) -> None:
+    (folder / "config.yaml").write_text(f"model_list:\n- model_name: m\n  litellm_params: {entry}\n")
+    result = CliRunner().invoke(app, ["check", "--config", "config.yaml"])
+    assert result.exit_code == 0, result.output
+    assert "warning" not in result.output
+
+
+def test_a_key_in_the_environment_is_no_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "config.yaml").write_text(MODEL.replace(", api_key: sk-1", ""))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    assert "warning" not in CliRunner().invoke(app, ["check", "--config", "config.yaml"]).output
 
 
 def test_a_text_that_looks_like_a_variable_can_still_be_written(folder: Path) -> None:

@@ -17,7 +17,7 @@ OUTCOMES = {
     """callgate tools call lookup '{"word": "oauth"}'""": (0, "an open standard (oauth)"),
     "callgate tools list": (0, "wait_politely"),
     """callgate tools call chart '{"city": "Oslo"}'""": (0, "The chart of Oslo."),
-    """callgate tools call lookup '{"wrod": "oauth"}'""": (3, "did_you_mean"),
+    """callgate tools call lookup '{"wrod": "oauth"}'""": (3, "did you mean word?"),
 }
 pytestmark = pytest.mark.slow
 

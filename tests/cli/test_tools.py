@@ -69,7 +69,7 @@ def test_people_get_a_table(tmp_path):
         (["get_weather", '{"city": "Atlantis"}'], 1, "No weather station"),
         (["add", '{"a": 40, "b"'], 3, "truncated"),
         (["add", '{"a": 40}'], 3, "schema_mismatch"),
-        (["ad", "{}"], 3, "did_you_mean"),
+        (["ad", "{}"], 3, "did you mean add?"),
         (["send_mail", '{"to": "a", "text": "b"}'], 1, "needs approval"),
         (["send_mail", '{"to": "a", "text": "b"}', "--yes"], 1, "mailbox is full"),
     ],
@@ -312,7 +312,7 @@ OFFERED = {"model_name": "demo", "litellm_params": {"model": "demo/demo"}, "tool
 def test_a_module_beside_the_config_is_found_before_any_other_and_may_not_hide_one_that_is_needed(tmp_path):
     (tmp_path / "statistics.py").write_text("")
     (tmp_path / "mine.py").write_text(
-        "from callgate import tool\n\n\n@tool\ndef lookup() -> str:\n    return 'found'\n"
+        'from callgate import tool\n\n\n@tool\ndef lookup() -> str:\n    """Finds."""\n    return \'found\'\n'
     )
     config = {"model_list": [OFFERED], "tools": [{"kind": "python", "module": "mine"}]}
     ran = callgate("check", config=config, folder=tmp_path)
@@ -338,7 +338,7 @@ def test_no_file_beside_the_config_is_loaded_in_place_of_a_module_that_is_needed
     for name in needed:
         (tmp_path / f"{name}.py").write_text(f"raise AssertionError('{name} of the folder was loaded')\n")
     (tmp_path / "mine.py").write_text(
-        "import queue, yaml\nfrom callgate import tool\n\n\n@tool\ndef lookup() -> str:\n    return yaml.__name__\n"
+        "import queue, yaml\nfrom callgate import tool\n\n\n@tool\ndef lookup() -> str:\n    'Finds.'\n    return yaml.__name__\n"
     )
     config = {"model_list": [OFFERED], "tools": [{"kind": "python", "module": "mine"}]}
     ran = callgate("tools", "call", "lookup", config=config, folder=tmp_path, fresh=True)

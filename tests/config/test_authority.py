@@ -52,7 +52,6 @@ UNGUARDED = {
     "Server": "host port public_url drain_seconds connections header_bytes header_seconds body_seconds idle_seconds"
     " first_chunk_seconds heartbeat_seconds workers page",
     "Store": "redis_url prefix conversation_seconds answer_seconds entries bytes response_bytes",
-    "TextCalls": "fenced",
     "ToolSection": "timeout concurrency max_result_bytes in_order retries",
     "Traces": "endpoint headers sample follow_parent timeout_seconds compression service_name resource latest_names",
     "Upstream": "connect_seconds first_byte_seconds idle_seconds total_seconds retries cooldown_seconds"

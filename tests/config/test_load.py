@@ -143,11 +143,14 @@ loop: 5
         "4:9: server.port: should be a whole number",
         "5:18: server.drain_seconds: should be a number",
         "6:7: auth: should be `keys` or `off`; did you mean `keys`?",
-        "7:1: litellm_settings: unknown key `litellm_settings`; of a litellm proxy's file only `model_list` is read",
-        "10:5: model_list.0.api_key: unknown key `api_key`; parameters of the model belong under `litellm_params`",
+        (
+            "7:1: litellm_settings: unknown key `litellm_settings`; of a litellm proxy's file only `model_list` is read: `num_retries` is `upstream.retries` here, `request_timeout` is "
+            "`upstream.total_seconds`, `fallbacks` belong into entries of `model_list`, `callbacks` are `traces`"
+        ),
+        "10:5: model_list.0.api_key: unknown key `api_key`; it belongs under `litellm_params`: indent it below that line",
         "11:5: model_list.0.tool_callin: unknown key `tool_callin`; did you mean `tool_calling`?",
         "13:19: model_list.0.tool_calling: is not one of the 49 choices; did you mean `hermes`?",
-        "14:12: model_list.0.tools: should be a list",
+        '14:12: model_list.0.tools: should be a list, such as `["*"]`',
         "15:21: model_list.1.litellm_params.model: is required",
         "18:5: tools.0: `kind` should be `python`, `http`, `openapi` or `command`; did you mean `http`?",
         "19:5: tools.1: needs a `kind`: `python`, `http`, `openapi` or `command`",

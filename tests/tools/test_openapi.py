@@ -792,3 +792,9 @@ def test_schemas_that_are_large_together_are_refused(monkeypatch):
     paths = {f"/{n}": {"get": {"parameters": [{"name": "p", "in": "query", "schema": schema}]}} for n in range(4)}
     with pytest.raises(BadDocument, match="would become tools"):
         source()._built_from(OpenApiDocument(document(paths)))
+
+
+def test_a_server_whose_address_has_brackets_around_nothing_leaves_its_operations_out():
+    root = {**document({"/x": {"get": {"operationId": "x"}}}), "servers": [{"url": "http://[]"}]}
+    with pytest.raises(BadDocument, match="no address"):
+        source()._built_from(OpenApiDocument(root))

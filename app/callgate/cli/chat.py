@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from callgate.cli.server_client import KeyOption, ServerRefused, answered, asked, failed, opened
+from callgate.cli.server_client import KeyOption, ServerRefused, answered, asked, failed, hint_at_start, opened
 from callgate.cli.shared import ConfigOption, printable, read_config
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class _ChatSession:
             _note(str(error))
             return
         except (TransportError, EventTooLarge, ValueError) as error:
-            _note(f"the connection was lost: {error}")
+            _note(f"the connection was lost: {error}{hint_at_start(error)}")
             return
         typer.echo()
         if pieces:

@@ -25,7 +25,8 @@ def check(config: ConfigOption = None) -> None:
     check_exposure(loaded)
     from callgate.cli.making import made
     from callgate.cli.own_tools import keep_quiet
-    from callgate.runtime.tool_patterns import approvals_by_nobody, pattern_problems, tools_offered_to_no_model
+    from callgate.cli.warnings import warnings_of
+    from callgate.runtime.tool_patterns import pattern_problems
     from callgate.tools.own_modules import hiding
 
     keep_quiet(loaded)
@@ -40,10 +41,8 @@ def check(config: ConfigOption = None) -> None:
     typer.echo(f"{loaded.path or 'the built-in config'}: {verdict}; {', '.join(counts)}")
     for warning in (*registry.clashes(), *hiding(loaded.folder), *_programs_not_there(loaded)):
         typer.echo(f"warning: {warning}", err=True)
-    if (idle := tools_offered_to_no_model(loaded.config)) is not None:
-        typer.echo(f"warning: {loaded.complaint(idle)}", err=True)
-    if (nobody := approvals_by_nobody(loaded.config, registry)) is not None:
-        typer.echo(f"warning: {loaded.complaint(nobody)}", err=True)
+    for warning in warnings_of(loaded, registry):
+        typer.echo(f"warning: {warning}", err=True)
     unknown = " among the tools of the config, and its sources were not asked" if sources else ""
     for problem in pattern_problems(loaded.config, registry):
         [placed] = loaded.complaint((problem.place, "")).problems

@@ -49,6 +49,33 @@ KEY_VARIABLES: Mapping[str, str] = {
 """The variables of providers' keys, by the prefix of a model. Other providers find credentials by themselves."""
 
 
+OTHER_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "anthropic": ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_TOKEN"),
+    "cohere": ("CO_API_KEY",),
+    "fireworks_ai": ("FIREWORKS_AI_API_KEY", "FIREWORKSAI_API_KEY", "FIREWORKS_AI_TOKEN"),
+    "gemini": ("GOOGLE_API_KEY",),
+    "openrouter": ("OR_API_KEY",),
+    "perplexity": ("PERPLEXITY_API_KEY",),
+    "together_ai": ("TOGETHER_API_KEY", "TOGETHER_AI_API_KEY", "TOGETHER_AI_TOKEN"),
+}
+"""Further variables of providers' keys that litellm reads."""
+_ELSEWHERE = frozenset({"api_key", "api_base", "base_url", "headers", "extra_headers"})
+"""Parameters with which a key is given, or may not be needed: one's own server often takes none."""
+
+
+def missing_key(params: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
+    """Return the provider of a model's entry and the variable of its key, where neither the entry nor the environment has one.
+    None for providers of which it is not known."""
+    model = str(params["model"])
+    provider = str(params.get("custom_llm_provider") or (model.partition("/")[0] if "/" in model else "openai"))
+    variable = KEY_VARIABLES.get(provider)
+    if variable is None or not _ELSEWHERE.isdisjoint(params):
+        return None
+    own_address = ("OPENAI_BASE_URL", "OPENAI_API_BASE") if provider == "openai" else ()
+    known = (variable, *OTHER_VARIABLES.get(provider, ()), *own_address)
+    return None if any(environ.get(name) for name in known) else (provider, variable)
+
+
 def litellm_params(model: str, base_url: str | None = None) -> dict[str, str]:
     """Return the `litellm_params` for a model named as `provider/model`, perhaps at an address of its own."""
     prefix = model.partition("/")[0]

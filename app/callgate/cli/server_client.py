@@ -47,7 +47,14 @@ def run_asking(work: Coroutine[Any, Any, Found], url: str | None) -> Found:
     except ServerRefused as error:
         raise failed(str(error)) from None
     except (TransportError, ValueError) as error:
-        raise failed(f"{address_of(url)}: {error}") from None
+        raise failed(f"{address_of(url)}: {error}{hint_at_start(error)}") from None
+
+
+def hint_at_start(error: Exception) -> str:
+    """Return what to do where no server answers."""
+    if "refused" not in str(error).lower():
+        return ""
+    return "; no server runs there: `callgate serve` starts one, and --url or $CALLGATE_PORT says where it is"
 
 
 def status_of(url: str, seconds: float) -> int:

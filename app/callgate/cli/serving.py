@@ -76,8 +76,8 @@ def serve(
         _create_first_key(loaded)
     check_exposure(loaded)
     from callgate.cli.making import made
+    from callgate.cli.warnings import warnings_of
     from callgate.config.load import load
-    from callgate.runtime.tool_patterns import approvals_by_nobody, tools_offered_to_no_model
     from callgate.server.serve import serve as run_server
     from callgate.tools.own_modules import hiding
 
@@ -85,10 +85,8 @@ def serve(
     check_reachable(loaded)
     for warning in hiding(loaded.folder):
         typer.echo(f"warning: {warning}", err=True)
-    if (idle := tools_offered_to_no_model(loaded.config)) is not None:
-        typer.echo(f"warning: {loaded.complaint(idle)}", err=True)
-    if (nobody := approvals_by_nobody(loaded.config, registry)) is not None:
-        typer.echo(f"warning: {loaded.complaint(nobody)}", err=True)
+    for warning in warnings_of(loaded, registry):
+        typer.echo(f"warning: {warning}", err=True)
     raise typer.Exit(run_server(loaded, lambda: load(config, flags=flags, text=text)))
 
 
@@ -144,7 +142,7 @@ def health(
 
         check_worker(read_config(config, without_variables=True).config)
         return
-    from callgate.cli.server_client import DEFAULT_PORT, status_of
+    from callgate.cli.server_client import DEFAULT_PORT, hint_at_start, status_of
     from callgate.http.interface import TransportError
 
     port = os.environ.get("CALLGATE_PORT", DEFAULT_PORT)
@@ -153,7 +151,7 @@ def health(
         try:
             status = status_of(base, HEALTH_SECONDS)
         except TransportError as error:
-            why = why or f"{base}: {error}"
+            why = why or f"{base}: {error}{hint_at_start(error)}"
             continue
         if status == HTTPStatus.OK:
             typer.echo(f"{base}: {status}")

@@ -48,8 +48,24 @@ def call_tool(
     """
     loaded = read_config(config)
     code, answer = asyncio.run(_called(loaded, name, arguments, yes=yes))
-    typer.echo(json.dumps(answer, indent=2) if as_json else answer["text"], err=code != 0 and not as_json)
+    text = _for_people(answer["text"]) if code == NOT_WHOLE else answer["text"]
+    typer.echo(json.dumps(answer, indent=2) if as_json else text, err=code != 0 and not as_json)
     raise typer.Exit(code)
+
+
+def _for_people(text: str) -> str:
+    """Rewrite what a model is told of a broken call."""
+    error = json.loads(text)["error"]
+    lines = [f"not run: {error['code']}"]
+    if error.get("expected") or error.get("got"):
+        place = error.get("pointer") or "the arguments"
+        lines.append(f"  at {place}: expected {error.get('expected') or '?'}, got {error.get('got') or 'nothing'}")
+    lines += [f"  {error[name]}" for name in ("note",) if error.get(name)]
+    if error.get("did_you_mean"):
+        lines.append(f"  did you mean {' or '.join(error['did_you_mean'])}?")
+    if len(lines) == 1:
+        lines.append(f"  {error['message']}")
+    return "\n".join(lines)
 
 
 async def _found(loaded: "Loaded") -> dict[str, Any]:

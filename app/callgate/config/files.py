@@ -5,6 +5,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from callgate.config.problems import near
+
 MAX_BYTES: Final = 8_388_608
 """The largest file; one that is larger is a wrong path."""
 
@@ -29,6 +31,15 @@ def read_regular(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
     if len(content) > max_bytes:
         raise UnreadableFile(0, f"it has more than {max_bytes} bytes", str(file))
     return content
+
+
+def near_file(file: Path) -> str:
+    """Return `; did you mean …?` if the folder of a missing file has one with a similar name, else an empty string."""
+    try:
+        names = sorted(each.name for each in file.absolute().parent.iterdir() if each.is_file())
+    except OSError:
+        return ""
+    return near(file.name, names)
 
 
 def read_text(file: Path, max_bytes: int = MAX_BYTES) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from callgate.config.document import Document, read_document
-from callgate.config.files import read_text
+from callgate.config.files import near_file, read_text
 from callgate.config.mcp_file import BLOCKS, take_in_servers
 from callgate.config.mistakes import problems_of
 from callgate.config.otel import take_in_variables
@@ -205,7 +205,7 @@ def _text_of(file: Path) -> str:
     try:
         return read_text(file)
     except OSError as error:
-        hint = "; `callgate init` writes one" if isinstance(error, FileNotFoundError) else ""
+        hint = near_file(file) or "; `callgate init` writes one" if isinstance(error, FileNotFoundError) else ""
         raise ConfigError([Problem(Spot(str(file)), "", f"cannot be read: {error.strerror}{hint}")]) from None
     except UnicodeDecodeError:
         raise ConfigError([Problem(Spot(str(file)), "", "is not UTF-8 text: save it as UTF-8")]) from None

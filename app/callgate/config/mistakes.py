@@ -1,6 +1,7 @@
 """Translates pydantic's errors into messages for the operator, with the place in the file."""
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType, UnionType
 from typing import Any, Final, get_args, get_origin
@@ -10,6 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from callgate.config.document import Document, Path, dotted
+from callgate.config.mcp_file import BLOCKS
 from callgate.config.problems import Problem, Spot, near
 from callgate.config.schema import SHAPES, Config, LitellmParams, ModelEntry
 
@@ -79,29 +81,11 @@ _PLAIN_WORDS: Final[Mapping[str, str]] = MappingProxyType(
 def _message(document: Document, path: Path, value: Any, details: ErrorDetails) -> str:
     kind = details["type"]
     context = details.get("ctx", {})
+    if advice := _advice(document, path, value, kind):
+        return advice
     match kind:
         case "extra_forbidden":
-            key = str(path[-1])
-            if path in _REMOVED:
-                return f"`{key}` is no setting any more: {_REMOVED[path]}"
-            if len(path) == 1 and key in _OF_LITELLM_PROXY:
-                return f"unknown key `{key}`; of a litellm proxy's file only `model_list` is read"
-            if len(path) == 1 and key in ModelEntry.model_fields:
-                return f"unknown key `{key}`; it belongs into an entry of `model_list`"
-            # Find the keys of a block by following the error's place in the schema.
-            section = Config
-            for part in details["loc"][:-1]:
-                section = _step(section, part)
-            known = (
-                [field.alias or name for name, field in section.model_fields.items()] if _is_section(section) else []
-            )
-            if (other := _OTHER_WORDS.get(key)) in known:
-                return f"unknown key `{key}`; what it means elsewhere is `{other}` here"
-            hint = near(key, known)
-            if not hint and len(path) == 3 and path[0] == "model_list":
-                return f"unknown key `{key}`; parameters of the model belong under `litellm_params`"
-            all_known = f"; known here: {', '.join(known)}" if known else ""
-            return f"unknown key `{key}`{hint or all_known}"
+            return _unknown_key(path, details)
         case "literal_error" | "union_tag_invalid":
             choices = str(context.get("expected", context.get("expected_tags"))).replace(" or ", ", ").split(", ")
             return _not_a_choice(document, path, value, [choice.strip("'") for choice in choices], kind)
@@ -115,6 +99,63 @@ def _message(document: Document, path: Path, value: Any, details: ErrorDetails) 
             return "is required; the built-in model is `{model_name: demo, litellm_params: {model: demo/demo}}`"
         case _:
             return _PLAIN_WORDS.get(kind) or details["msg"].removeprefix("Input ")
+
+
+def _unknown_key(path: Path, details: ErrorDetails) -> str:
+    key = str(path[-1])
+    if path in _REMOVED:
+        return f"`{key}` is no setting any more: {_REMOVED[path]}"
+    if len(path) == 1 and key in _OF_LITELLM_PROXY:
+        instead = _OF_LITELLM_PROXY[key]
+        return f"unknown key `{key}`; of a litellm proxy's file only `model_list` is read: {instead}"
+    if len(path) == 1 and key in ModelEntry.model_fields:
+        return f"unknown key `{key}`; it belongs into an entry of `model_list`"
+    # Find the keys of a block by following the error's place in the schema.
+    section = Config
+    for part in details["loc"][:-1]:
+        section = _step(section, part)
+    known = [field.alias or name for name, field in section.model_fields.items()] if _is_section(section) else []
+    if (other := _OTHER_WORDS.get(key)) in known:
+        return f"unknown key `{key}`; what it means elsewhere is `{other}` here"
+    if len(path) == 3 and path[0] == "model_list" and key in LitellmParams.model_fields:
+        return f"unknown key `{key}`; it belongs under `litellm_params`: indent it below that line"
+    hint = near(key, known)
+    if not hint and len(path) == 3 and path[0] == "model_list":
+        return f"unknown key `{key}`; parameters of the model belong under `litellm_params`"
+    all_known = f"; known here: {', '.join(known)}" if known else ""
+    return f"unknown key `{key}`{hint or all_known}"
+
+
+def _advice(document: Document, path: Path, value: Any, kind: str) -> str | None:
+    """Return what to write instead, for mistakes whose value says what was meant."""
+    match kind:
+        case "string_type" if isinstance(value, dict) and len(path) > 2 and path[2] == "tools":
+            return "should be the name of a tool; tools themselves are defined under `tools` at the top of the file"
+        case "tuple_type" if path and path[-1] in _LIST_EXAMPLES and len(path) > 1:
+            return f"should be a list, such as `{_LIST_EXAMPLES[path[-1]]}`"
+        case "tuple_type" if path == ("tools",):
+            return "should be a list: write each tool below it, beginning with `- kind: ...`"
+        case "float_parsing" if isinstance(value, str) and (seconds := _DURATION.fullmatch(value)):
+            number = float(seconds[1]) * _UNITS[seconds[2]]
+            return f"should be a number of seconds: write `{number:g}`"
+        case "model_type" | "model_attributes_type" if value is None and path[-1:] == ("litellm_params",):
+            return "is empty: indent `model: provider/name` below it"
+        case "string_pattern_mismatch" if isinstance(value, str) and path[-1:] in (("module",), ("function",)):
+            plain = value.removeprefix("./").replace(".py", "").replace("/", ".")
+            is_path = ".py" in value or "/" in value
+            return f"{_PATHS[path[-1]]}: write `{plain}`, without `./` and `.py`" if is_path else None
+        case "missing" if path == ("model_list",) and _is_file_of_servers(document.value):
+            return (
+                "is required; a file of MCP servers alone is no config: name it with `mcp_config` in one, "
+                "or write a `model_list` into it too"
+            )
+        case _:
+            return None
+
+
+_PATHS: Final[Mapping[str | int, str]] = MappingProxyType(
+    {"module": "should be like `package.module`", "function": "should be like `package.module:function`"}
+)
 
 
 _MAX_CHOICES_SHOWN = 8
@@ -138,7 +179,36 @@ def _listed(choices: list[str]) -> str:
 
 _OTHER_WORDS = {"command": "argv", "cmd": "argv", "args": "argv", "spec": "document", "schema": "parameters"}
 """Keys of other programs, and ours."""
-_OF_LITELLM_PROXY = frozenset({"litellm_settings", "router_settings", "general_settings", "environment_variables"})
+_OF_LITELLM_PROXY: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "general_settings": "`master_key` is one of `keys` here (`callgate keys create NAME --admin`), `database_url` is "
+        "`ledger.url` or `data_dir`",
+        "litellm_settings": "`num_retries` is `upstream.retries` here, `request_timeout` is `upstream.total_seconds`, `fallbacks` "
+        "belong into entries of `model_list`, `callbacks` are `traces`",
+        "router_settings": "`num_retries` is `upstream.retries` here, `cooldown_time` is `upstream.cooldown_seconds`, `fallbacks` "
+        "belong into entries of `model_list`, `redis_host` is `store.redis_url`",
+        "environment_variables": "set them in the environment, and refer to them as `os.environ/NAME`",
+    }
+)
+"""Sections of such a file, and what has replaced them."""
+_LIST_EXAMPLES: Final[Mapping[str | int, str]] = MappingProxyType(
+    {
+        "argv": "[git, log, -n, '5']",
+        "tools": '["*"]',
+        "models": '["*"]',
+        "args": "[-y, some-server]",
+        "fallbacks": "[other]",
+    }
+)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|seconds?|m|min|minutes?|h|hours?)")
+_UNITS: Final[Mapping[str, float]] = MappingProxyType(
+    {"ms": 0.001, "m": 60, "min": 60, "minute": 60, "minutes": 60, "h": 3600, "hour": 3600, "hours": 3600}
+    | dict.fromkeys(("s", "sec", "second", "seconds"), 1)
+)
+
+
+def _is_file_of_servers(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and set(value) <= {*BLOCKS, "inputs"}
 
 
 _REMOVED: Final[Mapping[Path, str]] = MappingProxyType(

@@ -172,7 +172,10 @@ class _UrlTemplate:
     @classmethod
     def read(cls, template: str, path_values: PathValues) -> "_UrlTemplate":
         shown = shown_address(template)
-        parts = urlsplit(template)
+        try:
+            parts = urlsplit(template)
+        except ValueError as error:  # for brackets around what is no IPv6 address
+            raise BadTemplate(f"{shown} is no address that can be used") from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadTemplate(f"{shown} is not an http or https address")
         if "{" in parts.netloc:

@@ -6,6 +6,7 @@ reads proxies and credentials from the environment.
 
 import asyncio
 import ipaddress
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
@@ -81,7 +82,7 @@ class Tap(httpx2.AsyncBaseTransport):
         except TimeoutError as error:
             raise httpx2.ReadTimeout("no answer to the goodbye", request=request) from error
         except (httpx2.ConnectError, httpx2.ConnectTimeout, AddressRefused) as error:
-            self.trouble = str(error) if isinstance(error, AddressRefused) else f"{request.url.host} cannot be reached"
+            self.trouble = str(error) if isinstance(error, AddressRefused) else _unreachable(request.url, error)
             if request.method == "GET":
                 self._lost(self.trouble)
             raise
@@ -152,3 +153,15 @@ def literal(host: str) -> Address | None:
         return ipaddress.ip_address(host)
     except ValueError:
         return None
+
+
+def _unreachable(url: httpx2.URL, error: BaseException) -> str:
+    """Name host, port and the system's reason, for the operator."""
+    port = url.port or (443 if url.scheme == "https" else 80)
+    reason = "no connection in time" if isinstance(error, httpx2.ConnectTimeout) else ""
+    cause: BaseException | None = error
+    while cause is not None and not reason:
+        if isinstance(cause, OSError) and cause.errno:
+            reason = os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
+        cause = cause.__cause__ or cause.__context__
+    return f"{url.host}:{port} cannot be reached" + (f": {reason}" if reason else "")

@@ -16,7 +16,7 @@ import msgspec
 
 from callgate.calls.legal_names import MAX_LENGTH
 from callgate.calls.outcome import Failed
-from callgate.config.files import read_text
+from callgate.config.files import near_file, read_text
 from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.executor import DEFAULT_POLICY, Policy, Safety, Tool
 from callgate.tools.fixed_names import FixedNames
@@ -97,7 +97,8 @@ class OpenApiSource:
             try:
                 built = self._built(read_text(file, MAX_DOCUMENT_BYTES))
             except OSError as error:
-                raise BadDocument(f"{file}: cannot be read: {error.strerror}") from None
+                hint = near_file(file) if isinstance(error, FileNotFoundError) else ""
+                raise BadDocument(f"{file}: cannot be read: {error.strerror}{hint}") from None
             except UnicodeDecodeError:
                 raise BadDocument(f"{file}: is not UTF-8 text") from None
             except BadDocument as error:
@@ -157,7 +158,7 @@ class OpenApiSource:
             if self._api.selection.takes(operation):
                 try:
                     tools.append(self._tool(dictionary, operation))
-                    written += len(msgspec.json.encode(tools[-1].parameters))
+                    written += _encoded_bytes(tools[-1].parameters)
                     if len(tools) > MAX_TOOLS or written > MAX_SCHEMAS_BYTES:
                         raise BadDocument(
                             f"more than {MAX_TOOLS} operations, or schemas of more than {MAX_SCHEMAS_BYTES} bytes, would "
@@ -176,7 +177,10 @@ class OpenApiSource:
         selectors = [selector for operation in operations for selector in operation.selectors]
         for pattern in (*self._api.selection.include, *self._api.selection.exclude):
             if pattern != "*" and not fnmatch.filter(selectors, pattern):
-                raise BadDocument(f"no operation, path or tag of it is called {pattern!r}")
+                hint = nearest(pattern, list(dict.fromkeys(selectors)))
+                raise BadDocument(
+                    f"no operation, path or tag of it is called {pattern!r}" + (f"; is it {hint!r}?" if hint else "")
+                )
         names = [operation.name for operation in operations]
         for pattern in self._api.rename:
             if not fnmatch.filter(names, pattern):
@@ -236,6 +240,13 @@ class OpenApiSource:
             source=f"{operation.method} {shown_address(address)}",
             wanted=self._wanted(operation),
         )
+
+
+def _encoded_bytes(schema: Mapping[str, object]) -> int:
+    try:
+        return len(msgspec.json.encode(schema))
+    except (UnicodeEncodeError, TypeError):  # the registry leaves such a tool out, and says why
+        return 0
 
 
 def _matches(patterns: Iterable[str], selectors: Iterable[str]) -> bool:

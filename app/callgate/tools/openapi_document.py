@@ -154,7 +154,10 @@ class OpenApiDocument:
         return self._absolute("/")
 
     def _absolute(self, server: str) -> str:
-        found = urljoin(self.address, server) if self.address else server
+        try:
+            found = urljoin(self.address, server) if self.address else server
+        except ValueError:  # such as brackets around what is no IPv6 address
+            raise LeftOut(f"its server `{server[:100]}` is no address; `base_url` can say where it is") from None
         if not found.startswith(("http://", "https://")):
             raise LeftOut(f"its server `{server}` is no address; `base_url` can say where it is")
         if self.address and _origin(found) != _origin(self.address):

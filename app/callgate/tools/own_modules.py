@@ -59,6 +59,11 @@ def make_importable(*folders: Path) -> None:
         sys.meta_path.insert(0, _needed_first)
 
 
+def own_folders() -> list[str]:
+    """Return the operator's folders on the import path."""
+    return _needed_first.folders
+
+
 def name_taken(module: str) -> str:
     """Return why a module of this name in the operator's folders is refused; else empty."""
     top = module.partition(".")[0]

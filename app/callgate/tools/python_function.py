@@ -31,7 +31,7 @@ from callgate.calls.states import ReadyCall
 from callgate.tools.authoring import Context, Mark, ToolError, mark_of, progress_of
 from callgate.tools.concurrency import times_cancelled
 from callgate.tools.executor import DEFAULT_POLICY, Policy, RunContext, Tool
-from callgate.tools.own_modules import name_taken
+from callgate.tools.own_modules import name_taken, own_folders
 from callgate.tools.results import Unwritable, returned
 from callgate.tools.threads import NoThreadLeft, ThreadPool
 
@@ -252,7 +252,23 @@ def _model(name: str, fields: dict[str, Any]) -> type[BaseModel]:
     try:
         return create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
     except (PydanticSchemaGenerationError, PydanticUserError, NameError, TypeError) as error:
-        raise NotATool(f"a parameter of {name} has a type that no JSON can be turned into: {error}") from error
+        wrong = next((field for field in fields if not _has_schema(field, fields[field])), None)
+        if wrong is None:
+            raise NotATool(f"the parameters of {name} cannot be read: {error}") from error
+        hinted, field = typing.get_args(fields[wrong][0])[:2]
+        hint = inspect.formatannotation(hinted)
+        raise NotATool(
+            f"the parameter `{field.alias or wrong}` of {name} has a type that no JSON can be turned into, {hint}: use str, int, float, bool, "
+            "list, dict, Literal, an Enum, a dataclass or a model of pydantic"
+        ) from error
+
+
+def _has_schema(field: str, definition: Any) -> bool:
+    try:
+        create_model("one", __config__=ConfigDict(extra="forbid"), **{field: definition})
+    except (PydanticSchemaGenerationError, PydanticUserError, NameError, TypeError):
+        return False
+    return True
 
 
 class _WithoutTitles(GenerateJsonSchema):
@@ -302,7 +318,8 @@ def _near_module(name: str) -> str:
             paths = list(importlib.import_module(package).__path__)
         except (ImportError, AttributeError):
             return ""
-    near = difflib.get_close_matches(last, [each.name for each in pkgutil.iter_modules(paths)], n=1)
+    folders = own_folders() if paths is None else paths  # a similar name of a library is not what was meant
+    near = difflib.get_close_matches(last, [each.name for each in pkgutil.iter_modules(folders)], n=1)
     return f"; is it {package + '.' if package else ''}{near[0]}?" if near else ""
 
 

@@ -39,6 +39,15 @@ class SchemaError(ValueError):
     """Raised for a schema that cannot be used."""
 
 
+_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
+
+
+def _about_type(value: Any) -> str:
+    near = difflib.get_close_matches(value, _TYPES, n=1) if isinstance(value, str) else []
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{str(value)[:60]!r} is no type of JSON Schema, which are {', '.join(_TYPES)}{hint}"
+
+
 def compile_schema(parameters: Mapping[str, Any]) -> Check:
     """Compile a schema into a check. Raises `SchemaError` for an invalid schema, or one that refers to others."""
     schema = dict(parameters)
@@ -66,7 +75,8 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
                 f"$ref to {outside[0]!r} leads out of the schema, and schemas are never fetched"
             ) from None
         place = _pointer(error.instance_path)
-        raise SchemaError(f"{error.message} (at {place})" if place else error.message) from None
+        message = _about_type(error.instance) if place.endswith("/type") else error.message
+        raise SchemaError(f"{message} (at {place})" if place else message) from None
     except (ValueError, TypeError) as error:  # nested too deep; a key or value that JSON does not have
         raise SchemaError(str(error)) from None
 

@@ -36,6 +36,8 @@ _REACH = (
     "look whether this machine reaches it: a proxy is named in HTTPS_PROXY or HTTP_PROXY, hosts beside it in NO_PROXY, an own CA "
     "in SSL_CERT_FILE"
 )
+_CERTIFICATE = "name the authority that signed its certificate in `upstream.ca_file` (PEM), or the certificate itself if it signed itself"
+_PLAIN_HTTP = "look whether it speaks TLS at all: with plain HTTP, `litellm_params.api_base` begins with `http://`"
 _START = "start the server, or correct `litellm_params.api_base`"
 _ENTRY = "correct the model's entry in what the provider complains of"
 _PLAIN = (
@@ -95,6 +97,7 @@ async def look(entry: ModelConfig, client: HttpClient) -> Found:
     if is_demo(entry):
         return Found("ok", "built in")
     began = time.perf_counter()
+    place: Whereabouts | None = None
     try:
         async with asyncio.timeout(SECONDS):
             place = await whereabouts(entry)
@@ -102,7 +105,9 @@ async def look(entry: ModelConfig, client: HttpClient) -> Found:
             if found is None:
                 found = await _asked(entry, client)
     except TimeoutError:
-        found = Found("fail", f"no answer within {SECONDS:g} s", todo=_REACH)
+        url = place.endpoint.url if place is not None and place.endpoint else entry.litellm_params.get("api_base")
+        is_encrypted = _is_here(url) and str(url).startswith("https://")
+        found = Found("fail", f"no answer within {SECONDS:g} s", todo=_PLAIN_HTTP if is_encrypted else _REACH)
     return replace(found, seconds=time.perf_counter() - began)
 
 
@@ -178,9 +183,22 @@ def _failed(error: ChatError, url: str | None) -> Found:
         why = detail[status_found.end() :].strip(" :") if status_found else ""
         return Found("fail", f"the provider refuses the key ({status})" + (why and f": {why}"), todo=_KEY)
     if error.code in {"upstream_unreachable", "upstream_timeout"} and not status:
-        is_local = url is not None and urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}
-        return Found("fail", f"cannot be reached: {detail}", todo=_START if is_local else _REACH)
+        return Found("fail", f"cannot be reached: {detail}", todo=_todo_to_reach(detail, url))
     return Found("fail", error.message + (f" ({detail})" if detail else ""), todo=_todo(error, status, url))
+
+
+def _todo_to_reach(detail: str, url: str | None) -> str:
+    if "CERTIFICATE" in detail.upper():
+        return _CERTIFICATE
+    if "WRONG_VERSION_NUMBER" in detail or "record layer failure" in detail.lower():
+        return _PLAIN_HTTP
+    if not _is_here(url):
+        return _REACH
+    return _PLAIN_HTTP if str(url).startswith("https://") and "refused" not in detail.lower() else _START
+
+
+def _is_here(url: str | None) -> bool:
+    return url is not None and urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}
 
 
 def _todo(error: ChatError, status: int, url: str | None) -> str:

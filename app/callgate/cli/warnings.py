@@ -1,0 +1,49 @@
+"""What a config has that is no mistake and will disappoint: for `check`, and before a server starts."""
+
+from collections.abc import Iterator, Sequence
+
+from callgate.cli.making import Mistake
+from callgate.cli.providers import missing_key
+from callgate.config.load import Loaded
+from callgate.runtime.tool_patterns import approvals_by_nobody, tools_offered_to_no_model
+from callgate.tools.registry import RegisteredTool, Registry
+
+
+def warnings_of(loaded: Loaded, registry: Registry) -> list[str]:
+    """Return the warnings, each with its place."""
+    config = loaded.config
+    found = [tools_offered_to_no_model(config), approvals_by_nobody(config, registry)]
+    mistakes = [each for each in found if each is not None]
+    mistakes += [*_missing_keys(loaded), *_untold_tools(loaded, registry.tools())]
+    return [str(loaded.complaint(each)) for each in mistakes]
+
+
+def _missing_keys(loaded: Loaded) -> Iterator[Mistake]:
+    for index, entry in enumerate(loaded.config.model_list):
+        missing = missing_key(entry.litellm_params.reveal())
+        if missing is not None:
+            provider, variable = missing
+            why = f"has no `api_key`, and {variable} is not set, so that {provider} will refuse `{entry.model_name}`"
+            yield ("model_list", index, "litellm_params"), f"{why}: `export {variable}=...` first"
+
+
+def _untold_tools(loaded: Loaded, tools: Sequence[RegisteredTool]) -> Iterator[Mistake]:
+    """Yield the Python functions of which a model is told too little to call them."""
+    for each in tools:
+        if each.tool.kind != "python":
+            continue
+        properties = each.tool.parameters.get("properties", {})
+        untyped = [name for name, schema in properties.items() if not set(schema) - {"description", "default"}]
+        lacks = [] if each.tool.description else ["no description (write a docstring)"]
+        if untyped:
+            lacks.append(f"no type for {', '.join(f'`{name}`' for name in untyped)} (write type hints)")
+        if lacks:
+            yield _place_of(loaded, each), f"the model is told too little of {each.name}: {' and '.join(lacks)}"
+
+
+def _place_of(loaded: Loaded, tool: RegisteredTool) -> tuple[str | int, ...]:
+    module, _, function = tool.tool.source.partition(":")
+    for index, entry in enumerate(loaded.config.tools):
+        if getattr(entry, "module", None) == module or getattr(entry, "function", None) == f"{module}:{function}":
+            return "tools", index
+    return ("tools",)
