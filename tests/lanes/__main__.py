@@ -2,6 +2,8 @@
 
 `python -m tests.lanes exchanges [PROVIDER ...]`: six endings of an answer, streamed and whole, at providers of litellm's lane.
 
+`python -m tests.lanes models`: how many of litellm's models that call tools take which lane.
+
 `python -m tests.lanes attacks [NUMBER [WIRE ...]]`: so many damaged answers on each wire, other ones every time.
 """
 
@@ -13,6 +15,7 @@ from tests.lanes.attacks import SHAPES, search
 from tests.lanes.exchanges import PROVIDERS, exchanges
 from tests.lanes.exchanges import report as report_of_exchanges
 from tests.lanes.matrix import MODELS, native_cases, play, report
+from tests.lanes.models import lanes_of_models
 
 
 def main(providers: list[str]) -> int:
@@ -39,6 +42,9 @@ def attack(count: int, wires: list[str]) -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["attacks"]:
         sys.exit(attack(int((sys.argv[2:3] or ["1000"])[0]), sys.argv[3:]))
+    if sys.argv[1:2] == ["models"]:
+        sys.stdout.write("\n".join(lanes_of_models().report()) + "\n")
+        sys.exit(0)
     if sys.argv[1:2] == ["exchanges"]:
         sys.exit(show_exchanges(sys.argv[2:]))
     sys.exit(main(sys.argv[1:]))

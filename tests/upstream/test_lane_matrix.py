@@ -1,10 +1,13 @@
 """The matrix of `python -m tests.lanes`: no provider's lane runs a call that the direct lane would not have run."""
 
+import asyncio
+
 import pytest
 
 from tests.lanes.exchanges import PROVIDERS, exchanges
 from tests.lanes.exchanges import report as report_of_exchanges
 from tests.lanes.matrix import MODELS, TAPPED, native_cases, play, report
+from tests.lanes.models import lanes_of_models
 from tests.upstream.through_litellm import MARKS
 
 pytestmark = [*MARKS, pytest.mark.leaves("aws-signing", why="litellm keeps its thread for signing")]
@@ -33,3 +36,10 @@ async def test_what_litellm_receives_decides_what_runs_on_its_lane():
         if each.ending in ("good", "error", "refusal"):
             assert each.reasons, f"the provider's own word was not seen: {each.line()}"
             assert "end_not_seen" not in each.findings
+
+
+async def test_nearly_all_of_litellms_models_that_call_tools_may_have_tools():
+    found = await asyncio.to_thread(lanes_of_models)
+    assert found.counts["refused"] == 0, "\n".join(found.report())
+    assert found.counts["tapped"] < 0.1 * found.counts.total(), "\n".join(found.report())
+    assert found.counts["direct"] > 0.6 * found.counts.total(), "\n".join(found.report())
