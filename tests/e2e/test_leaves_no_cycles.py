@@ -17,8 +17,9 @@ from callgate.http.connection import ClientConnection
 from callgate.server.connection import ServerConnection
 from tests.harness.configs import make_config
 from tests.harness.server import serve
+from tests.harness.toolshed import held
 from tests.harness.websocket import TEXT, client_frame
-from tests.harness.wire import raw_post
+from tests.harness.wire import raw_connection, raw_post
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
 
@@ -235,3 +236,26 @@ async def test_an_answer_that_breaks_off_leaves_nothing_to_collect(tools: tuple[
                 assert b'"error":' in (await raw_post(url, body)).body
     assert not garbage.of_every_request
     assert garbage.byte_count < 10_000 * REQUESTS
+
+
+async def test_clients_that_leave_while_tools_run_leave_nothing_to_collect(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge = Edge(monkeypatch)
+    upstream.script("m", lambda _: Reply(calls=[Call("wait_for_gate", {"label": label}) for label in "ab"]))
+    async with serve(create_app(make_config(upstream.url, tools=("wait_for_gate",)))) as url:
+
+        async def leave() -> None:
+            over = edge.over
+            async with held() as running, raw_connection(url) as connection:
+                await connection.post("/v1/chat/completions", CHAT)
+                await running.started.wait()
+                connection.writer.close()
+                await running.cancelled.wait()
+            await edge.until("over", over + 1)
+
+        await leave()
+        with Garbage() as garbage:
+            for _ in range(REQUESTS):
+                await leave()
+    assert not garbage.of_every_request

@@ -37,6 +37,7 @@ from callgate.conversation.listeners import Handlers, Listener, handlers_of, han
 from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import Emit, ModelRequest, Toolbox, TurnModel, emit_nothing
 from callgate.conversation.preloaded_model import PreloadedModel
+from callgate.conversation.side_by_side import side_by_side
 from callgate.conversation.turn_recovery import Recovery
 from callgate.recorder.recording import NOTED, RunRecording, RunTrace, TextsListener
 from callgate.runtime.chat_setup import clients_toolbox
@@ -217,23 +218,15 @@ class Conversation(msgspec.Struct, eq=False):
         places = asyncio.Semaphore(CHOICES_AT_ONCE)
 
         async def in_place(choice: int, model: TurnModel) -> None:
+            for _ in range(choice):
+                await asyncio.sleep(0)  # starting a chat takes a while, during which other requests wait
             async with places:
                 await self._chat(choice, model, _for_choice(choice, emit))
 
-        # No task group: where it is cancelled, its error and its frame keep each other, and all that is behind them.
-        tasks: list[asyncio.Task[None]] = []
         try:
-            for choice, model in enumerate(models):
-                tasks.append(asyncio.create_task(in_place(choice, model)))
-                await asyncio.sleep(0)  # starting a chat takes a while, during which other requests wait
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        for task in tasks:
-            if not task.cancelled():
-                task.result()  # the client gets one error; it cannot be answered in parts
+            await side_by_side(in_place(choice, model) for choice, model in enumerate(models))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the client gets one error; it cannot be answered in parts
 
     async def _chat(self, choice: int, model: TurnModel, emit: Emit, *, may_pass_through: bool = False) -> None:
         """Run one chat with all its listeners."""

@@ -11,6 +11,7 @@ from callgate.calls.states import ReadyCall
 from callgate.conversation.events import CallEnded, CallStarted
 from callgate.conversation.ports import Emit, Toolbox
 from callgate.conversation.progress import CallReports
+from callgate.conversation.side_by_side import side_by_side
 
 
 class RunOrder:
@@ -58,9 +59,8 @@ async def run_calls(
     runs = [_TurnCall(call, toolbox, emit, turn, clock, order, place) for place, call in enumerate(calls)]
     if len(runs) == 1:
         return {calls[0].id: await runs[0].outcome()}
-    async with asyncio.TaskGroup() as group:
-        tasks = {run.call.id: group.create_task(run.outcome()) for run in runs}
-    return {id: task.result() for id, task in tasks.items()}
+    outcomes = await side_by_side(run.outcome() for run in runs)
+    return {call.id: outcome for call, outcome in zip(calls, outcomes, strict=True)}
 
 
 class _TurnCall(msgspec.Struct, eq=False):
