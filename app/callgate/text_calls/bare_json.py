@@ -83,8 +83,10 @@ class _Bare:
 
     def _line_start(self) -> Steps[bool]:
         """Read a possible call at the start of a line. False: it is prose."""
-        yield from self._marker()
         char = yield from self._cursor.peek()
+        if char not in BARE_OPENINGS and not self._begins_word(char):
+            yield from self._marker()
+            char = yield from self._cursor.peek()
         if char in BARE_OPENINGS:
             if char == "[" and self._marks and (mark := (yield from self._cursor.one_of(self._marks))) is not None:
                 self._cursor.back(mark)
@@ -92,6 +94,11 @@ class _Bare:
             yield from self._objects()
             return True
         return False
+
+    def _begins_word(self, char: str) -> bool:
+        """True if a line begins with a word that is no marker of a list item, as nearly all do."""
+        behind = self._cursor.text[self._cursor.at + 1 : self._cursor.at + 2]
+        return char.isalpha() and behind.isalpha() and behind not in "ivxIVX"
 
     def _marker(self) -> Steps[None]:
         """Read the marker of a list item, if a value follows it."""

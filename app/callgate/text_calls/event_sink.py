@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from callgate.calls.names import resolve_name
-from callgate.conversation.events import CallNotRun, CallsNotAlone, CallWritten, ModelEvent
+from callgate.conversation.events import CallNotRun, CallsNotAlone, CallWritten, ModelEvent, TextDelta
 from callgate.text_calls import quoting
 from callgate.text_calls.judging import NESTED, EchoCheck, TextRules, judge, judge_nested
 from callgate.text_calls.nesting import PAIRS, Torn, is_in_value
@@ -107,6 +107,7 @@ class EventSink:
         self.unclosed: Unclosed | None = None
         """The reasoning in which the text ended."""
         self.log = TextLog()
+        self._pieces = self.log.pieces
         self._tracker = QuoteTracker()
         self._unread: list[str] = []
         """Prose that the tracker has not read yet."""
@@ -151,7 +152,7 @@ class EventSink:
         if self._is_plain:
             # The usual case: nothing but prose so far.
             self.cursor.forget()
-            self.log.pieces.append(text)
+            self._pieces.append(text)
             return
         if self.log.blocks:
             self._part_from_block(text)
@@ -455,9 +456,16 @@ class EventSink:
     def take(self) -> list[ModelEvent]:
         """Return the new events that later text cannot change."""
         if self._is_plain and not self._holds_all:
+            pieces = self._pieces
+            if not pieces:
+                return []
+            text = pieces[0] if len(pieces) == 1 else "".join(pieces)
+            pieces.clear()
             if len(self._unread) > _MOST_UNREAD:
                 self._unread = ["".join(self._unread)]
-            return self.log.take_pieces()
+            if self.log.may_lead or "\n" in text or "`" in text:
+                text = self.log.hold_lead(text)
+            return [TextDelta(text)] if text else []
         events, self._events = self._events, []
         if self._holds_all or self._holds_reasoning:
             return events
@@ -484,7 +492,7 @@ class EventSink:
                 self._tracker,
                 self.rules,
                 is_echo,
-                prose_before=self.log.prose_emitted,
+                prose_before=self._tracker.at - sum(len(item.text) for item in items if item.kind == TEXT),
                 begins_line=self.log.begins_line,
                 torn=self._torn,
             )

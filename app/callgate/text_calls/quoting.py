@@ -110,7 +110,8 @@ class QuoteTracker:
         """The fences that hold nothing but calls."""
         self.turn_at: int | None = None
         """Where a user's, system or tool's turn begins, which the model must have invented."""
-        self._at = start
+        self.at = start
+        """The characters of prose that were read."""
         self._from = start
         """Where the text that is being read begins."""
         self._calls: list[Quotable] = []
@@ -142,11 +143,11 @@ class QuoteTracker:
         while True:
             if line:
                 self._read(line)
-                self._at += len(line)
+                self.at += len(line)
             if not line_break:
                 return
             self._end_line()
-            self._at += 1
+            self.at += 1
             line, line_break, rest = rest.partition("\n")
 
     def add_call(self, call: Quotable, broken_text: str = "") -> None:
@@ -201,7 +202,7 @@ class QuoteTracker:
         self._end_line()
         for depth, fence in enumerate(self._fences):
             fence.holds_other = fence.holds_other or depth + 1 < len(self._fences)
-            fence.close = fence.end = self._at
+            fence.close = fence.end = self.at
             self._settle_fence(fence)
 
     # -- lines
@@ -224,7 +225,7 @@ class QuoteTracker:
                 and self._fences[-1].run.startswith(run[1][:3])
                 and len(run[1]) >= len(self._fences[-1].run)
             ):
-                self._fence = Fence(run[1], self._at + start, len(self._calls), begins_line=True)
+                self._fence = Fence(run[1], self.at + start, len(self._calls), begins_line=True)
                 self._read_on(text[run.end() :], run.end())
                 return
         if text[start:].strip(_LAYOUT):
@@ -247,14 +248,14 @@ class QuoteTracker:
         elif kind:
             blanks = len(text) - len(text.lstrip(" \t\r"))
             at_start = head.start("kind") == blanks
-            begin = self._at + (0 if at_start else head.start("kind"))
+            begin = self.at + (0 if at_start else head.start("kind"))
             self._fence = Fence(kind, begin, len(self._calls), begins_line=True)
             return head.end()
         return head.start("kind")
 
     def _read_on(self, text: str, start: int) -> None:
         """Read text that is in no fence, or behind a run of fence characters."""
-        self._from = self._at + start
+        self._from = self.at + start
         if self._kind == BLOCK_QUOTE or not text:
             return
         if self._fence is not None and not self._may_be_fence(self._fence, text):
@@ -287,10 +288,10 @@ class QuoteTracker:
             if closes:
                 top = self._fences.pop()
                 top.close = fence.start
-                top.end = self._at
+                top.end = self.at
                 self._settle_fence(top)
             else:
-                fence.content = self._at + 1
+                fence.content = self.at + 1
                 self._fences.append(fence)
                 self._end_paragraph()
         elif self._is_blank:

@@ -93,15 +93,20 @@ class TextReader:
         return self._cursor.untaken
 
     def feed(self, text: str) -> list[ModelEvent]:
+        if _THINK_END in text:
+            text = self._feed_before_ends(text)
+        self._cursor.push(text)
+        self._go_on()
+        return self._out.take()
+
+    def _feed_before_ends(self, text: str) -> str:
+        """Feed a text up to its last end of thinking: a tag in the middle of something else begins a new piece."""
         start = 0
         while self._out.may_end_alone and (end := text.find(_THINK_END, start + 1)) > 0:
-            # A think tag in the middle of something else begins a new piece.
             self._cursor.push(text[start:end])
             self._go_on()
             start = end
-        self._cursor.push(text[start:] if start else text)
-        self._go_on()
-        return self._out.take()
+        return text[start:]
 
     def finish(self, *, in_order: bool = True) -> list[ModelEvent]:
         if self._cursor.ended:

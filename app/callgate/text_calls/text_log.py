@@ -51,6 +51,10 @@ _LINE_LEAD = (
     rf"{_START}(?:[-*+•◦▪▫‣⁃∙●○■□–—]|\(?(?:\d{{1,3}}|[a-zA-Z]|[ivxIVX]{{2,4}})?[.)]?|`{{1,2}}|~{{1,2}}"
     rf"|(?:`{{3,}}|~{{3,}})[^`\n]{{0,60}}{_BEHIND_FENCE})"
 )
+_LONGEST_MARKER: Final = 24
+_MARKER_LINE = re.compile(
+    rf"{_START}(?:[-*+•◦▪▫‣⁃∙●○■□–—]|\(?(?:\d{{1,3}}|[a-zA-Z]|[ivxIVX]{{2,4}})?[.)]?|`{{1,2}}|~{{1,2}})\Z"
+)
 _LEAD = rf"(?:`{{1,2}}|`{{3,}}[\w+\-.]{{0,40}}[ \t\r]*{_BEHIND_FENCE})"
 _IN_TEXT = re.compile(rf"(?:(?<=\n){_LINE_LEAD}|{_LEAD})\Z")
 _AT_START = re.compile(rf"(?:(?:\A|(?<=\n)){_LINE_LEAD}|{_LEAD})\Z")
@@ -63,8 +67,6 @@ class TextLog:
         self.items: list[Item] = []
         self.blocks = 0
         """Items that are calls."""
-        self.prose_emitted = 0
-        """Characters of prose that were emitted."""
         self.emitted_block = False
         """What was emitted ends with quoted calls."""
         self.begins_line = True
@@ -72,7 +74,7 @@ class TextLog:
         self.not_run: list[CallNotRun] = []
         self.pieces: list[str] = []
         self._pieces_kind = TEXT
-        self._is_lead = True
+        self.may_lead = True
         """The end of the prose may be the lead of a call."""
 
     def add(self, kind: str, text: str) -> None:
@@ -101,18 +103,22 @@ class TextLog:
         is_block = self.items[-1].kind == CALLS if self.items else self.emitted_block
         return is_block and not "".join(self.pieces).strip()
 
-    def take_pieces(self) -> list[ModelEvent]:
-        """Return the pieces of prose, where there is nothing else, but for what may be the lead of a call."""
-        if not self.pieces:
-            return []
-        text = self.pieces[0] if len(self.pieces) == 1 else "".join(self.pieces)
-        self.pieces.clear()
-        if self._is_lead or "`" in text or "\n" in text:
-            text, held = self._parted(text)
-            if held:
-                self.pieces.append(held)
-        self.prose_emitted += len(text)
-        return [TextDelta(text)] if text else []
+    def hold_lead(self, text: str) -> str:
+        """Return prose that is emitted at once, but for what may be the lead of a call, which is kept."""
+        line = text.rfind("\n")
+        if (
+            len(text) - line > _LONGEST_MARKER
+            and line >= 0
+            and text[-1] != "`"
+            and "```" not in text
+            and "~~~" not in text
+        ):
+            self.begins_line = self.may_lead = False  # the usual case
+            return text
+        text, held = self._parted(text)
+        if held:
+            self.pieces.append(held)
+        return text
 
     def take(self) -> list[ModelEvent]:
         """Return what later text cannot change."""
@@ -140,7 +146,6 @@ class TextLog:
         for item in items:
             kind = item.kind
             if kind == TEXT:
-                self.prose_emitted += len(item.text)
                 self.emitted_block = self.emitted_block and not item.text.strip()
             if kind == CALLS:
                 self.blocks -= 1
@@ -161,11 +166,6 @@ class TextLog:
     def note_not_run(self, calls: Iterable[CallWritten], reason: str) -> None:
         self.not_run += [CallNotRun(call.name, reason) for call in calls if call.name and call.flaw is None]
 
-    def restart(self) -> None:
-        """Note that what follows begins a message."""
-        self.prose_emitted = 0
-        self.begins_line = self._is_lead = True
-
     def _end_run(self, events: list[ModelEvent], run: list[str], kind: str) -> None:
         if text := "".join(run):
             if kind == TEXT:
@@ -177,13 +177,22 @@ class TextLog:
 
     def _parted(self, text: str) -> tuple[str, str]:
         """Part the lead of a call that may come from the prose before it."""
-        pattern = _AT_START if self.begins_line else _IN_TEXT
-        lead = pattern.search(text, max(0, len(text) - _HELD))
-        at = len(text) if lead is None else lead.start()
+        at = self._lead_from(text)
         before = text[:at]
         self._note_end(before)
-        self._is_lead = self.begins_line or at < len(text)
+        self.may_lead = self.begins_line or at < len(text)
         return before, text[at:]
+
+    def _lead_from(self, text: str) -> int:
+        size = len(text)
+        start = max(0, size - _HELD)
+        if text.find("```", start) >= 0 or text.find("~~~", start) >= 0:
+            lead = (_AT_START if self.begins_line else _IN_TEXT).search(text, start)
+            return size if lead is None else lead.start()
+        line = text.rfind("\n") + 1
+        if size - line <= _LONGEST_MARKER and (line or self.begins_line) and _MARKER_LINE.match(text, line):
+            return line
+        return size if text[-1:] != "`" else len(text.rstrip("`"))
 
     def _note_end(self, text: str) -> None:
         if text:
