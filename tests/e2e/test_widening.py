@@ -16,7 +16,9 @@ from callgate.auth.keys import mint_key
 from tests.harness.clients import http_client
 from tests.harness.command import run_command
 from tests.harness.configs import as_yaml, config_dict
+from tests.harness.needs import needs
 from tests.harness.process import Child, serving
+from tests.harness.redis import redis_server
 from tests.scripted_upstream import Call, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -190,3 +192,21 @@ async def test_a_pipe_in_place_of_the_config_does_not_hold_a_reload(upstream: Up
         answer = await client.post("/admin/reload", headers=BY_BOSS)
         assert (answer.status_code, "a pipe or a device" in answer.text) == (422, True)
         assert (await client.get("/v1/models", headers=BY_BOSS)).status_code == 200
+
+
+@needs("redis-server", "module:redis")
+async def test_what_one_process_took_the_others_of_its_redis_take_too(upstream: Upstream, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    async with redis_server(tmp_path) as redis:
+        shared = {"reload": {"watch": False}, "store": {"redis_url": redis}}
+        async with served(file, a_config(upstream, **shared)) as (_, client), serving(file) as other:  # noqa: SIM117
+            async with http_client(other.url) as there:
+                assert (await there.get("/health/ready")).status_code == 200
+                wider = [{**KEYS[0], "approve": True}, KEYS[1]]
+                file.write_text(as_yaml(a_config(upstream, keys=wider, **shared)))
+                answer = await client.post("/admin/reload", headers=BY_BOSS, json={"widen": True})
+                assert answer.json()["widened"]
+                line = await other.line("authority_widened.*")
+                assert "another process" in line[0]
+                by_user = {"Authorization": f"Bearer {USER}"}
+                assert (await there.get("/v1/approvals", headers=by_user)).status_code == 200

@@ -315,6 +315,32 @@ async def test_a_worker_that_is_started_again_serves_what_the_others_do_by_now(f
         assert tool_names(manager) == []
 
 
+async def test_a_worker_that_is_started_again_takes_what_widens_only_if_another_did(file, tmp_path):
+    """With the config that its parent read at first, and the files as they are by now."""
+    siblings = Siblings(2, tmp_path)
+    wide = FILE + "reload: {watch: off}\n"
+    narrow = wide + "require_approval: always\n"
+    reading = ConfigSource(file.read, lambda: (file.path,))
+
+    def manager_of(text: str) -> RuntimeManager:
+        file.write(text)
+        return RuntimeManager(file.read().config, reading, siblings)
+
+    replaced, another, late = manager_of(narrow), manager_of(narrow), manager_of(narrow)
+    siblings.note(1, lives=True)
+    file.write(wide)
+    async with replaced as manager:
+        assert manager.current.config.require_approval.always == ("*",)
+        assert any("require_approval" in problem for problem in manager.refused)
+        await manager.reload(widen=True)
+        assert manager.refused == ()
+    async with another as manager:
+        assert manager.current.config.require_approval.always == ()
+    file.write(wide + "loop: {max_iterations: 3}\n")  # another file than the one that was taken
+    async with late as manager:
+        assert manager.current.config.require_approval.always == ("*",)
+
+
 @pytest.mark.parametrize(
     ("text", "place"),
     [

@@ -291,7 +291,7 @@ class RuntimeManager:
         if mistake is not None:
             raise loaded.complaint((("keys",), mistake))
         digest = " ".join(digest_of(source.files()))
-        was_taken = self._siblings is not None and self._siblings.have_taken(digest)
+        was_taken = bool(digest) and self._siblings is not None and self._siblings.have_taken(digest)
         try:
             result = await self.apply(loaded.config, widen=widen or was_taken)
         except BadEntry as error:
