@@ -19,7 +19,9 @@ from callgate.conversation.events import (
     CallEnded,
     CallNotRun,
     CallsHandedBack,
+    CallsNotAlone,
     CallStarted,
+    CallWritten,
     ChatEnded,
     ChoiceIgnored,
     EndingKind,
@@ -43,6 +45,7 @@ from callgate.conversation.events import (
 from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import ModelRequest, Passthrough
 from callgate.conversation.response_items import ITEMS
+from callgate.tools.clients_only import ClientsOnly
 from tests.fakes import (
     AnsweringTool,
     CountingTool,
@@ -1181,3 +1184,70 @@ async def test_how_a_body_broke_off_is_the_flaw_of_its_calls(transport_error: bo
     with pytest.raises(ChatError):
         await converse(ask_for(), model, ScriptedToolbox(echo=EchoTool()), listener, new_id=counter("made"))
     assert [call.flaw for call in listener.turns[0].answer.broken] == [flaw]
+
+
+# Calls with prose behind them -----------------------------------------------------------------------------------------
+
+
+def goes_on(text: str = "Shall I?", **arguments: Any) -> list[Any]:
+    """A turn whose text goes on behind its call, as a reader of text gives it."""
+    call = CallWritten("echo", arguments, from_text=True, is_alone=False)
+    written = f"<call/> {text}"
+    return [[TextDelta("I look. ")], [CallsNotAlone(written), call, TextDelta(text), Finished("stop")]]
+
+
+async def test_a_call_with_prose_behind_it_is_asked_back_with_its_arguments_and_no_failed_turn() -> None:
+    model = ScriptedModel(*[goes_on(text="hm", a=1)] * 2, calls(("echo", {"a": 1})), says("Done."))
+    listener = await chat(model, rules=Rules(max_failed_turns=1))
+    assert listener.started == ["echo"]
+    assert listener.ended.ending.kind is EndingKind.ANSWERED
+    _, assistant, result = model.asked[1].messages
+    assert assistant["content"] == "I look. hm"
+    assert json.loads(assistant["tool_calls"][0]["function"]["arguments"]) == {"a": 1}
+    assert json.loads(result["content"])["error"]["code"] == "not_alone"
+    assert listener.text == "I look. hmI look. hmDone."
+
+
+async def test_the_third_answer_running_that_goes_on_is_the_answer_as_it_was_written() -> None:
+    model = ScriptedModel(*[goes_on(text="hm")] * 3)
+    listener = await chat(model)
+    assert listener.started == []
+    assert (listener.ended.ending.kind, listener.ended.ending.finish_reason) == (EndingKind.ANSWERED, "stop")
+    assert listener.text == "I look. hm" * 2 + "I look. <call/> hm"
+    (last,) = [event for event in listener.events if isinstance(event, TurnEnded) and event.turn == 2]
+    assert last.answer.broken == ()
+    assert [(call.name, call.reason) for call in last.answer.not_run] == [("echo", "not_alone")]
+    assert listener.ended.last is not None
+    assert listener.ended.last.assistant_message()["content"] == "I look. <call/> hm"
+
+
+async def test_answers_that_go_on_are_counted_only_while_they_follow_each_other() -> None:
+    two = [goes_on()] * 2
+    model = ScriptedModel(*two, calls(("echo", {"a": 1})), *two, calls(("echo", {"a": 2})), says("Done."))
+    listener = await chat(model)
+    assert listener.started == ["echo", "echo"]
+    assert len(model.asked) == 7
+
+
+async def test_an_answer_that_goes_on_and_was_cut_is_asked_for_like_any_other() -> None:
+    cut = [*goes_on()[:1], [*goes_on()[1][:-1], Finished("length")]]
+    model = ScriptedModel(cut, cut, calls(("echo", {})), says("Done."))
+    listener = await chat(model)
+    assert listener.started == ["echo"]
+    assert listener.ended.ending.kind is EndingKind.ANSWERED
+
+
+async def test_a_call_of_the_clients_with_prose_behind_it_is_not_handed_out() -> None:
+    tool = {"type": "function", "function": {"name": "echo", "parameters": {"type": "object"}}}
+    box = ClientsOnly(lambda: [msgspec.Raw(msgspec.json.encode(tool))])
+    model = ScriptedModel(goes_on(), calls(("echo", {"a": 1})))
+    listener = Listener()
+    question = ask_for()
+    passed = Passthrough({}, False, False, 1, True, lambda: question)
+    async with asyncio.timeout(PATIENCE):
+        await converse(passed, model, box, listener, new_id=counter("made"))
+    assert len(model.asked) == 2
+    assert [message["role"] for message in model.asked[1].messages] == ["user", "assistant", "tool"]
+    (handed,) = [event for event in listener.events if isinstance(event, CallsHandedBack)]
+    assert [call.name for call in handed.calls] == ["echo"]
+    assert listener.ended.ending.finish_reason == "tool_calls"
