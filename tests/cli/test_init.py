@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +210,49 @@ async def test_a_person_at_a_terminal_is_asked_and_the_installed_command_serves_
     assert "OpenRouter: which models" in said
     assert "next: callgate serve" in said
     assert written()["model_list"][0]["litellm_params"]["api_key"] == "os.environ/OPENROUTER_API_KEY"
+
+
+MARKED = 'from callgate import tool\n\n\n@tool(safety="read_only")\ndef lookup(word: str) -> str:\n    """Look a word up."""\n    return word\n'
+
+
+def test_what_is_written_keeps_what_it_did() -> None:
+    init("--provider", "demo")
+    assert yaml.safe_load(Path("config.yaml").read_text())["data_dir"] == "./data"
+    for command in (["runs"], ["usage"], ["calls"]):
+        assert CliRunner().invoke(app, command).exit_code == 0
+
+
+def test_tools_that_would_not_be_found_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "other_tools.py").write_text(MARKED)
+    refused = init("--provider", "demo", "--tool", "../elsewhere/other_tools.py")
+    assert refused.exit_code != 0
+    assert "modules are found beside the config" in refused.output
+    assert "--output ../elsewhere/config.yaml" in refused.output
+    assert not Path("config.yaml").exists()
+
+
+def test_nothing_is_written_that_check_would_refuse() -> None:
+    Path("config.yaml").write_text("# mine\n")
+    refused = init("--model", "m=opnai/gpt", "--force")
+    assert refused.exit_code == 1
+    assert "config.yaml was not written" in refused.output
+    assert Path("config.yaml").read_text() == "# mine\n"
+    assert [path.name for path in Path().iterdir()] == ["config.yaml"]
+
+
+def test_tools_of_the_usual_name_are_noticed() -> None:
+    Path("my_tools.py").write_text(MARKED)
+    noticed = init("--provider", "demo")
+    assert "my_tools.py is here" in noticed.output
+    assert yaml.safe_load(Path("config.yaml").read_text())["tools"] == [{"kind": "python", "module": "my_tools"}]
+    assert check().exit_code == 0
+    sys.modules.pop("my_tools", None)
+
+
+def test_a_file_of_that_name_without_tools_is_left_alone() -> None:
+    Path("my_tools.py").write_text("import no_such_package\n")
+    left = init("--provider", "demo")
+    assert "my_tools.py is not taken" in left.output
+    assert check().exit_code == 0

@@ -59,8 +59,10 @@ def shown(kind: type[BaseModel], tree: Any) -> Iterator[dict[str, Any]]:
             yield from shown(kind, value)
 
 
-def test_as_it_stands_it_needs_no_variable_and_means_the_same_as_no_file():
-    assert load(REFERENCE, environ={}).config == load(DEFAULT_FILE, environ={}).config
+def test_as_it_stands_it_needs_no_variable_and_means_the_same_as_no_file_but_keeps_what_it_did():
+    shipped = load(REFERENCE, environ={}).config
+    assert shipped.data_dir == str(ROOT / "data")
+    assert shipped.model_copy(update={"data_dir": None}) == load(DEFAULT_FILE, environ={}).config
 
 
 def test_with_every_example_in_use_it_is_valid(tmp_path):

@@ -23,6 +23,8 @@ HEAD = """\
 # Written by `callgate init`. `callgate check` reads it, `callgate doctor` asks what it names, `callgate serve` serves it.
 version: 1
 """
+USUAL_TOOLS = "my_tools.py"
+"""The file of a user's own tools, in the docs and in what is written here."""
 NO_TOOLS_YET = "# Your own: put my_tools.py beside this file and add `- {kind: python, module: my_tools}`."
 
 
@@ -84,7 +86,11 @@ def init(
         name, entry = mcp_server(each, answers.servers)
         answers.servers[name] = entry
     _take_servers(answers, mcp_file or [], folder, asking=asking, take_all=yes)
+    for each in tool or []:
+        _check_place(each, folder)
     answers.tools = [{"kind": "python", **python_tool(each)} for each in tool or []]
+    if not tool:
+        _notice_tools(answers, folder)
     answers.host = host or (typer.prompt("Listen on", default=answers.host) if asking else answers.host)
     used = {str(entry["litellm_params"].get("api_base", "")) for entry in answers.models}
     if any(f":{answers.port}/" in f"{address}/" for address in used):  # used by a model server such as vLLM
@@ -92,8 +98,38 @@ def init(
     answers.port = port or answers.port
     secret = _take_key(answers, key, asking=asking)
     private = any(entry.get("env") or entry.get("headers") for entry in answers.servers.values())
-    _write(output, _text(answers), 0o600 if private or answers.left_out else 0o644)
-    _report(output, answers, secret)
+    mode = 0o600 if private or answers.left_out else 0o644
+    missing = _missing_variables(output, _text(answers))
+    _write(output, _text(answers), mode)
+    _report(output, answers, secret, missing)
+
+
+def _check_place(option: str, folder: Path) -> None:
+    """Refuse a file of tools that would not be found from where the config is."""
+    place = Path(option.partition(":")[0]).expanduser()
+    if place.suffix == ".py" and place.is_file() and place.resolve().parent != folder:
+        raise give_up(
+            f"--tool {option}: modules are found beside the config, and this one is in {place.resolve().parent}: "
+            f"put it into {folder}, or the config there with --output {place.parent / 'config.yaml'}"
+        )
+
+
+def _notice_tools(answers: Answers, folder: Path) -> None:
+    """Take the tools of a file of the usual name that is there already."""
+    if not (folder / USUAL_TOOLS).is_file():
+        return
+    from callgate.cli.shared import make_importable
+    from callgate.tools.python_function import NotATool, functions_at
+
+    make_importable(folder)
+    module = USUAL_TOOLS.removesuffix(".py")
+    try:
+        functions_at(module)
+    except (NotATool, ValueError) as error:
+        typer.echo(f"note: {USUAL_TOOLS} is not taken: {error}", err=True)
+        return
+    typer.echo(f"{USUAL_TOOLS} is here: its tools are offered.", err=True)
+    answers.tools = [{"kind": "python", "module": module}]
 
 
 def _take_models(
@@ -264,6 +300,8 @@ def _text(answers: Answers) -> str:
     blocks = [
         HEAD,
         _block({"server": {"host": answers.host, "port": answers.port}}),
+        "# A folder, from this file's, for recorded runs, the ledger of tool runs, usage and keys.\n"
+        + _block({"data_dir": "./data"}),
         "# The names that clients ask for, and the models behind them. `tools`: which of those below each is offered.\n"
         + _block({"model_list": offered}),
         f"{NO_TOOLS_YET}\n"
@@ -296,13 +334,35 @@ def _write(path: Path, text: str, mode: int = 0o600) -> None:
         file.write(text)
 
 
-def _report(output: Path, answers: Answers, secret: str | None) -> None:
-    """Print what was written, whether it can be served, and what to do next."""
+def _missing_variables(output: Path, text: str) -> list[str]:
+    """Return the variables that a config needs and that are not set. Exits where `callgate check` would refuse it for anything
+    else, so that nothing is written."""
     from callgate.cli.making import mistakes_in
     from callgate.cli.shared import make_importable
     from callgate.config.load import load
     from callgate.config.problems import ConfigError
 
+    draft = output.with_name(f".{output.name}.{os.getpid()}")
+    _write(draft, text)
+    try:
+        loaded = load(draft)
+        make_importable(loaded.folder)
+        if mistakes := mistakes_in(loaded):
+            raise loaded.complaint(*mistakes)
+    except ConfigError as error:
+        missing = re.findall(r"the environment variable (\w+) is not set", str(error))
+        if len(missing) < len(error.problems):
+            typer.echo(str(error).replace(str(draft), str(output)), err=True)
+            typer.echo(f"callgate: {output} was not written", err=True)
+            raise typer.Exit(WRONG) from None
+        return list(dict.fromkeys(missing))
+    finally:
+        draft.unlink(missing_ok=True)
+    return []
+
+
+def _report(output: Path, answers: Answers, secret: str | None, missing: list[str]) -> None:
+    """Print what was written, and what to do next."""
     models = ", ".join(dict.fromkeys(each["model_name"] for each in answers.models))
     typer.echo(f"wrote {output}: models {models}; MCP servers {', '.join(answers.servers) or 'none'}")
     for name, (_, why) in answers.left_out.items():
@@ -310,19 +370,7 @@ def _report(output: Path, answers: Answers, secret: str | None) -> None:
     if secret is not None:
         typer.echo(f"key (shown this once): {secret}")
     at = "" if output == Path("config.yaml") else f" --config {output}"
-    try:
-        loaded = load(output)
-        make_importable(loaded.folder)
-        if mistakes := mistakes_in(loaded):
-            raise loaded.complaint(*mistakes)
-    except ConfigError as error:
-        missing = re.findall(r"the environment variable (\w+) is not set", str(error))
-        for variable in dict.fromkeys(missing):
-            typer.echo(
-                f"next: export {variable}=...   (the provider's key; `callgate check{at}` fails until it is set)"
-            )
-        if len(missing) < len(error.problems):
-            typer.echo(str(error), err=True)
-            raise typer.Exit(WRONG) from None
+    for variable in missing:
+        typer.echo(f"next: export {variable}=...   (the provider's key; `callgate check{at}` fails until it is set)")
     typer.echo(f"next: callgate doctor{at}   (asks every provider and tool server whether it is there)")
     typer.echo(f"next: callgate serve{at}   (then point a client at http://{answers.host}:{answers.port}/v1)")
