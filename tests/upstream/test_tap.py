@@ -8,6 +8,7 @@ import asyncio
 import contextvars
 import gzip
 import inspect
+import sys
 
 import httpx
 import pytest
@@ -406,3 +407,9 @@ async def test_an_end_is_judged_by_what_the_provider_wrote_at_its_own_places(bod
     assert end.reasons == reasons
     if is_good is not None:
         assert (not end.why_not_seen) is is_good
+
+
+async def test_whoever_needs_no_litellm_does_not_load_what_the_tap_needs():
+    code = "import sys, callgate.upstream.catalogue; sys.exit('httpx' in sys.modules or 'litellm' in sys.modules)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    assert await process.wait() == 0

@@ -14,7 +14,7 @@ from typing import Any
 
 from callgate.conversation import raw_json
 from callgate.conversation.errors import ChatError
-from callgate.upstream import errors, resolve, tap
+from callgate.upstream import errors, resolve
 from callgate.upstream.direct_model import Endpoint
 from callgate.upstream.resolve import ModelConfig
 
@@ -53,6 +53,8 @@ def _load() -> Any:
     # At import litellm fetches its price list from the network, with three attempts where there is none.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     import litellm
+
+    from callgate.upstream import tap  # it needs httpx, which is loaded with litellm only
 
     litellm.telemetry = False
     litellm.suppress_debug_info = True
