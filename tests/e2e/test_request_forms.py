@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from callgate.api.conversation import CHOICES_AT_ONCE
+from callgate.api.choices import CHOICES_AT_ONCE
 from callgate.application import create_app
 from tests.harness.clients import http_client, openai_client, streamed, whole
 from tests.harness.configs import make_config

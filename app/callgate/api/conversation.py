@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from callgate.api import legacy
 from callgate.api.answers import NOTHING, Work
+from callgate.api.choices import chat_side_by_side, for_choice, preloaded
 from callgate.api.client_names import under_own_names
 from callgate.api.middleware import RequestContext
-from callgate.api.openai_writers import ForChoice, function_body
+from callgate.api.openai_writers import function_body
 from callgate.api.requests import ChatRequest, passed_through
 from callgate.auth.keys import ANONYMOUS, Caller, owner_name
 from callgate.auth.meter import Meter
@@ -36,8 +37,6 @@ from callgate.conversation.ids import new_id, new_run_id
 from callgate.conversation.listeners import Handlers, Listener, handlers_of, handles
 from callgate.conversation.loop import Rules, converse
 from callgate.conversation.ports import Emit, ModelRequest, Toolbox, TurnModel, emit_nothing
-from callgate.conversation.preloaded_model import PreloadedModel
-from callgate.conversation.side_by_side import side_by_side
 from callgate.conversation.turn_recovery import Recovery
 from callgate.recorder.recording import NOTED, RunRecording, RunTrace, TextsListener
 from callgate.runtime.chat_setup import clients_toolbox
@@ -55,8 +54,6 @@ EmitAny: TypeAlias = Callable[[Any], Awaitable[None]]
 """Takes the events that the writer of the answer handles."""
 
 new_call_id: Callable[[], str] = partial(new_id, "call")
-CHOICES_AT_ONCE = 8
-"""Concurrent chats of one request: each has a copy of the request, and a connection to the model."""
 Also: TypeAlias = tuple[tuple[type[ChatEvent], bool], ...]
 USUAL: Also = ((TurnStarted, False), (TurnEnded, False), (CallsHandedBack, True))
 """Events that do not go straight to the writer even where no listener handles them, and whether the writer gets them at all;
@@ -207,26 +204,15 @@ class Conversation(msgspec.Struct, eq=False):
         models: Sequence[TurnModel] = [route.model] * request.n
         if not route.server_tools and self._may_pass:
             try:
-                await self._chat(0, route.model, _for_choice(0, emit), may_pass_through=True)
+                await self._chat(0, route.model, for_choice(0, emit), may_pass_through=True)
             except SeparateChoices as separate:
                 if separate.answers:
-                    models = [PreloadedModel(route.name, answer) for answer in separate.answers]
+                    models = preloaded(route.name, separate.answers)
                 if self._meter is not None:
                     self._meter.begin_again()
             else:
                 return
-        places = asyncio.Semaphore(CHOICES_AT_ONCE)
-
-        async def in_place(choice: int, model: TurnModel) -> None:
-            for _ in range(choice):
-                await asyncio.sleep(0)  # starting a chat takes a while, during which other requests wait
-            async with places:
-                await self._chat(choice, model, _for_choice(choice, emit))
-
-        try:
-            await side_by_side(in_place(choice, model) for choice, model in enumerate(models))
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # the client gets one error; it cannot be answered in parts
+        await chat_side_by_side(models, lambda choice, model: self._chat(choice, model, for_choice(choice, emit)))
 
     async def _chat(self, choice: int, model: TurnModel, emit: Emit, *, may_pass_through: bool = False) -> None:
         """Run one chat with all its listeners."""
@@ -442,13 +428,6 @@ async def _keep_and_emit(
     for listener in listeners:
         listener.handle(handed)
     await emit(handed)
-
-
-def _for_choice(choice: int, emit: Callable[[Any], Awaitable[None]]) -> Emit:
-    def emit_for_choice(event: ChatEvent) -> Awaitable[None]:
-        return emit(ForChoice(choice, event))
-
-    return emit_for_choice
 
 
 def _longest_answer(params: Mapping[str, Any]) -> int | None:
