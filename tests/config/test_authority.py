@@ -28,6 +28,7 @@ UNGUARDED = {
     "CommandTool": "kind name description argv stdin cwd env ok_codes limits",
     "Config": "version server keys model_list ledger runs pools tools mcp_servers mcp_config approvals loop"
     " limits upstream responses store record traces reload logging",
+    "FinishReasons": "content_filter",
     "HttpTool": "kind name description method url headers body",
     "Key": "name hash old_hash events usage offer responses",
     "LedgerSection": "url namespace",
@@ -37,7 +38,7 @@ UNGUARDED = {
     "Loop": "max_iterations max_failed_turns max_repeats max_parallel_calls diagnostics",
     "McpServer": "type command args env cwd url headers prefix",
     "ModelEntry": "model_name litellm_params model_info tools fallbacks tool_calling thinking constrain_calls lane"
-    " events usage offer concurrency response_format_with_tools schema_dialect timeout stream_timeout responses",
+    " events usage offer finish_reasons concurrency response_format_with_tools schema_dialect timeout stream_timeout responses",
     "OpenApiTool": "kind name document base_url auth headers prefix rename",
     "PlacedTool": "run_on",
     "Pool": "queue_seconds fresh_process",
@@ -150,6 +151,7 @@ def command(**more: Any) -> dict[str, Any]:
         ({"limits": {"redis_down": "closed"}}, {}, "limits.redis_down"),
         ({}, {"model_list": [{**DEMO, "provider_selectors": True}]}, "model_list.demo.provider_selectors"),
         ({}, {"model_list": [{**DEMO, "trust_litellm": "on"}]}, "model_list.demo.trust_litellm"),
+        ({}, {"model_list": [{**DEMO, "finish_reasons": {"stop": ["fin"]}}]}, "model_list.demo.finish_reasons.stop"),
     ],
     ids=lambda it: it if isinstance(it, str) else "",
 )

@@ -32,11 +32,11 @@ def _table(**words: str) -> Mapping[str, Expected]:
 OPEN_WORDS = _table(
     STOP="""
         stop end_turn eos eos_token stop_sequence complete completed end STOP END-TURN Eos done done_ok finish finished
-        finished.ok success normal normal_completion eosFound eot eot_id eom im_end end_of_turn
+        COMPLETE STOP_SEQUENCE finished.ok success normal normal_completion eosFound eot eot_id eom im_end end_of_turn
         stop:user endTurn stop-token Completed
     """,
     TOOL_CALLS="""
-        tool_calls tool_call tool_use function_call function_calls Function_Call TOOL-CALLS tool.calls toolCalls toolUse
+        tool_calls tool_call tool_use function_call function_calls Function_Call TOOL-CALLS TOOL_CALL tool.calls toolCalls toolUse
         functionCall tool function tool_use_done function:call:1 TOOL tool-use.
     """,
     LENGTH="""
@@ -45,12 +45,12 @@ OPEN_WORDS = _table(
     """,
     FILTER="""
         content_filter content_filtered safety recitation refusal guardrail_intervened blocklist prohibited_content
-        sensitive SAFETY SPII IMAGE_SAFETY IMAGE_PROHIBITED_CONTENT IMAGE_RECITATION content-filter blocked refused
+        sensitive SAFETY SPII RECITATION BLOCKLIST PROHIBITED_CONTENT IMAGE_SAFETY IMAGE_PROHIBITED_CONTENT IMAGE_RECITATION content-filter blocked refused
         harmful harm toxicity stopped_by_policy contentFilter
     """,
     FAILED="""
         error abort aborted failed network_error malformed_function_call insufficient_system_resource
-        MALFORMED_FUNCTION_CALL MALFORMED_RESPONSE UNEXPECTED_TOOL_CALL FINISH_REASON_UNSPECIFIED malformed_model_output
+        ERROR ERROR_LIMIT ERROR_TOXIC TIMEOUT MALFORMED_FUNCTION_CALL MALFORMED_RESPONSE UNEXPECTED_TOOL_CALL FINISH_REASON_UNSPECIFIED malformed_model_output
         malformed_tool_use cancelled timeout incomplete partial denied exceeded killed crashed quota
         insufficient_quota tool_use_failed completed_with_errors content_length_exceeded stop_failed deny
         invalidOutput interrupted overloaded unavailable safety_error max_retries_error USER_CANCEL
@@ -73,3 +73,58 @@ UNHEARD_OF: Sequence[str] = (
     '{"type": "stop"}', "¿?x", "over_and_out",
 )  # fmt: skip
 WITHOUT_WORDS: Sequence[str] = ("", " ", "-", "...", "___", "\n", "{}", "[]", "?!", "—")
+
+
+def normal(word: str) -> str:
+    return word.lower().replace("-", "_")
+
+
+_CLAUDES = _table(
+    STOP="end_turn stop_sequence",
+    TOOL_CALLS="tool_use",
+    LENGTH="max_tokens model_context_window_exceeded compaction",
+    FILTER="refusal",
+)
+_GOOGLES = _table(
+    STOP="STOP",
+    LENGTH="MAX_TOKENS",
+    FILTER="SAFETY RECITATION BLOCKLIST PROHIBITED_CONTENT SPII IMAGE_SAFETY IMAGE_PROHIBITED_CONTENT IMAGE_RECITATION"
+    " MODEL_ARMOR content_filter",
+    FAILED="MALFORMED_FUNCTION_CALL MALFORMED_RESPONSE UNEXPECTED_TOOL_CALL FINISH_REASON_UNSPECIFIED",
+    UNKNOWN="LANGUAGE OTHER TOO_MANY_TOOL_CALLS MISSING_THOUGHT_SIGNATURE NO_IMAGE IMAGE_OTHER ESCALATION",
+)
+DOCUMENTED: Mapping[str, Mapping[str, Expected]] = {
+    "anthropic": _CLAUDES,
+    "messages": _CLAUDES,
+    "gemini": _GOOGLES,
+    "vertex_ai": _GOOGLES,
+    "bedrock": _table(
+        STOP="end_turn stop_sequence",
+        TOOL_CALLS="tool_use",
+        LENGTH="max_tokens model_context_window_exceeded",
+        FILTER="guardrail_intervened content_filtered refusal",
+        FAILED="malformed_model_output malformed_tool_use",
+    ),
+    "cohere": _table(
+        STOP="COMPLETE STOP_SEQUENCE",
+        TOOL_CALLS="TOOL_CALL",
+        LENGTH="MAX_TOKENS",
+        FILTER="ERROR_TOXIC",
+        FAILED="ERROR ERROR_LIMIT TIMEOUT USER_CANCEL",
+    ),
+    "responses": _table(LENGTH="max_output_tokens max_tokens length", FILTER="content_filter"),
+}
+"""Of the providers with an API of their own; any other word is unknown there. That of the Responses API is the reason of an
+incomplete response."""
+
+ALL_WORDS: Sequence[str] = tuple(
+    dict.fromkeys([*OPEN_WORDS, *UNHEARD_OF, *(word for words in DOCUMENTED.values() for word in words)])
+)
+
+
+def expected_on(provider: str, word: str) -> Expected:
+    """What becomes of a turn with this finish reason at a provider."""
+    if provider in DOCUMENTED:
+        known = {normal(documented): expected for documented, expected in DOCUMENTED[provider].items()}
+        return known.get(normal(word), Expected.UNKNOWN)
+    return OPEN_WORDS.get(word, Expected.UNKNOWN)

@@ -11,10 +11,11 @@ from callgate.conversation.finish_words import (
     FinishClass,
     FinishWords,
     Meaning,
+    further_words,
     is_value,
     judge_by_words,
 )
-from tests.conversation.finish_table import OPEN_WORDS, UNHEARD_OF, WITHOUT_WORDS, Expected
+from tests.conversation.finish_table import ALL_WORDS, OPEN_WORDS, UNHEARD_OF, WITHOUT_WORDS, Expected, expected_on
 
 CLOSED = FinishWords({FinishClass.STOP: "STOP End-Turn", FinishClass.ERROR: "ERROR"}, is_closed=True)
 
@@ -169,3 +170,22 @@ def test_where_calls_are_text_a_reason_says_little_about_them():
         Finding.NONSTANDARD_FINISH_REASON,
     }
     assert findings("error", from_text=True) == {Finding.UPSTREAM_ERROR, Finding.NONSTANDARD_FINISH_REASON}
+
+
+def test_the_table_has_every_word_that_calls_ran_beside() -> None:
+    assert len(ALL_WORDS) > 150
+    assert {expected_on("openai", word) for word in ALL_WORDS} == set(Expected)
+    assert expected_on("gemini", "LANGUAGE").meaning == Meaning(FinishClass.ERROR, is_known=False)
+
+
+def test_an_operator_names_further_words_and_no_known_ones():
+    named = further_words({FinishClass.STOP: ("Fin-Now", "stop"), FinishClass.LENGTH: ("spent",)})
+    assert named == {
+        "fin_now": Meaning(FinishClass.STOP),
+        "stop": Meaning(FinishClass.STOP),
+        "spent": Meaning(FinishClass.LENGTH),
+    }
+    with pytest.raises(ValueError, match="`error` cannot mean stop: it means error"):
+        further_words({FinishClass.STOP: ("ERROR",)})
+    with pytest.raises(ValueError, match="`fin` cannot mean length: it means stop"):
+        further_words({FinishClass.STOP: ("fin",), FinishClass.LENGTH: ("FIN",)})

@@ -49,6 +49,8 @@ class WireEvent:
     steps: list[str | tuple[Call, str]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     reason: str | None = None
+    is_verbatim: bool = False
+    """The reason is a word of this very wire."""
     end: str = "done"
 
 
@@ -149,12 +151,12 @@ def _sse(event: Json, name: str | None = None) -> bytes:
     return f"{head}data: ".encode() + _text(event) + b"\n\n"
 
 
-def _reason(words: Mapping[str, str], reason: str | None) -> str | None:
-    """The provider's own word for what a reason means, or the reason where that is no word of the four."""
-    if not reason:
-        return reason
-    meaning = OPEN.judge(reason)
-    return words.get(meaning.kind.name.lower(), reason) if meaning.is_known else reason
+def _reason(words: Mapping[str, str], found: WireEvent) -> str | None:
+    """The provider's own word for what the reason means, or the reason where that is no word of the four."""
+    if not found.reason or found.is_verbatim:
+        return found.reason
+    meaning = OPEN.judge(found.reason)
+    return words.get(meaning.kind.name.lower(), found.reason) if meaning.is_known else found.reason
 
 
 def _blocks(found: WireEvent) -> Iterator[tuple[int, str | Call, list[str]]]:
@@ -188,7 +190,7 @@ def _claude_stream(found: WireEvent) -> bytes:
         key, kind = ("text", "text_delta") if isinstance(block, str) else ("partial_json", "input_json_delta")
         events += [{"type": "content_block_delta", "index": at, "delta": {"type": kind, key: it}} for it in pieces]
         events.append({"type": "content_block_stop", "index": at})
-    if (reason := _reason(CLAUDE, found.reason)) is not None:
+    if (reason := _reason(CLAUDE, found)) is not None:
         events.append({"type": "message_delta", "delta": {"stop_reason": reason}, "usage": usage})
     if found.end == "done":
         events.append({"type": "message_stop"})
@@ -204,7 +206,7 @@ def _claude_whole(found: WireEvent) -> bytes:
     ]
     message = {
         "id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": content,
-        "stop_reason": _reason(CLAUDE, found.reason), "usage": {"input_tokens": 9, "output_tokens": 9},
+        "stop_reason": _reason(CLAUDE, found), "usage": {"input_tokens": 9, "output_tokens": 9},
     }  # fmt: skip
     return _text(message)
 
@@ -236,12 +238,12 @@ def _google_stream(found: WireEvent) -> bytes:
     # Google sends each call whole and has no mark for the end: what is cut is cut before the reason.
     chunks = [_google_chunk([part], None) for part in _google_parts(found)]
     if found.reason is not None and found.end == "done":
-        chunks.append(_google_chunk([], _reason(GOOGLE, found.reason)))
+        chunks.append(_google_chunk([], _reason(GOOGLE, found)))
     return b"".join(map(_sse, chunks))
 
 
 def _google_whole(found: WireEvent) -> bytes:
-    return _text(_google_chunk(_google_parts(found), _reason(GOOGLE, found.reason)))
+    return _text(_google_chunk(_google_parts(found), _reason(GOOGLE, found)))
 
 
 BEDROCK = {**CLAUDE, "content_filter": "guardrail_intervened"}
@@ -276,7 +278,7 @@ def _bedrock_stream(found: WireEvent) -> bytes:
             frames.append(frame("contentBlockDelta", {"contentBlockIndex": at, "delta": delta}))
         frames.append(frame("contentBlockStop", {"contentBlockIndex": at}))
     if found.reason is not None and found.end == "done":
-        frames.append(frame("messageStop", {"stopReason": _reason(BEDROCK, found.reason)}))
+        frames.append(frame("messageStop", {"stopReason": _reason(BEDROCK, found)}))
         usage = {"inputTokens": 9, "outputTokens": 9, "totalTokens": 18}
         frames.append(frame("metadata", {"usage": usage, "metrics": {"latencyMs": 1}}))
     return b"".join(frames)
@@ -291,7 +293,7 @@ def _bedrock_whole(found: WireEvent) -> bytes:
     ]
     body = {
         "output": {"message": {"role": "assistant", "content": content}},
-        "stopReason": _reason(BEDROCK, found.reason),
+        "stopReason": _reason(BEDROCK, found),
         "usage": {"inputTokens": 9, "outputTokens": 9, "totalTokens": 18},
     }
     return _text(body)
@@ -315,7 +317,7 @@ def _cohere_stream(found: WireEvent) -> bytes:
             events.append({"type": "tool-call-delta", "index": at, "delta": {"message": message}})
         events.append({"type": "tool-call-end", "index": at})
     if found.end == "done":
-        delta = {"finish_reason": _reason(COHERE, found.reason), "usage": COHERE_USAGE}
+        delta = {"finish_reason": _reason(COHERE, found), "usage": COHERE_USAGE}
         events.append({"type": "message-end", "delta": delta})
     return b"".join(_sse(event, event["type"]) for event in events)
 
@@ -327,7 +329,7 @@ def _cohere_whole(found: WireEvent) -> bytes:
     ]
     text = [{"type": "text", "text": step} for step in found.steps if isinstance(step, str) and step]
     message = {"role": "assistant", "content": text, "tool_calls": calls}
-    body = {"id": "c1", "finish_reason": _reason(COHERE, found.reason), "message": message, "usage": COHERE_USAGE}
+    body = {"id": "c1", "finish_reason": _reason(COHERE, found), "message": message, "usage": COHERE_USAGE}
     return json.dumps(body).encode()
 
 
@@ -343,9 +345,10 @@ def _response_status(reason: str | None) -> Json:
 
 def _response(found: WireEvent, output: list[Json]) -> Json:
     usage = {"input_tokens": 9, "output_tokens": 9, "total_tokens": 18}
-    return {"id": "resp_1", "object": "response", "model": "m", "output": output, "usage": usage} | _response_status(
-        found.reason
-    )
+    head = {"id": "resp_1", "object": "response", "model": "m", "output": output, "usage": usage}
+    if found.is_verbatim:
+        return head | {"status": "incomplete", "incomplete_details": {"reason": found.reason}}
+    return head | _response_status(found.reason)
 
 
 def _response_item(at: int, block: str | Call, status: str = "completed") -> Json:

@@ -22,7 +22,7 @@ from callgate.conversation.events import (
     TurnStarted,
 )
 from callgate.telemetry import logs
-from callgate.telemetry.listeners import LogListener, MetricsListener
+from callgate.telemetry.listeners import LoggedWords, LogListener, MetricsListener
 from callgate.telemetry.metrics import Metrics
 
 CLOCK = ReadyCall("c1", "clock", {"zone": "private words"}, '{"zone": "private words"}', (Finding.ARGUMENTS_REPAIRED,))
@@ -214,3 +214,32 @@ def test_what_was_noticed_about_a_call_is_counted_once_for_each_call():
     exposed = metrics.exposition()[0].decode()
     assert 'callgate_findings_total{finding="tool_calls_with_stop",model="m"} 1.0' in exposed
     assert 'callgate_findings_total{finding="arguments_repaired",model="m"} 2.0' in exposed
+
+
+def ended_with(word: str, entry: str) -> TurnEnded:
+    by = Responder(entry, "openai/m", counted_model=entry)
+    answer = TurnAccount((word,), (), (), (), (), None, 0.1, by=by, unknown_reasons=(word,))
+    return TurnEnded(0, answer)
+
+
+def test_an_unknown_finish_reason_is_logged_once_for_each_entry_and_word_with_the_setting():
+    words = LoggedWords()
+    with capture_logs() as lines:
+        for word, entry in (("LANGUAGE", "a"), ("LANGUAGE", "a"), ("LANGUAGE", "b"), ("OTHER", "a"), ("x" * 300, "a")):
+            LogListener("run_1", False, words).handle(ended_with(word, entry))
+    assert [line["event"] for line in lines] == ["unknown_finish_reason"] * 4
+    assert {line["log_level"] for line in lines} == {"warning"}
+    assert [(line["model"], line["finish_reason"]) for line in lines] == [
+        ("a", "LANGUAGE"),
+        ("b", "LANGUAGE"),
+        ("a", "OTHER"),
+        ("a", "x" * 100),
+    ]
+    assert "finish_reasons: {stop: [...]}" in lines[0]["todo"]
+
+
+def test_each_unknown_finish_reason_is_counted():
+    metrics = Metrics()
+    for _ in range(2):
+        MetricsListener(metrics, metrics.model("a"), ()).handle(ended_with("LANGUAGE", "a"))
+    assert 'callgate_findings_total{finding="unknown_finish_reason",model="a"} 2.0' in metrics.exposition()[0].decode()

@@ -5,7 +5,7 @@ Only a word that is known to say so is a good end. What we do not know did not e
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 import msgspec
@@ -68,6 +68,23 @@ class FinishWords:
         if known is None:
             return _UNKNOWN if self._is_closed else judge_by_words(reason)
         return known
+
+
+def further_words(named: Mapping[FinishClass, Sequence[str]]) -> Mapping[str, Meaning]:
+    """Return the meanings of finish reasons that an operator names. Raises `ValueError` for one that is known to mean something
+    else, or is named twice."""
+    further: dict[str, Meaning] = {}
+    for kind, words in named.items():
+        for word in map(normalized, words):
+            known = further.get(word) or OPEN.listed.get(word)
+            if known is not None and known.kind is not kind:
+                raise ValueError(f"finish_reasons: `{word}` cannot mean {_name(kind)}: it means {_name(known.kind)}")
+            further[word] = _KNOWN[kind]
+    return further
+
+
+def _name(kind: FinishClass) -> str:
+    return kind.name.lower()
 
 
 OPEN = FinishWords(

@@ -25,7 +25,7 @@ from callgate.runtime.recording import RuntimeRecording
 from callgate.runtime.route import EMPTY_TOOLS_LIST, ClientTools, Route, may_offer
 from callgate.runtime.shared import SharedResources
 from callgate.runtime.tool_patterns import check_patterns, pattern_problems, unknown_keys
-from callgate.telemetry.listeners import LogListener, MetricsListener
+from callgate.telemetry.listeners import LoggedWords, LogListener, MetricsListener
 from callgate.tools.concurrency import ConcurrencyLimits
 from callgate.tools.registry import Registry
 from callgate.upstream.catalogue import Catalogue
@@ -75,6 +75,7 @@ class Runtime(RuntimeRecording):
         self._routes: dict[Any, Route] = {}
         self._routed_tools: object = None
         self._patterns_checked = False
+        self._logged_words = LoggedWords()
         self._places = concurrency_of(config)
         super().__init__(config, shared)
         self._tools_shown = {("key", key.name): key.responses.tools_shown for key in config.keys}
@@ -322,7 +323,7 @@ class Runtime(RuntimeRecording):
         )
 
     def log_listener(self, run_id: str) -> Listener:
-        return LogListener(run_id, content=self.config.logging.content)
+        return LogListener(run_id, self.config.logging.content, self._logged_words)
 
     def _entry(self, name: str, caller: Caller) -> ModelConfig:
         entry = self.catalogue.entry(name)

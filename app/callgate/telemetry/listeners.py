@@ -41,11 +41,35 @@ FAILURES: Final = frozenset(
 """The failures of attempts that are named in metrics."""
 
 
+UNKNOWN_REASON: Final = "unknown_finish_reason"
+MAX_WORDS: Final = 1000
+"""Finish reasons that are remembered as logged. Providers choose them, so that there has to be a bound."""
+SHOWN: Final = 100
+"""Characters of a finish reason in a log line."""
+NAME_IT: Final = "if it is a good end, add it to `finish_reasons: {stop: [...]}` of this model's entry"
+
+
+class LoggedWords:
+    """The unknown finish reasons that were logged: each once for an entry."""
+
+    def __init__(self) -> None:
+        self._logged: set[tuple[str, str]] = set()
+
+    def is_new(self, entry: str, word: str) -> bool:
+        """Note a word; return whether it is to be logged."""
+        found = (entry, word[:SHOWN])
+        if found in self._logged or len(self._logged) >= MAX_WORDS:
+            return False
+        self._logged.add(found)
+        return True
+
+
 class LogListener(Listener, msgspec.Struct, eq=False):
     """Logs unusual events; the end of a chat is in its request's log line. Arguments and results only with `content`."""
 
     _run_id: str
     content: bool = False
+    _logged_words: LoggedWords = msgspec.field(default_factory=LoggedWords)
 
     handlers: ClassVar[Handlers] = {}
 
@@ -82,6 +106,8 @@ class LogListener(Listener, msgspec.Struct, eq=False):
     def _turn_ended(self, event: TurnEnded) -> None:
         """Log all unusual facts about a turn in one line."""
         answer = event.answer
+        for word in answer.unknown_reasons:
+            self._unknown_reason(answer, word)
         if not (answer.findings or answer.broken or answer.prompted):
             return
         turn = event.turn
@@ -106,6 +132,19 @@ class LogListener(Listener, msgspec.Struct, eq=False):
             finish_reasons=list(answer.reasons),
             broken=[{**it, "written": call.text} if self.content else it for it, call in broken],
         )
+
+    def _unknown_reason(self, answer: TurnAccount, word: str) -> None:
+        """Log an unknown finish reason, once for each entry and word."""
+        by = answer.by
+        if self._logged_words.is_new(by.counted_model or by.model, word):
+            self._log.warning(
+                "unknown_finish_reason",
+                model=by.counted_model or by.model,
+                deployment=by.deployment,
+                lane=answer.lane,
+                finish_reason=word[:SHOWN],
+                todo=NAME_IT,
+            )
 
     @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
@@ -198,6 +237,8 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
         self._answers.append(answer)
         if (by := answer.by) is not NO_RESPONDER:
             self._of_model.answered_by(by)
+        for _ in answer.unknown_reasons:
+            self._metrics.findings.of(self._model, UNKNOWN_REASON).inc()
         if not (answer.findings or answer.broken or answer.prompted):
             return
         if (words := answer.prompted) is not None:

@@ -15,12 +15,14 @@ import structlog
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import Responder
+from callgate.conversation.finish_words import further_words
 from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough
 from callgate.http.client import HttpClient
 from callgate.upstream import litellm_model, resolve
 from callgate.upstream.deployments import Cooldown, Deployment, DeploymentPool
 from callgate.upstream.direct_model import Endpoint
 from callgate.upstream.media import Fetch
+from callgate.upstream.named_reasons import NamedReasonsModel
 from callgate.upstream.passthrough import PassthroughModel
 from callgate.upstream.resolve import ModelConfig
 from callgate.upstream.responses_lane import ResponsesModel
@@ -187,7 +189,9 @@ class Catalogue:
         ) or Cooldown(
             self._cooldown_seconds, lambda seconds: self._on_cooldown(responder, seconds), self._circumstances.clock
         )
-        return Deployment(self._wrap(inner, entry), responder, inner, cooldown)
+        named = further_words(entry.finish_reasons)
+        model = NamedReasonsModel(inner, named) if named else inner
+        return Deployment(self._wrap(model, entry), responder, inner, cooldown)
 
 
 def is_demo(entry: ModelConfig) -> bool:

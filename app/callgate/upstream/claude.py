@@ -281,6 +281,7 @@ class EventsReader(EventsBody):
         if (reason := reason_in(field_of(event, "delta", "stop_reason"))) is not None:
             if reason == PAUSED and self._content:
                 self.paused = self._content
+                found.append(finished(PAUSED, WORDS))
             else:
                 found += self._given_at_once()
                 found.append(finished(_reason(reason, converted=self._parser.converted_response_format_tool), WORDS))
@@ -407,6 +408,7 @@ class MessageReader(MessageBody):
         events = [_without_nothing(event) for event in read_completion(completion)]
         if reason == PAUSED and body["content"]:
             self.paused = body["content"]
+            events.append(finished(PAUSED, WORDS))
         elif reason:
             has_calls = any(isinstance(event, CallWritten) for event in events)
             events.append(finished(_reason(reason, converted=parser.json_mode and not has_calls), WORDS))

@@ -321,6 +321,7 @@ class MessageEventsReader(claude.EventsReader):
         reason = reason_in(field_of(event, "delta", "stop_reason"))
         if reason == claude.PAUSED and content:
             self.paused = content
+            yield finished(claude.PAUSED, claude.WORDS)
         elif reason is not None:
             yield from self._given_at_once()
             yield finished(reason, claude.WORDS)
@@ -369,6 +370,7 @@ class _ClaudeMessage(MessageBody):
         reason = reason_in(body.get("stop_reason"))
         if reason == claude.PAUSED and content:
             self.paused = content
+            events.append(finished(claude.PAUSED, claude.WORDS))
         elif reason:
             events.append(finished(reason, claude.WORDS))
             if not claude.ends_in_call(content):

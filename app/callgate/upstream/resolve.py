@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+from callgate.conversation.finish_words import FinishClass, further_words
 from callgate.http.interface import Deadlines
 from callgate.upstream.direct_model import ANSWER_BYTES, Endpoint, host_in
 from callgate.upstream.params import COUNTS_COMPLETIONS, NAMED, is_denied
@@ -53,6 +54,8 @@ class ModelConfig:
     """Whether a request may choose among the provider's models and hosts."""
     trust_litellm: Literal["auto", "on", "off"] = "auto"
     """Whether calls may run on litellm's lane: where the provider's end was seen, always on litellm's word, or never."""
+    finish_reasons: Mapping[FinishClass, Sequence[str]] = field(default_factory=dict)
+    """Further finish reasons of its server, by their class."""
     events: Literal["off", "x", "reasoning", "openwebui"] | None = None
     """How responses show that its tools run, unless the request or the key sets it."""
     offer: Literal["any", "with_client_tools"] = "any"
@@ -281,6 +284,10 @@ def check(entry: ModelConfig) -> None:
         )
     if entry.lane == "responses" and responses_endpoint(entry) is None:
         raise LaneError("lane is responses, and where the model is cannot be known: set litellm_params.api_base")
+    try:
+        further_words(entry.finish_reasons)
+    except ValueError as error:
+        raise LaneError(str(error)) from None
     if entry.tools and (reason := why_end_is_unseen(entry)) is not None:
         raise LaneError(
             f"it may not have tools: {reason}. Leave out `tools`; or reach it on another lane: with `lane: auto` and a model of a "

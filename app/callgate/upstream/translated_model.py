@@ -15,7 +15,7 @@ import structlog
 from msgspec.structs import replace
 
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import ModelEvent, Usage
+from callgate.conversation.events import Finished, ModelEvent, Usage
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Original, Passthrough, as_read
 from callgate.conversation.request_checks import check_request
 from callgate.conversation.response_items import without_items
@@ -191,7 +191,7 @@ class _PausingAnswer(_TranslatedAnswer):
     async def __anext__(self) -> Sequence[ModelEvent]:
         while True:
             try:
-                return [self._added_up(event) for event in await super().__anext__()]
+                return [self._added_up(event) for event in await super().__anext__() if not _is_pause(event)]
             except StopAsyncIteration:
                 paused = getattr(self._body, "paused", None)
                 if paused is None:
@@ -219,3 +219,8 @@ class _PausingAnswer(_TranslatedAnswer):
         now = {name: count for name, count in event.counts.items() if type(count) is int}
         self._counts = {name: self._before.get(name, 0) + now.get(name, 0) for name in {**self._before, **now}}
         return Usage({**event.counts, **self._counts})
+
+
+def _is_pause(event: ModelEvent) -> bool:
+    """True if an event says that the provider paused: the answer is then continued, and its end has another reason."""
+    return isinstance(event, Finished) and event.reason == claude.PAUSED

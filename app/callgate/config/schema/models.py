@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, f
 from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
-from callgate.config.schema.guards import WIDENS_ON, WidensTo
+from callgate.config.schema.guards import ADMITS, WIDENS_ON, WidensTo
 from callgate.config.schema.values import (
     Count,
     Globs,
@@ -19,6 +19,7 @@ from callgate.config.schema.values import (
     ToolEvents,
     UsageSetting,
     off_or_on,
+    shape,
 )
 
 TextFormat: TypeAlias = Literal[
@@ -118,6 +119,23 @@ class LitellmParams(BaseModel):
         yield "others", sorted(self.reveal().keys() - {"model"})
 
 
+FinishReason: TypeAlias = Annotated[str, Field(max_length=200), shape(r"[A-Za-z0-9]", "a word")]
+"""A finish reason, as its provider writes it; capitals and dashes make no difference."""
+
+
+class FinishReasons(Section):
+    """What further finish reasons of the model's server mean."""
+
+    stop: Annotated[tuple[FinishReason, ...], ADMITS] = ()
+    """It ended in order: its calls run."""
+    tool_calls: Annotated[tuple[FinishReason, ...], ADMITS] = ()
+    """It ended in order, with calls."""
+    length: Annotated[tuple[FinishReason, ...], ADMITS] = ()
+    """It was cut at its length: calls that came whole before that run."""
+    content_filter: tuple[FinishReason, ...] = ()
+    """Its provider withheld the rest: nothing of it runs."""
+
+
 class ModelEntry(Section):
     """One entry of `model_list`: litellm's block as it is, and what Callgate adds to it."""
 
@@ -149,6 +167,8 @@ class ModelEntry(Section):
     trust_litellm: Annotated[TrustSetting, WidensTo(("off", "auto", "on"))] = "auto"
     """Whether its calls run where litellm speaks to it: `auto` where the provider's own end of the answer was seen, `on` also
     on litellm's word, `off` never."""
+    finish_reasons: FinishReasons = FinishReasons()
+    """What words mean with which its server ends an answer and which Callgate does not know; no call runs beside an unknown one."""
     events: ToolEvents | None = None
     """How clients are shown that its tools run, unless the request or its key sets it; `off` by default."""
     usage: UsageSetting = "auto"

@@ -5,6 +5,8 @@ from typing import Any
 
 from callgate.config.schema import Config
 from callgate.config.schema import ModelEntry as ModelSection
+from callgate.config.schema.models import FinishReasons
+from callgate.conversation.finish_words import FinishClass
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines
 from callgate.http.proxies import Proxies
@@ -52,6 +54,7 @@ def model_entry(section: ModelSection, config: Config) -> ModelConfig:
         lane=section.lane,
         provider_selectors=section.provider_selectors,
         trust_litellm=section.trust_litellm,
+        finish_reasons=_named_reasons(section.finish_reasons),
         schema_dialect=section.schema_dialect,
         sees_images=_yes_or_no(section.model_info.get("supports_vision")),
         reads_files=_yes_or_no(section.model_info.get("supports_pdf_input")),
@@ -67,6 +70,16 @@ def model_entry(section: ModelSection, config: Config) -> ModelConfig:
             total=section.timeout or upstream.total_seconds,
         ),
     )
+
+
+def _named_reasons(section: FinishReasons) -> dict[FinishClass, tuple[str, ...]]:
+    named = {
+        FinishClass.STOP: section.stop,
+        FinishClass.TOOL_CALLS: section.tool_calls,
+        FinishClass.LENGTH: section.length,
+        FinishClass.CONTENT_FILTER: section.content_filter,
+    }
+    return {kind: words for kind, words in named.items() if words}
 
 
 def _yes_or_no(value: Any) -> bool | None:
