@@ -35,9 +35,9 @@ async def changes(
 
     `files` is called again after each change, because the new config may have other files.
     """
-    now = await _quiet(files, seen, pause)
-    if now != seen:
-        seen = now
+    changed = await _changed_and_quiet(files, seen, pause)
+    if changed is not None:
+        seen = changed
         yield
     stop = asyncio.Event()
     try:
@@ -53,9 +53,9 @@ async def changes(
                 yield_on_timeout=True,
             )
             async for _ in watch:
-                now = await _quiet(files, seen, pause)
-                if now != seen:
-                    seen = now
+                changed = await _changed_and_quiet(files, seen, pause)
+                if changed is not None:
+                    seen = changed
                     yield
                 if folders_to_watch(files()) != folders:
                     break
@@ -64,17 +64,21 @@ async def changes(
         stop.set()
 
 
-async def _quiet(
+async def _changed_and_quiet(
     files: Callable[[], Iterable[Path]], seen: Digest, pause: Callable[[float], Awaitable[object]]
-) -> Digest:
-    """Return the digest of the files once it is that of before, or has stayed the same for a while."""
+) -> Digest | None:
+    """Return the digest of changed files once it has stayed the same for a while; None where they have not changed.
+
+    Files that have changed back count as changed, because what stood there meanwhile may have been read, and refused.
+    """
     now = await asyncio.to_thread(digest_of, files())
-    while now != seen:
-        await pause(QUIET_SECONDS)
+    if now == seen:
+        return None
+    before = seen
+    while now != before:
         before = now
+        await pause(QUIET_SECONDS)
         now = await asyncio.to_thread(digest_of, files())
-        if now == before:
-            break
     return now
 
 
