@@ -1,7 +1,7 @@
 from typing import Any
 
 from callgate.calls.outcome import Returned
-from callgate.calls.states import ReadyCall
+from callgate.calls.states import BrokenCall, Flaw, ReadyCall
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.events import BEFORE_ALL_TURNS, CallEnded, PromptedCalling, TurnAccount, TurnEnded
 
@@ -32,3 +32,18 @@ def test_calls_that_were_run_again_are_named_apart():
     report = diagnosis.report()
     assert report["recovered"] == [{"id": "h", "name": "clock", "outcome": "returned", "ms": 250.0}]
     assert report["turns"] == []
+
+
+def test_the_calls_of_a_turn_are_listed_in_the_models_order():
+    broken = BrokenCall("c1", "clock", Flaw.TRUNCATED, "{")
+    theirs, ours = ReadyCall("c2", "theirs", {}, "{}"), ReadyCall("c3", "clock", {}, "{}")
+    answer = TurnAccount(("stop",), (), (ours,), (theirs,), (broken,), None, 0.5, calls=(broken, theirs, ours))
+    diagnosis = Diagnosis("run_1")
+    diagnosis.handle(TurnEnded(0, answer))
+    diagnosis.handle(CallEnded(0, ours, Returned("noon"), 0.25))
+    calls = diagnosis.report()["turns"][0]["calls"]
+    assert [(call["id"], call.get("owner"), call.get("outcome")) for call in calls] == [
+        ("c1", None, None),
+        ("c2", "client", None),
+        ("c3", "house", "returned"),
+    ]

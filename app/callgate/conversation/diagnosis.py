@@ -127,10 +127,11 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
     def _turn(self, index: int, answer: TurnAccount) -> dict[str, Any]:
         rows: list[dict[str, Any]] = []
         if answer.run or answer.handed_back or answer.broken:
+            owners = dict.fromkeys((call.id for call in answer.run), "house")
+            owners |= dict.fromkeys((call.id for call in answer.handed_back), "client")
+            in_order = answer.calls or (*answer.run, *answer.handed_back, *answer.broken)
             rows = [
-                self._call(call, owner) | self._outcomes.get((index, call.id), {})
-                for owner, calls in (("house", answer.run), ("client", answer.handed_back), (None, answer.broken))
-                for call in calls
+                self._call(call, owners.get(call.id)) | self._outcomes.get((index, call.id), {}) for call in in_order
             ]
             rows += [self._call(call, None) | {"outcome": "not_run", "reason": POSTPONED} for call in answer.postponed]
         turn: dict[str, Any] = {
