@@ -255,3 +255,38 @@ def test_a_name_that_a_model_made_up_makes_no_line_of_its_own() -> None:
     lines = list(story(Recording(RunRow("run_1", 1.0, model="m\n  ✓ model"), events), [], content=False))
     assert not any("\n  ✓" in line for line in lines)
     assert sum(line.count("\\n  ✓") for line in lines) == 5
+
+
+async def test_a_running_server_is_asked_where_nothing_is_kept_in_a_folder(upstream: Upstream, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(as_yaml(config_dict(upstream.url, **OPTIONS)))
+    upstream.script("m", TURNS)
+    async with serve(create_app(make_config(upstream.url, **OPTIONS))) as url, http_client(url) as client:
+        answer = await client.post("/v1/chat/completions", json=QUESTION)
+        id = answer.headers["x-callgate-run"]
+        asking = ("-c", str(file), "--url", url)
+        listed = await command("runs", "list", *asking)
+        story = await command("runs", "show", id, *asking, "--content")
+        events = await command("runs", "show", id, *asking, "--events")
+        used = await command("usage", "--by", "model", "--json", *asking)
+        unknown = await command("runs", "show", "run_nowhere", *asking)
+    assert listed[0] == 0
+    assert id in listed[1]
+    assert "→ call add (call_add): whole" in story[1]
+    assert "said: planted answer" in story[1]
+    assert "turn_ended" in events[1]
+    [row] = json.loads(used[1])
+    assert (row["name"], row["requests"]) == ("m", 1)
+    assert unknown[0] == 1
+
+
+@pytest.mark.parametrize("asked", [["runs", "list"], ["runs", "show", "run_1"], ["usage"]])
+async def test_without_a_folder_it_is_said_which_server_is_asked(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({"model_list": [{"model_name": "m", "litellm_params": {"model": "demo/demo"}}]}))
+    monkeypatch.setenv("CALLGATE_PORT", "1")
+    code, _, told = await command(*asked, "-c", str(file))
+    assert code == 1
+    assert "the config has no `data_dir`: asking the server at http://127.0.0.1:1" in told

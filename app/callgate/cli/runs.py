@@ -1,4 +1,4 @@
-"""`callgate runs`: shows the recorded runs in `data_dir`. Only `replay` and `list -f` need a server."""
+"""`callgate runs`: shows the recorded runs in `data_dir`, or those of a running server where there is none."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import typer
 
 from callgate.cli.calls import CallState, calls
-from callgate.cli.server_client import UrlOption, answered, asked, follow, run_asking
+from callgate.cli.server_client import UrlOption, address_of, answered, asked, follow, run_asking
 from callgate.cli.shared import WRONG, ConfigOption, JsonOption, give_up, in_a_line, printable, read_config
 
 if TYPE_CHECKING:
@@ -73,7 +73,12 @@ def list_runs(
         wanted = {"model": model, "key": key, "state": state, "odd": "1" if odd else None}
         _follow({name: value for name, value in wanted.items() if value}, count, url, server_key, as_json=as_json)
         return
-    found = _read(config, lambda store: store.page(RunFilter(model, key, state, odd), count))
+    if is_asked(config, url):
+        given = {"model": model, "key": key, "state": state, "odd": "1" if odd else None, "limit": str(count)}
+        query = urlencode({name: value for name, value in given.items() if value})
+        found = [_row(row) for row in asked("GET", f"/v1/runs?{query}", url, server_key)["data"]]
+    else:
+        found = _read(config, lambda store: store.page(RunFilter(model, key, state, odd), count))
     if as_json:
         typer.echo(json.dumps([_facts(row) for row in found or ()], indent=2))
         return
@@ -90,11 +95,17 @@ def show(
     content: ContentOption = False,
     events: Annotated[bool, typer.Option("--events", help="Every event with all its facts, one a line.")] = False,
     as_json: JsonOption = False,
+    url: UrlOption = None,
+    server_key: ServerKeyOption = None,
 ) -> None:
     """One run, turn by turn: who was asked, what became of each call."""
     from callgate.cli.run_story import story
 
-    found = _one(id, config)
+    replays: list[str] | None = None
+    if is_asked(config, url):
+        found, replays = _asked_one(id, url, server_key, content=content)
+    else:
+        found = _one(id, config)
     if as_json:
         import msgspec
 
@@ -108,8 +119,9 @@ def show(
             turn = "" if event.turn is None else f"turn {event.turn + 1}"
             typer.echo(f"{event.at:9.3f}s  {turn:<8} {event.kind:<18} {facts}".rstrip())
         return
-    replays = _read(config, lambda store: store.replays_of(found.row.id))
-    for line in story(found, [replay.id for replay in replays], content=content):
+    if replays is None:
+        replays = [replay.id for replay in _read(config, lambda store: store.replays_of(found.row.id))]
+    for line in story(found, replays, content=content):
         typer.echo(line)
 
 
@@ -221,11 +233,7 @@ def _follow(wanted: dict[str, str], count: int, url: str | None, key: str | None
 
 
 def _say(row: dict[str, Any], *, as_json: bool) -> None:
-    import msgspec
-
-    from callgate.recorder.row import RunRow
-
-    typer.echo(json.dumps(row) if as_json else _line(msgspec.convert(row, RunRow)))
+    typer.echo(json.dumps(row) if as_json else _line(_row(row)))
 
 
 @runs.command("prune")
@@ -263,6 +271,35 @@ def _one(id: str, config: Path | None) -> "Recording":
         typer.echo(f"callgate: no run {id} is recorded", err=True)
         raise typer.Exit(WRONG)
     return found
+
+
+def is_asked(config: Path | None, url: str | None) -> bool:
+    """Return whether a running server is asked: one that is named, or the usual one where nothing is kept in a folder."""
+    if url is not None:
+        return True
+    if read_config(config, without_variables=True).config.data_dir is not None:
+        return False
+    typer.echo(f"the config has no `data_dir`: asking the server at {address_of(None)}", err=True)
+    return True
+
+
+def _asked_one(id: str, url: str | None, key: str | None, *, content: bool) -> "tuple[Recording, list[str]]":
+    """Return a run of a running server, and the ids of its replays."""
+    import msgspec
+
+    from callgate.recorder.row import Recording, RunEvent
+
+    facts = asked("GET", f"/v1/runs/{quote(id, safe='')}{'?content=1' if content else ''}", url, key)
+    events = msgspec.convert(facts["events"], list[RunEvent])
+    return Recording(_row(facts), events, facts.get("content", {})), [replay["id"] for replay in facts["replays"]]
+
+
+def _row(facts: Any) -> "RunRow":
+    import msgspec
+
+    from callgate.recorder.row import RunRow
+
+    return msgspec.convert(facts, RunRow)
 
 
 def _read(config: Path | None, read: Any) -> Any:

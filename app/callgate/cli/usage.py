@@ -1,17 +1,17 @@
-"""`callgate usage`: requests, tokens and tool calls by key, model or day, read from the file in `data_dir`."""
+"""`callgate usage`: requests, tokens and tool calls by key, model or day, read from the file in `data_dir`,
+or asked of a running server where there is none."""
 
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from callgate.cli.runs import is_asked
+from callgate.cli.server_client import KeyOption, UrlOption, asked
 from callgate.cli.shared import ConfigOption, JsonOption, give_up, read_config
 from callgate.conversation.prices import Price
-
-if TYPE_CHECKING:
-    pass
 
 
 def usage(
@@ -19,30 +19,14 @@ def usage(
     by: Annotated[Literal["key", "model", "day"], typer.Option(help="What is added up.")] = "key",
     days: Annotated[int, typer.Option(min=1, max=400, metavar="N", help="How many days, today included.")] = 7,
     as_json: JsonOption = False,
+    url: UrlOption = None,
+    server_key: KeyOption = None,
 ) -> None:
     """What was used."""
-    from callgate.recorder.row import grouped
-    from callgate.recorder.store import FILE, RunStore, StoreUnusable, day_of
-
-    loaded = read_config(config, without_variables=True).config
-    folder = loaded.data_dir
-    if folder is None:
-        raise give_up("nothing is written: the config has no `data_dir`")
-    used = []
-    if (Path(folder) / FILE).exists():
-        try:
-            store = RunStore(Path(folder), read_only=True)
-            used = store.usage(day_of(time.time() - (days - 1) * 86_400))
-            store.close()
-        except StoreUnusable as error:
-            raise give_up(f"data_dir: {error}") from None
-    from callgate.upstream.prices import price_of
-
-    found: dict[str, Price | None] = {}
-    for name in {each.model for each in used}:
-        entry = next((each for each in loaded.model_list if each.model_name == name), None)
-        found[name] = None if entry is None else price_of(entry.litellm_params.reveal(), entry.model_info)
-    rows = grouped(used, by, found)
+    if is_asked(config, url):
+        rows = asked("GET", f"/v1/usage?by={by}&days={days}", url, server_key)["data"]
+    else:
+        rows = _read(config, by, days)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -59,3 +43,28 @@ def _without_price(requests: int) -> str:
     if not requests:
         return ""
     return f" + {requests} request{'' if requests == 1 else 's'} without a price"
+
+
+def _read(config: Path | None, by: str, days: int) -> list[dict[str, Any]]:
+    """Return the usage in `data_dir`, added up."""
+    from callgate.recorder.row import grouped
+    from callgate.recorder.store import FILE, RunStore, StoreUnusable, day_of
+
+    loaded = read_config(config, without_variables=True).config
+    folder = loaded.data_dir
+    assert folder is not None, "a server is asked where there is none"
+    used = []
+    if (Path(folder) / FILE).exists():
+        try:
+            store = RunStore(Path(folder), read_only=True)
+            used = store.usage(day_of(time.time() - (days - 1) * 86_400))
+            store.close()
+        except StoreUnusable as error:
+            raise give_up(f"data_dir: {error}") from None
+    from callgate.upstream.prices import price_of
+
+    found: dict[str, Price | None] = {}
+    for name in {each.model for each in used}:
+        entry = next((each for each in loaded.model_list if each.model_name == name), None)
+        found[name] = None if entry is None else price_of(entry.litellm_params.reveal(), entry.model_info)
+    return grouped(used, by, found)
