@@ -8,8 +8,9 @@ import pytest
 
 from callgate.calls.states import BrokenCall, ReadyCall
 from callgate.conversation.errors import BrokenOff
+from callgate.conversation.events import CallNotRun, CallWritten
 from callgate.conversation.ports import Message, ModelRequest
-from callgate.upstream import resolve
+from callgate.upstream import gemini, resolve
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.inspection import whereabouts
 from callgate.upstream.litellm_lane import LiteLLMModel
@@ -240,3 +241,16 @@ async def test_gemini_takes_the_lane_unless_configured_otherwise(upstream, clien
     turn, _, is_raw = await turn_of(model, question(True))
     assert (turn.text, turn.reasons, is_raw) == ("ok", ("STOP",), True)
     assert (await whereabouts(entry(upstream, lane))).lane == taken
+
+
+async def test_a_call_within_thinking_is_no_call() -> None:
+    thought = {"thought": True, "functionCall": {"name": "delete_all", "args": {}}}
+    said = {"functionCall": {"name": "now", "args": {}}}
+    body = {"candidates": [{"content": {"role": "model", "parts": [thought, said]}, "finishReason": "STOP"}]}
+    readable = gemini._for_litellm(body)
+    assert [part.get("functionCall", {}).get("name") for part in readable["candidates"][0]["content"]["parts"]] == [
+        None,
+        "now",
+    ]
+    read = gemini._as_written(body, [CallWritten("now", {})], set())
+    assert read == [CallNotRun("delete_all", "thinking"), CallWritten("now", None)]

@@ -11,8 +11,10 @@ from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import BrokenCall, Flaw, ReadyCall
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import (
+    CallDelta,
     CallWritten,
     ExtraField,
+    Finished,
     Logprobs,
     ModelEvent,
     ProviderError,
@@ -384,3 +386,12 @@ def test_a_history_may_hold_anything_for_items(kept: Any) -> None:
     message = {"role": "assistant", "content": "x", ITEMS: kept}
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
     assert body_of([message])["input"] == [said]
+
+
+def test_a_call_that_only_the_whole_response_has_is_read() -> None:
+    item = {"type": "function_call", "id": "fc_9", "call_id": "call_9", "name": "now", "arguments": "{}"}
+    said = {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": "I look."}
+    response = {"id": "r", "status": "completed", "output": [{"type": "message", "content": []}, item]}
+    events = ResponseEvents(BY).feed(sse([said, {"type": "response.completed", "response": response}]))
+    assert [event.name for event in events if isinstance(event, CallDelta) and event.name] == ["now"]
+    assert events[-1] == Finished("tool_calls")
