@@ -129,11 +129,12 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
         if answer.run or answer.handed_back or answer.broken:
             owners = dict.fromkeys((call.id for call in answer.run), "house")
             owners |= dict.fromkeys((call.id for call in answer.handed_back), "client")
-            in_order = answer.calls or (*answer.run, *answer.handed_back, *answer.broken)
+            outcomes = {call.id: {"outcome": "not_run", "reason": POSTPONED} for call in answer.postponed}
+            in_order = answer.calls or (*answer.run, *answer.handed_back, *answer.broken, *answer.postponed)
             rows = [
-                self._call(call, owners.get(call.id)) | self._outcomes.get((index, call.id), {}) for call in in_order
+                self._call(call, owners.get(call.id)) | self._outcomes.get((index, call.id), outcomes.get(call.id, {}))
+                for call in in_order
             ]
-            rows += [self._call(call, None) | {"outcome": "not_run", "reason": POSTPONED} for call in answer.postponed]
         turn: dict[str, Any] = {
             "finish_reason": answer.reasons[-1] if answer.reasons else None,
             "findings": list(map(str, answer.findings)),
