@@ -44,6 +44,7 @@ _PYTHON_PART = re.compile(
 )
 _DECODER = json.JSONDecoder()
 _LONE_END = re.compile("|".join(map(re.escape, THINK_TAGS.values())))
+_BLANKS: Final = " \t\r\n"
 _MOST_UNREAD = 16_384
 """Pieces of prose that are kept before they are joined, because small strings take much memory."""
 _READ_AGAIN = 262_144
@@ -142,7 +143,9 @@ class EventSink:
         self.add_prose(text)
 
     def add_prose(self, text: str) -> None:
-        if self.indent >= 0 or "\n" in text:
+        if text[-1:] not in _BLANKS:
+            self.indent = -1
+        elif self.indent >= 0 or "\n" in text:
             self.indent = _indent_after(self.indent, text)
         if self.is_silent:
             self.is_silent = not text.strip()
@@ -440,6 +443,7 @@ class EventSink:
             self.log.close()
             self._read_unread()
             self._tracker.add_mark()
+            self._quoted_here = self._tracker.quoted()
             before = next((item for item in reversed(self.log.items) if item.kind == CALLS), None)
             last = Item(CALLS, text, self.cursor.offset - len(text), part_of=before)
             self.log.add_block(last)
@@ -479,6 +483,7 @@ class EventSink:
             text = "".join(self._unread)
             end = text.rfind("\n") + 1
             self._tracker.feed(text[:end])
+            self._quoted_here = self._tracker.quoted()
             self._unread = [text[end:]] if end < len(text) else []
 
     def finish(self, is_echo: EchoCheck, *, is_cut: bool = False) -> list[ModelEvent]:

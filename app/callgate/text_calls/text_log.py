@@ -45,19 +45,14 @@ class Item:
 
 _HELD: Final = 256
 """The longest lead of a call that is held; what is longer stays text."""
-_START = rf"[ \t]*(?:{MARKER}[ \t]+)*"
-_BEHIND_FENCE = rf"(?:\n\s*(?:{MARKER}[ \t]*)?)?"
-_LINE_LEAD = (
-    rf"{_START}(?:[-*+•◦▪▫‣⁃∙●○■□–—]|\(?(?:\d{{1,3}}|[a-zA-Z]|[ivxIVX]{{2,4}})?[.)]?|`{{1,2}}|~{{1,2}}"
-    rf"|(?:`{{3,}}|~{{3,}})[^`\n]{{0,60}}{_BEHIND_FENCE})"
-)
 _LONGEST_MARKER: Final = 24
-_MARKER_LINE = re.compile(
-    rf"{_START}(?:[-*+•◦▪▫‣⁃∙●○■□–—]|\(?(?:\d{{1,3}}|[a-zA-Z]|[ivxIVX]{{2,4}})?[.)]?|`{{1,2}}|~{{1,2}})\Z"
-)
-_LEAD = rf"(?:`{{1,2}}|`{{3,}}[\w+\-.]{{0,40}}[ \t\r]*{_BEHIND_FENCE})"
-_IN_TEXT = re.compile(rf"(?:(?<=\n){_LINE_LEAD}|{_LEAD})\Z")
-_AT_START = re.compile(rf"(?:(?:\A|(?<=\n)){_LINE_LEAD}|{_LEAD})\Z")
+_BULLET = "[-*+•◦▪▫‣⁃∙●○■□–—]"
+_ITEM = rf"[ \t]*(?:{MARKER}[ \t]+)*"
+_ITEM_BEGINS = re.compile(rf"{_ITEM}(?:{_BULLET}|\(?(?:\d{{1,3}}|[a-zA-Z]|[ivxIVX]{{2,4}})?[.)]?|`{{1,2}}|~{{1,2}})\Z")
+_ITEM_BEFORE = re.compile(_ITEM)
+_BEHIND = rf"(?:\n\s*(?:{MARKER}[ \t]*)?)?\Z"
+_FENCE_AT_START = re.compile(rf"(?:`{{3,}}|~{{3,}})[^`\n]{{0,60}}{_BEHIND}")
+_FENCE_IN_LINE = re.compile(rf"`{{3,}}[\w+\-.]{{0,40}}[ \t\r]*{_BEHIND}")
 
 
 class TextLog:
@@ -122,6 +117,13 @@ class TextLog:
 
     def take(self) -> list[ModelEvent]:
         """Return what later text cannot change."""
+        if not self.items and self.pieces and not self.emitted_block:
+            text = "".join(self.pieces)
+            self.pieces.clear()
+            if self._pieces_kind == REASONING:
+                return [ReasoningDelta(text, source="text")]
+            text = self.hold_lead(text)
+            return [TextDelta(text)] if text else []
         count = 0
         while count < len(self.items) and (self.items[count].kind != CALLS or self.items[count].reason is not None):
             count += 1
@@ -184,13 +186,20 @@ class TextLog:
         return before, text[at:]
 
     def _lead_from(self, text: str) -> int:
+        """Return where the lead of a call may begin: the line of a fence, the marker of a list item, or half of either."""
         size = len(text)
         start = max(0, size - _HELD)
-        if text.find("```", start) >= 0 or text.find("~~~", start) >= 0:
-            lead = (_AT_START if self.begins_line else _IN_TEXT).search(text, start)
-            return size if lead is None else lead.start()
+        fence = max(text.rfind("```", start), text.rfind("~~~", start))
+        if fence >= 0:
+            fence = start + len(text[start : fence + 3].rstrip(text[fence]))
+            line = text.rfind("\n", start, fence) + 1
+            if (line or (self.begins_line and not start)) and _ITEM_BEFORE.fullmatch(text, line, fence):
+                if _FENCE_AT_START.match(text, fence):
+                    return line
+            elif _FENCE_IN_LINE.match(text, fence):
+                return fence
         line = text.rfind("\n") + 1
-        if size - line <= _LONGEST_MARKER and (line or self.begins_line) and _MARKER_LINE.match(text, line):
+        if size - line <= _LONGEST_MARKER and (line or self.begins_line) and _ITEM_BEGINS.match(text, line):
             return line
         return size if text[-1:] != "`" else len(text.rstrip("`"))
 
