@@ -565,7 +565,7 @@ class Prose:
         if mark is None or mark == "\n":
             return mark
         reason = out.quoted()
-        if mark in self._ends and out.log.ends_with_block() and (reason or not out.log.items):
+        if mark in self._ends and out.log.ends_with_block() and (reason or out.log.ends_with_quoted()):
             out.end_block(mark)
             return ASIDE
         if mark in out.dropped and (not reason or reason in _SPOKEN):

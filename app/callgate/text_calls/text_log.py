@@ -98,6 +98,10 @@ class TextLog:
         is_block = self.items[-1].kind == CALLS if self.items else self.emitted_block
         return is_block and not "".join(self.pieces).strip()
 
+    def ends_with_quoted(self) -> bool:
+        """True if the last calls are known to be quoted."""
+        return not self.items or self.items[-1].reason is not None
+
     def hold_lead(self, text: str) -> str:
         """Return prose that is emitted at once, but for what may be the lead of a call, which is kept."""
         line = text.rfind("\n")
