@@ -20,6 +20,7 @@ from callgate.conversation.ports import ModelRequest
 from callgate.upstream import errors
 from callgate.upstream.chunks import entries, read_completion, reason_in, whole_number
 from callgate.upstream.litellm_model import plain
+from callgate.upstream.past_results import put_in_objects
 from callgate.upstream.resolve import LiteLLMSettings
 from callgate.upstream.translation import (
     EventsBody,
@@ -81,6 +82,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, t
         base = base or get_secret_str("GEMINI_API_BASE")
         token, project, config = None, None, litellm.GoogleAIStudioGeminiConfig()
     messages = messages_of(litellm, settings, model, ask)
+    put_in_objects(messages)
     # Cache marks are removed: litellm would create a cache at Google with requests of its own.
     marked, rest = separate_cached_messages(messages)
     messages = _unmarked(messages) if marked else rest

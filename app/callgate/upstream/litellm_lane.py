@@ -32,6 +32,7 @@ from callgate.upstream.first_content import has_begun
 from callgate.upstream.litellm_model import COMMON_EXTRAS, decoded, from_exception, loaded, plain
 from callgate.upstream.media import Fetch, put_in
 from callgate.upstream.params import for_litellm
+from callgate.upstream.past_results import put_in_objects
 from callgate.upstream.raw_end import RawEnd, end_in
 from callgate.upstream.resolve import LiteLLMSettings
 from callgate.upstream.tap import Exchange
@@ -81,6 +82,7 @@ class LiteLLMModel:
         messages = await put_in(
             [copy.deepcopy(without_items(decoded(message))) for message in ask.messages], self._fetch
         )
+        put_in_objects(messages)
         arguments = self._arguments(litellm, ask, messages)
         exchange = Exchange(self._answer_bytes)
         try:
