@@ -232,3 +232,34 @@ async def test_a_server_of_tools_that_is_down_is_named_with_port_and_reason(upst
     config = config_dict(upstream.url, mcp_servers={"files": {"url": f"http://127.0.0.1:{port}/mcp"}})
     _, output = await callgate("doctor", config=config | {"server": {"port": free_port()}}, folder=tmp_path)
     assert f"source files: 127.0.0.1:{port} cannot be reached: Connection refused" in output
+
+
+async def test_a_server_of_tools_behind_an_unknown_certificate_is_told_apart_from_one_that_is_down(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+    config = config_dict(upstream.url, mcp_servers={"files": {"url": url}}, server={"port": free_port()})
+    async with server:
+        _, refused = await callgate("doctor", config=config, folder=tmp_path)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        _, trusted = await callgate("doctor", config=config, folder=tmp_path)
+    assert "CERTIFICATE_VERIFY_FAILED" in refused
+    assert "name the authority that signed its certificate in the variable SSL_CERT_FILE" in refused
+    assert "CERTIFICATE_VERIFY_FAILED" not in trusted
+
+
+async def test_a_server_of_tools_that_speaks_no_tls_gets_the_hint(upstream: Upstream, tmp_path: Path) -> None:
+    def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+    config = config_dict(upstream.url, mcp_servers={"files": {"url": url}}, server={"port": free_port()})
+    async with server:
+        _, output = await callgate("doctor", config=config, folder=tmp_path)
+    assert "with plain HTTP, `url` begins with `http://`" in output

@@ -12,6 +12,7 @@ import pytest
 from callgate.calls.outcome import Failed, FailureKind, Returned
 from callgate.tools.addresses import PUBLIC_ONLY, AddressRules, Kind
 from callgate.tools.http_client import AddressRefused, Request, Web, ask
+from tests.harness.tls import self_signed
 
 pytestmark = pytest.mark.anyio
 
@@ -151,6 +152,25 @@ async def test_exactly_the_resolved_address_is_dialled():
     assert "connection failed" not in there.text  # it was reached, and hung up
     assert isinstance(not_there, Failed)
     assert "connection failed" in not_there.text
+
+
+async def test_a_certificate_is_trusted_that_the_environment_names(tmp_path, monkeypatch):
+    certificate = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server = await asyncio.start_server(_ok, "127.0.0.1", 0, ssl=context)
+    url = httpx2.URL(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+    async with server:
+        strangers = Web()
+        refused = await ask(strangers, PRIVATE, get(url), 1000)
+        await strangers.close()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        friends = Web()
+        answered = await ask(friends, PRIVATE, get(url), 1000)
+        await friends.close()
+    assert isinstance(refused, Failed)
+    assert refused.text == "127.0.0.1 cannot be reached (its certificate is not trusted)."
+    assert answered == Returned("ok")
 
 
 async def test_of_several_addresses_only_allowed_ones_are_dialled():
@@ -338,6 +358,13 @@ async def test_unix_sockets_are_not_for_tools():
 
 async def test_a_refusal_names_the_kind_of_address():
     assert str(AddressRefused("a.example", Kind.METADATA)) == "a.example has a cloud metadata address"
+
+
+async def _ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(OK)
+    await writer.drain()
+    writer.close()
 
 
 async def _nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

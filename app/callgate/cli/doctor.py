@@ -162,4 +162,8 @@ def _todo_for_source(config: "Config", name: str, detail: str) -> str:
         if detail.startswith("there is no program"):
             return "install it, or write its whole path as `command`"
         return f"start it by hand and read what it says: {shlex.join((server.command, *server.args))}"
+    if "CERTIFICATE_VERIFY_FAILED" in detail:
+        return "name the authority that signed its certificate in the variable SSL_CERT_FILE (PEM), in place of the system's"
+    if "[SSL" in detail:
+        return "look whether it speaks TLS at all: with plain HTTP, `url` begins with `http://`"
     return "look whether it runs, and at `url` and `headers`; it is tried again while Callgate serves"

@@ -9,6 +9,7 @@ httpx2 rather than httpx, because the MCP SDK uses it, so that both kinds of too
 
 import asyncio
 import ipaddress
+import os
 import re
 import socket
 import ssl
@@ -87,7 +88,7 @@ class Web:
     def tls(self) -> ssl.SSLContext:
         """Return the TLS context, made once because loading the CA certificates is slow."""
         if self._verify is None:
-            self._verify = httpx2.create_ssl_context(trust_env=False)
+            self._verify = trusting_context()
         return self._verify
 
     def transport(self, rules: AddressRules) -> "GuardedTransport":
@@ -202,6 +203,23 @@ def shown_address(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}{f'?{query}' if query else ''}"
 
 
+def trusting_context() -> ssl.SSLContext:
+    """Build a TLS context that trusts the system's authorities, or in their place those of `SSL_CERT_FILE` and `SSL_CERT_DIR`."""
+    if os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"):
+        return ssl.create_default_context()  # as the client for models does it; OpenSSL reads the variables
+    return httpx2.create_ssl_context(trust_env=False)
+
+
+def tls_failure(error: BaseException) -> ssl.SSLError | None:
+    """Return why no encrypted connection came about, if that was the reason."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
 async def system_resolver(host: str, port: int) -> Sequence[str]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -229,7 +247,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
     def __init__(self, rules: AddressRules, resolve: Resolver, verify: ssl.SSLContext | None = None) -> None:
         self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=verify or httpx2.create_ssl_context(trust_env=False),
+            ssl_context=verify or trusting_context(),
             max_connections=MAX_CONNECTIONS,
             keepalive_expiry=KEEPALIVE_SECONDS,
             network_backend=GuardedBackend(rules, resolve),
@@ -379,7 +397,13 @@ def _how(error: httpx2.TransportError) -> str:
         case httpx2.ConnectTimeout():
             return "no connection in time"
         case httpx2.ConnectError():
-            return "connection failed"
+            match tls_failure(error):
+                case None:
+                    return "connection failed"
+                case ssl.SSLCertVerificationError():
+                    return "its certificate is not trusted"
+                case _:
+                    return "no TLS connection"
         case httpx2.PoolTimeout():
             return "too many requests at once"
         case httpx2.ReadTimeout():

@@ -24,6 +24,7 @@ from callgate.tools.http_client import (
     Web,
     allowed_addresses,
     shown_address,
+    tls_failure,
 )
 from callgate.tools.mcp_wire import MAX_MESSAGE_BYTES
 
@@ -159,6 +160,8 @@ def _unreachable(url: httpx2.URL, error: BaseException) -> str:
     """Name host, port and the system's reason, for the operator."""
     port = url.port or (443 if url.scheme == "https" else 80)
     reason = "no connection in time" if isinstance(error, httpx2.ConnectTimeout) else ""
+    if (failure := tls_failure(error)) is not None:  # its errno is none of the system's
+        reason = str(failure)
     cause: BaseException | None = error
     while cause is not None and not reason:
         if isinstance(cause, OSError) and cause.errno:
