@@ -101,6 +101,11 @@ def listed_events() -> dict[str, tuple[set[str], set[str]]]:
     return {row["event"]: (set(row["levels"].split(", ")), set(re.findall(r"`(\w+)`", row["fields"]))) for row in rows}
 
 
+def test_the_figure_of_the_home_page_fits_into_its_column() -> None:
+    figure = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").split("```")[1]
+    assert max(len(line) for line in figure.splitlines()) <= 76, "what is wider is cut off on the site"
+
+
 def test_every_log_event_is_a_name_and_not_a_sentence():
     lines = list(logged())
     assert len(lines) > 30
