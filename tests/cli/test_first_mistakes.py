@@ -128,6 +128,9 @@ def test_a_mistake_in_the_file_is_clear_in_one_reading(
         (["models", "list"], "`callgate models` alone lists them"),
         (["version"], "No command is called 'version': callgate --version"),
         (["runs", "list"], "the config has no `data_dir`"),
+        (["runs", "prune"], "the config has no `data_dir` (`data_dir: ./data` makes a folder beside it)"),
+        (["calls"], "the config has no `data_dir` (`data_dir: ./data` makes a folder beside it)"),
+        (["keys", "revoke", "alice"], "the config has no `data_dir` (`data_dir: ./data` makes a folder beside it)"),
         (["health", "--url", "http://127.0.0.1:1"], "Connection refused"),
     ],
 )

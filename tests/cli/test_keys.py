@@ -55,6 +55,13 @@ def test_a_key_is_made_listed_and_revoked(config: Path) -> None:
     assert run(app, ["keys", "revoke", "alice", "-c", str(config)]).exit_code == 1
 
 
+def test_who_revokes_the_last_key_is_told_that_nobody_gets_in(config: Path) -> None:
+    for name in ("alice", "bob"):
+        assert run(app, ["keys", "create", name, "-c", str(config)]).exit_code == 0
+    assert "last key" not in run(app, ["keys", "revoke", "alice", "-c", str(config)]).output
+    assert "That was the last key in use" in run(app, ["keys", "revoke", "bob", "-c", str(config)]).output
+
+
 def test_a_key_is_written_into_a_file_once(tmp_path: Path, config: Path) -> None:
     file = tmp_path / "webui.key"
     command = ["keys", "create", "webui", "-c", str(config), "--events", "openwebui", "--into", str(file)]

@@ -63,8 +63,11 @@ async def test_a_model_a_file_of_tools_and_an_mcp_server_are_served_without_any_
         ),
         (["--tool", "gone.py"], "--tool gone.py: there is no file gone.py"),
         (["--tool", "my-tools.py"], "call the file my_tools.py"),
-        (["--tool", "my_tools.py:lokup"], "command line: --tool: my_tools has no lokup"),
-        (["--model", "openai/gpt-5", "--tool", "my_tools.py:lokup"], "command line: --tool: my_tools has no lokup"),
+        (["--tool", "my_tools.py:lokup"], "command line: --tool: my_tools has no lokup; is it lookup?"),
+        (
+            ["--model", "openai/gpt-5", "--tool", "my_tools.py:lokup"],
+            "command line: --tool: my_tools has no lokup; is it lookup?",
+        ),
         (["--tool", "plain.py"], "mark it, or name one function as `--tool plain:lookup`"),
         (
             ["--model", "opnai/gpt-5"],

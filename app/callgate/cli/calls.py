@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from callgate.cli.shared import ConfigOption, JsonOption, give_up, in_a_line, printable, read_config
+from callgate.cli.shared import NO_FOLDER, ConfigOption, JsonOption, give_up, in_a_line, printable, read_config
 
 if TYPE_CHECKING:
     from callgate.config.schema.process import LedgerSection
@@ -33,7 +33,7 @@ def calls(
     if loaded.ledger.url is not None:
         found = _read_postgres(loaded.ledger, columns, state, count)
     elif loaded.data_dir is None:
-        raise give_up("nothing is written down: the config has no `data_dir`")
+        raise give_up(f"nothing is written down: {NO_FOLDER}")
     else:
         found = _read(Path(loaded.data_dir), columns, state, count)
     if as_json:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from callgate.cli.shared import WRONG, ConfigOption, JsonOption, count_keys, give_up, read_config
+from callgate.cli.shared import NO_FOLDER, WRONG, ConfigOption, JsonOption, count_keys, give_up, read_config
 
 if TYPE_CHECKING:
     from callgate.auth.key_store import KeyStore
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 FIRST_KEY = (
     "This is the first key. {since} a server of this config answers no request without one, also none from this machine:\n"
     "give clients the key as their API key."
+)
+
+LAST_KEY = (
+    "That was the last key in use. This machine is not let in without one again: make another with `callgate keys create NAME`,\n"
+    "or write `auth: off` into the config and start the server again, and everyone is let in."
 )
 
 keys = typer.Typer(help="Clients' keys.", no_args_is_help=True)
@@ -198,14 +203,17 @@ def revoke(name: Names, config: ConfigOption = None) -> None:
     if any(key.name == name for key in loaded.keys):
         raise give_up(f"`{name}` stands in the config: take it out there")
     if not keeps_keys(loaded):
-        raise give_up("there is no key store: the config has no `data_dir`")
+        raise give_up(f"there is no key store: {NO_FOLDER}")
     store = key_store(loaded)
     revoked = store.revoke(name)
+    in_use = any(entry.revoked_at is None for entry in store.all())
     store.close()
     if not revoked:
         typer.echo(f"callgate: there is no key called `{name}` in use", err=True)
         raise typer.Exit(WRONG)
     typer.echo(f"{name}: revoked")
+    if loaded.auth == "keys" and not in_use and not loaded.keys:
+        typer.echo(LAST_KEY, err=True)
 
 
 def _moment_after(text: str) -> str:

@@ -12,7 +12,16 @@ import typer
 
 from callgate.cli.calls import CallState, calls
 from callgate.cli.server_client import UrlOption, address_of, answered, asked, follow, run_asking
-from callgate.cli.shared import WRONG, ConfigOption, JsonOption, give_up, in_a_line, printable, read_config
+from callgate.cli.shared import (
+    NO_FOLDER,
+    WRONG,
+    ConfigOption,
+    JsonOption,
+    give_up,
+    in_a_line,
+    printable,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from callgate.recorder.row import Recording, RunRow
@@ -249,7 +258,7 @@ def prune(
 
     loaded = read_config(config, without_variables=True).config
     if loaded.data_dir is None:
-        raise give_up("nothing is written: the config has no `data_dir`")
+        raise give_up(f"nothing is written: {NO_FOLDER}")
     keep = loaded.record.keep
     try:
         store = RunStore(Path(loaded.data_dir))
@@ -309,7 +318,7 @@ def _read(config: Path | None, read: Any) -> Any:
 
     folder = read_config(config, without_variables=True).config.data_dir
     if folder is None:
-        raise give_up("nothing is written: the config has no `data_dir`")
+        raise give_up(f"nothing is written: {NO_FOLDER}")
     if not (Path(folder) / FILE).exists():
         return None
     try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from callgate.cli.shared import (
+    NO_FOLDER,
     WRONG,
     ConfigOption,
     check_exposure,
@@ -95,7 +96,7 @@ def _create_first_key(loaded: "Loaded") -> None:
     from callgate.cli.keys import keeps_keys, key_store
 
     if not keeps_keys(loaded.config):
-        raise give_up("--create-key keeps the key in the key store, and the config has no `data_dir`")
+        raise give_up(f"--create-key keeps the key in the key store, and {NO_FOLDER}")
     if count_keys(loaded.config):
         return
     from callgate.auth.keys import KeyEntry, mint_key

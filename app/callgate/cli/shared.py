@@ -27,6 +27,7 @@ WRONG = 1
 """The exit code of a command that found something wrong."""
 UNUSABLE = 2
 """The exit code where the config or the command line itself cannot be used."""
+NO_FOLDER = "the config has no `data_dir` (`data_dir: ./data` makes a folder beside it)"
 
 
 def read_config(

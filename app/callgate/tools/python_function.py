@@ -283,11 +283,18 @@ def _function_at(path: str) -> Callable[..., Any]:
     found: Any = _module(module_name)
     for name in attribute.split("."):
         if not hasattr(found, name):
-            raise NotATool(f"{module_name} has no {attribute}")
+            raise NotATool(f"{module_name} has no {attribute}{_near_name(found, name)}")
         found = getattr(found, name)
     if not callable(found) or inspect.isclass(found):
         raise NotATool(f"{path} is not a function")
     return cast(Callable[..., Any], found)
+
+
+def _near_name(owner: object, name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, [each for each in dir(owner) if not each.startswith("_")], n=1)
+    return f"; is it {near[0]}?" if near else ""
 
 
 def _module(name: str) -> ModuleType:
