@@ -24,8 +24,9 @@ import httpcore2
 import httpx2
 
 from callgate.calls.outcome import Failed, FailureKind, Image, Returned
+from callgate.conversation.readable_content import IMAGE_TYPES
 from callgate.tools.addresses import Address, AddressRules, Kind
-from callgate.tools.results import IMAGE_TYPES, decoded, described
+from callgate.tools.results import decoded, described
 
 Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the addresses of a host, as text, in the order in which they should be tried."""

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import msgspec
 
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
+from callgate.conversation.readable_content import IMAGE_TYPES
 from callgate.tools.mcp_wire import Content, Resource, RpcAnswer
-from callgate.tools.results import IMAGE_TYPES, described
+from callgate.tools.results import described
 
 METHOD_NOT_FOUND = -32601
 INPUT_REQUIRED = "input_required"

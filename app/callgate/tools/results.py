@@ -18,12 +18,11 @@ from msgspec.structs import replace
 from pydantic import BaseModel
 
 from callgate.calls.outcome import Failed, Image, Outcome, Returned
+from callgate.conversation.readable_content import IMAGE_TYPES
 
 MAX_IMAGES = 8
 MAX_IMAGE_BYTES = 5 * 1024 * 1024
 """The limit of the decoded image, that of the strictest large provider."""
-IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
-"""The types that all models with vision take."""
 
 PLAIN_LETTERS = 511
 """Characters of the longest base64 text that is not replaced."""

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
 import structlog
 
 from callgate.api.answers import BodyWriter, StreamWriter, Work
 from callgate.api.conversation import Conversation
+from callgate.api.left_out import note_left_out
 from callgate.api.messages.errors import error_shape
 from callgate.api.messages.requests import MessagesRequest, read_messages_request, with_thinking
 from callgate.api.messages.threads import Threads
@@ -25,9 +25,6 @@ from callgate.conversation.ports import Emit
 from callgate.runtime.manager import RuntimeManager
 
 log = structlog.get_logger("callgate.messages")
-
-LONGEST_KIND: Final = 40
-"""Characters of a type that a warning names."""
 
 
 class MessagesFace:
@@ -69,9 +66,7 @@ class MessagesExchange:
 
     def work(self, conversation: Conversation) -> Work:
         if (left_out := self._read.left_out) and not conversation.route.speaks_messages:
-            kinds = ", ".join(sorted({ascii(kind[:LONGEST_KIND]) for kind in left_out}))
-            log.warning("content_left_out", kinds=kinds, count=len(left_out))
-            conversation.warn(f"left out, because this model cannot read it: {kinds}")
+            note_left_out(conversation, left_out)
         if self._read.thinks:
             self.request.normalized = with_thinking(self.request.normalized, conversation.thinking)
         return conversation.work if self._read.thread is None else partial(self._in_thread, conversation)

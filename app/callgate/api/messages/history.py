@@ -12,6 +12,7 @@ import msgspec
 
 from callgate.api.messages.request_schema import IN_RESULTS, NEEDS, MessageBlock, MessagesMessage, blocks_in, wrong
 from callgate.conversation.errors import ChatError
+from callgate.conversation.readable_content import LEFT_OUT, PDF, file_part, image_part, left_out_part, text_part
 
 OUR_SIGNATURE: Final = "callgate.unsigned."
 """The prefix of our signatures, for thinking of models that do not sign it. Such thinking is not sent to a provider that
@@ -20,8 +21,6 @@ OUR_CALL: Final = "mcptoolu_"
 """The prefix of our calls' ids where a client is shown them."""
 IMAGES: Final = "Images returned by the tools above:"
 FILES: Final = "Files returned by the tools above:"
-LEFT_OUT: Final = "left out: this model cannot read it"
-PDF: Final = "application/pdf"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -186,7 +185,7 @@ def _parts(history: History, block: MessageBlock, where: str) -> list[dict[str, 
     """Convert a block of the user's turn, or of a result in it, to parts of a chat message."""
     match block.type:
         case "text":
-            return [_text(block.text or "")]
+            return [text_part(block.text or "")]
         case "image":
             return _image(history, block, where)
         case "document":
@@ -197,14 +196,9 @@ def _parts(history: History, block: MessageBlock, where: str) -> list[dict[str, 
             return [_left_out(history, block)]
 
 
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
 def _left_out(history: History, block: MessageBlock) -> dict[str, Any]:
     history.left_out.append(block.type)
-    name = f" {title[:200]!r}" if (title := _title(block)) else ""
-    return _text(f"[{block.type[:40]}{name} {LEFT_OUT}]")
+    return left_out_part(block.type, _title(block))
 
 
 def _title(block: MessageBlock) -> str:
@@ -222,9 +216,10 @@ def _image(history: History, block: MessageBlock, where: str) -> list[dict[str, 
     except msgspec.ValidationError as error:
         raise wrong(f"{where}.image.source", str(error).partition(" - at ")[0]) from None
     if source.type == "url" and source.url:
-        return [{"type": "image_url", "image_url": {"url": source.url}}]
+        return [image_part(source.url) or _left_out(history, block)]
     if source.type == "base64" and source.data and source.media_type:
-        return [{"type": "image_url", "image_url": {"url": f"data:{source.media_type};base64,{source.data}"}}]
+        image = image_part(f"data:{source.media_type};base64,{source.data}")
+        return [image or _left_out(history, block)]
     if source.type in ("url", "base64"):
         missing = "url" if source.type == "url" else "data" if source.media_type else "media_type"
         raise wrong(f"{where}.image.source.{source.type}.{missing}", "Field required")
@@ -241,14 +236,17 @@ def _document(history: History, block: MessageBlock, where: str) -> list[dict[st
     title = _title(block)
     match source.type:
         case "text" if source.data is not None:
-            return [_text(f"{title}\n\n{source.data}" if title else source.data)]
+            return [text_part(f"{title}\n\n{source.data}" if title else source.data)]
         case "content":
             inner = [part for each in _blocks_of(source.content) for part in _parts(history, each, where)]
-            return [_text(title), *inner] if title else inner
-        case "base64" if source.data and source.media_type == PDF and history.reads_files:
-            name = title or "document.pdf"
-            name = name if name.lower().endswith(".pdf") else f"{name}.pdf"
-            return [{"type": "file", "file": {"filename": name, "file_data": f"data:{PDF};base64,{source.data}"}}]
+            return [text_part(title), *inner] if title else inner
+        case "base64" if source.data and source.media_type:
+            name = (
+                f"{title}.pdf" if title and source.media_type == PDF and not title.lower().endswith(".pdf") else title
+            )
+            data = f"data:{source.media_type};base64,{source.data}"
+            if (part := file_part(data, name, reads_files=history.reads_files)) is not None:
+                return [part]
         case "file":
             history.foreign.append((f"{where}.document.source", "file"))  # the operator's, at the provider
     return [_left_out(history, block)]
@@ -258,7 +256,7 @@ def _search_result(history: History, block: MessageBlock, where: str) -> list[di
     address = _decoded(block.source)
     inner = [part for each in _blocks_of(block.content) for part in _parts(history, each, where)]
     head = [text for text in (_title(block), address) if isinstance(text, str) and text]
-    return [_text("\n".join([*head, *(part["text"] for part in inner if part["type"] == "text")]))]
+    return [text_part("\n".join([*head, *(part["text"] for part in inner if part["type"] == "text")]))]
 
 
 def _blocks_of(content: msgspec.Raw) -> list[MessageBlock]:

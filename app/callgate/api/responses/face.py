@@ -16,7 +16,7 @@ from callgate.api.request_schema import wrong
 from callgate.api.requests import ChatRequest, read_chat_request
 from callgate.api.responses.approvals import asked_in, decisions_of
 from callgate.api.responses.background import BACKGROUND, BackgroundRuns, GatheredStream
-from callgate.api.responses.input_items import messages_of
+from callgate.api.responses.input_items import ReturnedContent, messages_of
 from callgate.api.responses.offered import Offered, offered_tools
 from callgate.api.responses.output import ResponseBody, ResponseHead, ResponseItems, ResponseWriter, stream_end
 from callgate.api.responses.request import ResponsesBody, chat_fields, read_body_of, shown_fields
@@ -79,11 +79,12 @@ class ResponsesFace:
         offered = await asyncio.to_thread(offering) if is_large else offering()
         asked_before = await self._kept.found_of(owner, asked_in(items))
         seal = ReasoningSeal(self._manager.shared.sealer, owner, asked.model)
+        returned = ReturnedContent(reads_files=runtime.reads_files(asked.model))
         asking = partial(
-            self._request, asked, fields, offered, items, parent, context, config, owner, seal, asked_before
+            self._request, asked, fields, offered, items, parent, context, config, owner, seal, returned, asked_before
         )
         request = await asyncio.to_thread(asking) if is_large else asking()
-        return ResponsesExchange(asked, request, offered, items, self._kept, context, owner, seal)
+        return ResponsesExchange(asked, request, offered, items, self._kept, context, owner, seal, returned)
 
     def _request(
         self,
@@ -96,12 +97,13 @@ class ResponsesFace:
         config: Config,
         owner: str,
         seal: ReasoningSeal,
+        returned: ReturnedContent,
         asked_before: Mapping[str, StoredResponse],
     ) -> ChatRequest:
         before = [] if parent is None else parent.history
         after = () if parent is None else parent.after
         decisions = decisions_of(items, parent, asked_before)
-        messages = messages_of(items, before, seal.open, after, decisions)
+        messages = messages_of(items, before, seal.open, after, decisions, returned)
         instructions = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
         history = [*(msgspec.Raw(_encode(message)) for message in instructions), *before, *messages]
         chat = chat_fields(asked, fields, offered) | {"messages": history}
@@ -147,11 +149,12 @@ class ResponsesExchange:
         context: RequestContext,
         owner: str,
         seal: ReasoningSeal,
+        returned: ReturnedContent,
     ) -> None:
         self.request = request
         self.asked, self._offered, self._input = asked, offered, items
         self._kept, self._context, self._owner = kept, context, owner
-        self._seal = seal
+        self._seal, self._returned = seal, returned
         self._items: ResponseItems | None = None
         self._handed: CallsHandedBack | None = None
         self._durable: DurableRun | None = None
@@ -177,6 +180,7 @@ class ResponsesExchange:
             )
         if isinstance(self._input, list) and any(isinstance(item, dict) and item.get("phase") for item in self._input):
             conversation.warn("left out of `input`: `phase`, which no chat has a place for")
+        self._returned.note(conversation)
         if self._seal.not_opened:
             count, why = len(self._seal.not_opened), ", ".join(sorted(set(self._seal.not_opened)))
             log.warning("reasoning_not_opened", items=count, reason=why)

@@ -12,12 +12,15 @@ import msgspec
 
 from callgate.api.request_schema import wrong
 from callgate.api.responses.approvals import Decisions
+from callgate.api.responses.returned_content import INTRO, TEXTS, ReturnedContent
 from callgate.calls.legal_names import legal_name
 from callgate.conversation.errors import ChatError
 from callgate.conversation.hidden_history import ReturnedMessage
 from callgate.conversation.past_arguments import PastArguments
 from callgate.conversation.ports import Message
 from callgate.conversation.response_items import ITEMS
+
+__all__ = ["ReturnedContent", "flat_name", "messages_of"]
 
 SKIPPED: Final = frozenset(
     {
@@ -33,7 +36,6 @@ SKIPPED: Final = frozenset(
 )
 """Items about hosted tools of other servers, which are left out."""
 ROLES: Final = ("user", "system", "developer")
-TEXTS: Final = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 _NO_OUTPUT: Final = "No tool output found for function call {}."
 _NO_CALL: Final = "No tool call found for function call output with call_id {}."
 
@@ -52,17 +54,18 @@ def messages_of(
     unseal: Unseal,
     after: Sequence[Message] = (),
     decided: Decisions = NOTHING_DECIDED,
+    returned: ReturnedContent | None = None,
 ) -> list[Message]:
     """Return the messages after `before`, a stored history. Items about our own calls become `ReturnedMessage`, all others ordinary
     messages. `after`: the messages that follow the answers to the unanswered calls of that history. `decided`: the client's
-    decisions about calls that needed them."""
+    decisions about calls that needed them. `returned` reads the outputs of the client's tools."""
     waiting = open_calls(before)
     if isinstance(given, str):
         if waiting:
             raise wrong("input", _NO_OUTPUT.format(waiting[0]))
         return [_raw({"role": "user", "content": given})]
     items = [_checked(item, f"input[{place}]") for place, item in enumerate(given)]
-    reader = _ItemReader(waiting, items, unseal, after, decided)
+    reader = _ItemReader(waiting, items, unseal, after, decided, returned or ReturnedContent())
     messages = list(reader.read())
     reader.check_answered()
     return messages
@@ -126,6 +129,7 @@ class _ItemReader:
         unseal: Unseal,
         after: Sequence[Message],
         decided: Decisions,
+        returned: ReturnedContent,
     ) -> None:
         self._items, self._unseal = items, unseal
         self._waiting, self._after, self._decided = waiting, after, decided
@@ -133,15 +137,14 @@ class _ItemReader:
         for place, item in enumerate(items):
             if item["type"].endswith("call_output"):
                 self._outputs.setdefault(item["call_id"], deque()).append((item, f"input[{place}]"))
+        self._returned = returned
         self._turn = _InputTurn()
         self._past = PastArguments()
         self._answers: dict[str, Mapping[str, Any]] = {}
         """The answers to decided calls of the input, by call id."""
 
     def read(self) -> Iterator[Message]:
-        for call_id in self._waiting:
-            decided = self._decided.answers.get(call_id)
-            yield from self._answer(call_id) if decided is None else (decided,)
+        yield from self._answered(self._waiting, self._decided.answers)
         yield from self._after
         for place, item in enumerate(self._items):
             where = f"input[{place}]"
@@ -229,26 +232,27 @@ class _ItemReader:
             turn.texts, turn.thought = [], {}
         if turn.calls or not turn.shown:
             yield _raw(turn.message(turn.calls))
-            for call in turn.calls:
-                yield from self._answer(call["id"])
+            yield from self._answered([call["id"] for call in turn.calls], {})
 
-    def _answer(self, call_id: str) -> Iterator[Message]:
+    def _answered(self, call_ids: Sequence[str], decided: Mapping[str, Message]) -> Iterator[Message]:
+        """Yield an answer to each call of a turn. What no tool message can have follows the last of them, because nothing may
+        stand between."""
+        others: list[dict[str, Any]] = []
+        for call_id in call_ids:
+            answer = decided.get(call_id)
+            yield self._answer(call_id, others) if answer is None else answer
+        if others:
+            yield _raw({"role": "user", "content": [INTRO, *others]})
+
+    def _answer(self, call_id: str, others: list[dict[str, Any]]) -> Message:
         if (answer := self._answers.pop(call_id, None)) is not None:
-            yield _raw(answer)
-            return
+            return _raw(answer)
         if not (left := self._outputs.get(call_id)):
             raise wrong("input", _NO_OUTPUT.format(call_id))
-        item, where = left.popleft()
-        content = content_of(item["output"], f"{where}.output")
-        if isinstance(content, str):
-            yield _raw({"role": "tool", "tool_call_id": call_id, "content": content})
-            return
-        text = "".join(part["text"] for part in content if part["type"] == "text")
-        others = [part for part in content if part["type"] != "text"]
-        yield _raw({"role": "tool", "tool_call_id": call_id, "content": text or "(shown in the next message)"})
-        if others:
-            # Tool messages take text only.
-            yield _raw({"role": "user", "content": [{"type": "text", "text": "Returned by the tool above:"}, *others]})
+        item, _ = left.popleft()
+        text, parts = self._returned.read(item["output"])
+        others += parts
+        return _raw({"role": "tool", "tool_call_id": call_id, "content": text})
 
 
 # Checking one item ------------------------------------------------------------------------------------------------------
@@ -271,7 +275,7 @@ def _checked(item: Any, where: str) -> dict[str, Any]:
             _check_texts(item, where, "call_id", "name", text)
         case "function_call_output" | "custom_tool_call_output":
             _check_texts(item, where, "call_id")
-            _check_content(item.get("output"), f"{where}.output")
+            _check_output(item, where)
         case "reasoning":
             for name in ("summary", "content"):
                 _check_content(item.get(name) or [], f"{where}.{name}")
@@ -295,6 +299,13 @@ def _check_texts(item: Item, where: str, *names: str) -> None:
         if not isinstance(value, str) or (not value and name in ("call_id", "name")):
             known = "invalid_type" if name in item else "missing_required_parameter"
             raise wrong(f"{where}.{name}", f"Invalid type for '{where}.{name}': expected a string.", known)
+
+
+def _check_output(item: Item, where: str) -> None:
+    """Check that there is an output; what it is like is no reason to refuse it."""
+    if "output" not in item:
+        where = f"{where}.output"
+        raise wrong(where, f"Missing required parameter: '{where}'.", "missing_required_parameter")
 
 
 def _check_content(content: Any, where: str) -> None:
