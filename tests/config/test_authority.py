@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from callgate.config.authority import SEEN_WHEN_BUILT, guard_of, widenings
+from callgate.config.authority import SEEN_WHEN_BUILT, guard_of, widenings, with_removed
 from callgate.config.schema import Config, Section
 from callgate.config.schema.guards import (
     ADMITS,
@@ -29,17 +29,17 @@ UNGUARDED = {
     "Config": "version server keys model_list ledger runs pools tools mcp_servers mcp_config approvals loop"
     " limits upstream responses store record traces reload logging",
     "FinishReasons": "content_filter",
-    "HttpTool": "kind name description method url headers body",
-    "Key": "name hash old_hash events usage offer responses",
+    "HttpTool": "kind name description method",
+    "Key": "name hash old_hash events usage responses",
     "LedgerSection": "url namespace",
     "Limits": "body_bytes json_depth messages argument_bytes calls_per_turn answer_bytes tool_threads child_processes"
     " request_seconds request_tokens tool_result_bytes concurrent_requests queue_seconds",
     "Logging": "level format",
     "Loop": "max_iterations max_failed_turns max_repeats max_parallel_calls diagnostics",
-    "McpServer": "type command args env cwd url headers prefix",
+    "McpServer": "type command args env cwd url prefix",
     "ModelEntry": "model_name litellm_params model_info tools fallbacks tool_calling thinking constrain_calls lane"
-    " events usage offer finish_reasons concurrency response_format_with_tools schema_dialect timeout stream_timeout responses",
-    "OpenApiTool": "kind name document base_url auth headers prefix rename",
+    " events usage finish_reasons concurrency response_format_with_tools schema_dialect timeout stream_timeout responses",
+    "OpenApiTool": "kind name document base_url auth prefix rename",
     "PlacedTool": "run_on",
     "Pool": "queue_seconds fresh_process",
     "PythonTool": "kind function module name description",
@@ -131,11 +131,19 @@ def command(**more: Any) -> dict[str, Any]:
         (http(allow_hosts=["a"]), http(allow_hosts=["a", "b"]), "tools.rows.allow_hosts"),
         (http(), http(multi_segment=True), "tools.rows.multi_segment"),
         (http(query={"tenant": "a"}), http(), "tools.rows.query"),
+        (http(query={"tenant": "a"}), http(query={"tenant": "{x}"}), "tools.rows.query"),
+        (http(url="https://x.example/?role=a"), http(url="https://x.example/"), "tools.rows.url"),
+        (http(url="https://x.example/?role=a"), http(url="https://x.example/?role={x}"), "tools.rows.url"),
+        (http(headers={"X-Tenant": "a"}), http(), "tools.rows.headers"),
+        (http(body={"a": {"tenant": "a", "q": "{q}"}}), http(body={"a": {"q": "{q}"}}), "tools.rows.body"),
+        (http(body={"a": [{"tenant": 1}]}), http(body={"a": [{"tenant": "{x}"}]}), "tools.rows.body"),
         (
-            http(parameters={"type": "object", "additionalProperties": False}),
             http(parameters={"type": "object"}),
+            http(parameters={"type": "object", "additionalProperties": True}),
             "tools.rows.parameters",
         ),
+        (key(offer="with_client_tools"), key(), "keys.ann.offer"),
+        ({"model_list": [{**DEMO, "offer": "with_client_tools"}]}, {}, "model_list.demo.offer"),
         (command(paths={"read": ["a"]}), command(), "tools.ls.paths"),
         (command(paths={"read": ["a"]}), command(paths={"read": ["a", "b"]}), "tools.ls.paths.read"),
         (command(), command(allow_options=True), "tools.ls.allow_options"),
@@ -176,6 +184,54 @@ def test_what_is_added_widens_nothing_whatever_its_place() -> None:
 
 
 @pytest.mark.parametrize(
+    ("narrow", "gone", "wide", "name"),
+    [
+        (key(models=["demo"]), {}, key(), "keys.ann.models"),
+        (http(query={"tenant": "a"}), {}, http(), "tools.rows.query"),
+        (server(allowed_tools=["a"]), {}, server(), "mcp_servers.files.allowed_tools"),
+    ],
+    ids=lambda it: it if isinstance(it, str) else "",
+)
+def test_what_was_removed_comes_back_as_what_it_was(
+    narrow: dict[str, Any], gone: dict[str, Any], wide: dict[str, Any], name: str
+) -> None:
+    known = with_removed(config(**narrow), config(**gone))
+    for _ in range(3):
+        known = with_removed(known, config(**gone))
+    assert [found.name for found in widenings(known, config(**wide))] == [name]
+    assert widenings(known, config(**narrow)) == []
+    assert widenings(with_removed(known, config(**wide)), config(**wide)) == []
+
+
+@pytest.mark.parametrize("field", ["hash", "old_hash"])
+def test_the_same_secret_under_another_name_is_the_same_key(field: str) -> None:
+    other = {"name": "bob", "hash": "sha256:" + "1" * 64, field: HASH}
+    assert names(key(), {"keys": [{**other, "admin": True}]}) == ["keys.bob.admin"]
+    assert names(key(), {"keys": [other]}) == []
+
+
+PROPERTIES: list[tuple[Any, Any, bool]] = [
+    ({"type": "string"}, True, True),
+    ({"description": "d"}, True, False),
+    (True, {"type": "string"}, False),
+    ({"maxLength": 5}, {"maxLength": 6}, True),
+    ({"maxLength": 5}, {"maxLength": 4, "description": "d"}, False),
+    ({"minimum": 10}, {"minimum": 1}, True),
+    ({"minimum": 1}, {"minimum": 10}, False),
+    ({"pattern": "^a$"}, {"pattern": "^a"}, True),
+    ({"type": "number"}, {"type": "integer"}, False),
+    ({"type": "string"}, {"type": ["string", "null"]}, True),
+    ({"anyOf": [{"const": 1}]}, {"anyOf": [{"const": 1}, {}]}, True),
+    ({"allOf": [{"const": 1}, {}]}, {"allOf": [{}]}, True),
+    ({"items": {"maximum": 1}}, {}, True),
+    ({"type": "object"}, {"type": "object", "additionalProperties": True}, False),
+    ({"type": "object", "additionalProperties": False}, {"type": "object"}, True),
+    ({"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, True),
+    ({"enum": [1]}, {"enum": [1], "title": "t", "x-y": 1}, False),
+]
+
+
+@pytest.mark.parametrize(
     ("guard", "old", "new", "widens"),
     [
         (ADMITS, ["a*"], ["abc", "a?"], False),
@@ -196,6 +252,13 @@ def test_what_is_added_widens_nothing_whatever_its_place() -> None:
         (ARGUMENTS, {"properties": {"a": {"enum": [1]}}}, {"properties": {"a": {"enum": [1, 2]}}}, True),
         (ARGUMENTS, {"properties": {"a": {"enum": [1, 2]}}}, {"properties": {"a": {"enum": [1]}}}, False),
         (ARGUMENTS, {"properties": {"enum": {"type": "string"}}}, {"properties": {}}, False),
+        (ARGUMENTS, {"additionalProperties": True}, {}, False),
+        (ARGUMENTS, {"required": ["a", "b"]}, {"required": ["a"]}, True),
+        (ARGUMENTS, {"required": ["a"]}, {"required": ["b", "a"]}, False),
+        *(
+            (ARGUMENTS, {"properties": {"a": old}}, {"properties": {"a": new}}, widens)
+            for old, new, widens in PROPERTIES
+        ),
     ],
 )
 def test_guards_take_what_is_not_certain_for_wider(guard: Guard, old: Any, new: Any, widens: bool) -> None:

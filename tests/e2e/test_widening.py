@@ -144,6 +144,44 @@ async def until_taken(lines: AsyncIterator[str]) -> list[dict[str, Any]]:
     return told
 
 
+async def test_what_was_left_out_for_a_moment_does_not_come_back_with_more(upstream: Upstream, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    narrow = [{**KEYS[0], "models": ["m"]}, KEYS[1]]
+    guards = {"always": ["get_*"]}
+    quiet = {"reload": {"watch": False}}
+    whole = a_config(upstream, keys=narrow, **quiet)
+    whole["tools"] = [{**tool, "require_approval": guards} for tool in whole["tools"]]
+    async with served(file, whole) as (_, client):
+        less = whole | {"keys": [KEYS[1]], "tools": [], "model_list": [dict(each) for each in whole["model_list"]]}
+        for each in less["model_list"]:
+            each.pop("tools", None)
+        file.write_text(as_yaml(less))
+        assert (await client.post("/admin/reload", headers=BY_BOSS)).status_code == 200
+        file.write_text(as_yaml(a_config(upstream, **quiet)))
+        answer = await client.post("/admin/reload", headers=BY_BOSS)
+        assert answer.status_code == 409
+        message = answer.json()["error"]["message"]
+        assert "keys.user.models: would also allow `*`" in message
+        assert "tools.get_time.require_approval: would not wait for approval any more" in message
+        file.write_text(as_yaml(whole))
+        assert (await client.post("/admin/reload", headers=BY_BOSS)).status_code == 200
+
+
+@pytest.mark.parametrize("setting", ["ca_file", "client_certificate", "client_key"])
+async def test_a_pipe_in_place_of_a_certificate_does_not_stop_the_server(
+    upstream: Upstream, tmp_path: Path, setting: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    async with served(file, a_config(upstream, reload={"watch": False})) as (_, client):
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "certificate").write_text("x")
+        named = {"client_certificate": str(tmp_path / "certificate")} if setting == "client_key" else {}
+        named[setting] = str(tmp_path / "pipe")
+        file.write_text(as_yaml(a_config(upstream, reload={"watch": False}) | {"upstream": named}))
+        answer = await client.post("/admin/reload", headers=BY_BOSS)
+        assert (answer.status_code, "a pipe or a device" in answer.text) == (422, True)
+
+
 async def test_a_new_key_model_and_tool_are_ordinary_changes(upstream: Upstream, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     async with served(file, a_config(upstream)) as (child, client):

@@ -6,33 +6,45 @@ opened; for them the settings count.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
-from callgate.config.authority import Widening, widenings
+from callgate.config.authority import MAX_REMOVED, Widening, widenings, with_removed
 from callgate.config.schema import Config
-from callgate.tools.executor import Safety
-from callgate.tools.registry import CONFIG, RegisteredTool, Registry
+from callgate.tools.executor import Policy, Safety
+from callgate.tools.registry import CONFIG, Registry
 
-_MILDEST_LAST = (Safety.DESTRUCTIVE, Safety.WRITE, Safety.READ_ONLY)
-
-
-def widened(old: Config, old_tools: Registry, new: Config, new_tools: Registry) -> list[Widening]:
-    """Return what the new config and its tools allow more than the old ones."""
-    return [*widenings(old, new), *_of_tools(old_tools, new_tools)]
+_MILDEST_LAST: Final = (Safety.DESTRUCTIVE, Safety.WRITE, Safety.READ_ONLY)
 
 
-def _of_tools(old: Registry, new: Registry) -> Iterator[Widening]:
-    before = _own_tools(old)
-    for name, tool in _own_tools(new).items():
-        earlier = before.get(name)
-        if earlier is None:
-            continue
-        was, now = earlier.tool.policy, tool.tool.policy
-        if was.require_approval and not now.require_approval:
-            what = "would not wait for approval any more"
-            yield Widening(("tools",), f"tools.{name}.require_approval", what)
-        if _MILDEST_LAST.index(now.safety) > _MILDEST_LAST.index(was.safety):
-            yield Widening(("tools",), f"tools.{name}.safety", f"was `{was.safety}`, and would be `{now.safety}`")
+class KnownAuthority:
+    """What the config in use allows, and what the entries allowed that were removed from it since the start."""
+
+    def __init__(self, config: Config, registry: Registry) -> None:
+        self._config = config
+        self._policies = _own_policies(registry)
+
+    def widened_by(self, config: Config, registry: Registry) -> list[Widening]:
+        """Return what a config and its tools allow more."""
+        return [*widenings(self._config, config), *self._of_tools(registry)]
+
+    def replace(self, config: Config, registry: Registry) -> None:
+        """Take a config that is in use from now on."""
+        self._config = with_removed(self._config, config)
+        now = _own_policies(registry)
+        gone = [(name, policy) for name, policy in self._policies.items() if name not in now]
+        self._policies = {**dict(gone[-MAX_REMOVED:]), **now}
+
+    def _of_tools(self, registry: Registry) -> Iterator[Widening]:
+        for name, now in _own_policies(registry).items():
+            was = self._policies.get(name)
+            if was is None:
+                continue
+            if was.require_approval and not now.require_approval:
+                what = "would not wait for approval any more"
+                yield Widening(("tools",), f"tools.{name}.require_approval", what)
+            if _MILDEST_LAST.index(now.safety) > _MILDEST_LAST.index(was.safety):
+                yield Widening(("tools",), f"tools.{name}.safety", f"was `{was.safety}`, and would be `{now.safety}`")
 
 
-def _own_tools(registry: Registry) -> dict[str, RegisteredTool]:
-    return {tool.original: tool for tool in registry.tools() if tool.source == CONFIG}
+def _own_policies(registry: Registry) -> dict[str, Policy]:
+    return {tool.original: tool.tool.policy for tool in registry.tools() if tool.source == CONFIG}

@@ -20,7 +20,7 @@ from callgate.config.problems import ConfigError, Problem, Spot
 from callgate.config.schema import Config
 from callgate.config.watch import changes, digest_of
 from callgate.conversation.ids import new_id
-from callgate.runtime.authority import widened
+from callgate.runtime.authority import KnownAuthority
 from callgate.runtime.builders.errors import BadEntry
 from callgate.runtime.builders.models import model_entries
 from callgate.runtime.builders.stores import claims_of, news_of, responses_of, run_sockets_of, run_streams_of, store_of
@@ -120,6 +120,7 @@ class RuntimeManager:
     async def __aenter__(self) -> Self:
         await self.shared.open()
         self._open = await OpenRuntime.begin(Runtime(self._config, self.shared))
+        self._authority = KnownAuthority(self._config, self._open.runtime.registry)
         self._remember_keys()
         self._loop = asyncio.get_running_loop()
         if self._source is not None:
@@ -233,7 +234,7 @@ class RuntimeManager:
             with contextlib.suppress(BadEntry):  # raised again below; in a thread, because it may load litellm
                 await asyncio.to_thread(model_entries, config)
             runtime = Runtime(config, self.shared, self._open.runtime)
-            found = widened(self._config, self.current.registry, config, runtime.registry)
+            found = self._authority.widened_by(config, runtime.registry)
             if found and not widen:
                 raise Widens(found)
             kept = runtime.registry.handed_over()
@@ -252,6 +253,7 @@ class RuntimeManager:
                 widened=tuple(map(str, found)),
             )
             self._config = config
+            self._authority.replace(config, runtime.registry)
             self._remember_keys()
             return result
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote_plus
 
 _DECODED_AT_MOST = 5
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_SEPARATORS = re.compile(r"[\s.-]")
+_SEPARATORS = re.compile(r"[\s.\[-]")
 _PARTS = re.compile(r"[\[\].]+")
 
 
@@ -65,4 +65,6 @@ def _path(plain: str) -> tuple[str, ...]:
 
 
 def _flat(plain: str) -> str:
-    return _SEPARATORS.sub("_", plain.partition("[")[0])
+    """Return the name as PHP would have it, which also reads a bracket that nothing closes as an underscore."""
+    whole, _, part = plain.partition("[")
+    return _SEPARATORS.sub("_", whole if "]" in part else plain)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from urllib.parse import parse_qsl, urlsplit
 
 _UNBOUNDED_GLOB = re.compile(r"[?\[]")
 MAX_SHOWN: Final = 5
@@ -51,6 +52,8 @@ class WidensTo(Guard):
 
 WIDENS_ON: Final = WidensTo((False, True))
 WIDENS_OFF: Final = WidensTo((True, False))
+OFFERED: Final = WidensTo(("with_client_tools", None, "any"))
+"""Not set at a key, it follows from the model's entry."""
 MAY_BE_PRIVATE: Final = WidensTo((False, None, True))
 """Not set, it follows from the address."""
 
@@ -98,16 +101,51 @@ class Excludes(Guard):
 EXCLUDES: Final = Excludes()
 
 
+_PLACE: Final = re.compile(r"\{[A-Za-z_][A-Za-z0-9_.-]*\}")
+"""Where a text takes an argument."""
+
+
 @dataclass(frozen=True)
 class Fixed(Guard):
-    """Entries that the operator fixed, by name."""
+    """What the operator fixed in a request: entries by name, at any depth, that take no argument."""
 
-    def loosened(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-        gone = [name for name in old if name not in new]
+    def loosened(self, old: Any, new: Any) -> str | None:
+        now = _fixed_in(new)
+        gone = [name for name in _fixed_in(old) if name not in now]
         return f"would not fix {_listed(gone)} any more" if gone else None
 
 
 FIXED: Final = Fixed()
+
+
+@dataclass(frozen=True)
+class FixedInUrl(Guard):
+    """The query parameters that the operator fixed in a URL."""
+
+    def loosened(self, old: str, new: str) -> str | None:
+        return FIXED.loosened(_query_of(old), _query_of(new))
+
+
+FIXED_IN_URL: Final = FixedInUrl()
+
+
+def _query_of(url: str) -> dict[str, str]:
+    return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+
+
+def _fixed_in(value: Any) -> list[str]:
+    """Return the places in a value that hold a text or number of the operator's own."""
+    fixed: list[str] = []
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), value)]
+    while waiting:
+        path, part = waiting.pop()
+        if isinstance(part, Mapping):
+            waiting += [((*path, str(key)), inner) for key, inner in part.items()]
+        elif isinstance(part, list):
+            waiting += [((*path, str(index)), inner) for index, inner in enumerate(part)]
+        elif path and not (isinstance(part, str) and _PLACE.search(part)):
+            fixed.append(".".join(path))
+    return sorted(fixed)
 
 
 @dataclass(frozen=True)
@@ -191,17 +229,17 @@ class SourceSafety(Guard):
 
 SAFETY: Final = SourceSafety()
 
-_BOUNDS: Final = frozenset(
-    "additionalProperties const dependentRequired enum exclusiveMaximum exclusiveMinimum format items maxItems maxLength"
-    " maxProperties maximum minItems minLength minProperties minimum multipleOf not pattern required type"
-    " unevaluatedProperties".split()
+_ANNOTATIONS: Final = frozenset(
+    "$anchor $comment $id $schema default deprecated description examples readOnly title writeOnly".split()
 )
-"""Keywords of JSON Schema that refuse something."""
+"""Keywords of JSON Schema that refuse nothing."""
+
+_SCHEMAS_BY_NAME: Final = frozenset("$defs definitions patternProperties properties".split())
 
 
 @dataclass(frozen=True)
 class ArgumentBounds(Guard):
-    """A JSON Schema of arguments: what it refuses with a keyword it has to go on refusing."""
+    """A JSON Schema of arguments, closed unless it says otherwise: what it refuses it has to go on refusing."""
 
     def loosened(self, old: Any, new: Any) -> str | None:
         gone = [".".join(path) for path in _bounds_gone(old, new)]
@@ -212,26 +250,61 @@ ARGUMENTS: Final = ArgumentBounds()
 
 
 def _bounds_gone(old: Any, new: Any) -> list[tuple[str, ...]]:
-    """Return the keywords that are gone at places both schemas have, and lists of allowed values that have grown."""
+    """Return the keywords, at places both schemas have, that may refuse less than they did."""
     gone: list[tuple[str, ...]] = []
+    if new.get("additionalProperties", False) is not False and "additionalProperties" not in old:
+        gone.append(("additionalProperties",))
     waiting: list[tuple[tuple[str, ...], Any, Any]] = [((), old, new)]
     while waiting:
         path, before, now = waiting.pop()
-        if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+        if before is True or now is False or before == now:
             continue
-        is_named = bool(path) and path[-1] in ("properties", "$defs", "definitions", "patternProperties")
+        if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+            if before is False or set(before) - _ANNOTATIONS:
+                gone.append(path)
+            continue
         for key, value in before.items():
-            if key not in now:
-                if not is_named and key in _BOUNDS and value is not True:
-                    gone.append((*path, str(key)))
-            elif not is_named and key == "additionalProperties" and value is False and now[key] is not False:
-                gone.append((*path, str(key)))
-            elif not is_named and key == "enum" and isinstance(value, list) and isinstance(now[key], list):
-                if any(each not in value for each in now[key]):
-                    gone.append((*path, str(key)))
-            else:
-                waiting.append(((*path, str(key)), value, now[key]))
+            place = (*path, str(key))
+            if key in _ANNOTATIONS or str(key).startswith("x-"):
+                continue
+            if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+                others = now.get(key)
+                if isinstance(others, Mapping):
+                    waiting += [
+                        ((*place, str(name)), each, others[name]) for name, each in value.items() if name in others
+                    ]
+            elif key in ("additionalProperties", "items", "unevaluatedProperties"):
+                waiting.append((place, value, now.get(key, True)))
+            elif key not in now or not _refuses_as_much(str(key), value, now[key]):
+                gone.append(place)
     return sorted(gone)
+
+
+def _refuses_as_much(keyword: str, old: Any, new: Any) -> bool:
+    """True if a keyword refuses at least what it did. False where that is not certain."""
+    if old == new:
+        return True
+    if keyword.startswith(("max", "exclusiveMax")):
+        return _are_numbers(old, new) and new <= old
+    if keyword.startswith(("min", "exclusiveMin")):
+        return _are_numbers(old, new) and new >= old
+    if keyword == "type":
+        return _types(new) <= _types(old)
+    if isinstance(old, list) and isinstance(new, list):
+        if keyword in ("enum", "anyOf", "oneOf"):
+            return all(each in old for each in new)
+        if keyword in ("required", "allOf"):
+            return all(each in new for each in old)
+    return False
+
+
+def _are_numbers(*values: Any) -> bool:
+    return all(isinstance(value, int | float) for value in values)
+
+
+def _types(value: Any) -> set[str]:
+    types = {value} if isinstance(value, str) else set(map(str, value)) if isinstance(value, list) else set[str]()
+    return types | {"integer"} if "number" in types else types
 
 
 def _covers(wide: str, narrow: str) -> bool:

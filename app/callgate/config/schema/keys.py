@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
-from callgate.config.schema.guards import ADMITS, CEILING, WIDENS_ON, Guard, WidensTo
+from callgate.config.schema.guards import ADMITS, CEILING, OFFERED, WIDENS_ON, Guard, WidensTo
 from callgate.config.schema.values import (
     Count,
     Globs,
@@ -55,7 +55,7 @@ class Key(Section):
     """The models it may ask, as names or globs."""
     tools: Annotated[Globs, ADMITS] = ("*",)
     """The tools of the config it may use, as names or globs; `[]` for none."""
-    offer: OfferSetting | None = None
+    offer: Annotated[OfferSetting | None, OFFERED] = None
     """Which of its requests are offered tools of the config: `any`, or only those `with_client_tools`; as the model's entry says
     where it is not set."""
     approve: Annotated[Switch, WIDENS_ON] = False

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from callgate.config.schema.guards import ADMITS, MAY_BE_PRIVATE, WIDENS_OFF
+from callgate.config.schema.guards import ADMITS, FIXED, MAY_BE_PRIVATE, WIDENS_OFF
 from callgate.config.schema.tools import ToolSection
 from callgate.config.schema.values import BesideFile, Globs, Switch, WebAddress, shape
 
@@ -44,7 +44,7 @@ class McpServer(ToolSection):
     """The folder it runs in, from the config file's folder; Callgate's own where it is not set."""
     url: WebAddress | None = Field(None, repr=False)
     """The address of a server that runs elsewhere."""
-    headers: Mapping[str, SecretStr] = Field(default_factory=dict)
+    headers: Annotated[Mapping[str, SecretStr], FIXED] = Field(default_factory=dict)
     """Headers to send to it. A caller's credentials never are."""
     allow_private: Annotated[Switch | None, MAY_BE_PRIVATE] = None
     """Allow its host to have a private address. Not set: if the address is plainly your own, as localhost is."""

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, f
 from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
-from callgate.config.schema.guards import ADMITS, WIDENS_ON, WidensTo
+from callgate.config.schema.guards import ADMITS, OFFERED, WIDENS_ON, WidensTo
 from callgate.config.schema.values import (
     Count,
     Globs,
@@ -147,7 +147,7 @@ class ModelEntry(Section):
     """What litellm should know of a model it does not know, for example `supports_function_calling`."""
     tools: Globs = ()
     """The tools of this config that are offered to it, as names or globs; none unless named."""
-    offer: OfferSetting = "any"
+    offer: Annotated[OfferSetting, OFFERED] = "any"
     """Which requests they are offered to, unless the key says: `any`, or only those `with_client_tools`, that is with tools of
     their own, so that the side requests of agents (titles, summaries) have none."""
     fallbacks: tuple[str, ...] = ()

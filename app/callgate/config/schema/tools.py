@@ -13,6 +13,7 @@ from callgate.config.schema.guards import (
     CEILING,
     EXCLUDES,
     FIXED,
+    FIXED_IN_URL,
     PRESENT,
     SAFETY,
     WAITS,
@@ -113,15 +114,15 @@ class HttpTool(PlacedTool):
         BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
     ] = "GET"
     """The HTTP method."""
-    url: Annotated[WebAddress, Field(repr=False)]
+    url: Annotated[WebAddress, Field(repr=False), FIXED_IN_URL]
     """Where to send it. `{name}` stands for an argument, quoted as part of a path or a query."""
     multi_segment: Annotated[MultiSegment, SEGMENTS] = False
     """Let an argument in the path contain `/`: `on` for several segments, `encoded` to send it as `%2F`."""
-    headers: Mapping[str, SecretStr] = Field(default_factory=dict)
+    headers: Annotated[Mapping[str, SecretStr], FIXED] = Field(default_factory=dict)
     """Headers to send. Arguments are not filled in here."""
     query: Annotated[Mapping[str, Any], AfterValidator(_scalars), FIXED] = Field(default_factory=dict, repr=False)
     """Query parameters; `{name}` stands for an argument."""
-    body: Any = Field(None, repr=False)
+    body: Annotated[Any, FIXED] = Field(None, repr=False)
     """What to send as JSON; a text that is nothing but `{name}` becomes the argument itself."""
     parameters: Annotated[Mapping[str, Any], ARGUMENTS] = Field(
         default_factory=lambda: {"type": "object", "properties": {}}
@@ -205,7 +206,7 @@ class OpenApiTool(ToolSection):
     """Where the API is; what the document says of its servers where it is not set."""
     auth: Mapping[str, SecretStr] = Field(default_factory=dict)
     """Credentials by the names of the document's security schemes: a key, a token, or `user:password`."""
-    headers: Mapping[str, SecretStr] = Field(default_factory=dict)
+    headers: Annotated[Mapping[str, SecretStr], FIXED] = Field(default_factory=dict)
     """Headers to send with every call."""
     include: Annotated[Globs, Field(min_length=1), ADMITS] = ("*",)
     """Operations to offer, by their names, `METHOD /path` or tags; globs."""

@@ -1,8 +1,10 @@
 """Builds models: their entries, their HTTP client, and their retries."""
 
 import ssl
+from pathlib import Path
 from typing import Any
 
+from callgate.config.files import read_regular
 from callgate.config.schema import Config
 from callgate.config.schema import ModelEntry as ModelSection
 from callgate.config.schema.models import FinishReasons
@@ -109,6 +111,11 @@ def tls_of(config: Config) -> ssl.SSLContext | None:
     context = ssl.create_default_context()
     name, file = "ca_file", upstream.ca_file
     try:
+        for name in ("ca_file", "client_certificate", "client_key"):
+            file = getattr(upstream, name)
+            if file is not None:
+                read_regular(Path(file))  # OpenSSL would wait for the end of a pipe
+        name, file = "ca_file", upstream.ca_file
         if upstream.ca_file is not None:
             context.load_verify_locations(upstream.ca_file)
         name, file = "client_certificate", upstream.client_certificate
