@@ -10,12 +10,15 @@ import msgspec
 import pytest
 
 from callgate.calls.states import Flaw, ReadyCall
+from callgate.conversation.events import Finished, ProviderError
+from callgate.conversation.finish import meaning_of
 from callgate.conversation.finish_words import FinishClass
 from callgate.conversation.ports import ModelRequest
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.http.client import HttpClient
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.resolve import ModelConfig
+from callgate.upstream.responses_answer import end_of
 from callgate.upstream.retry import RetryPolicy
 from tests.conversation.finish_table import ALL_WORDS, DOCUMENTED, Expected, expected_on
 from tests.corpus.judge import offer_of
@@ -34,10 +37,12 @@ TOOL = {
     },
 }
 PATHS = ("/a", "/b")
+NO_TEXTS: tuple[Any, ...] = (0, 1, 1.5, True, False, {"type": "max_tokens"}, {"reason": "stop"}, ["length"])
+"""Values of other types than a reason has."""
 IN_ORDER = (Expected.STOP, Expected.TOOL_CALLS)
 
 
-def case_with(word: str, *, stream: bool) -> dict[str, Any]:
+def case_with(word: Any, *, stream: bool) -> dict[str, Any]:
     calls = [
         {"id": f"call_{at}", "type": "function", "function": {"name": "write_file", "arguments": json.dumps({"path": path})}}
         for at, path in enumerate(PATHS)
@@ -60,12 +65,14 @@ def case_with(word: str, *, stream: bool) -> dict[str, Any]:
 
 async def serve(request: Request, wire: Wire) -> None:
     _, provider, kind, number, *_ = request.target.split("/")
-    case = case_with(ALL_WORDS[int(number.partition(":")[0])], stream=kind == "stream")
+    word = [*ALL_WORDS, *NO_TEXTS][int(number.partition(":")[0])]
     form = WIRES.get(provider)
     if form is None:
+        case = case_with(word, stream=kind == "stream")
         body, content_type = (openai_stream if kind == "stream" else openai_whole)(case), "text/event-stream"
     else:
-        found = said(case)
+        found = said(case_with("stop", stream=kind == "stream"))
+        found.reason = word
         found.is_verbatim = True
         body, content_type = (form.stream if kind == "stream" else form.whole)(found), form.kind
     await wire.head(200, content_type if kind == "stream" else "application/json")
@@ -155,3 +162,36 @@ async def test_an_entry_names_what_a_word_means_on_every_lane(provider: str, str
         turn = await turn_with(client, url, provider, stream=stream, finish_reasons={FinishClass.STOP: ("another",)})
         assert ran(turn) == []
     await client.close()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("provider", [*DOCUMENTED, "openai", "openrouter", "mistral"])
+async def test_beside_a_reason_that_is_no_text_nothing_runs(provider: str, stream: bool) -> None:
+    """null and "" are no reason; anything else is one that nobody knows."""
+    client = HttpClient()
+    async with serving(closing(serve)) as server:
+        for number, value in enumerate(NO_TEXTS, start=len(ALL_WORDS)):
+            url = f"{server.url}/{provider}/{'stream' if stream else 'whole'}/{number}"
+            turn = await turn_with(client, url, provider, stream=stream)
+            assert (ran(turn), turn.failure, turn.text) == ([], Flaw.UPSTREAM_ERROR, "I write."), value
+            is_unreadable = turn.broke_off and isinstance(value, dict)  # by litellm's readers
+            assert turn.unknown_reasons or is_unreadable, value
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ("completed", "runs"),
+        ("incomplete", "runs"),  # for its length, where it does not say why
+        *((word, "failed") for word in ("failed", "cancelled", "in_progress", "queued")),
+        *((word, "unknown") for word in ("halted", "stop", "completed_partially", 0, False, {"type": "completed"})),
+    ],
+)
+async def test_a_status_of_a_response_that_nobody_knows_is_no_failure(status: Any, expected: str) -> None:
+    [event] = end_of({"status": status}, has_calls=True)
+    if expected == "failed":
+        assert isinstance(event, ProviderError)
+    else:
+        assert isinstance(event, Finished)
+        assert meaning_of(event).is_known == (expected == "runs")

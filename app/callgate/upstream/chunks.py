@@ -421,10 +421,10 @@ def _unfinished(found: dict[str, Any]) -> Iterator[ModelEvent]:
 
 
 def reason_in(value: Any) -> str | None:
-    """Return a finish reason as text, also where it is an object or a list."""
-    if isinstance(value, str):
-        return value or None
-    return json.dumps(value) if value and isinstance(value, dict | list) else None
+    """Return a finish reason as text, of any other value its JSON: only null and "" are no reason."""
+    if value is None:
+        return None
+    return value or None if isinstance(value, str) else json.dumps(value)
 
 
 HEAD: Final = ("id", "model", "system_fingerprint", "service_tier")

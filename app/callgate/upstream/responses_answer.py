@@ -40,7 +40,7 @@ WORDS: Final = FinishWords(
     {FinishClass.LENGTH: "max_output_tokens max_tokens length", FinishClass.CONTENT_FILTER: "content_filter"},
     is_closed=True,
 )
-"""Why a response is incomplete."""
+"""Why a response is incomplete. Its status, where that is another than is documented, is judged by the same list."""
 CALLS: Final = frozenset({"function_call", "custom_tool_call"})
 KEPT: Final = CALLS | {"message", "reasoning"}
 """Items that are sent back in the model's next turn. All others are of tools that its provider runs."""
@@ -52,6 +52,8 @@ PIECES: Final[Mapping[str, str]] = {
 SUMMARIES: Final = frozenset({"response.reasoning_summary_text.delta", "response.reasoning_summary.delta"})
 THINKING: Final = frozenset({"response.reasoning_text.delta", "response.reasoning.delta"})
 ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
+FAILED: Final = frozenset({"failed", "cancelled", "in_progress", "queued"})
+"""Statuses of a response that is over, or ought to be, and has not come to its end. Of any other we know nothing."""
 STATUSES: Final = {
     "server_error": 500,
     "rate_limit_exceeded": 429,
@@ -400,14 +402,16 @@ def end_of(response: Mapping[str, Any], *, has_calls: bool) -> Iterator[ModelEve
     """Translate the status of a response to a finish reason, which this API does not have."""
     if isinstance(counts := response.get("usage"), dict):
         yield usage_of(counts)
-    status, error = response.get("status"), response.get("error")
-    if error or status not in (None, "completed", "incomplete"):
-        yield _failed(error or f"the response is {str(status)[:40]}")
+    status, error = reason_in(response.get("status")), response.get("error")
+    if error or status in FAILED:
+        yield _failed(error or f"the response is {status}")
     elif status == "incomplete":
         reason = reason_in(field_of(response, "incomplete_details", "reason")) or "length"
         yield finished(reason, WORDS)
     elif status == "completed":
         yield Finished("tool_calls" if has_calls else "stop")
+    elif status is not None:
+        yield finished(status, WORDS)
 
 
 def _failed(error: Any) -> ProviderError:
