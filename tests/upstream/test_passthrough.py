@@ -369,7 +369,7 @@ def test_a_stream_cut_anywhere_is_read_as_when_it_is_whole(found, data, newline,
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=12)))
     pieces = [piece for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) if (piece := body[a:b])]
 
-    reader, passage = _PassedEvents(hide_usage=False), ProviderProxy()
+    reader, passage = _PassedEvents(hide_usage=False, takes_calls=True), ProviderProxy()
     for piece in pieces:
         passage.take(reader.feed(piece))
     if not reader.done:

@@ -302,8 +302,9 @@ class Conversation(msgspec.Struct, eq=False):
             )
         if has_tools and request.mode is not None:
             tool_choice = request.mode  # the tools are narrowed to the allowed ones already
+        takes_calls = request.takes_calls
         return await converse(
-            ModelRequest(messages, (), tool_choice, request.params, request.stream, request.original),
+            ModelRequest(messages, (), tool_choice, request.params, request.stream, request.original, takes_calls),
             model,
             toolbox,
             emitting(emit, keep=keep, everything=request.every_event),

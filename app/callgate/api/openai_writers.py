@@ -5,7 +5,8 @@ clients are: constant id, created and model; role and empty content first; `inde
 `arguments` a string; one of OpenAI's five finish reasons.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -40,6 +41,7 @@ from callgate.conversation.response_items import ITEMS
 from callgate.conversation.usage import UsageScope, add_usage, reported_usage, whole_usage
 
 DONE = b"data: [DONE]\n\n"
+EVENT_END = b"\n\n"
 PART_BREAK = "\n\n"
 """The separator between a model's text before and after a call."""
 INNER_ASIDES = frozenset({"provider_specific_fields", "thinking_blocks", BLOCKS, ITEMS})
@@ -54,6 +56,7 @@ _MARK = "\x00"
 """A placeholder for the text of a chunk, which does not occur after it."""
 
 encode = msgspec.json.Encoder().encode
+_objects = msgspec.json.Decoder(dict[str, Any])
 
 
 def completion_id(run_id: str) -> str:
@@ -146,12 +149,17 @@ class ChunkWriter:
         self._more: dict[str, Any] = {}
         self.passed = b""
         """The bytes of a passed-through answer that were written last; it has its own end."""
+        self._held = b""
+        """The end of a passed-through answer of which calls were left out."""
 
     def write(self, event: ChatEvent) -> bytes:
         if type(event) is Passed:
             self._opened = True  # the provider's own first chunk
             if data := event.data:
                 self.passed = data
+            if event.left_out:
+                self._held += data
+                return b""
             return data
         if isinstance(event, ModelOutput):
             return self._output(event.turn, event.events)
@@ -167,7 +175,7 @@ class ChunkWriter:
 
     def error(self, error: ChatError) -> bytes:
         """Return the end of a stream that failed after it had begun."""
-        return stream_end(error)
+        return self._held + stream_end(error)
 
     def _output(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
         written: list[bytes] = []
@@ -211,15 +219,27 @@ class ChunkWriter:
 
     def _end(self, ended: ChatEnded) -> Iterator[bytes]:
         if self.passed:
-            yield b"" if self.passed.endswith(DONE) else DONE
+            yield self.end_of_passed(self._report)
             return
-        report = {"x_callgate": self._diagnosis.report()} if self._diagnosis else {}
+        report = self._report()
         if self._include_usage:
             yield self.finish(ended)
             yield self.tail(reported_usage(ended, self._head.usage_scope), report)
         else:
             yield self.finish(ended, report)
         yield DONE
+
+    def _report(self) -> Mapping[str, Any]:
+        return {"x_callgate": self._diagnosis.report()} if self._diagnosis else {}
+
+    def end_of_passed(self, report: Callable[[], Mapping[str, Any]]) -> bytes:
+        """Return the end of a passed-through answer. The last chunk of one of which calls were left out has the report."""
+        if not self._held:
+            return b"" if self.passed.endswith(DONE) else DONE
+        *earlier, last = self._held.removesuffix(DONE).removesuffix(EVENT_END).split(EVENT_END)
+        with contextlib.suppress(msgspec.DecodeError):  # not a chunk, but something else that the provider sends
+            last = b"data: " + encode({**_objects.decode(last.partition(b"data:")[2]), **report()})
+        return EVENT_END.join((*earlier, last)) + EVENT_END + DONE
 
     def finish(self, ended: ChatEnded, more: Mapping[str, Any] | None = None) -> bytes:
         """Return the last chunk of this choice, and what has to precede it."""
@@ -277,8 +297,10 @@ class ChoicesChunkWriter:
 
     def write(self, chosen: ForChoice) -> bytes:
         writer = self._writers[chosen.choice]
-        if not isinstance(chosen.event, ChatEnded) or writer.passed:
+        if not isinstance(chosen.event, ChatEnded):
             return self._in_order(chosen.choice, writer.write(chosen.event))
+        if writer.passed:
+            return self._in_order(chosen.choice, writer.end_of_passed(lambda: choices_report(self._diagnoses)))
         self._ended[chosen.choice] = chosen.event
         if len(self._ended) < len(self._writers):
             return self._in_order(chosen.choice, writer.finish(chosen.event))

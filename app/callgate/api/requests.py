@@ -96,6 +96,8 @@ class ChatRequest(msgspec.Struct, weakref=True):
     tool_events: Dialect | None
     """How the client wants calls of our tools to be shown; None where it does not say."""
     tool_choice: str | dict[str, Any] | None = None
+    takes_calls: bool = True
+    """False where the client forbids calls, so that none is sent to it."""
     allowed: frozenset[str] | None = None
     """The tools, the client's and ours, that `tool_choice` allows; all when absent."""
     mode: str | None = None
@@ -170,7 +172,9 @@ class ChatRequest(msgspec.Struct, weakref=True):
 
     def read(self) -> ModelRequest:
         """Return the request for a model that reads it."""
-        return ModelRequest(self.history, self.tools, self.tool_choice, self.params, self.stream, self.original)
+        return ModelRequest(
+            self.history, self.tools, self.tool_choice, self.params, self.stream, self.original, self.takes_calls
+        )
 
     @property
     def end_user(self) -> str:
@@ -202,7 +206,14 @@ def passed_through(request: ChatRequest) -> Passthrough:
             fields["metadata"] = msgspec.Raw(_encode(request.metadata))
     has_tools = bool(request.outline.tools)
     return Passthrough(
-        fields, request.stream, request.include_usage, request.n, has_tools, request.read, request.original
+        fields,
+        request.stream,
+        request.include_usage,
+        request.n,
+        has_tools,
+        request.read,
+        request.original,
+        request.takes_calls,
     )
 
 
@@ -279,6 +290,7 @@ def _read(
         every_event=tool_events == "trace",
         client_tools=client_tools,
         may_have_ids=has_ids,
+        takes_calls=outline.tool_choice != "none",
         asking=tuple(entry.approval for entry in own.entries or () if entry.approval is not None),
         client_names={legal: name for name, legal in own.names.items()},
     )

@@ -43,6 +43,9 @@ class Passed(msgspec.Struct, frozen=True, gc=False):
     reasons: "tuple[Finished, ...]" = ()
     """The finish reasons that were noticed in these bytes."""
     usage: Mapping[str, Any] | None = None
+    left_out: "tuple[CallNotRun, ...]" = ()
+    """All calls so far that were left out of the stream because calls are forbidden. With the first of them the bytes are no
+    longer the provider's own."""
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
@@ -102,7 +105,8 @@ class CallWritten(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallNotRun(msgspec.Struct, frozen=True, gc=False):
-    """Text of the model that looks like a call and is none: it is quoted, repeated or part of its reasoning."""
+    """A call that was left out: text that looks like one and is quoted, repeated or part of the model's reasoning, or a call
+    where calls are forbidden."""
 
     name: str
     reason: str
@@ -115,6 +119,8 @@ class CallsNotAlone(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
+FORBIDDEN = "forbidden"
+"""The reason of a `CallNotRun` for a call where calls are forbidden."""
 NOT_RUN_SHOWN = 20
 """How many of these a log line or a report names; a text may hold thousands."""
 

@@ -155,7 +155,7 @@ class _Conversation(msgspec.Struct):
     async def run(self) -> Ending:
         while True:
             turn, plan = await self._listen()
-            ending = _passed_ending(turn) if turn.passed else await self._ending(turn, plan)
+            ending = self._passed_ending(turn) if turn.passed else await self._ending(turn, plan)
             if ending is not None:
                 if self.held:
                     await self._emit_held(plan)
@@ -297,8 +297,10 @@ class _Conversation(msgspec.Struct):
 
     async def _counted(self, turn: Turn) -> Turn:
         """Count the usage of a turn, and the turns running whose text goes on behind its calls. Emit what was held of such a
-        turn; the last of them is the answer, with its calls as text."""
+        turn; the last of them is the answer, with its calls as text. Where calls are forbidden a turn has none."""
         self._count(turn)
+        if turn.calls and not self.ask.takes_calls:
+            turn = turn.without_forbidden_calls()
         is_answer = False
         if turn.failure is None:
             self.not_alone = self.not_alone + 1 if _goes_on(turn) else 0
@@ -348,6 +350,13 @@ class _Conversation(msgspec.Struct):
         return question
 
     # -- where a turn leads
+
+    def _passed_ending(self, turn: Turn) -> Ending:
+        if turn.unknown_reasons:
+            return _PASSED_ENDINGS[None]
+        if turn.winner is FinishClass.TOOL_CALLS and not self.ask.takes_calls:
+            return _PASSED_ENDINGS[FinishClass.STOP]
+        return _PASSED_ENDINGS[turn.winner]
 
     async def _ending(self, turn: Turn, plan: Plan) -> Ending | None:
         """Return the ending of the chat if this turn is the last, or None when its calls are answered and the model is asked
@@ -471,10 +480,6 @@ def _settled(events: Iterable[ModelEvent], *, is_answer: bool) -> Iterable[Model
 
 def _refuse(calls: Iterable[Call], why: str) -> dict[str, Outcome]:
     return {call.id: Failed(why, FailureKind.NOT_RUN) for call in calls}
-
-
-def _passed_ending(turn: Turn) -> Ending:
-    return _PASSED_ENDINGS[None if turn.unknown_reasons else turn.winner]
 
 
 def _broke_off(turn: Turn) -> ChatError:

@@ -61,6 +61,8 @@ class ModelRequest(msgspec.Struct, frozen=True, gc=False):
     stream: bool = True
     original: Original | None = None
     """The client's own request, where it came by another API than Chat Completions."""
+    takes_calls: bool = True
+    """False where the client forbids calls (`tool_choice: none`): they are left out of the answer."""
 
 
 class Passthrough(msgspec.Struct, frozen=True, gc=False):
@@ -78,6 +80,8 @@ class Passthrough(msgspec.Struct, frozen=True, gc=False):
     read: Callable[[], ModelRequest]
     original: Original | None = None
     """Set where the body is of another API than Chat Completions."""
+    takes_calls: bool = True
+    """Whether the answer may have calls, as in `ModelRequest`."""
 
 
 class ModelAnswer(Protocol):

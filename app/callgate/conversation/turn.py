@@ -18,6 +18,7 @@ from callgate.calls.offer import Offer
 from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
 from callgate.conversation.call_assembly import CallAssembler
 from callgate.conversation.events import (
+    FORBIDDEN,
     CallDelta,
     CallNotRun,
     CallsNotAlone,
@@ -73,7 +74,7 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     passed: bool = False
     """The answer went to the client as its provider's bytes; only its finish reasons and usage are known."""
     not_run: tuple[CallNotRun, ...] = ()
-    """Calls in its text that were quoted, repeated or part of its reasoning."""
+    """Calls in its text that were quoted, repeated or part of its reasoning, and calls where calls are forbidden."""
     prompted: PromptedCalling | None = None
     """Set where the tools were described in the prompt and calls were looked for in the text."""
     as_written: str = ""
@@ -83,6 +84,11 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
         """Return the turn as an answer that only shows its calls."""
         shown = tuple(CallNotRun(call.name, Flaw.NOT_ALONE) for call in self.calls if call.name)
         return replace(self, text=self.as_written, calls=(), as_written="", not_run=(*self.not_run, *shown))
+
+    def without_forbidden_calls(self) -> "Turn":
+        """Return the turn as an answer without its calls, where calls are forbidden."""
+        left_out = tuple(CallNotRun(call.name or "", FORBIDDEN) for call in self.calls)
+        return replace(self, calls=(), not_run=(*self.not_run, *left_out))
 
     def assistant_message(self) -> dict[str, Any]:
         """Return the message for the history. It is always well formed, and has all fields of the answer."""
@@ -108,6 +114,7 @@ class PassedTurn(msgspec.Struct, eq=False):
     _reasons: dict[str, Meaning] = {}
     _usage: Mapping[str, Any] | None = None
     _error: ProviderError | None = None
+    _not_run: tuple[CallNotRun, ...] = ()
 
     def feed(self, passed: Passed, events: Sequence[ModelEvent]) -> None:
         for event in passed.reasons:
@@ -115,6 +122,8 @@ class PassedTurn(msgspec.Struct, eq=False):
                 self._reasons[event.reason] = meaning_of(event)
         if passed.usage:
             self._usage = passed.usage
+        if passed.left_out:
+            self._not_run = passed.left_out
         if len(events) > 1:
             self._error = next((event for event in events if isinstance(event, ProviderError)), None)
 
@@ -128,6 +137,7 @@ class PassedTurn(msgspec.Struct, eq=False):
             unknown_reasons=finish.unknown,
             usage=self._usage,
             passed=True,
+            not_run=self._not_run,
         )
         if error is None and (finish.reasons or end is StreamEnd.DONE):
             return turn

@@ -108,7 +108,7 @@ class LogListener(Listener, msgspec.Struct, eq=False):
         answer = event.answer
         for word in answer.unknown_reasons:
             self._unknown_reason(answer, word)
-        if not (answer.findings or answer.broken or answer.prompted):
+        if not (answer.findings or answer.broken or answer.prompted or answer.not_run):
             return
         turn = event.turn
         if (words := answer.prompted) is not None:
@@ -239,7 +239,7 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
             self._of_model.answered_by(by)
         for _ in answer.unknown_reasons:
             self._metrics.findings.of(self._model, UNKNOWN_REASON).inc()
-        if not (answer.findings or answer.broken or answer.prompted):
+        if not (answer.findings or answer.broken or answer.prompted or answer.not_run):
             return
         if (words := answer.prompted) is not None:
             self._metrics.prompt_tokens_added.of(self._model, words.format).inc(words.extra_tokens)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from callgate.conversation import raw_json
 from callgate.conversation.client_run_tools import is_client_run
@@ -36,6 +37,7 @@ from callgate.http.event_stream import EventStreamReader, EventTooLarge, looks_l
 from callgate.upstream import claude, errors
 from callgate.upstream.chunks import reason_in
 from callgate.upstream.direct_model import WholeBody, read_json
+from callgate.upstream.forbidden_calls import LeftOutBlocks
 from callgate.upstream.params import SELECTORS, is_denied
 from callgate.upstream.resolve import LiteLLMSettings, body_settings
 from callgate.upstream.translation import (
@@ -106,7 +108,12 @@ async def passed(litellm: Any, settings: LiteLLMSettings, ask: Passthrough, orig
     body = _fields(settings, original)
     body |= {name: original.fields[name] for name in ("messages", "tools", "tool_choice") if name in original.fields}
     # An answer in another format than was requested is read, and converted.
-    as_events, as_message = (PassedEvents, _ClaudeMessage) if ask.stream else (MessageEventsReader, _PassedBody)
+    as_events: Any = MessageEventsReader
+    as_message: Any = _ClaudeMessage
+    if ask.stream:
+        as_events = PassedEvents if ask.takes_calls else _EventsWithoutCalls
+    else:
+        as_message = _PassedBody if ask.takes_calls else _BodyWithoutCalls
     return _worded(litellm, settings, original, body, stream=ask.stream, as_events=as_events, as_message=as_message)
 
 
@@ -428,18 +435,33 @@ class _PassedBody(WholeBody):
         super().__init__()
 
     def _read(self, found: Any) -> Sequence[ModelEvent]:
-        if not isinstance(found, dict) or not isinstance(found.get("content"), list):
-            error = found.get("error") if isinstance(found, dict) else None
-            if error:
-                self.done = True
-                return (ProviderError(errors.read_error(error).message, claude.with_status(error)),)
-            self.fault = "the body is not a message"
-            return ()
-        self.done = True
-        usage, reason = found.get("usage"), reason_in(found.get("stop_reason"))
-        counts = usage_of(usage).counts if isinstance(usage, dict) else None
-        reasons = (finished(reason, claude.WORDS),) if reason else ()
-        return (Passed(b"".join(self._parts), reasons, counts),)
+        return _passed_on(self, found, b"".join(self._parts))
+
+
+class _BodyWithoutCalls(_ClaudeMessage):
+    """Passes a whole message on. One with calls, where calls are forbidden, is read; whoever has its events leaves them out."""
+
+    def _read(self, found: Any) -> Sequence[ModelEvent]:
+        blocks = field_of(found, "content")
+        is_at_calls = field_of(found, "stop_reason") == "tool_use"
+        if isinstance(blocks, list) and (is_at_calls or any(field_of(it, "type") == "tool_use" for it in blocks)):
+            return super()._read(found)
+        return _passed_on(self, found, b"".join(self._parts))
+
+
+def _passed_on(body: WholeBody, found: Any, data: bytes) -> Sequence[ModelEvent]:
+    if not isinstance(found, dict) or not isinstance(found.get("content"), list):
+        error = found.get("error") if isinstance(found, dict) else None
+        if error:
+            body.done = True
+            return (ProviderError(errors.read_error(error).message, claude.with_status(error)),)
+        body.fault = "the body is not a message"
+        return ()
+    body.done = True
+    usage, reason = found.get("usage"), reason_in(found.get("stop_reason"))
+    counts = usage_of(usage).counts if isinstance(usage, dict) else None
+    reasons = (finished(reason, claude.WORDS),) if reason else ()
+    return (Passed(data, reasons, counts),)
 
 
 class PassedEvents:
@@ -502,3 +524,19 @@ class PassedEvents:
         if self._start is not None:
             data, self._start = b"".join((*self._start, data)), None
         return (Passed(data, reasons, usage_of(self._counts).counts if reasons else None),)
+
+
+class _EventsWithoutCalls(PassedEvents):
+    """Passes whole events of a stream through, without calls: they are forbidden."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report)
+        self._left_out = LeftOutBlocks()
+
+    def feed(self, data: bytes) -> Sequence[ModelEvent]:
+        return [self._without_calls(event) for event in super().feed(data)]
+
+    def _without_calls(self, event: ModelEvent) -> ModelEvent:
+        if not isinstance(event, Passed) or not self._left_out.are_in(event.data):
+            return event
+        return replace_fields(event, data=self._left_out.take_from(event.data), left_out=self._left_out.calls)

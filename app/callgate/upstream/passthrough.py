@@ -1,7 +1,8 @@
 """Passes requests and answers through as bytes, where none of our tools is offered.
 
 Of a stream only these parts are read: everything before its first content, its end mark, finish reasons, usage, and an
-error in the middle. An answer in another format than was requested is read like any other.
+error in the middle. An answer in another format than was requested is read like any other, and so is a whole one with calls
+where calls are forbidden; in a stream such calls are left out.
 """
 
 import re
@@ -43,6 +44,7 @@ from callgate.upstream.direct_model import (
     without_developers,
 )
 from callgate.upstream.first_content import first_content_event, is_content
+from callgate.upstream.forbidden_calls import LeftOutCalls, has_calls, says_calls
 from callgate.upstream.params import ALWAYS_PASSED, is_denied
 
 END = b"data: [DONE]\n\n"
@@ -78,7 +80,7 @@ class PassthroughModel(DirectModel):
         exchange = self._client.post(self._endpoint.url, self._headers, body, self._deadlines)
         if ask.stream:
             return _StreamRequest(exchange, self._endpoint, self._answer_bytes, ask)
-        return _WholeRequest(exchange, self._endpoint, self._answer_bytes, ask.n)
+        return _WholeRequest(exchange, self._endpoint, self._answer_bytes, ask.n, ask.takes_calls)
 
     def _passed_request(self, request: Passthrough) -> bytes:
         """Return the client's body with the provider's name for the model and without denied fields."""
@@ -120,6 +122,7 @@ class _WholeRequest(msgspec.Struct, eq=False):
     _endpoint: Endpoint
     _answer_bytes: int
     _choices: int
+    _takes_calls: bool
 
     async def __aenter__(self) -> PreloadedAnswer:
         secrets = self._endpoint.secrets
@@ -131,7 +134,11 @@ class _WholeRequest(msgspec.Struct, eq=False):
                 response.settle()
         except TransportError as error:
             raise errors.from_transport(error) from error
-        return PreloadedAnswer(_read_whole(body.removeprefix(BOM), response, secrets, self._choices), HttpAnswer.lane)
+        events = _read_whole(body.removeprefix(BOM), response, secrets, self._choices)
+        passed = events[0]
+        if not self._takes_calls and type(passed) is Passed and (has_calls(passed.data) or says_calls(passed.reasons)):
+            events = _read_calls(passed.data, self._choices)
+        return PreloadedAnswer(events, HttpAnswer.lane)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -155,6 +162,14 @@ def _read_whole(body: bytes, response: Response, secrets: Sequence[str], choices
     reason = choices_read[0].finish_reason if len(choices_read) == 1 else None
     reasons = (Finished(reason),) if reason else _reasons(choices_read)
     return (Passed(body, reasons, outline.usage),)
+
+
+def _read_calls(body: bytes, choices: int) -> Sequence[ModelEvent]:
+    """Read a whole answer with calls where calls are forbidden. Whoever has the events leaves the calls out."""
+    answer = read_json(body)
+    if choices > 1:
+        raise SeparateChoices(_separate([read_completion(answer, choice) for choice in range(choices)]))
+    return read_completion(answer)
 
 
 def _outlined(body: bytes) -> _Outline:
@@ -246,15 +261,18 @@ class _StreamAnswer(HttpAnswer):
         if body is None:
             return None
         if not isinstance(body, WholeBody):
-            return _PassedEvents(hide_usage=not self._request.include_usage)
+            request = self._request
+            return _PassedEvents(hide_usage=not request.include_usage, takes_calls=request.takes_calls)
         return body if self._request.n == 1 else _SeparateBody(self._request.n)
 
 
 class _PassedEvents:
     """Passes whole events of a stream through, so that an error of ours never follows half an event."""
 
-    def __init__(self, *, hide_usage: bool) -> None:
+    def __init__(self, *, hide_usage: bool, takes_calls: bool) -> None:
         self._hide_usage = hide_usage
+        self._takes_calls = takes_calls
+        self._left_out = LeftOutCalls()
         self._stream, self._chunks = EventStreamReader(), ChunkReader()
         self._start: list[bytes] | None = []
         """The events before the first content; None once that has come."""
@@ -284,6 +302,7 @@ class _PassedEvents:
             or b'"usage": {' in data
             or b'"error"' in data
             or b"event:" in data
+            or (not self._takes_calls and (self._left_out or has_calls(data)))
         ):
             return self._looked_at(data)
         return (Passed(data),) if data else ()
@@ -344,7 +363,7 @@ class _PassedEvents:
                 break
             if type(payload) is ErrorEvent:
                 self.done = True
-                return (Passed(b"".join(passed), reasons, usage), *reported(payload))
+                return (Passed(b"".join(passed), reasons, usage, self._left_out.calls), *reported(payload))
             try:
                 outline = _outlined(payload)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -352,13 +371,19 @@ class _PassedEvents:
             if outline.error:
                 self.done = True
                 error = ProviderError(errors.read_error(outline.error).message, outline.error)
-                return (Passed(b"".join(passed), reasons, usage), error)
+                return (Passed(b"".join(passed), reasons, usage, self._left_out.calls), error)
             usage = outline.usage or usage
-            reasons += _reasons(outline.choices or ())
+            reasons_here = _reasons(outline.choices or ())
+            reasons += reasons_here
+            if not self._takes_calls and (has_calls(payload) or says_calls(reasons_here)):
+                chunk = self._left_out.take_from(payload)
+                if chunk is not None:
+                    passed.append(b"data: " + chunk + b"\n\n")
+                continue
             # An event with only usage is passed on only if the client requested it.
             if outline.choices or not outline.usage or not self._hide_usage:
                 passed.append(event + b"\n\n")
-        return (Passed(b"".join(passed), reasons, usage),)
+        return (Passed(b"".join(passed), reasons, usage, self._left_out.calls),)
 
 
 _UNREAD = _Outline()

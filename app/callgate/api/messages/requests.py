@@ -90,6 +90,7 @@ def read_messages_request(
             raise wrong("mcp_servers", "cannot be given beside the header `x-callgate-tools`")
         wanted = tuple(narrowing)
     serial = outline.tool_choice is not None and outline.tool_choice.disable_parallel_tool_use
+    choice = _choice(outline.tool_choice)
     request = ChatRequest(
         # From here on tools are not decoded again: their parameters are known to be objects.
         outline=chat_schema.ChatOutline(
@@ -104,7 +105,8 @@ def read_messages_request(
         metadata={},
         tool_filter=wanted,
         tool_events="off",
-        tool_choice=_choice(outline.tool_choice),
+        tool_choice=choice,
+        takes_calls=choice != "none",
     )
     if outline.tools or outline.mcp_servers:
         request.give_tools("some")

@@ -305,6 +305,8 @@ class MessageStreamWriter:
         self._blocks = _Blocks(_Events(), head)
         self._opened = False
         self._passed = False
+        self._held = b""
+        """The end of a passed-through answer of which calls were left out."""
 
     def write(self, event: ChatEvent) -> bytes:
         if isinstance(event, ModelOutput):
@@ -314,6 +316,9 @@ class MessageStreamWriter:
         match event:
             case Passed():
                 self._opened = self._passed = True
+                if event.left_out:
+                    self._held += event.data
+                    return b""
                 return event.data
             case CallStarted() if self._head.shows_calls:
                 return self._opening() + self._blocks.call_started(event)
@@ -323,6 +328,8 @@ class MessageStreamWriter:
                 return self._opening() + self._blocks.handed_back(event.calls)
             case ChatEnded() if not self._passed:
                 return self._opening() + self._end(event)
+            case ChatEnded():
+                return self._end_of_passed()
             case _:
                 return b""
 
@@ -330,7 +337,16 @@ class MessageStreamWriter:
         return PING  # without the opening events, because the answer may still be passed through
 
     def error(self, error: ChatError) -> bytes:
-        return event_of(error_shape(error, self._head.request_id))
+        return self._held + event_of(error_shape(error, self._head.request_id))
+
+    def _end_of_passed(self) -> bytes:
+        """Return the end of a passed-through answer of which calls were left out, with the report."""
+        events = self._held.split(b"\n\n")
+        for at, event in enumerate(events):
+            if event.startswith(b"event: message_delta\n") and self._diagnosis is not None:
+                last = msgspec.json.decode(event.partition(b"\ndata: ")[2])
+                events[at] = event_of({**last, "x_callgate": self._diagnosis.report()}).removesuffix(b"\n\n")
+        return b"\n\n".join(events)
 
     def _opening(self) -> bytes:
         """Return the first events of a stream, once."""
