@@ -68,7 +68,6 @@ def test_text_comes_through():
         chunk({"function_call": "x"}),
         chunk({"content": 7}, finish_reason=None, logprobs=None),
         chunk({}, finish_reason=""),
-        chunk({}, finish_reason=3),
         {"choices": [], "usage": None, "error": None},
         {"error": {}, "usage": 7},
     ],
@@ -363,6 +362,8 @@ MESSAGE = {"role": "assistant", "content": "x"}
         ),
         ({"choices": [{"message": MESSAGE}], "status": "completed"}, []),
         ({"choices": [{"message": MESSAGE}], "done": False}, ["length"]),
+        ({"choices": [{"message": MESSAGE, "finish_reason": "stop"}], "status": "failed"}, ["stop", "failed"]),
+        ({"choices": [{"message": MESSAGE, "status": "cancelled"}]}, ["cancelled"]),
     ],
 )
 def test_a_status_beside_a_message_counts_as_a_finish_reason(body, reasons):

@@ -241,6 +241,15 @@ def test_a_response_that_is_incomplete_for_an_unknown_reason_was_cut() -> None:
     assert (call.flaw, turn.reasons) == (Flaw.TRUNCATED, ("length",))
 
 
+def test_the_last_of_calls_that_only_a_cut_response_has_does_not_run() -> None:
+    """As in a whole answer: gateways close the brackets of half a call."""
+    calls = [CALL, {**CALL, "id": "fc_2", "call_id": "call_2"}]
+    cut = {**RESPONSE, "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}, "output": calls}
+    turn = turn_of([sse([EVENTS[0], {"type": "response.incomplete", "response": cut}])])
+    assert ready(turn) == [INPUT]
+    assert [call.flaw for call in turn.calls if isinstance(call, BrokenCall)] == [Flaw.TRUNCATED]
+
+
 def test_what_only_the_end_says_is_read_from_there() -> None:
     for events in ([EVENTS[0], EVENTS[END]], [EVENTS[0], EVENTS[5], EVENTS[12], EVENTS[END - 1], EVENTS[END]]):
         turn = turn_of([sse(events)])

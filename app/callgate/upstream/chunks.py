@@ -418,6 +418,12 @@ def _unfinished(found: dict[str, Any]) -> Iterator[ModelEvent]:
         yield Finished(why if why and not OPEN.judge(why).is_orderly else "length")
     elif found.get("done") is False:
         yield Finished("length")
+    elif (status := found.get("status")) in NOT_COMPLETED:
+        yield Finished(status)
+
+
+NOT_COMPLETED: Final = ("failed", "cancelled")
+"""Statuses of a failed response of the Responses API."""
 
 
 def reason_in(value: Any) -> str | None:

@@ -7,6 +7,8 @@ ends the answer.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from callgate.calls.json_text import sound_text
 from callgate.calls.states import Flaw
 from callgate.conversation.events import (
@@ -249,11 +251,17 @@ class ResponseEvents(JsonEvents):
         items = [
             (at, item) for at, item in enumerate(output if isinstance(output, list) else ()) if isinstance(item, dict)
         ]
+        announced = set(self._calls)
         if not self._said and not self._calls:
             for at, item in items:
                 events += self._item(at, item)
         else:
             events += self._compared(items)
+        # Of a call that came only here nothing shows whether it was cut, as in a whole answer.
+        events = [
+            replace(event, at_once=True) if isinstance(event, CallDelta) and event.index not in announced else event
+            for event in events
+        ]
         events += end_of(response, has_calls=bool(self._calls))
         if word != "completed" and response.get("status") in (None, "completed") and not response.get("error"):
             # The event's type stands for a missing status.
