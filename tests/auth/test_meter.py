@@ -3,7 +3,7 @@ import pytest
 from callgate.auth.keys import Caller
 from callgate.auth.limits import Allowance, Amount, MemoryLimiter, OverLimit, Reservation
 from callgate.auth.meter import LONGEST_ANSWER, USUAL_ANSWER, Meter
-from callgate.conversation.events import ChatEnded, Ending, EndingKind, TurnAccount, TurnEnded, TurnStarted
+from callgate.conversation.events import ChatEnded, Ending, EndingKind, Responder, TurnAccount, TurnEnded, TurnStarted
 from callgate.conversation.prices import FREE, MOST_TOKENS, NANO, Price
 
 pytestmark = pytest.mark.anyio
@@ -43,6 +43,20 @@ async def test_a_chat_is_settled_with_what_the_provider_counted_and_what_that_co
         tally.handle(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), USAGE))
     assert limiter.reserved == [Amount(1500, round((1000 * 1e-6 + 500 * 4e-6) * NANO))]
     assert limiter.settled == [Amount(1100, round((500 * 1e-6 + 500 * 1e-7 + 100 * 4e-6) * NANO))]
+
+
+async def test_each_turn_costs_what_the_deployment_that_answered_it_costs() -> None:
+    def answered_by(name: str) -> TurnEnded:
+        return TurnEnded(0, TurnAccount(("stop",), (), (), (), (), {"prompt_tokens": 10}, 0.1, by=Responder(name)))
+
+    limiter = Noting()
+    prices = {"m": Price(prompt=1e-6), "fallback": Price(prompt=1e-3)}
+    async with Meter(limiter, CALLER, prices["m"], 4000, 500, 1, lambda by: prices[by.model]) as meter:
+        tally = meter.tally()
+        tally.handle(answered_by("m"))
+        tally.handle(answered_by("fallback"))
+        tally.handle(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), {"prompt_tokens": 27}))
+    assert limiter.settled == [Amount(27, round((10 * 1e-6 + 10 * 1e-3 + 7 * 1e-6) * NANO))]
 
 
 async def test_a_chat_that_ends_before_a_model_was_asked_costs_nothing() -> None:

@@ -91,6 +91,31 @@ async def test_a_budget_is_counted_by_the_prices_of_the_entry_and_survives_a_res
     assert refused(fourth) == (429, "insufficient_quota")
 
 
+@BOTH
+@pytest.mark.parametrize("tools", [False, True], ids=["passed through", "with tools"])
+async def test_a_budget_is_charged_for_the_model_that_answered(upstream: Upstream, stream: bool, tools: bool) -> None:
+    upstream.script("cheap", lambda _: Reply(status=500))
+    upstream.script("dear", lambda _: HI)
+    models = [
+        {
+            "model_name": name,
+            "litellm_params": {"model": f"openai/{name}", "api_base": upstream.url, "api_key": "sk-1"},
+            "model_info": {"input_cost_per_token": price, "output_cost_per_token": price},
+            "fallbacks": ["dear"] if name == "cheap" else [],
+            "tools": ["*"] if tools else [],
+        }
+        for name, price in (("cheap", 0.0), ("dear", 0.01))
+    ]
+    offered = {"tools": [tool_entry("add")]} if tools else {}
+    async with serving(upstream, alice={"budget_per_day": 0.3, "admin": True}, model_list=models, **offered) as client:
+        first = await ask(client, model="cheap", max_tokens=5, stream=stream)
+        [alice, _] = (await client.get("/admin/keys")).json()["data"]
+        second = await ask(client, model="dear", max_tokens=5, stream=stream)
+    assert first.status_code == 200
+    assert alice["spent"]["day"] == pytest.approx(0.4)
+    assert refused(second) == (429, "insufficient_quota")
+
+
 async def test_a_budget_holds_for_all_names_that_a_wildcard_stands_for(upstream: Upstream) -> None:
     for name in ("made-1", "made-2", "made-3"):
         upstream.script(name, lambda _: HI)

@@ -51,9 +51,15 @@ class Prices:
             return self.of(by.model, by.deployment)
 
     def for_budget(self, model: str) -> Price:
-        """Return the price that is counted against budgets. A model without a price costs nothing there, which is
-        logged once."""
-        price = self.of(model)
+        """Return the price at which a model's tokens are estimated for budgets. A model without a price costs nothing there,
+        which is logged once."""
+        return self._charged(model, self.of(model))
+
+    def for_budget_of(self, by: Responder) -> Price:
+        """Return the price at which the tokens of a deployment that answered count against budgets."""
+        return self._charged(by.model, self.of_responder(by))
+
+    def _charged(self, model: str, price: Price | None) -> Price:
         if price is None and model not in self._warned:
             if len(self._warned) >= REMEMBERED:
                 self._warned.clear()

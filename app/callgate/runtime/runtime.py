@@ -165,7 +165,8 @@ class Runtime(RuntimeRecording):
         """Return the meter that holds one request to the limits of its key."""
         priced = caller.allowance.budget_per_day is not None or caller.allowance.budget_per_month is not None
         price = self.prices.for_budget(model) if priced else FREE
-        return Meter(self.limiter, caller, price, prompt_bytes, max_tokens, choices)
+        price_of = self.prices.for_budget_of if priced else None
+        return Meter(self.limiter, caller, price, prompt_bytes, max_tokens, choices, price_of)
 
     def counting_meter(self, caller: Caller, prompt_bytes: int) -> Meter:
         """Return the meter of a request that only counts tokens, which no provider charges for."""
