@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from callgate.api.legacy import without_legacy_fields
+from callgate.api.mcp_entries import without_stored_credentials
 from callgate.application import create_app
+from callgate.conversation.ports import ModelRequest
+from callgate.upstream.responses_question import body_of as question_of
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -297,3 +302,65 @@ async def test_a_demanded_name_with_dots_is_the_legal_one(upstream: Upstream) ->
             answer = await posted(http, api, body)
             assert answer.status_code == 200, answer.text
             assert handed(api, answer.json())[0] == "fs.read"
+
+
+ELSEWHERE = "http://evil.example"
+INNER = {"name": "f", "parameters": {"type": "object"}, "server_url": ELSEWHERE, "server_label": "x", "type": "mcp"}
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+SMUGGLED: dict[str, dict[str, Any]] = {
+    "another type": {"tools": [{"type": "remote_mcp", "server_label": "x", "server_url": ELSEWHERE}]},
+    "another case": {"tools": [{"type": "MCP", "server_label": "x", "server_url": ELSEWHERE}]},
+    "a connector": {"tools": [{"type": "MCP", "server_label": "x", "connector_id": ELSEWHERE}]},
+    "beside a function": {"tools": [{**FUNCTION, "server_url": ELSEWHERE}]},
+    "a field of the body": {"mcp_servers": [{"type": "url", "url": ELSEWHERE, "name": "x"}]},
+    "the same beside tools": {"tools": [FUNCTION], "mcp_servers": [{"type": "url", "url": ELSEWHERE, "name": "x"}]},
+}
+FLATTENED: dict[str, dict[str, Any]] = {
+    "a function": {"tools": [{"type": "function", "function": INNER}]},
+    "a legacy function": {"functions": [{**INNER, "vector_store_ids": ["vs_1"]}]},
+    "a custom tool": {"tools": [{"type": "custom", "custom": {**INNER, "format": {"type": "text"}}}]},
+    "a demanded function": {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": INNER}},
+    "an allowed entry": {
+        "tools": [FUNCTION],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {
+                "mode": "auto",
+                "tools": [FUNCTION, {"type": "mcp", "server_label": "x", "server_url": ELSEWHERE}],
+            },
+        },
+    },
+}
+
+
+@pytest.mark.leaves("litellm", why="litellm keeps its thread for logging")
+@LANES
+@pytest.mark.parametrize("ours", [(), ALL], ids=["alone", "beside ours"])
+@pytest.mark.parametrize("how", SMUGGLED)
+async def test_no_address_reaches_a_provider_under_another_word(
+    upstream: Upstream, lane: dict[str, Any], ours: tuple[str, ...], how: str
+) -> None:
+    upstream.script("m", lambda request: Reply(text="ok"), lax=True)
+    base = upstream.root if lane.get("provider") == "anthropic" else upstream.url
+    async with serve(create_app(make_config(base, tools=ours, **lane))) as url, http_client(url) as http:
+        await posted(http, "chat", {"model": "m", "messages": [{"role": "user", "content": "go"}], **SMUGGLED[how]})
+    sent = json.dumps([request.body for request in upstream.requests])
+    assert ELSEWHERE not in sent
+    upstream.problems.clear()
+
+
+@pytest.mark.parametrize("how", FLATTENED)
+def test_a_function_stays_one_where_its_fields_go_up_a_level(how: str) -> None:
+    asked = {"messages": [{"role": "user", "content": "go"}], **FLATTENED[how]}
+    fields = without_legacy_fields({name: msgspec.Raw(msgspec.json.encode(value)) for name, value in asked.items()})
+    raw = [msgspec.Raw(msgspec.json.encode(tool)) for tool in msgspec.json.decode(fields["tools"])]
+    ask = ModelRequest(messages=[{"role": "user", "content": "go"}], tools=raw, tool_choice=fields.get("tool_choice"))
+    body = question_of(ask, "m", "it", {})
+    assert {tool["type"] for tool in body["tools"]} <= {"function", "custom"}
+    assert not any(word in json.dumps(body) for word in (ELSEWHERE, "vs_1", "mcp"))
+
+
+def test_credentials_are_not_stored_however_they_are_written() -> None:
+    body = rb'{"model":"m","tools":[{"type":"\u006dcp","server_label":"callgate","authoriz\u0061tion":"hidden"}]}'
+    assert b"hidden" not in without_stored_credentials(body)
+    assert b"server_label" in without_stored_credentials(body)

@@ -92,7 +92,8 @@ def _approval_filter(given: Any, source: str, where: str) -> ToolSelection:
 def without_stored_credentials(body: bytes) -> bytes:
     """Return the body of a request without the credentials of its `mcp` entries, for storing it. The same body where there are
     none."""
-    if b'"mcp"' not in body or not any(f'"{name}"'.encode() in body for name in CREDENTIALS):
+    may_be_escaped = b"\\u00" in body
+    if not may_be_escaped and not (b'"mcp"' in body and any(f'"{name}"'.encode() in body for name in CREDENTIALS)):
         return body
     try:
         fields: dict[str, msgspec.Raw] = _fields.decode(body)

@@ -68,6 +68,14 @@ class ChatTool(msgspec.Struct, gc=False):
     custom: _Function | None = None
     tools: list["ChatTool"] | None = None
     """Those in it, where its type holds several."""
+    server_url: Any = None
+    connector_id: Any = None
+    tunnel_id: Any = None
+
+    @property
+    def has_address(self) -> bool:
+        """Whether it names a server, under whatever type a provider may know for that."""
+        return not (self.server_url is None and self.connector_id is None and self.tunnel_id is None)
 
     @property
     def name(self) -> str | None:
@@ -281,7 +289,8 @@ def _check_tools(tools: Sequence[ChatTool]) -> None:
 def _check_calls_nobody(tool: ChatTool, where: str, *, of_ours: bool = False) -> None:
     """Refuse a tool in which a provider would take the address of a server. `of_ours`: an entry about a server of ours may be
     there."""
-    if tool.type in CALLED_BY_PROVIDERS or (tool.type == MCP and not of_ours):
+    is_entry = tool.type == MCP and of_ours
+    if tool.type in CALLED_BY_PROVIDERS or (not is_entry and (tool.type == MCP or tool.has_address)):
         message = f"No server of a request's choice is called. '{where}' is refused."
         raise ChatError(400, message, param=where, code="unsupported_value")
     for index, inner in enumerate(tool.tools or ()):

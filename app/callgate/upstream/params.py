@@ -41,6 +41,8 @@ DENIED = frozenset(
 )
 DENIED |= {"reasoning_summary"}
 """Fields that only the Responses API has."""
+DENIED |= {"mcp_servers"}
+"""Addresses that a provider would call with what the operator's key may do. In Messages it names servers of ours."""
 DENIED_STARTS = (
     "mock_",
     "litellm",

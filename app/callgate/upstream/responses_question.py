@@ -33,6 +33,11 @@ STATE: Final = frozenset(
 )
 """Fields of a client's request that are not sent under their own names: their meaning in Chat Completions has another name
 here, and under this name they would refer to the operator's account."""
+NAMED: Final = ("function", "custom")
+FUNCTION_FIELDS: Final = ("name", "description", "parameters", "strict")
+CUSTOM_FIELDS: Final = ("name", "description", "format")
+"""The fields of a tool that go up one level. No others: a `type` among them would make a tool that the provider runs itself, with
+an address or files of its account."""
 READ_HERE: Final = IN_BODY | {"reasoning_summary"}
 
 _encode = msgspec.json.Encoder().encode
@@ -100,10 +105,10 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "type": "function",
             "strict": False,
-            **{name: value for name, value in function.items() if value is not None},
+            **{name: function[name] for name in FUNCTION_FIELDS if function.get(name) is not None},
         }
     if kind == "custom":
-        custom = {"type": "custom", **tool["custom"]}
+        custom = {"type": "custom", **{name: tool["custom"][name] for name in CUSTOM_FIELDS if name in tool["custom"]}}
         if isinstance(grammar := field_of(custom, "format", "grammar"), dict):
             custom["format"] = {"type": "grammar", **grammar}
         return custom
@@ -118,10 +123,11 @@ def _choice(choice: Any) -> Any:
     inner = choice.get(kind) if isinstance(kind, str) else None
     if not isinstance(inner, dict):
         return choice
-    flat = {"type": kind, **inner}
     if kind == "allowed_tools":
-        flat["tools"] = [_choice(tool) for tool in inner.get("tools") or ()]
-    return flat
+        tools = [_choice(tool) for tool in inner.get("tools") or () if tool.get("type") in NAMED]
+        return {"type": kind, "mode": inner.get("mode") or "auto", "tools": tools}
+    fields = FUNCTION_FIELDS if kind == "function" else CUSTOM_FIELDS
+    return {"type": kind, **{name: inner[name] for name in fields if name in inner}}
 
 
 def _input(messages: Sequence[Message], by: str) -> Iterator[dict[str, Any]]:
