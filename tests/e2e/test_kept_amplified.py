@@ -33,27 +33,42 @@ def refused(answer: httpx.Response) -> tuple[int, str, str]:
     return answer.status_code, error["code"], error["param"]
 
 
+async def reference_to(client: httpx.AsyncClient, input: Any) -> dict[str, Any]:
+    """Has an input kept, and returns a reference to its first item."""
+    response = (await asked(client, input)).json()["id"]
+    [item] = (await client.get(f"/v1/responses/{response}/input_items?limit=1")).json()["data"]
+    return {"type": "item_reference", "id": item["id"]}
+
+
 async def test_references_come_to_no_more_than_a_whole_request(upstream: Upstream) -> None:
     async with serve(create_app(config_of(upstream))) as url, http_client(url) as client:
-        kept = (await asked(client, "x" * (BYTES // 2 - 1000))).json()["id"]
-        [item] = (await client.get(f"/v1/responses/{kept}/input_items")).json()["data"]
-        reference = {"type": "item_reference", "id": item["id"]}
-        assert (await asked(client, [reference])).status_code == 200
+        references = [await reference_to(client, f"{number}" + "x" * (BYTES // 2 - 1000)) for number in range(3)]
+        assert (await asked(client, references[:1])).status_code == 200
         before = len(upstream.requests)
-        for count in (3, 2000):
-            assert refused(await asked(client, [reference] * count)) == (413, "request_too_large", "input")
+        assert refused(await asked(client, references)) == (413, "request_too_large", "input")
         assert len(upstream.requests) == before
 
 
-async def test_references_to_one_of_many_items_read_those_once(upstream: Upstream) -> None:
+async def test_a_reference_that_is_repeated_counts_once(upstream: Upstream) -> None:
     async with serve(create_app(config_of(upstream))) as url, http_client(url) as client:
-        said = [{"role": "user", "content": f"{number} " + "x" * 100} for number in range(1900)]
-        kept = (await asked(client, said)).json()["id"]
-        [item] = (await client.get(f"/v1/responses/{kept}/input_items?limit=1")).json()["data"]
+        reference = await reference_to(client, "x" * (BYTES // 2 - 1000))
+        assert (await asked(client, [reference] * 2000)).status_code == 200
+        assert len(upstream.requests[-1].body["messages"]) == 1
+
+
+async def test_references_to_many_items_of_one_response_read_it_once(upstream: Upstream) -> None:
+    async with serve(create_app(config_of(upstream))) as url, http_client(url) as client:
+        messages = [{"role": "user", "content": f"{number} " + "x" * 100} for number in range(1500)]
+        response = (await asked(client, messages)).json()["id"]
+        references: list[dict[str, Any]] = []
+        while len(references) < len(messages):
+            after = f"&after={references[-1]['id']}" if references else ""
+            page = (await client.get(f"/v1/responses/{response}/input_items?limit=100&order=asc{after}")).json()
+            references += [{"type": "item_reference", "id": item["id"]} for item in page["data"]]
         async with LoopProbe() as probe:
-            answer = await asked(client, [{"type": "item_reference", "id": item["id"]}] * 1500)
+            answer = await asked(client, references)
         assert answer.status_code == 200
-        assert len(upstream.requests[-1].body["messages"]) == 1500
+        assert len(upstream.requests[-1].body["messages"]) == len(messages)
         assert probe.longest < MOST
 
 
@@ -61,10 +76,8 @@ async def test_values_that_references_bring_in_are_counted(upstream: Upstream) -
     upstream.script("m", lambda _: Reply(text="ok"))
     async with serve(create_app(make_config(upstream.url))) as url, http_client(url) as client:
         parts = [{"type": "input_text", "text": ""}] * 20_000
-        kept = (await asked(client, [{"role": "user", "content": parts}])).json()["id"]
-        [item] = (await client.get(f"/v1/responses/{kept}/input_items")).json()["data"]
-        answer = await asked(client, [{"type": "item_reference", "id": item["id"]}] * 3)
-        assert refused(answer)[:2] == (400, "too_many_values")
+        references = [await reference_to(client, [{"role": "user", "content": parts}]) for _ in range(3)]
+        assert refused(await asked(client, references))[:2] == (400, "too_many_values")
 
 
 async def test_a_chain_of_responses_comes_to_no_more_than_a_whole_request(upstream: Upstream) -> None:

@@ -66,7 +66,11 @@ def decisions_of(
     decisions = Decisions()
     given = [item if isinstance(item, dict) else {} for item in items] if isinstance(items, list) else []
     requests = {item["id"]: item for item in given if item.get("type") == REQUEST and isinstance(item.get("id"), str)}
-    has_run = {item.get("approval_request_id") for item in given if item.get("type") == "mcp_call"}
+    run_requests = {
+        item["approval_request_id"]
+        for item in given
+        if item.get("type") == "mcp_call" and isinstance(item.get("approval_request_id"), str)
+    }
     last = max((place for place, item in enumerate(given) if _is_of_the_model(item)), default=-1)
     for place, item in enumerate(given):
         if item.get("type") != RESPONSE:
@@ -74,7 +78,7 @@ def decisions_of(
         where, asked = f"input[{place}]", item.get("approval_request_id")
         if not isinstance(item.get("approve"), bool):
             raise wrong(f"{where}.approve", f"Invalid type for '{where}.approve': expected a boolean.", "invalid_type")
-        if asked in has_run:
+        if isinstance(asked, str) and asked in run_requests:
             continue  # its call stands in the input, with what came of it
         if not isinstance(asked, str) or asked in decisions.ids.values() or asked in decisions.in_history:
             raise _names_nothing(where)
@@ -89,7 +93,8 @@ def decisions_of(
 
 
 def _is_of_the_model(item: Mapping[str, Any]) -> bool:
-    return item.get("type") in _OF_THE_MODEL or item.get("role") == "assistant"
+    kind = item.get("type")
+    return (isinstance(kind, str) and kind in _OF_THE_MODEL) or item.get("role") == "assistant"
 
 
 def _decide_in_history(
