@@ -30,6 +30,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "messages": {"tools": [{"name": "look", "input_schema": SCHEMA}]},
 }
 OURS: Mapping[str, Mapping[str, Any]] = {
+    "chat": {"tools": [{"type": "mcp", "server_label": "callgate"}]},
     "responses": {"tools": [{"type": "mcp", "server_label": "callgate"}]},
     "messages": {"mcp_servers": [{"type": "url", "name": "callgate", "url": "callgate:callgate"}]},
 }
@@ -164,7 +165,7 @@ async def test_side_requests_without_tools_get_none_where_the_entry_or_the_key_s
     assert offered == [is_offered, False, True]
 
 
-@pytest.mark.parametrize("api", ["responses", "messages"])
+@pytest.mark.parametrize("api", OURS)
 async def test_a_request_that_names_our_tools_is_offered_them(upstream: Upstream, api: str) -> None:
     obeying(upstream)
     config = make_config(upstream.url, tools=["add"], entry={"offer": "with_client_tools"})

@@ -255,7 +255,7 @@ def _read(
         outline = outline_of_any(_encode(normalized))
         normalized, outline, own = _with_tools_of_its_own(normalized, outline, labels)
         has_ids = may_have_ids(body)  # plain requests were checked, with cached tools
-    client_tools: ClientTools = "some" if outline.tools else "absent"
+    client_tools: ClientTools = "some" if outline.tools or own.entries else "absent"
     if outline.tools is not None and not outline.tools:
         client_tools, outline.tools = "empty", None
         passed, normalized = without_empty_tools(passed), without_empty_tools(normalized)
