@@ -35,6 +35,10 @@ ATTACKS = {
     "JSON of brackets": '{"a":' + "[" * 100_000,
     "JSON with many values": '{"openapi": "3.1.0", "x": [' + "{}," * 2_000_000 + "{}]}",
     "an alias of itself": "openapi: 3.1.0\nx: &x [*x]",
+    "a number in sixties": "openapi: 3.1.0\nx: " + ":".join(["59"] * 500_000),
+    "a float in sixties": "openapi: 3.1.0\nx: !!float " + ":".join(["59"] * 200) + ".5",
+    "a number by its tag": "openapi: 3.1.0\nx: !!int '" + ":".join(["59"] * 500_000) + "'",
+    "a number of many digits": "openapi: 3.1.0\nx: " + "9" * 1_000_000,
     "many operations": "openapi: 3.1.0\npaths:\n" + "".join(f"  /p{at}: {{get: {{}}}}\n" for at in range(20_001)),
 }
 READ = ("openapi", "config", "mcp_config", "editors")
@@ -118,6 +122,11 @@ def every_node(value: object) -> list[object]:
     if isinstance(value, dict):
         return [value, *(node for key, inner in value.items() for node in [key, *every_node(inner)])]
     return [value, *(node for inner in value for node in every_node(inner))] if isinstance(value, list) else [value]
+
+
+@pytest.mark.parametrize("text", ["x: '" + "5" * 5000 + "'", "x: " + "5a" * 2500, "x: " + ":".join(["5"] * 100)])
+def test_a_long_text_of_digits_and_a_short_number_are_taken(text: str) -> None:
+    SMALL.check_yaml(text)
 
 
 def test_brackets_within_strings_are_no_depth() -> None:

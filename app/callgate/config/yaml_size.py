@@ -13,10 +13,15 @@ import yaml
 MAX_DEPTH: Final = 100
 """Mappings and lists inside one another; the deepest public documents have about 40."""
 
+MAX_NUMBER: Final = 300
+"""Characters of a number. YAML counts `1:30` in sixties, which takes the square of its length, and no float holds a longer one."""
+
 _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _STEPS: Final = {"[": 1, "{": 1, "]": -1, "}": -1}
 _MARKS = re.compile(r"[\[\]{}]")
+_NUMBER = re.compile(r"[-+0-9.:_]+")
+_NUMBERS: Final = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class OversizedText(ValueError):
@@ -83,6 +88,8 @@ class _SizeCount:
     def feed(self, event: yaml.Event) -> None:
         match event:
             case yaml.ScalarEvent():
+                if len(event.value) > MAX_NUMBER and _is_number(event):
+                    raise _placed(f"a number has more than {MAX_NUMBER} characters", event)
                 self._anchor(event.anchor, 1, len(event.value))
                 self._add(1, len(event.value), event)
             case yaml.AliasEvent():
@@ -113,6 +120,10 @@ class _SizeCount:
             raise _placed(str(_too_many(self._limit.nodes)), event)
         if self._total.chars > self._limit.chars:
             raise _placed(f"written out it has more than {self._limit.chars} characters", event)
+
+
+def _is_number(event: yaml.ScalarEvent) -> bool:
+    return event.tag in _NUMBERS or (not event.style and _NUMBER.fullmatch(event.value) is not None)
 
 
 def _too_many(nodes: int) -> OversizedText:
