@@ -190,6 +190,26 @@ async def test_a_run_whose_process_was_killed_is_resumed_by_the_other(pair: Pair
     assert results == ["counted a"]
 
 
+@IN_SQLITE
+async def test_answers_that_were_asked_back_are_still_counted_where_their_run_is_resumed(pair: Pair) -> None:
+    gate = asyncio.Event()
+    call = '<tool_call>\n{"name": "count_write", "arguments": {"label": "a"}}\n</tool_call>'
+    asks = f"I will.\n{call}\nShall I?"
+    held = Reply(text="never", pace=Pace(hold=Hold(gate, after=0)))
+    pair.upstream.script("m", [Reply(text=asks), Reply(text=asks), held, Reply(text=asks)])
+    config = yaml.safe_load(pair.file.read_text())
+    config["model_list"][0]["tool_calling"] = "hermes"
+    pair.file.write_text(as_yaml(config))
+    async with pair.processes() as (one, other):
+        first = asyncio.create_task(ask(one.url))
+        await pair.upstream.requests.wait(3)
+        await killed(one, first)
+        answers = [await ask(other.url) for _ in range(2)]
+    assert [said(answer) for answer in answers] == ["\n\n".join([*["I will.\n\nShall I?"] * 2, asks])] * 2
+    assert pair.ran() == []
+    assert len(pair.upstream.requests) == 4
+
+
 @IN_POSTGRES
 async def test_a_call_that_may_write_and_has_no_recorded_end_is_unknown_and_not_run_again(
     pair: Pair,

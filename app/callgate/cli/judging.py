@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from callgate.calls.states import BrokenCall, Call
+from callgate.calls.states import BrokenCall, Call, Flaw
 from callgate.conversation.events import ModelEvent, StreamEnd
 from callgate.conversation.turn import TurnBuilder
 from callgate.runtime.manager import new_call_id
@@ -66,7 +66,7 @@ def _judged(reply: Mapping[str, Any], toolbox: RecordedToolbox) -> Sequence[Call
 def _recorded(reply: Mapping[str, Any], recording: Mapping[str, Any], judged: Sequence[Call]) -> Iterable[Verdict]:
     """Return the recorded verdicts of each turn, or in a handwritten recording of each call by id."""
     if "verdicts" in reply:
-        return [Verdict(each["name"] or "", each["verdict"]) for each in reply["verdicts"]]
+        return [Verdict(each["name"] or "", _without_text(each["verdict"])) for each in reply["verdicts"]]
     results = recording["expect"]["results"]
     flaws = {id: result["flaw"] for id, result in results.items() if isinstance(result, Mapping) and "flaw" in result}
     known = results.keys() | {call["id"] for call in recording["expect"]["tool_calls"]}
@@ -77,6 +77,12 @@ def _recorded(reply: Mapping[str, Any], recording: Mapping[str, Any], judged: Se
 
 def _word(call: Call) -> str:
     return str(call.flaw) if isinstance(call, BrokenCall) else "ready"
+
+
+def _without_text(word: str) -> str:
+    """Return the verdict on a call without the text around it, which a recording does not have: `not_alone` is only said of
+    calls that are ready otherwise."""
+    return "ready" if word == Flaw.NOT_ALONE else word
 
 
 def _replies(recording: Any) -> list[Mapping[str, Any]]:
