@@ -71,6 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (MODEL + "tools: [{kind: python, module: plain, timeout: 2 min}]\n", "should be a number of seconds: write `120`"),
         (MODEL + "tools: [{kind: command, name: l, description: d, argv: ls}]\n", "should be a list, such as `[git, log"),
         (MODEL.replace("['*']", "all"), 'model_list.0.tools: should be a list, such as `["*"]`'),
+        (MODEL.replace("tools:", "finish_reasons: {stop: fin}\n  tools:"), "model_list.0.finish_reasons.stop: should be a list: write `[fin]`"),
         (MODEL + "tools: my_tools\n", "tools: should be a list: write each tool below it, beginning with `- kind: ...`"),
         (MODEL + "general_settings: {master_key: sk-1}\n", "`master_key` is one of `keys` here (`callgate keys create NAME --admin`)"),
         (MODEL + "litellm_settings: {num_retries: 3}\n", "`num_retries` is `upstream.retries` here"),

@@ -164,8 +164,12 @@ async def test_a_failed_run_says_why_and_one_that_was_kept_what_was_asked(upstre
         said = page.locator(".said")
         await said.get_by_text("It is 5.").wait_for()
         asked = await said.locator("dd").first.inner_text()
+        await page.goto(f"{url}/#/runs")
+        row = page.locator("tr", has=page.locator(f"a[href='#/run/{failed}']"))
+        cost = await row.locator("td").last.inner_text()
 
     assert asked == "what is 2 + 3?"
+    assert cost == "–", "no model answered, so that no price is missing"
 
 
 async def test_a_huge_run_is_shown_whole_and_scrolls(upstream: Upstream, tabs: Tabs) -> None:

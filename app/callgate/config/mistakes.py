@@ -135,6 +135,8 @@ def _advice(document: Document, path: Path, value: Any, kind: str) -> str | None
             return f"should be a list, such as `{_LIST_EXAMPLES[path[-1]]}`"
         case "tuple_type" if path == ("tools",):
             return "should be a list: write each tool below it, beginning with `- kind: ...`"
+        case "tuple_type" if isinstance(value, str) and _WORD.fullmatch(value) and path not in document.referred:
+            return f"should be a list: write `[{value}]`"
         case "float_parsing" if isinstance(value, str) and (seconds := _DURATION.fullmatch(value)):
             number = float(seconds[1]) * _UNITS[seconds[2]]
             return f"should be a number of seconds: write `{number:g}`"
@@ -153,6 +155,8 @@ def _advice(document: Document, path: Path, value: Any, kind: str) -> str | None
             return None
 
 
+_WORD: Final = re.compile(r"[\w.-]{1,40}")
+"""What may stand in a list of YAML without quotes."""
 _PATHS: Final[Mapping[str | int, str]] = MappingProxyType(
     {"module": "should be like `package.module`", "function": "should be like `package.module:function`"}
 )

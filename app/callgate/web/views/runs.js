@@ -209,6 +209,6 @@ function line(row, /** @type {number} */ place) {
     <td class="number">${format.seconds(row.first_seconds)}</td>
     <td class="number">${format.seconds(took)}</td>
     <td class="number">${format.count(row.tokens_in)} + ${format.count(row.tokens_out)}</td>
-    <td class="number">${row.route === "tool" ? "–" : format.money(row.cost)}</td>
+    <td class="number">${row.turns && row.route !== "tool" ? format.money(row.cost) : "–"}</td>
   </tr>`;
 }
