@@ -146,6 +146,7 @@ class ChatRequest(msgspec.Struct, weakref=True):
         """Note whether the client gave tools. Beside an empty list a choice that says nothing is dropped, because providers refuse
         it without tools."""
         self.client_tools = client_tools
+        self.takes_calls = self.takes_calls and client_tools != "empty"
         if client_tools == "empty" and self.tool_choice in IDLE_CHOICES:
             self.tool_choice = None
 
@@ -290,7 +291,7 @@ def _read(
         every_event=tool_events == "trace",
         client_tools=client_tools,
         may_have_ids=has_ids,
-        takes_calls=outline.tool_choice != "none",
+        takes_calls=outline.tool_choice != "none" and client_tools != "empty",
         asking=tuple(entry.approval for entry in own.entries or () if entry.approval is not None),
         client_names={legal: name for name, legal in own.names.items()},
     )
