@@ -13,7 +13,6 @@ from starlette.types import Receive, Send
 
 from callgate.api.errors import (
     ErrorBody,
-    after_write,
     as_chat_error,
     encode,
     error_headers,
@@ -23,6 +22,8 @@ from callgate.api.errors import (
 from callgate.auth.limits import OverLimit
 from callgate.conversation.errors import ChatError
 
+ClientError: TypeAlias = Callable[[ChatError], ChatError]
+"""Returns the error that the client is sent for a failure."""
 Work: TypeAlias = Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]
 """Answers a request, by emitting events to a writer."""
 
@@ -88,6 +89,7 @@ class WholeAnswer(msgspec.Struct, eq=False):
     _seconds: float | None = None
     """The timeout of the work."""
     _error_body: ErrorBody = in_openais_shape
+    _client_error: ClientError = lambda error: error
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
         """Run the chat and send its answer; return its error, if any. Raises `ClientDisconnected` when the client disconnected."""
@@ -97,7 +99,7 @@ class WholeAnswer(msgspec.Struct, eq=False):
         except ClientDisconnected:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
-            error = _client_error(failure, self._headers)
+            error = _told(failure, self._client_error)
         body = self._error_body(error) if error else encode(self._writer.body())
         await send_whole(send, error.status if error else 200, body, self._headers(error), error)
         return error
@@ -119,12 +121,14 @@ class EventStream:
         seconds: float | None = None,
         error_body: ErrorBody = in_openais_shape,
         when_drained: ChatError | None = None,
+        client_error: ClientError = lambda error: error,
     ) -> None:
         """`seconds`: the timeout of the work. `error_body` encodes an error before the status was sent. `when_drained` ends a
         stream that the server cuts off, where that is not the end of its run."""
         self._work, self._writer, self._headers = work, writer, headers
         self._pulse, self._seconds, self._error_body = pulse, seconds, error_body
         self._when_drained = when_drained
+        self._client_error = client_error
         self._started = False
         self._began = 0.0
         self._quiet_since = 0.0
@@ -144,12 +148,12 @@ class EventStream:
         except ClientDisconnected:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
-            error = _client_error(failure, self._headers)
+            error = _told(failure, self._client_error)
         except asyncio.CancelledError:
             # Only the server cancels a whole request, at the end of the drain.
             await self._stop_beating()
             if self._started:
-                await self._end(self._when_drained or shutting_down(wrote=_wrote(self._headers)))
+                await self._end(self._when_drained or self._client_error(shutting_down()))
             raise
         finally:
             await self._stop_beating()
@@ -210,17 +214,12 @@ class EventStream:
             await asyncio.wait({self._beat})
 
 
-def _client_error(failure: Exception, headers: Headers) -> ChatError:
+def _told(failure: Exception, client_error: ClientError) -> ChatError:
     # With its traceback it would be in a cycle: it is returned by a frame that the traceback has.
     error = as_chat_error(failure).with_traceback(None)
     if isinstance(error, OverLimit):
         return error  # raised before the chat begins; the error of a budget forbids retries by itself
-    return after_write(error) if _wrote(headers) else error
-
-
-def _wrote(headers: Headers) -> bool:
-    """True if a tool with side effects was started."""
-    return "x-should-retry" in headers()
+    return client_error(error)
 
 
 class _Nothing:

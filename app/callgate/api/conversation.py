@@ -23,6 +23,7 @@ from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError, SeparateChoices
 from callgate.conversation.events import (
     CANCELLED,
+    Attempt,
     CallProgress,
     CallsHandedBack,
     CallStarted,
@@ -276,10 +277,13 @@ class Conversation(msgspec.Struct, eq=False):
         if durable is not None:
             model, toolbox = durable.chat(model, toolbox)
         if has_tools and self._recorded_tools is None:
+            aftermath = self._context.aftermath
+            aftermath.run_id = self.run_id
+            aftermath.sees = partial(self._runtime.may_see, self._caller)
             if self._before_tools is None:
-                listeners.append(WriteNote(self._context))
+                listeners.append(WriteNote(self._context, choice))
             else:
-                emit = _awaiting(self._before_tools, self.run_id, WriteNote(self._context), emit)
+                emit = _awaiting(self._before_tools, self.run_id, WriteNote(self._context, choice), emit)
         emitting = partial(emit_to_listeners, listeners, recording=self.recording, choice=choice)
         if has_tools or request.keeps_hidden:
             keep = self._keep
@@ -332,31 +336,33 @@ class Conversation(msgspec.Struct, eq=False):
 
 
 class WriteNote(Listener, msgspec.Struct, eq=False):
-    """Counts the tools with side effects that were started, after their approval if they need one."""
+    """Notes the tools with side effects that were started, after their approval if they need one, and the last attempt at a turn."""
 
     _context: RequestContext
-    _started: set[str] = set()
-    _waiting: set[str] = set()
+    _choice: int = 0
+    _waiting: set[tuple[int, int, str]] = set()
 
     handlers: ClassVar[Handlers] = {}
 
     @handles(handlers, CallStarted)
     def _call_started(self, event: CallStarted) -> None:
         if event.writes:
-            self._started.add(event.call.id)
-            self._context.writes += 1
+            self._context.aftermath.started[self._choice, event.turn, event.call.id] = event.call.name
 
     @handles(handlers, CallProgress)
     def _call_progress(self, event: CallProgress) -> None:
-        id = event.call.id
-        if event.waits_for and id in self._started:
-            self._started.discard(id)
-            self._waiting.add(id)
-            self._context.writes -= 1
-        elif event.approved and id in self._waiting:
-            self._waiting.discard(id)
-            self._started.add(id)
-            self._context.writes += 1
+        call = (self._choice, event.turn, event.call.id)
+        started = self._context.aftermath.started
+        if event.waits_for and call in started:
+            del started[call]
+            self._waiting.add(call)
+        elif event.approved and call in self._waiting:
+            self._waiting.discard(call)
+            started[call] = event.call.name
+
+    @handles(handlers, Attempt)
+    def _attempt(self, event: Attempt) -> None:
+        self._context.aftermath.last_attempt = event
 
 
 def _awaiting(before_tools: BeforeTools, run_id: str, note: WriteNote, emit: Emit) -> Emit:

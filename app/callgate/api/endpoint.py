@@ -210,7 +210,7 @@ def _answer_to(
     work, headers, seconds = exchange.work(conversation), conversation.headers, runtime.limits.request_seconds
     if not exchange.request.stream:
         body = exchange.whole(conversation, began, diagnoses)
-        return WholeAnswer(work, body, headers, seconds, context.error_body)
+        return WholeAnswer(work, body, headers, seconds, context.error_body, context.aftermath.client_error)
     if run is not None and context.route != "responses":
         work = _kept_before_its_end(work, run)
     if run is not None and context.route == "chat":
@@ -219,7 +219,8 @@ def _answer_to(
     server = runtime.config.server
     pulse = Pulse(first=server.first_chunk_seconds, heartbeat=server.heartbeat_seconds)
     handed_over = None if run is None else TakenOver()
-    return EventStream(work, stream, headers, pulse, seconds, context.error_body, handed_over)
+    told = context.aftermath.client_error
+    return EventStream(work, stream, headers, pulse, seconds, context.error_body, handed_over, told)
 
 
 def _kept_before_its_end(work: Work, run: DurableRun) -> Work:

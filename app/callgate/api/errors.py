@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from callgate.api.messages import errors as anthropics
 from callgate.conversation.errors import ChatError
+from callgate.conversation.events import Attempt
 from callgate.runtime.durable_run import TAKEN_OVER
 
 log = structlog.get_logger("callgate.api")
@@ -91,6 +92,33 @@ def status_at(path: str, status: int) -> int:
     return OVERLOADED if status == 503 and path.startswith(MESSAGES) else status
 
 
+class Aftermath(msgspec.Struct, eq=False):
+    """The calls with side effects that one request has started, and what it takes to say why it failed behind them."""
+
+    started: dict[tuple[int, int, str], str] = {}
+    """The tools of the calls, by choice, turn and id: ids are unique within a turn only."""
+    run_id: str = ""
+    sees: Callable[[], bool] = lambda: False
+    """Whether the client may see runs; called when something has failed."""
+    last_attempt: Attempt | None = None
+
+    def client_error(self, error: ChatError) -> ChatError:
+        """Return the error that the client is sent: another one where tools with side effects were started."""
+        if not self.started:
+            return error
+        told = after_write(error)
+        if told is not error and self.sees():
+            told.report = {"run": self.run_id, "cause": self._cause(error), "started": list(self.started.values())}
+        return told
+
+    def _cause(self, error: ChatError) -> dict[str, Any]:
+        cause: dict[str, Any] = {"code": error.code or error.type, "status": error.status}
+        attempt = self.last_attempt
+        if attempt is not None and attempt.status and attempt.reason == error.code:
+            cause["provider_status"] = attempt.status
+        return cause
+
+
 def after_write(error: ChatError) -> ChatError:
     """Return the error that a client is sent after a tool with side effects was started.
 
@@ -100,19 +128,34 @@ def after_write(error: ChatError) -> ChatError:
     if error.code in SAFE_AFTER_WRITE or (error.status < 500 and error.status not in REPEATED):
         return error
     cause = error.code or error.type
-    return ChatError(
-        NOT_REPEATED,
-        "This failed after a tool had been started that may change something. Look at what it did before you ask again.",
-        code=FAILED_AFTER_WRITE,
-        detail=f"{cause}: {error.detail or error.message}",
-    )
+    return FailedAfterWrite(cause, detail=f"{cause}: {error.detail or error.message}")
 
 
-def shutting_down(*, wrote: bool) -> ChatError:
-    """Return the error for requests that are cut off at the end of the drain. `wrote`: a tool with side effects was started."""
+class FailedAfterWrite(ChatError):
+    """A failure after a tool with side effects was started. `cause`: the code of the error that it was."""
+
+    def __init__(self, cause: str, detail: str) -> None:
+        super().__init__(
+            NOT_REPEATED,
+            "This failed after a tool had been started that may change something."
+            " Look at what it did before you ask again.",
+            code=FAILED_AFTER_WRITE,
+            detail=detail,
+        )
+        self.cause = cause
+
+
+def recorded_error(error: ChatError) -> str:
+    """Return the error of a run for its record, with its cause where the client is not told it."""
+    if isinstance(error, FailedAfterWrite):
+        return f"{FAILED_AFTER_WRITE}: {error.cause}"
+    return error.code or error.type
+
+
+def shutting_down() -> ChatError:
+    """Return the error for requests that are cut off at the end of the drain."""
     message = "The server is shutting down. Try again in a moment."
-    error = ChatError(503, message, type="server_error", code="shutting_down", retry_after=1)
-    return after_write(error) if wrote else error
+    return ChatError(503, message, type="server_error", code="shutting_down", retry_after=1)
 
 
 def is_final(error: ChatError) -> bool:

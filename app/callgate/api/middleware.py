@@ -17,7 +17,7 @@ from callgate.api.answers import encoded, send_whole, start_message
 from callgate.api.cors import METHODS, cors_headers, preflight_headers
 from callgate.api.errors import (
     FAILED_AFTER_WRITE,
-    after_write,
+    Aftermath,
     as_chat_error,
     error_body,
     is_anthropics,
@@ -77,8 +77,8 @@ class RequestContext(msgspec.Struct, eq=False):
     status: int = 0
     place: Place | None = None
     """Its place among the running requests."""
-    writes: int = 0
-    """The number of calls with side effects that were started."""
+    aftermath: Aftermath = msgspec.field(default_factory=Aftermath)
+    """The calls with side effects that were started."""
     started: float = msgspec.field(default_factory=time.perf_counter)
     notes: dict[str, Any] = {}
     large_bodies: LargeBodies | None = None
@@ -89,7 +89,7 @@ class RequestContext(msgspec.Struct, eq=False):
     @property
     def wrote(self) -> bool:
         """True if a client must not retry the request."""
-        return self.writes > 0
+        return bool(self.aftermath.started)
 
     def __post_init__(self) -> None:
         given = self.headers.get("x-request-id")
@@ -194,7 +194,7 @@ class Middleware:
             await self._refuse(as_chat_error(failure), context, send_marked)
         except asyncio.CancelledError:
             # Only the server cancels a whole request, at the end of the drain.
-            await self._refuse(shutting_down(wrote=context.wrote), context, send_marked)
+            await self._refuse(shutting_down(), context, send_marked)
         finally:
             self._end(scope, context)
 
@@ -217,8 +217,7 @@ class Middleware:
         await send({"type": "http.response.body", "body": b""})
 
     async def _refuse(self, error: ChatError, context: RequestContext, send: Send) -> None:
-        if context.wrote:
-            error = after_write(error)
+        error = context.aftermath.client_error(error)
         context.notes.setdefault("error", error.code or error.type)
         if not context.status:
             headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}

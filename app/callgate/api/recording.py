@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from callgate.api.conversation import Conversation
+from callgate.api.errors import recorded_error
 from callgate.api.middleware import CLIENT_CLOSED, RequestContext
 from callgate.api.requests import ChatRequest
 from callgate.auth.keys import Caller
@@ -178,5 +179,5 @@ def end(
         recording,
         state=state,
         status=error.status if error is not None and status < 400 else status,
-        error="" if error is None else error.code or error.type,
+        error="" if error is None else recorded_error(error),
     )

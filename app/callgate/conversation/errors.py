@@ -1,6 +1,6 @@
 """Errors for the client, with status and code. Everything else is a value for the model or a crash for us."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,9 +32,20 @@ class ChatError(Exception):
         self.detail = detail
         self.retryable = retryable
         """The same or another model may be asked again, as long as nothing was sent to the client yet."""
+        self.report: Mapping[str, Any] | None = None
+        """What a key that may see runs is told beside it, in a field of its own: clients retry by the words of a message."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the error in OpenAI's format."""
+        fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return fields | self.report_field()
+
+    def report_field(self) -> dict[str, Any]:
+        """Return the field that has the report, if there is one."""
+        return {} if self.report is None else {"x_callgate": self.report}
 
     def envelope(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        return {"error": self.fields()}
 
 
 class AnswerTooLarge(ChatError):

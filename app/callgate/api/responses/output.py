@@ -398,7 +398,8 @@ class ResponseItems:
 
     def failed(self, error: ChatError) -> dict[str, Any]:
         """Return the response after an error."""
-        return self.resource("failed", None, None, {"code": self.failure_code(error), "message": error.message})
+        shown = {"code": self.failure_code(error), "message": error.message, **error.report_field()}
+        return self.resource("failed", None, None, shown)
 
     def failure_code(self, error: ChatError) -> str:
         """Return the code of a failure, one that clients do not retry where a retry could repeat side effects."""
@@ -587,7 +588,7 @@ def error_fields(error: ChatError, code: str) -> dict[str, Any]:
     """Return the fields of an `error` event, in both formats, because clients read one or the other: flat as documented, and an
     object as OpenAI's server sends."""
     flat = {"code": code, "message": error.message, "param": error.param}
-    return {**flat, "error": {"type": error.type, **flat}}
+    return {**flat, "error": {"type": error.type, **flat, **error.report_field()}}
 
 
 def stream_end(error: ChatError, sent: bytes) -> bytes:
