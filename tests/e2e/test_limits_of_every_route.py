@@ -167,8 +167,34 @@ async def test_a_form_counts_each_picture() -> None:
     assert [answer.status_code for answer in answers] == [200, 200, 429]
 
 
+async def test_the_largest_of_several_numbers_in_a_form_counts() -> None:
+    provider = Provider({"data": []})
+    part = '--x\r\nContent-Disposition: form-data; name="{}"\r\n\r\n{}\r\n'
+    form = (
+        "".join(part.format(*field) for field in [("model", "m"), ("prompt", "p"), ("n", "1"), ("n", "3")])
+        + "--x--\r\n"
+    )
+    async with serve(provider) as there, limited(f"{there}/v1", {"requests_per_minute": 3}) as client:
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        answers = [await client.post("/v1/images/edits", content=form, headers=headers) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+
+
+@pytest.mark.parametrize("name", ["n", "best_of"])
+@pytest.mark.parametrize("number", ["3", 3.0, "3.0", " 3", "+3", "many", [3], True, {"n": 3}], ids=json.dumps)
+async def test_what_a_provider_may_take_for_a_number_is_refused(name: str, number: Any) -> None:
+    provider = Provider({"choices": []})
+    async with serve(provider) as there, limited(f"{there}/v1", {"requests_per_minute": 1}) as client:
+        answer = await client.post("/v1/completions", json={"model": "m", "prompt": "x", name: number})
+        assert codes([answer]) == [(400, "invalid_type")]
+        form = {"model": "m", "prompt": "x", "n": "3.0"}
+        answer = await client.post("/v1/images/edits", data=form, files={"image": ("a.png", b"\x89PNG", "image/png")})
+        assert codes([answer]) == [(400, "invalid_type")]
+    assert provider.asked == []
+
+
 @pytest.mark.parametrize(
-    "fields", [{"prompt": [1, 2, 3]}, {"prompt": "x", "n": "many"}, {"prompt": "x", "n": -1}], ids=json.dumps
+    "fields", [{"prompt": [1, 2, 3]}, {"prompt": "x", "n": None}, {"prompt": "x", "n": -1}], ids=json.dumps
 )
 async def test_what_is_no_number_of_answers_counts_as_one(fields: dict[str, Any]) -> None:
     provider = Provider({"choices": []})

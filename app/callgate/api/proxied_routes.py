@@ -46,6 +46,7 @@ MOST_ANSWERS = 100_000
 TAIL_BYTES = 65_536
 """Bytes at the end of a response in which its usage is searched, which providers write last."""
 
+_INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
 _objects = json.JSONDecoder()
 
@@ -147,7 +148,7 @@ class ProxyEndpoint:
             answers = _answers_wanted(fields)
         else:
             way = passage.form(self._path, form)
-            answers = _number(form.text("n"))
+            answers = max((_number(text, "n") for text in form.texts("n")), default=1)
         return _ProxiedRequest(runtime, caller, model, len(body), answers, way)
 
 
@@ -217,16 +218,16 @@ def _answers_wanted(fields: Mapping[str, msgspec.Raw]) -> int:
         given = msgspec.json.decode(raw, type=list[msgspec.Raw])
         if given and bytes(given[0])[:1] in (b'"', b"["):  # else one prompt, as tokens
             prompts = len(given)
-    return prompts * max(_number(bytes(fields.get(name, b""))) for name in ("n", "best_of"))
+    return prompts * max(_number(bytes(fields.get(name, b"null")).decode(), name) for name in ("n", "best_of"))
 
 
-def _number(written: str | bytes | None) -> int:
-    """Return a number of answers as a client wrote it; 1 for what is none, which the provider refuses."""
-    try:
-        number = int(written or "")
-    except ValueError:
+def _number(written: str, name: str) -> int:
+    """Return a number of answers as a client wrote it. Raises `ChatError` for what is none: providers may take it for one."""
+    if written == "null":
         return 1
-    return min(max(number, 1), MOST_ANSWERS)
+    if _INTEGER.fullmatch(written) is None:
+        raise ChatError(400, f"Invalid type for '{name}': expected a whole number.", param=name, code="invalid_type")
+    return min(max(int(written), 1), MOST_ANSWERS)
 
 
 def _model(fields: Mapping[str, msgspec.Raw]) -> str | None:

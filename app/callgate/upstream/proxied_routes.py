@@ -121,12 +121,9 @@ class Form:
         except UnicodeDecodeError:
             raise ChatError(400, "'model' is not UTF-8.", param="model", code="invalid_type") from None
 
-    def text(self, name: str) -> str | None:
-        """Return the text of a field; None where there is none."""
-        for part in self.parts:
-            if part.name == name and part.filename is None:
-                return part.value.decode(errors="replace")
-        return None
+    def texts(self, name: str) -> list[str]:
+        """Return the texts of a field, which may be there more than once: servers differ on which one counts."""
+        return [part.value.decode(errors="replace") for part in self.parts if part.name == name]
 
     def names(self) -> Sequence[str]:
         return [part.name for part in self.parts]
