@@ -1,10 +1,19 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from callgate.calls.states import Finding, Flaw
 from callgate.conversation.events import Finished, StreamEnd
-from callgate.conversation.finish import Finish, classify, finish_findings, finished, judge_finish, meaning_of
+from callgate.conversation.finish import (
+    Finish,
+    classify,
+    finish_findings,
+    finished,
+    judge_finish,
+    meaning_if_said,
+    meaning_of,
+)
 from callgate.conversation.finish_words import (
     LONGEST,
     OPEN,
@@ -189,3 +198,21 @@ def test_an_operator_names_further_words_and_no_known_ones():
         further_words({FinishClass.STOP: ("ERROR",)})
     with pytest.raises(ValueError, match="`fin` cannot mean length: it means stop"):
         further_words({FinishClass.STOP: ("fin",), FinishClass.LENGTH: ("FIN",)})
+
+
+@pytest.mark.parametrize("reason", [*OPEN.listed, *OPEN_WORDS, *WITHOUT_WORDS, *UNHEARD_OF])
+@pytest.mark.parametrize("end", StreamEnd)
+def test_a_usual_reason_is_judged_fast_as_one_in_another_spelling_is(reason: str, end: StreamEnd):
+    """`_usual_finish` knows the spelling of the list alone; another one is judged the long way."""
+    for error in (False, True):
+        for meaning in (OPEN.judge(reason), CLOSED.judge(reason), Meaning(FinishClass.LENGTH, is_known=False)):
+            slow = judge_finish({f"{reason} ": meaning}, end, error=error)
+            fast = judge_finish({reason: meaning}, end, error=error)
+            as_written = (reason,) if slow.unknown else ()
+            assert fast == replace(slow, reasons=(reason,), unknown=as_written)
+
+
+@pytest.mark.parametrize("reason", [*OPEN.listed, *OPEN_WORDS, *WITHOUT_WORDS, *UNHEARD_OF])
+def test_a_reason_has_a_meaning_if_it_has_a_word(reason: str):
+    for event in (Finished(reason), finished(reason, CLOSED)):
+        assert meaning_if_said(event) == (meaning_of(event) if is_value(reason) else None)

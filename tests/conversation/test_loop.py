@@ -1133,8 +1133,9 @@ class Guide:
         self.heard: list[str] = []
         self.gives_reasons = gives_reasons
 
-    def succeeded(self, *, gave_reason: bool) -> None:
+    def succeeded(self, *, gave_reason: bool) -> bool:
         self.heard.append("succeeded" if gave_reason else "succeeded without a reason")
+        return self.gives_reasons and not gave_reason
 
     async def failed(self, failure: ChatError) -> None:
         self.heard.append(f"failed: {failure.code}")

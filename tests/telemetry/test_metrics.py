@@ -2,7 +2,7 @@ import pytest
 
 from callgate.conversation.prices import MOST_TOKENS
 from callgate.telemetry import metrics as room
-from callgate.telemetry.metrics import Metrics, Spending
+from callgate.telemetry.metrics import Metrics
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_what_keys_use_is_shown_by_key_and_bounded():
     metrics = Metrics()
     for number in range(600):
         metrics.model("gpt", f"key{number}").requests = 1
-    metrics.model("other model", "key0").spent(Spending({"prompt_tokens": 3, "completion_tokens": 2}))
+    metrics.model("other model", "key0").spent({"prompt_tokens": 3, "completion_tokens": 2}, None)
     metrics.model("gpt", "key0").failed_request()
 
     shown = metrics.exposition()[0].decode()

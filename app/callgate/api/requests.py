@@ -232,7 +232,7 @@ def read_chat_request(
         raise invalid_json(str(error)) from None
 
 
-def _read(
+def _read(  # noqa: PLR0912
     body: bytes,
     headers: Mapping[str, str],
     max_messages: int,
@@ -256,8 +256,10 @@ def _read(
         outline = outline_of_any(_encode(normalized))
         normalized, outline, own = _with_tools_of_its_own(normalized, outline, labels)
         has_ids = may_have_ids(body)  # plain requests were checked, with cached tools
-    client_tools: ClientTools = "some" if outline.tools or own.entries else "absent"
-    if outline.tools is not None and not outline.tools:
+    client_tools: ClientTools = "absent"
+    if outline.tools or own.entries:
+        client_tools = "some"
+    elif outline.tools is not None:
         client_tools, outline.tools = "empty", None
         passed, normalized = without_empty_tools(passed), without_empty_tools(normalized)
     if len(outline.messages) > max_messages:
@@ -283,18 +285,19 @@ def _read(
         include_usage=bool(outline.stream_options and outline.stream_options.include_usage),
         n=1 if outline.n is None else outline.n,
         metadata=metadata,
-        tool_filter=_wanted(headers.get("x-callgate-tools") or ours.tools, own.entries),
+        tool_filter=headers.get("x-callgate-tools") or ours.tools,
         tool_events=tool_events,
         legacy=legacy,
         hints=hints,
-        may_pass=tool_events != "trace" and own is NOTHING_OWN,
+        may_pass=tool_events != "trace",
         every_event=tool_events == "trace",
         client_tools=client_tools,
-        may_have_ids=has_ids,
         takes_calls=outline.tool_choice != "none" and client_tools != "empty",
-        asking=tuple(entry.approval for entry in own.entries or () if entry.approval is not None),
-        client_names={legal: name for name, legal in own.names.items()},
     )
+    if has_ids:
+        request.may_have_ids = True
+    if own is not NOTHING_OWN:
+        _note_own_tools(request, own)
     if outline.tool_choice is not None and "tool_choice" in normalized:
         request.tool_choice = msgspec.json.decode(normalized["tool_choice"])
         if (
@@ -343,12 +346,16 @@ def _with_tools_of_its_own(
     return fields, outline_of_any(_encode(fields)), _OwnTools(entries, names)
 
 
-def _wanted(patterns: str | None, entries: Sequence[McpEntry] | None) -> str | tuple[ToolSelection, ...] | None:
-    if entries is None:
-        return patterns
-    if patterns is not None:
+def _note_own_tools(request: ChatRequest, own: _OwnTools) -> None:
+    """Note what a request's `tools` say of ours, and the names of the client's own."""
+    request.may_pass = False
+    request.client_names = {legal: name for name, legal in own.names.items()}
+    if own.entries is None:
+        return
+    if request.tool_filter is not None:
         raise wrong("tools", "Name our tools in 'tools' or in the header and metadata, not in both.")
-    return tuple(entry.selection for entry in entries)
+    request.tool_filter = tuple(entry.selection for entry in own.entries)
+    request.asking = tuple(entry.approval for entry in own.entries if entry.approval is not None)
 
 
 def _in_words_of_chat(body: bytes, fields: Fields) -> tuple[Fields, Fields, Mapping[int, Hint]]:

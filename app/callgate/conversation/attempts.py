@@ -25,13 +25,9 @@ class AttemptChooser(Protocol):
         """The deployment that was asked last."""
         ...
 
-    @property
-    def gives_reasons(self) -> bool:
-        """True if the deployment that was asked last has sent finish reasons before."""
-        ...
-
-    def succeeded(self, *, gave_reason: bool) -> None:
-        """Note that the last answer is complete, and whether it had a finish reason."""
+    def succeeded(self, *, gave_reason: bool) -> bool:
+        """Note that the last answer is complete, and whether it had a finish reason. Return whether a reason is missing: the
+        deployment has sent reasons before."""
         ...
 
     async def failed(self, failure: ChatError) -> None:
@@ -59,15 +55,10 @@ class Attempts(msgspec.Struct, eq=False):
     def by(self) -> Responder:
         return NO_RESPONDER if self.chooser is None else self.chooser.by
 
-    @property
-    def gives_reasons(self) -> bool:
-        """True if the deployment that was asked last has sent finish reasons before."""
-        return self.chooser is not None and self.chooser.gives_reasons
-
-    def succeeded(self, *, gave_reason: bool) -> None:
-        """Note that the turn is complete, and whether it had a finish reason."""
-        if self.chooser is not None:
-            self.chooser.succeeded(gave_reason=gave_reason)
+    def succeeded(self, *, gave_reason: bool) -> bool:
+        """Note that the turn is complete, and whether it had a finish reason. Return whether a reason is missing: the deployment
+        has sent reasons before."""
+        return self.chooser is not None and self.chooser.succeeded(gave_reason=gave_reason)
 
     async def broke_off(self, failure: ChatError, seconds: float) -> None:
         """Note that the turn broke off in the middle."""

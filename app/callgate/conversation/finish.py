@@ -10,8 +10,9 @@ import msgspec
 
 from callgate.calls.states import Finding, Flaw
 from callgate.conversation.events import Finished, StreamEnd
-from callgate.conversation.finish_words import OPEN, FinishClass, FinishWords, Meaning
+from callgate.conversation.finish_words import OPEN, FinishClass, FinishWords, Meaning, is_value
 
+_LISTED = OPEN.listed
 _STANDARD = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 
 
@@ -23,6 +24,14 @@ def classify(reason: str) -> FinishClass:
 def meaning_of(event: Finished) -> Meaning:
     """Return the meaning of a finish reason: by the list of its lane, or else by that of OpenAI-shaped APIs."""
     return OPEN.judge(event.reason) if event.meaning is None else event.meaning
+
+
+def meaning_if_said(event: Finished) -> Meaning | None:
+    """Return the meaning of a finish reason; None for one without a word, which says nothing, like a missing one."""
+    listed = None if event.meaning is not None else _LISTED.get(event.reason)
+    if listed is not None:
+        return listed  # all that is listed has a word
+    return meaning_of(event) if is_value(event.reason) else None
 
 
 def finished(reason: str, words: FinishWords) -> Finished:
@@ -48,28 +57,49 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
 
 def judge_finish(reasons: Mapping[str, Meaning], end: StreamEnd, *, error: bool) -> Finish:
     """Combine the finish reasons of a turn, an error in it and the end of its body into one `Finish`."""
-    kinds = {meaning.kind for meaning in reasons.values()}
-    winner = max(kinds, default=None)
-    failure: Flaw | None = None
-    broke_off = False
-    unknown: tuple[str, ...] = ()
-    if error or (winner is None and end is StreamEnd.ERROR) or _says_failed(reasons):
-        failure = Flaw.UPSTREAM_ERROR
-        broke_off = True
-    elif winner is None and end is StreamEnd.EOF:
-        failure = Flaw.STREAM_ENDED
-        broke_off = True
-    elif winner is FinishClass.CONTENT_FILTER:
-        failure = Flaw.CONTENT_FILTER
-    else:
-        unknown = tuple(reason for reason, meaning in reasons.items() if not meaning.is_known)
-        if unknown:
-            failure = Flaw.UPSTREAM_ERROR
-    return Finish(tuple(reasons), winner, failure, broke_off, unknown, len(kinds) > 1)
+    usual = _usual_finish(reasons) if len(reasons) == 1 and not error else None
+    if usual is not None:
+        return usual
+    winner: FinishClass | None = None
+    says_failed = disagree = False
+    not_known: tuple[str, ...] = ()
+    for reason, meaning in reasons.items():
+        kind = meaning.kind
+        if not meaning.is_known:
+            not_known += (reason,)
+        elif kind is FinishClass.ERROR:
+            says_failed = True
+        if winner is None:
+            winner = kind
+        elif kind is not winner:
+            disagree = True
+            winner = max(kind, winner)
+    said = tuple(reasons)
+    if error or says_failed or (winner is None and end is StreamEnd.ERROR):
+        return Finish(said, winner, Flaw.UPSTREAM_ERROR, broke_off=True, disagree=disagree)
+    if winner is None and end is StreamEnd.EOF:
+        return Finish(said, winner, Flaw.STREAM_ENDED, broke_off=True)
+    if winner is FinishClass.CONTENT_FILTER:
+        return Finish(said, winner, Flaw.CONTENT_FILTER, disagree=disagree)
+    if not_known:
+        return Finish(said, winner, Flaw.UPSTREAM_ERROR, unknown=not_known, disagree=disagree)
+    return Finish(said, winner, None, disagree=disagree)
 
 
-def _says_failed(reasons: Mapping[str, Meaning]) -> bool:
-    return any(meaning.kind is FinishClass.ERROR and meaning.is_known for meaning in reasons.values())
+_USUAL: Mapping[str, tuple[Meaning, Finish]] = {
+    reason: (meaning, Finish((reason,), meaning.kind, None))
+    for reason, meaning in _LISTED.items()
+    if meaning.kind <= FinishClass.LENGTH
+}
+
+
+def _usual_finish(reasons: Mapping[str, Meaning]) -> Finish | None:
+    """Return what `judge_finish` returns of one reason of the usual list and no error; None of any others."""
+    for reason, meaning in reasons.items():
+        if reason in _USUAL:
+            listed, finish = _USUAL[reason]
+            return finish if meaning is listed else None
+    return None
 
 
 def finish_findings(finish: Finish, *, calls_found: bool, from_text: bool) -> list[Finding]:

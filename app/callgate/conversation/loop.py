@@ -136,6 +136,8 @@ class _Conversation(msgspec.Struct):
     not_alone: int = 0
     """Turns running whose text goes on behind its calls."""
     was_cut: bool = False
+    is_cut: bool = False
+    """Something of the last turn is missing."""
     is_unended: bool = False
     """The last turn came without a finish reason, from a deployment that sends them."""
     limit: str = ""
@@ -173,7 +175,7 @@ class _Conversation(msgspec.Struct):
 
     # -- one turn
 
-    async def _listen(self) -> tuple[Turn, Plan]:
+    async def _listen(self) -> tuple[Turn, Plan]:  # noqa: PLR0915 - each further function costs every turn
         """Read one whole answer of the model, and plan its calls. The model is asked again while its answers break off before
         any of them was sent to the client."""
         question, emit, index = self._question(), self.emit, self.index
@@ -213,9 +215,11 @@ class _Conversation(msgspec.Struct):
             builder = passed or building or self._builder()
             # In a thread where parsing the arguments would block the event loop.
             turn = await asyncio.to_thread(builder.finish, end) if builder.is_large else builder.finish(end)
-            turn = await self._counted(turn)
+            self._count(turn)
+            if turn.calls or self.not_alone or self.behind:
+                turn = await self._alone_or_shown(turn)
             if not turn.broke_off:
-                self._note_success(turn, attempts)
+                self.is_unended = attempts.succeeded(gave_reason=bool(turn.reasons))
                 break
             failure = _broke_off(turn)
             await attempts.broke_off(failure, self.clock() - asked)
@@ -223,6 +227,7 @@ class _Conversation(msgspec.Struct):
                 break
             self.held = self.held and []
             asked = self.clock()
+        self.is_cut = self._is_cut(turn)
         plan = self._plan(turn.calls) if turn.calls else NO_PLAN
         await emit(
             TurnEnded(
@@ -246,7 +251,7 @@ class _Conversation(msgspec.Struct):
                     head=turn.head,
                     unknown_reasons=turn.unknown_reasons,
                     calls=turn.calls,
-                    is_cut=self._is_cut(turn),
+                    is_cut=self.is_cut,
                 ),
             )
         )
@@ -256,18 +261,14 @@ class _Conversation(msgspec.Struct):
 
     def _count(self, turn: Turn) -> None:
         """Add the usage of a turn. A passed-through answer has that of all its choices."""
-        if not turn.usage:
+        usage = turn.usage
+        if not usage:
             return
         if turn.passed:
-            self.usage = turn.usage
+            self.usage = usage
             return
-        self.usage = add_usage((self.usage, turn.usage))
-        self.turn_usages += (turn.usage,)
-
-    def _note_success(self, turn: Turn, attempts: Attempts) -> None:
-        gave_reason = bool(turn.reasons)
-        self.is_unended = attempts.gives_reasons and not gave_reason
-        attempts.succeeded(gave_reason=gave_reason)
+        self.usage = add_usage((self.usage, usage))
+        self.turn_usages += (usage,)
 
     def _was_shown(self, turn: Turn) -> bool:
         """True if the client was sent anything of a turn, so that the model cannot be asked again for it."""
@@ -295,10 +296,9 @@ class _Conversation(msgspec.Struct):
         self.behind += events
         return ()
 
-    async def _counted(self, turn: Turn) -> Turn:
-        """Count the usage of a turn, and the turns running whose text goes on behind its calls. Emit what was held of such a
-        turn; the last of them is the answer, with its calls as text. Where calls are forbidden a turn has none."""
-        self._count(turn)
+    async def _alone_or_shown(self, turn: Turn) -> Turn:
+        """Count the turns running whose text goes on behind its calls. Emit what was held of such a turn; the last of them is
+        the answer, with its calls as text. Where calls are forbidden a turn has none."""
         if turn.calls and not self.ask.takes_calls:
             turn = turn.without_forbidden_calls()
         is_answer = False
@@ -365,7 +365,7 @@ class _Conversation(msgspec.Struct):
             return Ending(EndingKind.GAVE_UP, "length", "end_not_seen")
         if turn.failure is Flaw.CONTENT_FILTER:
             return Ending(EndingKind.GAVE_UP, "content_filter", "content_filter")
-        cut = self._is_cut(turn)
+        cut = self.is_cut
         if self.limit and self.limit != FORMAT_IS_DUE:
             return Ending(EndingKind.TURN_LIMIT, "length" if cut else "stop", self.limit)
         if turn.unknown_reasons and turn.calls:

@@ -40,8 +40,8 @@ from callgate.conversation.events import (
     ThinkingBlock,
     Usage,
 )
-from callgate.conversation.finish import finish_findings, judge_finish, meaning_of
-from callgate.conversation.finish_words import FinishClass, Meaning, is_value
+from callgate.conversation.finish import finish_findings, judge_finish, meaning_if_said
+from callgate.conversation.finish_words import FinishClass, Meaning
 from callgate.conversation.listeners import handles
 
 MAX_NAME = 64
@@ -118,8 +118,8 @@ class PassedTurn(msgspec.Struct, eq=False):
 
     def feed(self, passed: Passed, events: Sequence[ModelEvent]) -> None:
         for event in passed.reasons:
-            if is_value(event.reason):
-                self._reasons[event.reason] = meaning_of(event)
+            if (meaning := meaning_if_said(event)) is not None:
+                self._reasons[event.reason] = meaning
         if passed.usage:
             self._usage = passed.usage
         if passed.left_out:
@@ -241,7 +241,7 @@ class TurnBuilder:
             error=self._error,
             prompted=self._prompted,
             not_run=tuple(self._not_run),
-            as_written=sound_text(self.as_written or ""),
+            as_written="" if self.as_written is None else sound_text(self.as_written),
         )
 
     # -- what is not a call
@@ -268,9 +268,9 @@ class TurnBuilder:
 
     @handles(_TAKEN, Finished)
     def _finished(self, event: Finished) -> None:
-        if not is_value(event.reason):
+        if (meaning := meaning_if_said(event)) is None:
             return
-        meaning = self._reasons[event.reason] = meaning_of(event)
+        self._reasons[event.reason] = meaning
         self._calls.note_reason(orderly=meaning.is_orderly)
 
     @handles(_TAKEN, Usage)

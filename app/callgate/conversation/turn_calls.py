@@ -55,10 +55,11 @@ async def run_calls(
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Outcome]:
     """Run the calls of a turn, at most `most` at the same time, and return their outcomes by id."""
+    if len(calls) == 1:
+        only = calls[0]
+        return {only.id: await _TurnCall(only, toolbox, emit, turn, clock).outcome()}
     order = RunOrder([toolbox.is_ordered(call) for call in calls], most)
     runs = [_TurnCall(call, toolbox, emit, turn, clock, order, place) for place, call in enumerate(calls)]
-    if len(runs) == 1:
-        return {calls[0].id: await runs[0].outcome()}
     outcomes = await side_by_side(run.outcome() for run in runs)
     return {call.id: outcome for call, outcome in zip(calls, outcomes, strict=True)}
 
@@ -71,16 +72,18 @@ class _TurnCall(msgspec.Struct, eq=False):
     _emit: Emit
     _turn: int
     _clock: Callable[[], float]
-    _order: RunOrder
-    _place: int
+    _order: RunOrder | None = None
+    """None for the only call of a turn."""
+    _place: int = 0
     _started: float | None = None
     _reports: CallReports | None = None
 
     async def outcome(self) -> Outcome:
         outcome = await self._toolbox.run(self.call, self._report, self._begin)
-        started = await self._start()
+        started = await self._start() if self._started is None else self._started
         await self._emit(CallEnded(self._turn, self.call, outcome, self._clock() - started))
-        self._order.end(self._place)
+        if self._order is not None:
+            self._order.end(self._place)
         return outcome
 
     async def _start(self) -> float:
@@ -91,7 +94,8 @@ class _TurnCall(msgspec.Struct, eq=False):
         return self._started
 
     async def _begin(self) -> None:
-        await self._order.begin(self._place)
+        if self._order is not None:
+            await self._order.begin(self._place)
         await self._start()
 
     async def _report(self, message: str, fraction: float | None = None) -> None:

@@ -212,8 +212,10 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
         by = self._answers[-1].by if self._answers else NO_RESPONDER
         if len(self._answers) > 1 and any(answer.by != by for answer in self._answers):
             self._spend_by_turn()
+        elif by.counted_model in ("", self._of_model.name):
+            self._of_model.spent(event.usage, self._price(by))
         else:
-            self._of_model.spent(self._spending(event.usage, by))
+            self._of_model.spent_by_several([self._spending(event.usage, by)])
 
     @handles(handlers, ChatFailed)
     def _chat_failed(self, event: ChatFailed) -> None:
@@ -222,7 +224,7 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
 
     def _spend_by_turn(self) -> None:
         answers = (answer for answer in self._answers if answer.usage)
-        self._of_model.spent(*(self._spending(answer.usage or {}, answer.by) for answer in answers))
+        self._of_model.spent_by_several(self._spending(answer.usage or {}, answer.by) for answer in answers)
 
     def _spending(self, usage: Mapping[str, Any], by: Responder) -> Spending:
         answering = None

@@ -408,18 +408,31 @@ class OfModel:
         """Count a proxied request."""
         self.requests += 1
         if usage:
-            self.spent(Spending(usage, price))
+            self.spent(usage, price)
 
-    def spent(self, *spendings: "Spending") -> None:
-        """Count the tokens of one chat, as providers report them, and their cost where it is known."""
+    def spent(self, usage: Mapping[str, Any], price: Price | None) -> None:
+        """Count the tokens of a chat that this model alone answered, as its provider reports them, and their cost where it is
+        known."""
+        tokens_in, tokens_out, cached = self.reported(usage)
+        self.tokens_in += tokens_in
+        self.tokens_out += tokens_out
+        if price is None:
+            self.unpriced += bool(tokens_in or tokens_out)
+            return
+        self.nano += price.of(tokens_in, tokens_out, cached)
+        self.priced_in += tokens_in
+        self.priced_out += tokens_out
+
+    def spent_by_several(self, spendings: Iterable["Spending"]) -> None:
+        """Count the tokens of a chat that several deployments answered, or another model. It counts once as one without a price."""
         here = elsewhere = False
         for spending in spendings:
             answering, price = spending.answering, spending.price
-            tokens_in, tokens_out = (answering or self).reported(spending.usage)
+            tokens_in, tokens_out, cached = (answering or self).reported(spending.usage)
             self.tokens_in += tokens_in
             self.tokens_out += tokens_out
             if price is not None:
-                self.nano += price.of_usage(spending.usage)
+                self.nano += price.of(tokens_in, tokens_out, cached)
             elif answering is not None:
                 elsewhere = elsewhere or bool(tokens_in or tokens_out)
             else:
@@ -430,15 +443,17 @@ class OfModel:
         self.unpriced += here
         self.unpriced_elsewhere += elsewhere and not here
 
-    def reported(self, usage: Mapping[str, Any]) -> tuple[int, int]:
-        """Count tokens in the metrics, and return those of the question and of the answer."""
+    def reported(self, usage: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Count tokens in the metrics, and return those of the question and of the answer, and how many of the question were
+        cached."""
+        cached = 0
         prompt = self._add("prompt", usage.get("prompt_tokens"))
         completion = self._add("completion", usage.get("completion_tokens"))
         if (details := usage.get("prompt_tokens_details")) and isinstance(details, Mapping):
-            self._add("cached", details.get("cached_tokens"))
+            cached = self._add("cached", details.get("cached_tokens"))
         if (details := usage.get("completion_tokens_details")) and isinstance(details, Mapping):
             self._add("reasoning", details.get("reasoning_tokens"))
-        return prompt, completion
+        return prompt, completion, cached
 
     def _add(self, kind: str, tokens: Any) -> int:
         if type(tokens) is not int:

@@ -172,7 +172,7 @@ class ChunkReader:
         return text
 
 
-def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:
+def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:  # noqa: PLR0912
     """Read a whole answer: a `chat.completion` body, or one of its choices alone."""
     events: list[ModelEvent] = []
     if not isinstance(body, dict):
@@ -192,7 +192,12 @@ def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:
             if index != choice:
                 events.append(ChoiceIgnored(index))
             else:
-                _read_whole_choice(one, events)
+                message = one.get("message") or one.get("delta")
+                if isinstance(message, dict):
+                    _read_message(message, events)
+                _read_rest(one, events)
+                if not USUAL_CHOICE.issuperset(one):
+                    events += _unfinished(one)
     is_usual = choices and USUAL.issuperset(body) and body.get("object") == "chat.completion"
     if not is_usual and "choices" in body:
         events += _unfinished(body)
@@ -201,15 +206,6 @@ def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:
     if (usage := body.get("usage")) and "choices" in body:
         events += _usage(usage)
     return events
-
-
-def _read_whole_choice(choice: dict[str, Any], events: list[ModelEvent]) -> None:
-    message = choice.get("message") or choice.get("delta")
-    if isinstance(message, dict):
-        _read_message(message, events)
-    _read_rest(choice, events)
-    if not USUAL_CHOICE.issuperset(choice):
-        events += _unfinished(choice)
 
 
 def _read_message(message: dict[str, Any], events: list[ModelEvent]) -> None:
@@ -373,17 +369,18 @@ def _read_rest(choice: dict[str, Any], events: list[ModelEvent]) -> bool:
     """Read the fields beside the message, calls before the finish reason. Return whether there is one."""
     if isinstance(logprobs := choice.get("logprobs"), dict) and logprobs:
         events.append(Logprobs(logprobs))
-    reasons: list[str] = []
+    reasons: Sequence[str] = ()
     if not OTHER_REASONS.isdisjoint(choice):
         reasons = _reasons(choice)
     elif reason := reason_in(choice.get("finish_reason")):
         reasons = [reason]
-    events += map(Finished, reasons)
+    if reasons:
+        events += map(Finished, reasons)
     if error := choice.get("error"):
         events.append(_error(error))
     if usage := choice.get("usage"):
         events += _usage(usage)
-    return any(map(is_value, reasons))
+    return bool(reasons) and any(map(is_value, reasons))
 
 
 OTHER_REASONS: Final = frozenset({"native_finish_reason", "provider_specific_fields"})

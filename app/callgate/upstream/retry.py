@@ -188,16 +188,14 @@ class _Asking(msgspec.Struct, eq=False):
         assert chosen is not None, "a deployment that is cooling down is the last choice"
         self._deployment, self._on_trial, self._anyway = chosen.deployment, chosen.on_trial, chosen.anyway
 
-    @property
-    def gives_reasons(self) -> bool:
-        return self._deployment.gives_reasons
-
-    def succeeded(self, *, gave_reason: bool = False) -> None:
+    def succeeded(self, *, gave_reason: bool = False) -> bool:
         deployment = self._deployment
         if deployment.cooldown.failures:
             deployment.cooldown.answered()
         if gave_reason:
             deployment.gives_reasons = True
+            return False
+        return deployment.gives_reasons
 
     async def failed(self, failure: ChatError) -> None:
         """Count and emit a failure, before or after the answer has begun."""
