@@ -226,3 +226,57 @@ async def test_a_tool_that_the_client_runs_comes_back_as_its_own(upstream: Upstr
         assert len(sent) == 3
     else:
         assert {tool.get("name") or tool["function"]["name"] for tool in sent} == {function["name"], "bash", "add"}
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "image"},
+        {"type": "image", "source": None},
+        {"type": "image", "source": "x"},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "%%"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/svg+xml", "data": "PHN2Zy8+"}},
+        {"type": "image", "source": {"type": "url", "url": ""}},
+        {"type": "image", "source": {"type": "url", "url": "file:///etc/passwd"}},
+        {"type": "document", "source": {"type": "content", "content": [{"type": "image"}]}},
+    ],
+    ids=json.dumps,
+)
+async def test_an_image_of_a_tool_that_is_none_is_a_line(upstream: Upstream, block: dict[str, Any]) -> None:
+    message = await answered(upstream, asked([block, {"type": "text", "text": "behind"}]))
+    content = message["asked"]["messages"][-1]["content"]
+    assert content == f"[image {LINE}\nbehind"
+    assert message["x_callgate"]["warnings"] == ["left out, because this model cannot read it: 'image'"]
+
+
+@pytest.mark.parametrize("lane", [lane for lane in LANES if lane != "direct"])
+@pytest.mark.parametrize(
+    ("content", "is_line"),
+    [
+        (None, False),
+        ([], False),
+        ([{"type": "of_tomorrow", "x": 1}], True),
+        ([{"type": "text"}], True),
+        ([{"type": "image_url", "image_url": {"url": "data:image/svg+xml;base64,PHN2Zy8+"}}], True),
+    ],
+    ids=["null", "none", "unknown", "no text", "svg"],
+)
+async def test_a_tools_message_of_a_chat_is_readable_on_every_lane(
+    upstream: Upstream, lane: str, content: Any, is_line: bool
+) -> None:
+    upstream.script("m", [Reply(text="ok")], lax=True)
+    function = {"name": "read", "arguments": "{}"}
+    calls = [{"id": "call_1", "type": "function", "function": function}]
+    messages = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "call_1", "content": content},
+    ]
+    tools = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
+    base = upstream.root if LANES[lane].get("provider") == "anthropic" else upstream.url
+    async with serve(create_app(make_config(base, **LANES[lane]))) as url, http_client(url) as http:
+        body = {"model": "m", "messages": messages, "tools": tools}
+        answer = await http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert (LINE in json.dumps(upstream.requests[-1].body)) == is_line

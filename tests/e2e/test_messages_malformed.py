@@ -134,7 +134,6 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     (turns(("user", "hi"), ("assistant", [CALL, CALL]), ("user", [RESULT])), "messages.1.content.1: "),
     (turns(("user", "hi"), ("assistant", [CALL]), ("user", [RESULT, RESULT])), "messages.2.content.1: "),
     (turns(("user", "hi"), ("assistant", [CALL]), ("user", [{**RESULT, "content": 7}])), "messages.2.content.0.tool_result.content: "),
-    (turns(("user", "hi"), ("assistant", [CALL]), ("user", [{**RESULT, "content": [{"type": "text"}]}])), "messages.2.content.0.tool_result.content.0"),
     (turns(("user", "hi"), ("assistant", [CALL]), ("user", [{**RESULT, "is_error": "no"}])), "messages.2.content.0.is_error: "),
     (turns(("user", "hi"), ("assistant", [{"type": "thinking", "thinking": "x"}])), "messages.1.content.0.thinking.signature: "),
     (turns(("user", "hi"), ("assistant", [{"type": "redacted_thinking"}])), "messages.1.content.0.redacted_thinking.data: "),

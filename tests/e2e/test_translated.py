@@ -75,3 +75,17 @@ async def test_geminis_calls_are_run_and_their_signatures_go_back(upstream: Upst
     assert [part["function_call"]["name"] for part in calls["parts"]] == ["get_weather", "add"]
     assert calls["parts"][0]["thoughtSignature"] == "c2lnbmVk"
     assert [part["function_response"]["name"] for part in results["parts"]] == ["get_weather", "add"]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_calls_that_say_the_same_are_all_sent_to_gemini(upstream: Upstream, stream: bool) -> None:
+    add = Call("add", {"a": 2, "b": 2})
+    upstream.script(GEMINI, [Reply(calls=[add, CALLS[0], add, add]), Reply(text="4.")])
+    text, _ = await ask_translated(upstream, stream=stream, model=GEMINI)
+    assert text == "4."
+    calls, results = upstream.requests[1].body["contents"][1:]
+    assert [part["function_call"]["name"] for part in calls["parts"]] == ["add", "get_weather", "add", "add"]
+    assert [part["function_call"]["args"] for part in calls["parts"] if part["function_call"]["name"] == "add"] == 3 * [
+        {"a": 2, "b": 2}
+    ]
+    assert len(results["parts"]) == 4

@@ -5,7 +5,14 @@ replaced by a line that says so.
 """
 
 import binascii
+from collections.abc import Mapping
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from callgate.conversation import raw_json
+from callgate.conversation.ports import Message, ModelRequest
 
 LEFT_OUT: Final = "left out: this model cannot read it"
 IMAGE_TYPES: Final = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
@@ -15,6 +22,11 @@ _PDF_BEGINS: Final = "JVBERi"
 """`%PDF` in base64."""
 _TEXT_TYPES: Final = frozenset({"application/json", "application/xml", "application/yaml", "application/x-yaml"})
 _TITLE: Final = 200
+_CONTENT: Final = {
+    "text": "text", "file": "file", "input_audio": "input_audio", "document": "source", "image": "source",
+    "audio_url": "audio_url", "video_url": "video_url", "image_url": "image_url", "tool_result": "content",
+}  # fmt: skip
+"""The types of parts that translations know, and the field that each needs."""
 
 Part = dict[str, Any]
 
@@ -57,6 +69,45 @@ def file_part(file_data: str, filename: str, *, reads_files: bool) -> Part | Non
         return None
     name = filename or "document.pdf"
     return {"type": "file", "file": {"filename": name, "file_data": f"data:{PDF};base64,{data}"}}
+
+
+def with_readable_results(ask: ModelRequest) -> ModelRequest:
+    """Return a chat whose messages of tools have content that a translation can read. The same where all have."""
+    messages = [_readable_result(message) for message in ask.messages]
+    if all(new is old for new, old in zip(messages, ask.messages, strict=True)):
+        return ask
+    return replace(ask, messages=messages)
+
+
+def _readable_result(message: Message) -> Message:
+    if isinstance(message, msgspec.Raw) and b'"tool"' not in bytes(message):
+        return message
+    fields = raw_json.read(message)
+    if fields.get("role") != "tool" or isinstance(content := fields.get("content"), str):
+        return message
+    if content is None:
+        return {**fields, "content": ""}
+    if not isinstance(content, list):
+        return message
+    parts = [_readable_part(part) for part in content]
+    return message if parts == content else {**fields, "content": parts}
+
+
+def _readable_part(part: Any) -> Any:
+    match part:
+        case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "image_url", "image_url": str(url)}:
+            return part if image_part(url) is not None else left_out_part("image_url")
+        case {"type": str(kind), **fields} if not _has_content(kind, fields):
+            return left_out_part(kind)
+    return part
+
+
+def _has_content(kind: str, fields: Mapping[Any, Any]) -> bool:
+    """Whether a part of a tool's message is of a type that translations know, with what that type needs."""
+    name = _CONTENT.get(kind)
+    if name is None:
+        return False
+    return isinstance(fields.get(name), str) if name == "text" else isinstance(fields.get(name), dict | list)
 
 
 def is_base64(data: str) -> bool:

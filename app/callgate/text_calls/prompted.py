@@ -24,6 +24,7 @@ from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallsNotAlone, CallWritten, Finished, ModelEvent, PromptedCalling, TextDelta
 from callgate.conversation.finish import meaning_of
 from callgate.conversation.ports import Message, Model, ModelAnswer, ModelRequest, Passthrough, as_read
+from callgate.conversation.readable_content import with_readable_results
 from callgate.conversation.request_checks import check_request
 from callgate.text_calls import prompts
 from callgate.text_calls.echoes import RequestEchoes
@@ -87,7 +88,7 @@ class PromptedModel:
         return self._style.format
 
     def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
-        ask = as_read(ask)
+        ask = with_readable_results(as_read(ask))
         check_request(ask)
         prompted = _prompted_ask(ask, self._style, constrain=self._constrain)
         return self._ask_prompted(prompted) if prompted.readable else self._model.ask(prompted.ask)

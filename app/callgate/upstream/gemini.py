@@ -22,6 +22,7 @@ from callgate.upstream.chunks import entries, read_completion, reason_in, whole_
 from callgate.upstream.litellm_model import plain
 from callgate.upstream.past_results import put_in_objects
 from callgate.upstream.resolve import LiteLLMSettings
+from callgate.upstream.same_calls import take_marks_out, tell_calls_apart
 from callgate.upstream.translation import (
     EventsBody,
     Fields,
@@ -83,6 +84,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, t
         token, project, config = None, None, litellm.GoogleAIStudioGeminiConfig()
     messages = messages_of(litellm, settings, model, ask)
     put_in_objects(messages)
+    tell_calls_apart(messages)
     # Cache marks are removed: litellm would create a cache at Google with requests of its own.
     marked, rest = separate_cached_messages(messages)
     messages = _unmarked(messages) if marked else rest
@@ -118,6 +120,7 @@ async def question(litellm: Any, settings: LiteLLMSettings, ask: ModelRequest, t
         custom_llm_provider=provider,
         litellm_params={},
     )
+    take_marks_out(body)
     body |= own.get("extra_body") or {}
     parser = parser_of(asked)
     return Question(

@@ -21,6 +21,7 @@ from callgate.conversation import raw_json
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import EndNotSeen, Finished, ModelEvent, ProviderError
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
+from callgate.conversation.readable_content import with_readable_results
 from callgate.conversation.request_checks import check_request
 from callgate.conversation.response_items import without_items
 from callgate.http.interface import Deadlines
@@ -75,6 +76,7 @@ class LiteLLMModel:
     async def ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
         ask = as_read(ask)
         refuse_hosted_tools(ask)
+        ask = with_readable_results(ask)
         check_request(ask, plain_names=False)
         check_schemas(ask)
         litellm = await loaded()

@@ -12,6 +12,7 @@ import msgspec
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, as_read
+from callgate.conversation.readable_content import with_readable_results
 from callgate.conversation.request_checks import check_request
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines, Response
@@ -54,7 +55,7 @@ class ResponsesModel(HttpModel):
         self._by = f"{self.host} {endpoint.model}"
 
     def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
-        read = as_read(ask, signed=False)
+        read = with_readable_results(as_read(ask, signed=False))
         check_request(read)
         body = body_of(read, self._endpoint.model, self._by, self._endpoint.defaults)
         try:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import Finished, ModelEvent, Usage
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Original, Passthrough, as_read
+from callgate.conversation.readable_content import with_readable_results
 from callgate.conversation.request_checks import check_request
 from callgate.conversation.response_items import without_items
 from callgate.http.client import HttpClient
@@ -111,6 +112,7 @@ class TranslatedModel:
         if original is not None and isinstance(question, Passthrough):
             return await self._from_original(messages_lane.passed, question, original)
         ask = as_read(question, messages_lane.LANE if original is not None else "chat")
+        ask = with_readable_results(ask)
         check_request(ask, plain_names=False, as_objects=not self._takes_addresses)
         if original is not None:
             return await self._from_original(messages_lane.question, ask, original)

@@ -161,13 +161,21 @@ def _result(history: History, each: _Placed, images: list[dict[str, Any]]) -> st
     else:
         texts: list[str] = []
         for place, block in enumerate(content):
-            for part in _parts(history, block, f"{where}.{place}"):
+            for part in _parts_of_result(history, block, f"{where}.{place}"):
                 if part["type"] == "text":
                     texts.append(part["text"] or "")
                 else:
                     images.append(part)
         text = "\n".join(texts)
     return f"Error: {text}" if each.block.is_error and not text.lower().startswith("error") else text
+
+
+def _parts_of_result(history: History, block: MessageBlock, where: str) -> list[dict[str, Any]]:
+    """The same as `_parts`, for a block in another. One that is wrong is left out: a tool made it."""
+    try:
+        return _parts(history, block, where)
+    except ChatError:
+        return [_left_out(history, block)]
 
 
 class _Source(msgspec.Struct, gc=False):
@@ -213,7 +221,7 @@ def _decoded(raw: msgspec.Raw) -> Any:
 def _image(history: History, block: MessageBlock, where: str) -> list[dict[str, Any]]:
     try:
         source = _source.decode(block.source)
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:
         raise wrong(f"{where}.image.source", str(error).partition(" - at ")[0]) from None
     if source.type == "url" and source.url:
         return [image_part(source.url) or _left_out(history, block)]
@@ -238,7 +246,7 @@ def _document(history: History, block: MessageBlock, where: str) -> list[dict[st
         case "text" if source.data is not None:
             return [text_part(f"{title}\n\n{source.data}" if title else source.data)]
         case "content":
-            inner = [part for each in _blocks_of(source.content) for part in _parts(history, each, where)]
+            inner = [part for each in _blocks_of(source.content) for part in _parts_of_result(history, each, where)]
             return [text_part(title), *inner] if title else inner
         case "base64" if source.data and source.media_type:
             name = (
@@ -254,7 +262,7 @@ def _document(history: History, block: MessageBlock, where: str) -> list[dict[st
 
 def _search_result(history: History, block: MessageBlock, where: str) -> list[dict[str, Any]]:
     address = _decoded(block.source)
-    inner = [part for each in _blocks_of(block.content) for part in _parts(history, each, where)]
+    inner = [part for each in _blocks_of(block.content) for part in _parts_of_result(history, each, where)]
     head = [text for text in (_title(block), address) if isinstance(text, str) and text]
     return [text_part("\n".join([*head, *(part["text"] for part in inner if part["type"] == "text")]))]
 
