@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,17 @@ async def test_a_server_that_had_keys_does_not_start_without_any(upstream: Upstr
     file.write_text(as_yaml(a_config(upstream, data_dir=str(tmp_path / "data"), keys=[], auth="off")))
     async with serving(file) as child, http_client(child.url) as client:
         assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_a_key_store_that_was_emptied_is_no_server_without_keys(upstream: Upstream, tmp_path: Path) -> None:
+    file, data = tmp_path / "config.yaml", tmp_path / "data"
+    file.write_text(as_yaml(a_config(upstream, data_dir=str(data), keys=[])))
+    made = await asyncio.to_thread(run_command, "keys", "create", "ann", "--config", str(file), fresh=True)
+    assert made.returncode == 0, made.stderr
+    with contextlib.closing(sqlite3.connect(data / "keys.sqlite3")) as store, store:
+        store.execute("DELETE FROM keys")
+    refused = await asyncio.to_thread(run_command, "serve", "--config", str(file), fresh=True)
+    assert (refused.returncode, "had keys, and none is left" in refused.stderr) == (2, True)
 
 
 async def test_a_pipe_in_place_of_the_config_does_not_hold_a_reload(upstream: Upstream, tmp_path: Path) -> None:

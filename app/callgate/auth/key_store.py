@@ -61,7 +61,7 @@ _LATER: Final = {
 }
 """Columns that a file of an earlier version does not have."""
 _HAD_KEYS: Final = 1
-"""The `user_version` of a file whose server's config had keys."""
+"""The `user_version` of a file whose server had keys, in its config or here."""
 COLUMNS: Final = "name, hash, models, tools, allowance, approve, admin, created_at, revoked_at, see, expires_at, old_hash, old_expires_at, events, usage, offer"
 """The columns of a key, in the file and in the ledger."""
 _ALL: Final = f"SELECT {COLUMNS} FROM keys ORDER BY created_at, name"  # noqa: S608 - constants
@@ -134,7 +134,7 @@ class KeyStore:
         return self._in_use or self._had_keys
 
     def remember_keys(self) -> None:
-        """Write down that the config has keys, so that a start without any is noticed."""
+        """Write down that there are keys, so that a start without any is noticed."""
         if self._had_keys:
             return
         try:
@@ -163,6 +163,8 @@ class KeyStore:
         [version] = self._database.execute("PRAGMA user_version").fetchone()
         self._had_keys = version == _HAD_KEYS
         self._in_use = bool(stored)
+        if stored:
+            self.remember_keys()
         self._entries = tuple(key.entry for key in stored if key.revoked_at is None)
 
     # -- written by the command line
