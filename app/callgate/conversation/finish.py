@@ -95,11 +95,11 @@ _USUAL: Mapping[str, tuple[Meaning, Finish]] = {
 
 def _usual_finish(reasons: Mapping[str, Meaning]) -> Finish | None:
     """Return what `judge_finish` returns of one reason of the usual list and no error; None of any others."""
-    for reason, meaning in reasons.items():
-        if reason in _USUAL:
-            listed, finish = _USUAL[reason]
-            return finish if meaning is listed else None
-    return None
+    (reason,) = reasons
+    if reason not in _USUAL:
+        return None
+    listed, finish = _USUAL[reason]
+    return finish if reasons[reason] is listed else None
 
 
 def finish_findings(finish: Finish, *, calls_found: bool, from_text: bool) -> list[Finding]:

@@ -212,7 +212,7 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
         by = self._answers[-1].by if self._answers else NO_RESPONDER
         if len(self._answers) > 1 and any(answer.by != by for answer in self._answers):
             self._spend_by_turn()
-        elif by.counted_model in ("", self._of_model.name):
+        elif not by.counted_model or by.counted_model == self._of_model.name:
             self._of_model.spent(event.usage, self._price(by))
         else:
             self._of_model.spent_by_several([self._spending(event.usage, by)])

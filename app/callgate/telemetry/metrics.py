@@ -463,6 +463,6 @@ class OfModel:
         count = self._tokens.get(kind)
         if count is None:
             count = self._tokens[kind] = self._metrics.tokens.of(self.name, kind)
-        counted: int = min(tokens, MOST_TOKENS)
+        counted: int = tokens if tokens < MOST_TOKENS else MOST_TOKENS  # noqa: FURB136 - a call less for each count
         count.amount += counted
         return counted
