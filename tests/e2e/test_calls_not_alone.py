@@ -21,7 +21,7 @@ from tests.harness.configs import make_config
 from tests.harness.messages import MessagesClient, calls_of, text_of
 from tests.harness.responses import check_events, responded
 from tests.harness.server import serve
-from tests.scripted_upstream import Hold, Pace, Reply, Shape, Upstream
+from tests.scripted_upstream import Cut, Hold, Pace, Reply, Shape, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -165,7 +165,7 @@ async def serving(
 
 
 async def asked(
-    upstream: Upstream, face: str, stream: bool, *texts: str, client_tools: Sequence[str] = (), **options: Any
+    upstream: Upstream, face: str, stream: bool, *texts: str | Reply, client_tools: Sequence[str] = (), **options: Any
 ) -> Answer:
     fields = {name: options.pop(name) for name in ("choice", "parallel") if name in options}
     async with (
@@ -380,3 +380,48 @@ async def test_a_response_in_the_background_is_asked_again(upstream: Upstream) -
     check_events(seen)
     assert toolshed.steps == ["+a", "-a"]
     assert (response.status, response.output_text) == ("completed", "I will.\n\nShall I?Now:Done.")
+
+
+@FACES
+async def test_an_answer_of_which_nothing_was_shown_is_asked_for_again_where_it_breaks_off(
+    upstream: Upstream, face: str
+) -> None:
+    broken = Reply(text=f"{STEP}\nShall I go on with it?", shape=Shape(piece=3), fault=Cut(after=26))
+    answer = await asked(upstream, face, True, broken, CALLS, "Done.", entry={"thinking": "none"})
+    assert toolshed.steps == ["+a", "-a"]
+    assert answer.paragraphs == ["Now:", "Done."]
+    assert len(upstream.requests) == 3
+
+
+@FACES
+@BOTH
+async def test_a_broken_call_of_the_clients_with_prose_behind_it_is_not_handed_out(
+    upstream: Upstream, face: str, stream: bool
+) -> None:
+    broken = f"I ask.\n{written('tell_user', what='x')}\nI wait."
+    answer = await asked(upstream, face, stream, broken, f"So:\n{ASK_USER}", tools=(), client_tools=["ask_user"])
+    assert answer.flaws == [["unknown_tool"], []]
+    assert (answer.paragraphs, answer.calls) == (["I ask.", "I wait.", "So:"], ["ask_user"])
+
+
+@BOTH
+@pytest.mark.parametrize("text", [f"As before:\n{ASK_USER}", f"As before:\n{ASK_USER}\nNo?", f"As before:\n{STEP}"])
+@pytest.mark.parametrize("fields", [{}, {"tools": []}], ids=["no tools", "an empty list"])
+async def test_without_tools_a_model_that_imitates_its_history_hands_out_no_call(
+    upstream: Upstream, stream: bool, text: str, fields: dict[str, Any]
+) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "ask_user", "arguments": "{}"}}
+    history = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "yes"},
+        {"role": "user", "content": "Give this chat a title."},
+    ]
+    async with serving(upstream, text, tools=()) as url, openai_client(url) as client:
+        ask = streamed if stream else whole
+        answer = await ask(client, model="m", messages=history, **fields)
+    [choice] = answer.choices
+    assert not choice.message.tool_calls
+    assert choice.finish_reason == "stop"
+    assert (choice.message.content or "").startswith("As before:")
+    assert len(upstream.requests) == 1

@@ -228,7 +228,7 @@ class _Conversation(msgspec.Struct):
             self.held = self.held and []
             asked = self.clock()
         self.is_cut = self._is_cut(turn)
-        plan = self._plan(turn.calls) if turn.calls else NO_PLAN
+        plan = self._plan(turn) if turn.calls else NO_PLAN
         await emit(
             TurnEnded(
                 index,
@@ -299,7 +299,7 @@ class _Conversation(msgspec.Struct):
     async def _alone_or_shown(self, turn: Turn) -> Turn:
         """Count the turns running whose text goes on behind its calls. Emit what was held of such a turn; the last of them is
         the answer, with its calls as text. Where calls are forbidden a turn has none."""
-        if turn.calls and not self.ask.takes_calls:
+        if turn.calls and (not self.ask.takes_calls or self._only_imitates(turn)):
             turn = turn.without_forbidden_calls()
         is_answer = False
         if turn.failure is None:
@@ -313,6 +313,10 @@ class _Conversation(msgspec.Struct):
             await self.emit(ModelOutput(self.index, shown if self.held is None else self._without_text(shown)))
         return turn
 
+    def _only_imitates(self, turn: Turn) -> bool:
+        """True if a model that calls in text wrote calls like those of its history, where no tool is offered."""
+        return turn.prompted is not None and not self.toolbox.offer
+
     def _without_text(self, events: Sequence[ModelEvent]) -> Sequence[ModelEvent]:
         assert self.held is not None
         self.held += [event for event in events if isinstance(event, TextDelta | Logprobs)]
@@ -324,9 +328,11 @@ class _Conversation(msgspec.Struct):
         if held and not plan.ours:
             await self.emit(ModelOutput(self.index, held))
 
-    def _plan(self, calls: Sequence[Call]) -> Plan:
-        plan = self.toolbox.plan(calls)
-        return first_call_of(plan, calls) if self.rules.one_call_per_turn else plan
+    def _plan(self, turn: Turn) -> Plan:
+        plan = self.toolbox.plan(turn.calls)
+        if turn.as_written:
+            plan = _without_broken(plan)
+        return first_call_of(plan, turn.calls) if self.rules.one_call_per_turn else plan
 
     def _builder(self) -> TurnBuilder:
         return TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
@@ -461,6 +467,13 @@ def first_call_of(plan: Plan, calls: Sequence[Call]) -> Plan:
         broken=plan.broken,
         postponed=tuple(call for call in calls if call.id in to_do and call.id != first.id),
     )
+
+
+def _without_broken(plan: Plan) -> Plan:
+    """Return the plan of a turn whose text goes on behind its calls: a broken one of the client's is not handed out."""
+    broken = tuple(call for call in plan.theirs if isinstance(call, BrokenCall))
+    ready = tuple(call for call in plan.theirs if not isinstance(call, BrokenCall))
+    return Plan(plan.ours, ready, (*plan.broken, *broken), plan.postponed)
 
 
 def _goes_on(turn: Turn) -> bool:

@@ -316,6 +316,9 @@ class PromptedAnswer:
             rest = await asyncio.to_thread(self._reader.finish, in_order=self._ended_in_order)
         else:
             rest = self._reader.finish(in_order=self._ended_in_order)
+        if self._broke_off is not None and not self._blank_filter.has_text:
+            # Nothing of the answer was shown yet, so that the model can be asked again.
+            return [event for event in rest if not isinstance(event, TextDelta | CallsNotAlone)]
         return [
             *self._blank_filter.filtered(rest),
             *self._blank_filter.rest(),
@@ -378,7 +381,7 @@ class _BlankFilter:
     def __init__(self) -> None:
         self._blanks = ""
         """Blanks that count as prose only if more prose follows."""
-        self._has_text = False
+        self.has_text = False
         self._after_call = False
 
     def filtered(self, events: Sequence[ModelEvent]) -> list[ModelEvent]:
@@ -396,12 +399,12 @@ class _BlankFilter:
             if not kept:
                 return ()
             if self._after_call:
-                kept = f"{PARAGRAPH if self._has_text else ''}{kept.lstrip()}"
-            self._has_text, self._after_call = True, False
+                kept = f"{PARAGRAPH if self.has_text else ''}{kept.lstrip()}"
+            self.has_text, self._after_call = True, False
             return (TextDelta(kept),)
         if isinstance(event, CallsNotAlone):
             text = f"{self._blanks}{event.text}".rstrip()
-            return (CallsNotAlone(text if self._has_text else text.lstrip()),)
+            return (CallsNotAlone(text if self.has_text else text.lstrip()),)
         if isinstance(event, CallWritten):
             self._blanks = ""
             self._after_call = True
