@@ -197,10 +197,10 @@ def read_completion(body: object, choice: int = 0) -> list[ModelEvent]:  # noqa:
                     _read_message(message, events)
                 _read_rest(one, events)
                 if not USUAL_CHOICE.issuperset(one):
-                    events += _unfinished(one)
+                    events += unfinished(one)
     is_usual = choices and USUAL.issuperset(body) and body.get("object") == "chat.completion"
     if not is_usual and "choices" in body:
-        events += _unfinished(body)
+        events += unfinished(body)
     if not is_usual and ("choices" in body or not body.get("error")):
         events += _errors_in(body)
     if (usage := body.get("usage")) and "choices" in body:
@@ -406,7 +406,7 @@ def _is_worse(native: Meaning, reason: str | None) -> bool:
     return reason is None or not native.is_known or native.kind > classify(reason)
 
 
-def _unfinished(found: dict[str, Any]) -> Iterator[ModelEvent]:
+def unfinished(found: dict[str, Any]) -> Iterator[Finished]:
     """Return the finish reason of an answer whose status says that it is not finished, in the words of the Responses API or of
     Ollama."""
     if found.get("status") == "incomplete":

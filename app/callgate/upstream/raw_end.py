@@ -12,7 +12,7 @@ from callgate.conversation.errors import AnswerTooLarge
 from callgate.conversation.finish_words import OPEN
 from callgate.http.event_stream import BOM, ErrorEvent, EventStreamReader, EventTooLarge, looks_like_keep_alive
 from callgate.http.interface import TransportError
-from callgate.upstream.chunks import error_in
+from callgate.upstream.chunks import error_in, unfinished
 from callgate.upstream.direct_model import DONE, has_duplicate_names, read_json
 from callgate.upstream.tap import BodyState, Exchange, TappedBody
 
@@ -73,7 +73,10 @@ def judge(data: bytes, *, is_whole: bool) -> RawEnd:
     parts, has_end_mark = _parts_of(data)
     if parts is None:
         return RawEnd((), "the body has an unknown form", is_in_order=is_whole)
-    reasons = tuple(dict.fromkeys(reason for part in parts for reason in _reasons_in(part)))
+    written = [reason for part in parts for reason in _reasons_in(part)]
+    if isinstance(parts[-1], dict):
+        written += [event.reason for event in unfinished(parts[-1])]
+    reasons = tuple(dict.fromkeys(written))
     is_in_order = is_whole or has_end_mark
     if any(isinstance(part, dict) and error_in(part) is not None for part in parts):
         why = "an error is in the body"
