@@ -18,6 +18,7 @@ from callgate.conversation.events import CallWritten
 from callgate.text_calls.event_sink import EventSink
 from callgate.text_calls.json_calls import ARGUMENT_KEYS, CallObjects, Ends, ends_line
 from callgate.text_calls.json_scan import JsonEntry, JsonScan, State
+from callgate.text_calls.prose import Prose
 from callgate.text_calls.quoting import MARKER
 from callgate.text_calls.text_cursor import Sink, Steps, TextCursor
 
@@ -71,7 +72,7 @@ class _Bare:
         self._out = out
         self._cursor = out.cursor
         self._marks = marks
-        self._lines = out.prose("\n", *marks)
+        self._lines = Prose(out, "\n", *marks)
 
     def read(self) -> Steps[None]:
         while True:

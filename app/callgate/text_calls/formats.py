@@ -9,10 +9,11 @@ from typing import Any, Final
 from callgate.calls.names import resolve_name
 from callgate.text_calls import headed, nested_tags
 from callgate.text_calls.bare_json import BARE_OPENINGS, JSON_MARKS, read_bare_json, read_bare_or_marked_json
-from callgate.text_calls.event_sink import EventSink, read_channel
+from callgate.text_calls.event_sink import EventSink
 from callgate.text_calls.gemma import FUNCTIONGEMMA, GEMMA4, GemmaMarks, gemma_call
 from callgate.text_calls.harmony import HARMONY, MUSE, read_messages
 from callgate.text_calls.json_calls import ARGUMENT_KEYS, FENCE, CallObjects, Ends
+from callgate.text_calls.prose import Prose, read_channel
 from callgate.text_calls.pythonic import END_MARKS, MARKS, read_pythonic
 from callgate.text_calls.react import ACTION, read_react
 from callgate.text_calls.tag_calls import (
@@ -67,7 +68,7 @@ def marked(
     all_blocks = {**blocks, **(asides or {})}
 
     def read(out: EventSink) -> Steps[None]:
-        prose = out.prose(*all_blocks)
+        prose = Prose(out, *all_blocks)
         while (mark := (yield from prose.step())) is not None:
             if not mark:
                 continue

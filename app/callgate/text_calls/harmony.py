@@ -13,6 +13,7 @@ from typing import Final
 from callgate.calls.states import Flaw
 from callgate.text_calls.event_sink import EventSink
 from callgate.text_calls.json_calls import Ends, arguments_written, cut_off, read_body
+from callgate.text_calls.prose import Prose
 from callgate.text_calls.tag_calls import Tags, prefixed
 from callgate.text_calls.text_cursor import Steps, finder
 
@@ -52,7 +53,7 @@ class Framing:
 
 def read_messages(out: EventSink, framing: Framing) -> Steps[None]:
     """Read messages. Text outside of messages is prose."""
-    prose = out.prose(*framing.tokens)
+    prose = Prose(out, *framing.tokens)
     yield from _prefilled_header(out, framing)
     while (mark := (yield from prose.step())) is not None:
         if mark in framing.ends:

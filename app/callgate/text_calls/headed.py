@@ -11,6 +11,7 @@ from callgate.calls.names import resolve_name
 from callgate.calls.states import Flaw
 from callgate.text_calls.event_sink import EventSink
 from callgate.text_calls.json_calls import CallObjects, Ends, arguments_written, cut_off, read_body
+from callgate.text_calls.prose import Prose
 from callgate.text_calls.tag_calls import after_equals
 from callgate.text_calls.text_cursor import Steps, TextCursor, finder
 
@@ -190,7 +191,7 @@ def functionary_v31(out: EventSink) -> Steps[bool]:
 def functionary_v32(out: EventSink) -> Steps[None]:
     """Read `>>>all` and text, `>>>N` and JSON; the first mark may be in the prompt."""
     yield from _functionary_part(out, "")
-    prose = out.prose(FUNCTIONARY_MARK)
+    prose = Prose(out, FUNCTIONARY_MARK)
     while (mark := (yield from prose.step())) is not None:
         if mark:
             yield from _functionary_part(out, mark)
@@ -229,7 +230,7 @@ GLM4_ENDS: Final = ("<|assistant|>", *GLM4_OTHERS)
 
 def glm4(out: EventSink) -> Steps[None]:
     """Read the name of a tool on a line of its own, and JSON on the next."""
-    cursor, prose = out.cursor, out.prose("\n")
+    cursor, prose = out.cursor, Prose(out, "\n")
     mark: str | None = ""
     while mark is not None:
         yield from cursor.space(out.add_text)

@@ -6,68 +6,13 @@ and the text between is a part of it.
 """
 
 import re
-from collections.abc import Mapping
 from typing import Final, Protocol
 
-PAIRS: Final[Mapping[str, str]] = {
-    "<tool_call>": "</tool_call>",
-    "<function=": "</function>",
-    "<function ": "</function>",
-    "<invoke ": "</invoke>",
-    "<" + "antml" + ":invoke ": "</" + "antml" + ":invoke>",
-    "<atem:invoke ": "</atem:invoke>",
-    "<steptml:invoke ": "</steptml:invoke>",
-    "<｜DSML｜invoke ": "</｜DSML｜invoke>",
-    "<｜DSML｜ invoke ": "</｜DSML｜ invoke>",
-    "]<]minimax[>[<invoke ": "]<]minimax[>[</invoke>",
-    "<longcat_tool_call>": "</longcat_tool_call>",
-    "<tool_call:opensource>": "</tool_call:opensource>",
-    "<tool_calls>": "</tool_calls>",
-    "<TOOLCALL>": "</TOOLCALL>",
-    "<dots_function_call>": "</dots_function_call>",
-    "<|tool_call:start|>": "<|tool_call:end|>",
-    "<|tool_call:begin|>": "<|tool_call:end|>",
-    "<|open|>call ": "<|close|>call<|sep|>",
-    "<|tool_call_begin|>": "<|tool_call_end|>",
-    "<｜tool▁call▁begin｜>": "<｜tool▁call▁end｜>",
-    "<｜tool_call_begin｜>": "<｜tool_call_end｜>",
-    "<|START_ACTION|>": "<|END_ACTION|>",
-    "<|action_start|>": "<|action_end|>",
-    "<|tools_prefix|>": "<|tools_suffix|>",
-    "<|tool_call>": "<tool_call|>",
-    "<start_function_call>": "<end_function_call>",
-}
-"""The opening and end marks of calls."""
+from callgate.text_calls.call_marks import LEAD, OPENING, PAIRS, QUOTE, STRAY_ENDS, UNPAIRED, VALUE, VALUE_END
 
-_LEAD = re.compile(
-    r"(?:[^<]{0,80}(?:<\|\w+\|>[^<]{0,80}){0,3}<\|message\|>)?(?:[\s>]*(?:<[\w:｜ ]*(?:function_calls|tool_calls?|calls|tool▁calls▁begin|tool_calls_begin)(?::\w+)?｜?>"
-    r"|<\|tool_calls_section_begin\|>|<\|open\|>tools<\|sep\|>|\]<\]minimax\[>\[<tool_call>))*[\s>]*"
-)
-"""Marks around calls, the last of which may open the call itself; also in a block quote."""
-_OPENING = re.compile("|".join(map(re.escape, sorted(PAIRS, key=len, reverse=True))))
-_SMALLEST: Final = 24
+SMALLEST: Final = 24
 """Characters of the shortest call with another inside."""
-_JSON_STARTS = ("{", "[", "`")
-_UNPAIRED = re.compile(
-    r"<\|tool_call\|>|<function_call>|\[TOOL_CALLS\]|<\|message\|>|>>>|<\|function_call\|>|function call<\|role_sep\|>|<\|content_invoke_tool_json\|>"
-    r"|functools\[|Action Input:"
-)
-"""Opening marks of calls without an end mark."""
-
-
-_VALUE = re.compile(
-    r"<[\w:｜ ]*param(?:eter)?\b[^<>]{0,512}>|<\w*arg_value(?::\w+)?>|<\|tool_arg:value\|>|<\|open\|>argument[^<>]{0,512}<\|sep\|>"
-    r"|\]<\]minimax\[>\[<(?!/|invoke|tool_call)[^<>]*>"
-)
-_VALUE_END = re.compile(
-    r"</[\w:｜ ]*param(?:eter)?>|</\w*arg_value(?::\w+)?>|<\|tool_arg:end\|>|<\|close\|>argument"
-    r"|\]<\]minimax\[>\[</(?!invoke|tool_call)"
-)
-_QUOTE = re.compile(r"(?<!\\)(?:\\\\)*(?:\"|<\|\"\|>|<escape>)")
-_STRAY_ENDS = re.compile(
-    r"(?:^|\n)[ \t]*(?:\"[ \t]*)?\}[}\] \t]*|(?:^|\n)[ \t]*(?:</[\w:｜ ]*param(?:eter)?>|</\w*arg_value(?::\w+)?>)"
-)
-"""Ends of a value at the beginning of a line, of a call that opened before."""
+JSON_STARTS = ("{", "[", "`")
 
 
 class CallText(Protocol):
@@ -81,7 +26,7 @@ class CallText(Protocol):
 
 def has_open_marks(block: CallText) -> bool:
     """True if the text of these calls has unmatched opening marks. Whole JSON has an unambiguous end."""
-    if len(block.text) < _SMALLEST:
+    if len(block.text) < SMALLEST:
         return False
     own = _own_opening(block.text)
     if own is None:
@@ -89,13 +34,13 @@ def has_open_marks(block: CallText) -> bool:
         opened = sum(block.text.count(char) for char in "{[") - sum(block.text.count(char) for char in "}]")
         return not block.is_whole and (
             opened > 0
-            or len(_UNPAIRED.findall(block.text)) > 1
-            or any(block.text.count(mark) > block.text.count(PAIRS[mark]) for mark in set(_OPENING.findall(block.text)))
+            or len(UNPAIRED.findall(block.text)) > 1
+            or any(block.text.count(mark) > block.text.count(PAIRS[mark]) for mark in set(OPENING.findall(block.text)))
         )
     opening, at = own
     if block.text.count(opening, at) <= block.text.count(PAIRS[opening], at):
         return False
-    is_json = block.text[at + len(opening) :].lstrip().startswith(_JSON_STARTS)
+    is_json = block.text[at + len(opening) :].lstrip().startswith(JSON_STARTS)
     return block.text.count(opening, at) > 1 and not (block.is_whole and is_json)
 
 
@@ -129,11 +74,11 @@ class Nesting:
 
 def is_in_value(text: str) -> bool:
     """True if the text of a call ends within a value: in a JSON string, or after the tag of a parameter."""
-    opened = max((found.end() for found in _VALUE.finditer(text)), default=-1)
+    opened = max((found.end() for found in VALUE.finditer(text)), default=-1)
     if opened >= 0:
-        return max((found.start() for found in _VALUE_END.finditer(text)), default=-1) < opened
+        return max((found.start() for found in VALUE_END.finditer(text)), default=-1) < opened
     brace = text.find("{")
-    return brace >= 0 and sum(1 for _ in _QUOTE.finditer(text, brace)) % 2 == 1
+    return brace >= 0 and sum(1 for _ in QUOTE.finditer(text, brace)) % 2 == 1
 
 
 class Torn:
@@ -152,14 +97,14 @@ class Torn:
                 is_open += 1 if mark.group() == self._opening else -1
                 if is_open < 0:
                     reach, is_open = mark.end(), 0
-        return max(reach, *(found.end() for found in _STRAY_ENDS.finditer(behind)), 0)
+        return max(reach, *(found.end() for found in STRAY_ENDS.finditer(behind)), 0)
 
 
 def _own_opening(text: str) -> tuple[str, int] | None:
     """Return the opening mark of the first call of a text, and its position."""
-    lead = _LEAD.match(text)
+    lead = LEAD.match(text)
     assert lead is not None, "it matches nothing as well"
-    found = _OPENING.match(text, lead.end())
+    found = OPENING.match(text, lead.end())
     if found is None:
-        found = next((each for each in reversed([*_OPENING.finditer(text, 0, lead.end())])), None)
+        found = next((each for each in reversed([*OPENING.finditer(text, 0, lead.end())])), None)
     return (found.group(), found.start()) if found is not None else None

@@ -15,6 +15,7 @@ from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten
 from callgate.text_calls.event_sink import EventSink
 from callgate.text_calls.json_calls import CallObjects, Ends, cut_off
+from callgate.text_calls.prose import Prose
 from callgate.text_calls.python_literals import NotLiteralError, read_keywords
 from callgate.text_calls.text_cursor import Sink, Steps, TextCursor, finder
 
@@ -55,7 +56,7 @@ class _List:
 def read_pythonic(out: EventSink) -> Steps[None]:
     """Read calls between marks, or a list that is the whole text."""
     cursor = out.cursor
-    prose = out.prose(*MARKS)
+    prose = Prose(out, *MARKS)
     marked: list[CallWritten] = []
     while True:
         if out.is_silent:

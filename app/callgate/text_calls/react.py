@@ -7,9 +7,10 @@ from typing import Final
 
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten
-from callgate.text_calls.event_sink import EventSink, Prose
+from callgate.text_calls.event_sink import EventSink
 from callgate.text_calls.json_calls import Ends, JsonBody, arguments_written, cut_off, ends_line, read_body
 from callgate.text_calls.json_scan import JsonScan, State
+from callgate.text_calls.prose import Prose
 from callgate.text_calls.text_cursor import Steps, TextCursor, finder
 
 THOUGHT: Final = "Thought:"
@@ -24,7 +25,7 @@ _INPUT_ENDS: Final = Ends(others=(OBSERVATION, THOUGHT, ACTION, ANSWER), loose=T
 def read_react(out: EventSink) -> Steps[None]:
     """Read the lines of the format."""
     cursor = out.cursor
-    prose = out.prose("\n")
+    prose = Prose(out, "\n")
     is_thought = False
     while not cursor.dry:
         sink = out.add_reasoning if is_thought else out.add_text

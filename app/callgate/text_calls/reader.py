@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten, ModelEvent
 from callgate.text_calls.echoes import NO_ECHOES, Echoes
-from callgate.text_calls.event_sink import EventSink, RestartError, Thinking, read_channel
+from callgate.text_calls.event_sink import EventSink, RestartError, Thinking
 from callgate.text_calls.formats import GRAMMARS, Grammar
 from callgate.text_calls.judging import TextRules
+from callgate.text_calls.prose import read_channel
 from callgate.text_calls.text_cursor import Steps, TextCursor
 from callgate.text_calls.text_log import CALLS, REASONING, Item
 

@@ -1,0 +1,154 @@
+"""Reads the prose of an answer up to the marks of a grammar, and the channels of reasoning in it."""
+
+import re
+from collections.abc import Collection
+from typing import Final
+
+from callgate.text_calls import quoting
+from callgate.text_calls.call_marks import PAIRS
+from callgate.text_calls.event_sink import THINK_TAGS, EventSink, Unclosed
+from callgate.text_calls.text_cursor import Steps, TextCursor, finder
+
+ASIDE: Final = ""
+"""What `Prose.step` returns for a mark that it has handled: of reasoning, or a dropped token."""
+
+_SPOKEN = frozenset({quoting.TABLE, quoting.QUOTATION})
+"""Kinds of quoting inside which special tokens at the end of an answer are still dropped."""
+_BEFORE_CALL = frozenset({"<|python_tag|>"})
+"""Tokens that count as the beginning of a line for a call after them."""
+_MENTION_LIMIT = 120
+_LINE_REST = re.compile(r"[^<{\[\n]*")
+_SENTENCE_ENDS = re.compile(r"[\"'”’»).,;:!?]+(?:\s|$)")
+_WORDS_BEHIND = re.compile(r"[ \t]+([^\W\d_]+)(?:[ \t]+[^\W_]|[.,;:!?](?:\s|$)|[ \t]*$)")
+
+
+class Prose:
+    """Reads prose up to one of a grammar's marks."""
+
+    def __init__(self, out: EventSink, *marks: str) -> None:
+        self._out = out
+        self._marks = frozenset(marks) - {"\n"}
+        self._mentionable = {mark for mark in out.openings if mark[-1] != "["} if out.is_judging else ()
+        self._asides = (*out.channels, *out.dropped)
+        self._lone_ends = frozenset(out.channels.values()) - set(self._asides)
+        self._ends = frozenset((*out.dropped, *marks)) - frozenset(out.openings)
+        """Marks that may follow a call."""
+        self._stray_ends = self._lone_ends - frozenset(THINK_TAGS.values())
+        """The tokens of the format, without think tags, which a model may write about."""
+        self._finder = finder((*marks, *self._asides, *sorted(self._stray_ends)))
+        self._first_finder = finder((*marks, *self._asides, *sorted(self._lone_ends)))
+
+    def step(self) -> Steps[str | None]:
+        """Emit text up to the next mark, read and return it. `ASIDE`: it was no mark of the grammar and is handled. None: the
+        text has ended."""
+        out = self._out
+        if out.quoting:
+            out.end_quoted()
+        current = self._first_finder if out.may_end_alone else self._finder
+        mark = yield from out.cursor.until(current, out.add_prose)
+        if mark is None or mark == "\n":
+            return mark
+        reason = out.quoted()
+        if mark in self._ends and out.log.ends_with_block() and (reason or out.log.ends_with_quoted()):
+            out.end_block(mark)
+            return ASIDE
+        if mark in out.dropped and (not reason or reason in _SPOKEN):
+            out.forget()
+            if mark in _BEFORE_CALL:
+                out.indent = 0
+            return ASIDE
+        if mark in self._mentionable and out.indent < 0 and (yield from _is_mention(out.cursor, out.tools, mark)):
+            out.add_prose(mark)
+            return ASIDE
+        if reason and mark not in out.openings and not (mark in self._marks and reason in _SPOKEN):
+            out.add_prose(mark)
+            return ASIDE
+        if mark in self._marks:
+            if reason and mark in out.openings:
+                out.begin_quoted(mark, reason)
+            return mark
+        if mark not in out.channels or not _passes_channel(out, mark):
+            yield from self._aside(out, mark)
+        return ASIDE
+
+    def _aside(self, out: EventSink, mark: str) -> Steps[None]:
+        """Handle a mark that opens no call."""
+        if mark in out.channels:
+            yield from read_channel(out, (out.channels[mark],), mark)
+        elif mark in self._lone_ends and out.may_end_alone:
+            out.forget()
+            out.end_alone()
+        elif mark in self._stray_ends:
+            out.forget()
+        else:
+            out.add_prose(mark)
+
+
+def _passes_channel(out: EventSink, mark: str) -> bool:
+    """Read the reasoning channel after its mark, if it is complete."""
+    cursor, end = out.cursor, out.channels[mark]
+    place = cursor.text.find(end, cursor.at)
+    if place < 0:
+        return False
+    out.drop(mark)
+    out.begin_channel()
+    if place > cursor.at:
+        start, cursor.at = cursor.at, place
+        out.add_reasoning(cursor.text[start:place])
+    cursor.at = place + len(end)
+    out.drop(end)
+    return True
+
+
+def _is_mention(cursor: TextCursor, tools: Collection[str], mark: str) -> Steps[bool]:
+    """Find out whether a mark within a line is only mentioned: a sentence continues after it, or a quotation closes."""
+    while True:
+        end = min(cursor.at + _MENTION_LIMIT, len(cursor.text))
+        found = _LINE_REST.match(cursor.text, cursor.at, end)
+        assert found is not None, "it matches nothing as well"
+        if found.end() < end or end < len(cursor.text) or not (yield from cursor.more()):
+            break
+    line, char = found.group(), cursor.text[found.end() : found.end() + 1]
+    if not line:
+        return False
+    if _SENTENCE_ENDS.match(line):
+        return True
+    if char in ("{", "["):
+        return False
+    if char == "<" and (yield from cursor.peek(len(line) + 1)) != "/":
+        for place, expected in enumerate(PAIRS.get(mark, "</")):
+            if (yield from cursor.peek(len(line) + place)) != expected:
+                return False
+    words = _WORDS_BEHIND.match(line)
+    return words is not None and words[1] not in tools
+
+
+def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps[None]:
+    """Read reasoning up to one of `ends`. It is held from a line that begins like a call, where it may have ended if it is
+    never closed."""
+    cursor = out.cursor
+    out.drop(mark)
+    out.begin_channel()
+    begin, call_may_begin = cursor.offset, -1
+    marks = out.channel_marks(ends)
+    line = "\n"
+    pieces: list[str] = []
+
+    def sink(text: str) -> None:
+        nonlocal line
+        line = text[text.rfind("\n") :] if "\n" in text else (line + text)[-64:]
+        pieces.append(text)
+        out.add_reasoning(text)
+
+    while (mark_found := (yield from cursor.until(marks, sink))) not in ends:
+        if mark_found is None:
+            if call_may_begin >= 0:
+                out.unclosed = Unclosed("".join(pieces), call_may_begin - begin)
+            return
+        if call_may_begin < 0 and ((line[0] == "\n" and not line.strip()) or mark_found in out.ends_thinking):
+            call_may_begin = cursor.offset - len(mark_found)
+            out.hold_reasoning(held=True)
+        sink(mark_found)
+    out.drop(mark_found)
+    if call_may_begin >= 0:
+        out.hold_reasoning(held=False)
