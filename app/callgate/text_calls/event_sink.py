@@ -233,13 +233,6 @@ class EventSink:
         else:
             self.cursor.forget()
 
-    def end_block(self, mark: str) -> None:
-        """Add an end mark to the calls before it. Behind quoted ones that were emitted it is prose as they are."""
-        if self.log.items:
-            self.forget()
-        else:
-            self.add_prose(mark)
-
     def drop(self, mark: str) -> None:
         """Drop the mark of a reasoning channel, which is no part of a call before it."""
         if not self.log.blocks:
@@ -447,18 +440,7 @@ class EventSink:
         events, self._events = self._events, []
         if self._holds_all or self._holds_reasoning:
             return events
-        if self.log.blocks and self.is_judging:
-            self._read_lines()
         return [*events, *self.log.take()]
-
-    def _read_lines(self) -> None:
-        """Let the tracker read whole lines: they may close what quotes a call."""
-        if self._unread and "\n" in self._unread[-1]:
-            text = "".join(self._unread)
-            end = text.rfind("\n") + 1
-            self._tracker.feed(text[:end])
-            self._quoted_here = self._tracker.quoted()
-            self._unread = [text[end:]] if end < len(text) else []
 
     def finish(self, is_echo: EchoCheck, *, is_cut: bool = False) -> list[ModelEvent]:
         """Return the remaining events at the end of the text, or where it was cut."""

@@ -49,8 +49,8 @@ class Prose:
         if mark is None or mark == "\n":
             return mark
         reason = out.quoted()
-        if mark in self._ends and out.log.ends_with_block() and (reason or out.log.ends_with_quoted()):
-            out.end_block(mark)
+        if mark in self._ends and reason and out.log.ends_with_block():
+            out.forget()
             return ASIDE
         if mark in out.dropped and (not reason or reason in _SPOKEN):
             out.forget()

@@ -62,8 +62,6 @@ class TextLog:
         self.items: list[Item] = []
         self.blocks = 0
         """Items that are calls."""
-        self.emitted_block = False
-        """What was emitted ends with quoted calls."""
         self.begins_line = True
         """What was emitted ends with a line."""
         self.not_run: list[CallNotRun] = []
@@ -94,13 +92,8 @@ class TextLog:
         return self.items[-1] if self.items and not self.pieces and self.items[-1].kind == CALLS else None
 
     def ends_with_block(self) -> bool:
-        """True if nothing but blanks follows the last calls, or quoted ones that were emitted."""
-        is_block = self.items[-1].kind == CALLS if self.items else self.emitted_block
-        return is_block and not "".join(self.pieces).strip()
-
-    def ends_with_quoted(self) -> bool:
-        """True if the last calls are known to be quoted."""
-        return not self.items or self.items[-1].reason is not None
+        """True if nothing but blanks follows the last calls."""
+        return bool(self.items) and self.items[-1].kind == CALLS and not "".join(self.pieces).strip()
 
     def hold_lead(self, text: str) -> str:
         """Return prose that is emitted at once, but for what may be the lead of a call, which is kept."""
@@ -120,28 +113,21 @@ class TextLog:
         return text
 
     def take(self) -> list[ModelEvent]:
-        """Return what later text cannot change."""
-        if not self.items and self.pieces and not self.emitted_block:
-            text = "".join(self.pieces)
-            self.pieces.clear()
-            if self._pieces_kind == REASONING:
-                return [ReasoningDelta(text, source="text")]
-            text = self.hold_lead(text)
-            return [TextDelta(text)] if text else []
-        count = 0
-        while count < len(self.items) and (self.items[count].kind != CALLS or self.items[count].reason is not None):
-            count += 1
-        if is_all := count == len(self.items):
+        """Return what later text cannot change: all before the first calls."""
+        count = len(self.items)
+        if self.blocks:
+            count = next(place for place, item in enumerate(self.items) if item.kind == CALLS)
+        else:
             self.close()
             count = len(self.items)
         items = self.items[:count]
         del self.items[:count]
         if items and items[-1].kind == TEXT:
             items[-1].text, held = self._parted(items[-1].text)
-            if held and is_all:
-                self.add(TEXT, held)
-            elif held:
+            if held and self.items:
                 self.items.insert(0, Item(TEXT, held))
+            elif held:
+                self.add(TEXT, held)
         return self.emit(items)
 
     def emit(self, items: Iterable[Item]) -> list[ModelEvent]:
@@ -151,11 +137,8 @@ class TextLog:
         run_kind = TEXT
         for item in items:
             kind = item.kind
-            if kind == TEXT:
-                self.emitted_block = self.emitted_block and not item.text.strip()
             if kind == CALLS:
                 self.blocks -= 1
-                self.emitted_block = True
                 if item.reason is not None:
                     self.note_not_run(item.calls, item.reason)
                     kind = TEXT
