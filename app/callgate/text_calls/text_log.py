@@ -67,6 +67,8 @@ class TextLog:
         self.not_run: list[CallNotRun] = []
         self.pieces: list[str] = []
         self._pieces_kind = TEXT
+        self._is_held = False
+        """All before the first calls was emitted."""
         self.may_lead = True
         """The end of the prose may be the lead of a call."""
 
@@ -114,12 +116,14 @@ class TextLog:
 
     def take(self) -> list[ModelEvent]:
         """Return what later text cannot change: all before the first calls."""
-        count = len(self.items)
         if self.blocks:
+            if self._is_held:
+                return []
             count = next(place for place, item in enumerate(self.items) if item.kind == CALLS)
         else:
             self.close()
             count = len(self.items)
+        self._is_held = self.blocks > 0
         items = self.items[:count]
         del self.items[:count]
         if items and items[-1].kind == TEXT:
