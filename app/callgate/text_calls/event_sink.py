@@ -296,7 +296,7 @@ class EventSink:
         self.cursor.put_back(text[len(shown) :])
         block = self._block(shown, calls)
         if self.is_judging and not block.is_whole and self.may_end_alone and "</think" in text:
-            self._restart_behind_lone_end_in(block)
+            self._restart_behind_lone_end(block, in_values=False)
 
     # -- thinking
 
@@ -340,33 +340,25 @@ class EventSink:
         if not in_value:
             self.begin_message()
 
-    def _restart_behind_lone_end_in(self, block: Item) -> None:
-        """Restart the grammar after a lone end of thinking in calls that may be quoted and were just read."""
-        found = _LONE_END.search(block.text)
-        if found is not None and not is_in_value(block.text[: found.start()]):
-            self._restart_behind_lone_end(block)
-
     def _look_for_lone_end(self, text: str) -> None:
         """Look for a lone end of thinking in text that a grammar held for a call."""
         found = _LONE_END.search(text)
-        if found is None:
-            return
-        taken = self.cursor.take()
-        place = taken.find(text)
-        behind = taken[place + found.end() :] if place >= 0 else text[found.end() :]
-        self.may_end_alone = False
-        if before := text[: found.start()]:
-            self.add_prose(before)
-        self._restart(behind)
+        if found is not None:
+            self.cursor.forget()
+            self.may_end_alone = False
+            self.add_prose(text[: found.start()])
+            self._restart(text[found.end() :])
 
-    def _restart_behind_lone_end(self, block: Item, start: int = 0) -> None:
+    def _restart_behind_lone_end(self, block: Item, start: int = 0, *, in_values: bool = True) -> None:
         """Restart the grammar after a lone end of thinking in a broken call, which was only a mark in the thinking."""
         found = _LONE_END.search(block.text, start)
         if found is None:
             return
-        behind = block.text[found.end() :]
-        block.text = block.text[: found.start()]
-        in_value = is_in_value(block.text)
+        before, behind = block.text[: found.start()], block.text[found.end() :]
+        in_value = is_in_value(before)
+        if in_value and not in_values:
+            return
+        block.text = before
         if in_value:
             self._torn = Torn(block.text)
         self._restart(behind, in_value=in_value)
@@ -385,8 +377,6 @@ class EventSink:
             return
         if taken.endswith(text):
             self._swallow(taken[: len(taken) - len(text)])
-        elif taken.startswith(text):
-            self.cursor.untake(taken[len(text) :])
         elif not taken and (last := self.log.last_block()) is not None and last.text.endswith(text):
             last.text = last.text[: len(last.text) - len(text)]
 
