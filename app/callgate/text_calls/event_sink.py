@@ -424,7 +424,7 @@ class EventSink:
             pieces.clear()
             if len(self._unread) > _MOST_UNREAD:
                 self._unread = ["".join(self._unread)]
-            if self.log.may_lead or "\n" in text or "`" in text:
+            if "\n" in text or "`" in text or self.log.may_lead:
                 text = self.log.hold_lead(text)
             return [TextDelta(text)] if text else []
         events, self._events = self._events, []

@@ -49,6 +49,8 @@ _LONGEST_MARKER: Final = 24
 _BULLET = "[-*+•◦▪▫‣⁃∙●○■□–—]"
 _ITEM = rf"[ \t]*(?:{MARKER}[ \t]+)*"
 _ITEM_BEGINS = re.compile(rf"{_ITEM}(?:{_BULLET}|\(?(?:\d{{1,3}}|[a-zA-Z]|[ivxIVX]{{2,4}})?[.)]?|`{{1,2}}|~{{1,2}})\Z")
+_WORD = re.compile(r"[a-zA-Z][a-hj-uwyzA-HJ-UWYZ]")
+"""The beginning of most lines, and of no marker."""
 _ITEM_BEFORE = re.compile(_ITEM)
 _BEHIND = rf"(?:\n\s*(?:{MARKER}[ \t]*)?)?\Z"
 _FENCE_AT_START = re.compile(rf"(?:`{{3,}}|~{{3,}})[^`\n]{{0,60}}{_BEHIND}")
@@ -109,10 +111,14 @@ class TextLog:
         ):
             self.begins_line = self.may_lead = False  # the usual case
             return text
-        text, held = self._parted(text)
-        if held:
-            self.pieces.append(held)
-        return text
+        at = self._lead_from(text)
+        if at == len(text):
+            self.begins_line = self.may_lead = text[-1:] == "\n" or (not text and self.begins_line)
+            return text
+        self.may_lead = True
+        self.pieces.append(text[at:])
+        self._note_end(text[:at])
+        return text[:at]
 
     def take(self) -> list[ModelEvent]:
         """Return what later text cannot change: all before the first calls."""
@@ -190,7 +196,11 @@ class TextLog:
             elif _FENCE_IN_LINE.match(text, fence):
                 return fence
         line = text.rfind("\n") + 1
-        if size - line <= _LONGEST_MARKER and (line or self.begins_line) and _ITEM_BEGINS.match(text, line):
+        if line == size:
+            return line
+        begins_line = line > 0 or self.begins_line
+        may_be_marker = begins_line and size - line <= _LONGEST_MARKER and not _WORD.match(text, line)
+        if may_be_marker and _ITEM_BEGINS.match(text, line):
             return line
         return size if text[-1:] != "`" else len(text.rstrip("`"))
 
