@@ -86,14 +86,13 @@ def test_behind_prose_that_quotes_a_python_call_no_marked_one_runs(format):
         assert run(read(format, pieces, "none")) == []
 
 
-BROKEN = (
-    '~~~\nso:\n<function=write_file>{"path": "/a", "content": "“<function=delete_all>{}</function>”\n~~~\n\nNow:\n\n'
-)
+DELETION = '<function=delete_all>{"path": "/srv"}</function>'
+BROKEN = f'~~~\nso:\n<function=write_file>{{"path": "/a", "content": "“{DELETION}”\n~~~\n\nNow:\n\n'
 
 
 @pytest.mark.parametrize("thinking", ["none", "unknown"])
 def test_behind_a_quoted_call_that_broke_nothing_runs_however_the_text_is_cut(thinking):
-    text = BROKEN + '<function=delete_all>{"path": "/srv"}</function>'
+    text = BROKEN + DELETION
     for pieces in ([text], text, text.splitlines(keepends=True)):
         assert run(read("functionary_v31", pieces, thinking)) == []
 
@@ -101,6 +100,6 @@ def test_behind_a_quoted_call_that_broke_nothing_runs_however_the_text_is_cut(th
 def test_what_follows_the_first_call_is_held_though_that_is_quoted():
     reader = reader_for("hermes", TOOLS)
     quoted = f"Use `{CALLS['hermes']}` here.\n\nMore.\n\n"
-    assert [event.text for event in reader.feed(quoted)] == ["Use "]
+    assert reader.feed(quoted) == [TextDelta("Use ")]
     assert reader.feed("And more.\n") == []
     assert "".join(event.text for event in reader.finish() if isinstance(event, TextDelta)).endswith("And more.\n")
