@@ -282,6 +282,8 @@ LEGITIMATE = {
     "a numbered item": "1. {}",
     "an item in an item": "1. a\n   1. {}",
     "a fence alone": "```\n{}\n```",
+    "a fence and an end token": "Like this:\n```\n{}\n```<|im_end|>",
+    "a fence of waves and an end token": "~~~\n{}\n~~~ </s>\n",
     "a fence with an info string": "Like this:\n\n```json\n{}\n```\n",
     "an indented fence": "1. Like this:\n\n   ```json\n   {}\n   ```\n",
     "a fence in an item": "- Like this:\n\n    ```\n    {}\n    ```\n",

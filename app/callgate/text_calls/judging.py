@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from callgate.calls.states import Flaw
 from callgate.text_calls import quoting
 from callgate.text_calls.nesting import Nesting, Torn, has_open_marks
-from callgate.text_calls.quoting import MARKER, Fence, QuoteTracker
+from callgate.text_calls.quoting import MARKER, TEMPLATE_MARK, Fence, QuoteTracker
 from callgate.text_calls.text_log import CALLS, REASONING, TEXT, Item
 
 ECHO: Final = "echo"
@@ -27,7 +27,7 @@ EchoCheck: TypeAlias = Callable[[Item], bool]
 _LATER_END = re.compile(r"(?:^|\n)[ \t]*</think(?:ing)?>")
 """A further lone end of thinking: only at the beginning of a line, because inside a line the tag may be mentioned."""
 _NO_PROSE = re.compile(
-    r"[\s;,]+|```+|~~~+|<!--.*?-->|<\|[^|<>\n]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|</s>|<(?:end|start)_of_\w{1,20}>|<eos>|<\|?\w{1,20}\|>|\[e~\["
+    rf"[\s;,]+|```+|~~~+|<!--.*?-->|{TEMPLATE_MARK}"
     r"|\[/?(?:INST|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS)\]"
     r"|</(?:\w+:|｜DSML｜ ?)?(?:tools?|tool_?calls?|function_?calls?|functions?|invoke|calls|response|TOOLCALL|tool_use)(?::\w+)?>",
     re.DOTALL,

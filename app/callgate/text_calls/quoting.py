@@ -57,6 +57,11 @@ _TOKEN = re.compile(
 )
 _CLOSERS: Final = {"“": "”", "„": "“”", "‟": "”", "«": "»", "‘": "’", "‚": "‘’", "‹": "›", "「": "」", "『": "』"}
 _LINE = re.compile(rf"[ \t\r]*(?:{MARKER}[ \t]+)*(?P<kind>[>|]|`{{3,}}|~{{3,}}|(?=[^\s])|)")
+TEMPLATE_MARK: Final = (
+    r"<\|[^|<>\n]{1,40}\|>|<｜[^｜<>\n]{1,40}｜>|</s>|<(?:end|start)_of_\w{1,20}>|<eos>|<\|?\w{1,20}\|>|\[e~\["
+)
+"""Tokens of templates, which end a turn or begin one."""
+_TOKENS_ALONE = re.compile(rf"(?:\s|{TEMPLATE_MARK})*+")
 _CLOSING = re.compile(r"[ \t\r;,]*(`{3,}|~{3,})")
 _FENCE_RUN = re.compile(r"```+|~~~+")
 _INFO = re.compile(r"[\w+\-.]*[ \t\r]*")
@@ -272,7 +277,7 @@ class QuoteTracker:
             is_tick = "`" in text if fence.begins_line else not _INFO.fullmatch(text)
             if is_tick:
                 return False
-        if text.strip():
+        if not _TOKENS_ALONE.fullmatch(text):
             fence.has_info = True
             fence.holds_other = len(self._calls) > fence.first_call
             if self._fences:
