@@ -39,7 +39,7 @@ from bench import wire
 from bench.served import KEY, ROOT, TOOL, WITH_MCP, Served, folder, free_port, started
 from bench.works import WORKS, Work
 
-REFERENCE = "f84a301f1e4b"
+REFERENCE = "12ba4ab70205"
 """The commit that this tree is compared with. A change that makes requests cheaper moves it; one that is meant to make them
 dearer moves it too, and says why."""
 ALLOWED = 1.05
