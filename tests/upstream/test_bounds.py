@@ -9,6 +9,7 @@ import pytest
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import ModelRequest
+from callgate.conversation.readable_content import LEFT_OUT
 from callgate.upstream import media
 from callgate.upstream.catalogue import Catalogue
 from callgate.upstream.media import CannotFetch
@@ -84,20 +85,71 @@ def parts(address):
 
 
 @pytest.mark.parametrize("provider", [name for name in PROVIDERS if name != "mistral"])
-@pytest.mark.parametrize("role", ["user", "assistant", "tool", "system"])
+@pytest.mark.parametrize("role", ["user", "assistant", "system"])
 async def test_nothing_but_the_given_fetcher_goes_to_an_address_in_any_place(model, provider, role):
     async with serving(never) as server, serving(never) as elsewhere:
         places = [{"role": role, "content": [part]} for part in parts(f"{elsewhere.url}/a.png")]
         places.append({"role": role, "content": "look", "images": [f"{elsewhere.url}/a.png"]})
         for place in places:
-            called = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-            before = (
-                {"role": "assistant", "tool_calls": [called]} if role == "tool" else {"role": "user", "content": "hi"}
-            )
-            message = {**place, "tool_call_id": "c"} if role == "tool" else place
-            error = await refused(model(server, provider), ModelRequest([before, message]))
-            assert (error.status, error.param) == (400, "messages"), message
+            error = await refused(model(server, provider), ModelRequest([{"role": "user", "content": "hi"}, place]))
+            assert (error.status, error.param) == (400, "messages"), place
     assert (elsewhere.requests, server.requests) == ([], [])
+
+
+CALLED = {
+    "role": "assistant",
+    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+}
+
+
+TAKING_RESULTS = [name for name in PROVIDERS if name not in ("mistral", "litellm")]
+"""Not mistral, which is sent addresses, nor the one on the lane of litellm, which takes no results of tools."""
+
+
+@pytest.mark.parametrize("provider", TAKING_RESULTS)
+@pytest.mark.parametrize("number", range(9))
+async def test_what_cannot_be_had_of_a_tools_result_or_of_an_older_message_is_left_out(model, provider, number):
+    """Refused, it would be refused in every later turn."""
+    async with serving(never) as server, serving(never) as elsewhere:
+        part = parts(f"{elsewhere.url}/a.png")[number]
+        result: dict[str, Any] = {"role": "tool", "tool_call_id": "c", "content": [part]}
+        conversations: list[list[dict[str, Any]]] = [
+            [{"role": "user", "content": "hi"}, CALLED, result],
+            [
+                {"role": "user", "content": "hi"},
+                CALLED,
+                {**result, "content": "a"},
+                {"role": "user", "content": [part]},
+            ],
+            [
+                {"role": "user", "content": [part]},
+                {"role": "assistant", "content": "ok"},
+                {"role": "user", "content": "go on"},
+            ],
+        ]
+        for messages in conversations:
+            before = len(server.requests)
+            await refused(model(server, provider), ModelRequest(messages))
+            [request] = server.requests[before:]
+            assert elsewhere.url not in str(request.body)
+            assert LEFT_OUT in str(request.body)
+    assert elsewhere.requests == []
+
+
+async def test_of_many_addresses_in_a_history_the_newest_are_fetched(model):
+    fetched = []
+
+    async def fetch(url, most):
+        fetched.append(url)
+        return b"\x89PNG", "image/png"
+
+    def message(at):
+        return {"role": "user", "content": [parts(f"https://a.example/{at}")[0]]}
+
+    async with serving(never) as server:
+        await refused(model(server, "gemini", fetch), ModelRequest([message(at) for at in range(media.MOST + 4)]))
+    assert sorted(fetched) == sorted(f"https://a.example/{at}" for at in range(4, media.MOST + 4))
+    assert str(server.requests[0].body).count(LEFT_OUT) == 4
 
 
 async def test_an_address_is_fetched_once_and_sent_as_what_is_there(model):

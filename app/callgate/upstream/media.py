@@ -6,10 +6,16 @@ litellm would fetch it on the event loop and without bounds, which `litellm_mode
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import structlog
+
 from callgate.conversation.errors import ChatError
+from callgate.conversation.readable_content import left_out_part
+
+log = structlog.get_logger("callgate.content")
 
 Fetch: TypeAlias = Callable[[str, int], Awaitable[tuple[bytes, str]]]
 """Fetches a URL, up to a number of bytes; returns the content and its type. Raises `CannotFetch`."""
@@ -31,6 +37,9 @@ _TEXT = frozenset(
 )
 """Fields of text, in which URLs are not fetched."""
 
+Place: TypeAlias = tuple[str, Any, Any]
+"""A URL, the dict or list with it, and its key there."""
+
 _NO_CONTENT = frozenset({"role", "tool_calls", "function_call"})
 
 
@@ -38,39 +47,107 @@ class CannotFetch(Exception):
     """Raised where a URL cannot be fetched; the text is for the client."""
 
 
-Place: TypeAlias = tuple[Any, Any, str]
-"""A dict or list, a key of it, and the URL there."""
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """A URL in a message, and where it stands."""
+
+    url: str
+    holder: Any
+    """The dict or list with it."""
+    key: Any
+    parts: list[Any] | None
+    """The parts of the message; None where the URL is in none of them."""
+    place: int
+    """The number of the part with it."""
+    is_asked: bool
+    """It is in the client's question, and not in what stands before that."""
+
+    @property
+    def is_needed(self) -> bool:
+        return self.is_asked or self.parts is None
 
 
 async def put_in(messages: list[Any], fetch: Fetch | None, *, files_only: bool = False) -> list[Any]:
-    """Put the content of URLs into the messages; with `files_only` images and sounds stay URLs."""
-    places = [place for message in messages for place in _places(message) if not files_only or place[1] == "file_id"]
-    if not places:
+    """Put the content of URLs into the messages; with `files_only` images and sounds stay URLs.
+
+    What leads nowhere is refused in the client's question. In older messages and in results of tools a line says that it was
+    left out: refused there, it would end the conversation.
+    """
+    addresses = [address for address in _addresses(messages) if not files_only or address.key == "file_id"]
+    if not addresses:
         return messages
-    if len(places) > MOST:
+    addresses.sort(key=lambda address: not address.is_needed)
+    if sum(address.is_needed for address in addresses) > MOST:
         raise ChatError(400, f"There are more than {MOST} addresses in the messages.", param="messages")
-    if fetch is None:
+    if fetch is None and addresses[0].is_needed:
         raise ChatError(
             400, "This model's provider takes no addresses: send what is there as a data: URL.", param="messages"
         )
-    left, known = ALL_BYTES, dict[str, str]()
+    contents = {} if fetch is None else await _fetched(addresses, fetch)
+    left_out = 0
+    for address in addresses:
+        if address.url in contents:
+            _replace(address.holder, address.key, contents[address.url])
+        elif address.parts is not None:
+            address.parts[address.place] = left_out_part("what an address leads to")
+            left_out += 1
+    if left_out:
+        log.warning("content_left_out", kinds="'address'", count=left_out)
+    return messages
+
+
+async def _fetched(addresses: Sequence[_Address], fetch: Fetch) -> dict[str, str]:
+    """Return what the addresses lead to, as `data:` URLs. Those that are needed come first."""
+    contents: dict[str, str] = {}
+    tried: set[str] = set()
+    left = ALL_BYTES
+    needed = {address.url for address in addresses if address.is_needed}
     try:
         async with asyncio.timeout(SECONDS):
-            for holder, key, url in places:
-                if url not in known:
-                    data, kind = await fetch(url, min(EACH_BYTES, left))
-                    left -= len(data)
-                    known[url] = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-                _replace(holder, key, known[url])
-    except CannotFetch as error:
-        raise ChatError(
-            400, f"What an address in the messages leads to cannot be had: {error}", param="messages"
-        ) from None
+            for address in addresses:
+                if address.url in tried or len(tried) >= MOST:
+                    continue
+                tried.add(address.url)
+                try:
+                    data, kind = await fetch(address.url, min(EACH_BYTES, left))
+                except CannotFetch as error:
+                    if address.is_needed:
+                        message = f"What an address in the messages leads to cannot be had: {error}"
+                        raise ChatError(400, message, param="messages") from None
+                    continue
+                left -= len(data)
+                contents[address.url] = f"data:{kind};base64,{base64.b64encode(data).decode()}"
     except TimeoutError:
-        raise ChatError(
-            400, f"What the addresses in the messages lead to did not come in {SECONDS:g} s.", param="messages"
-        ) from None
-    return messages
+        if not needed <= contents.keys():
+            raise ChatError(
+                400, f"What the addresses in the messages lead to did not come in {SECONDS:g} s.", param="messages"
+            ) from None
+    return contents
+
+
+def _addresses(messages: Sequence[Any]) -> Iterator[_Address]:
+    """Yield the URLs of the messages, the newest message first."""
+    for place in range(len(messages) - 1, -1, -1):
+        message = messages[place]
+        if not isinstance(message, dict):
+            continue
+        is_asked = place == len(messages) - 1 and not _is_of_tools(messages, place)
+        for field, value in message.items():
+            if field in _TEXT | _NO_CONTENT or isinstance(value, str):
+                continue
+            if field != "content" or not isinstance(value, list):
+                yield from (_Address(*found, None, 0, is_asked) for found in _places(value, message, field))
+                continue
+            for number, part in enumerate(value):
+                yield from (_Address(*found, value, number, is_asked) for found in _places(part, value, number))
+
+
+def _is_of_tools(messages: Sequence[Any], place: int) -> bool:
+    """True for a result of a tool, and for what stands directly behind one: its images, which no result can hold."""
+    return any(
+        isinstance(message, dict) and message.get("role") == "tool"
+        for message in messages[max(0, place - 1) : place + 1]
+    )
 
 
 def _replace(holder: Any, key: Any, data: str) -> None:
@@ -86,18 +163,14 @@ def _replace(holder: Any, key: Any, data: str) -> None:
         holder[key] = data
 
 
-def _places(message: Any) -> Iterator[Place]:
-    """Yield every place of a message at which a provider class may read a URL."""
-    waiting = [
-        (value, message, key)
-        for key, value in (message.items() if isinstance(message, dict) else ())
-        if key not in _TEXT | _NO_CONTENT and not isinstance(value, str)
-    ]
+def _places(value: Any, holder: Any, key: Any) -> Iterator[Place]:
+    """Yield every place below `holder[key]` at which a provider class may read a URL."""
+    waiting = [(value, holder, key)]
     while waiting:
         value, holder, key = waiting.pop()
         if isinstance(value, str):
             if value[:8].lower().startswith(_SCHEMES) and not value.startswith(_TRAVELLING):
-                yield holder, key, value
+                yield value, holder, key
         elif isinstance(value, dict):
             waiting += [(inner, value, name) for name, inner in value.items() if name not in _TEXT]
         elif isinstance(value, list):
