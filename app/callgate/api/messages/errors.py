@@ -19,5 +19,4 @@ def error_shape(error: ChatError, request_id: str) -> dict[str, Any]:
     error_fields: dict[str, Any] = {"type": kind_of(error.status), "message": error.message}
     if error.code is not None:
         error_fields["details"] = {"error_code": error.code}
-    error_fields |= error.report_field()
     return {"type": "error", "error": error_fields, "request_id": request_id}
