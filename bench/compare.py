@@ -19,7 +19,6 @@ busy the rest of the machine is. The trees of commits, and environments for thos
 import argparse
 import asyncio
 import contextlib
-import hashlib
 import io
 import os
 import re
@@ -36,7 +35,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
 from bench import wire
-from bench.served import KEY, ROOT, TOOL, WITH_MCP, Served, folder, free_port, started
+from bench.served import KEY, ROOT, Served, configured, folder, free_port, started
 from bench.works import WORKS, Work
 
 REFERENCE = "12ba4ab70205"
@@ -55,19 +54,6 @@ START = "start"
 PACE = 0.002
 """Seconds between two chunks of a stream: more than all servers need for one of each stream."""
 CACHE = ROOT / ".cache" / "bench"
-
-CONFIG = """
-server: {{port: {port}}}
-keys: [{{name: bench, hash: "sha256:{hash}"}}]
-tools: [{{kind: python, function: "bench_tool:echo"}}]
-logging: {{format: json}}
-data_dir: {data}
-model_list:
-  - model_name: plain
-    litellm_params: &up {{model: openai/gpt-4o-mini, api_base: "http://127.0.0.1:{model}/v1", api_key: x}}
-  - {{model_name: tools, litellm_params: *up, tools: [echo]}}
-"""
-"""Only settings that every commit has."""
 
 
 # Trees ----------------------------------------------------------------------------------------------------------------
@@ -142,17 +128,7 @@ class TimedPace(wire.Pace):
 def serving(tree: Tree, upstreams: Upstreams, bytecode: Path) -> Iterator[Served]:
     with folder() as directory:
         port = free_port()
-        (directory / "bench_tool.py").write_text(TOOL)
-        config = directory / "config.yaml"
-        config.write_text(
-            (CONFIG + WITH_MCP).format(
-                port=port,
-                hash=hashlib.sha256(KEY.encode()).hexdigest(),
-                data=directory / "data",
-                model=upstreams.model,
-                mcp=upstreams.mcp,
-            )
-        )
+        config = configured(directory, port, upstreams.model, upstreams.mcp, rights="")  # what every commit knows
         command = [tree.python, "-m", tree.package, "serve", "--config", str(config)]
         with started(command, port, directory, source_root=tree.source_root, bytecode=bytecode / tree.name) as server:
             yield server

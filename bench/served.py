@@ -21,7 +21,7 @@ START_SECONDS = 60.0
 
 CONFIG = """
 server: {{port: {port}}}
-keys: [{{name: bench, hash: "sha256:{hash}", see: all}}]
+keys: [{{name: bench, hash: "sha256:{hash}"{rights}}}]
 tools: [{{kind: python, function: "bench_tool:echo"}}]
 logging: {{format: json}}
 data_dir: {data}
@@ -49,10 +49,11 @@ def folder() -> Iterator[Path]:
         yield Path(directory)
 
 
-def configured(directory: Path, port: int, model: int, mcp: int | None = None) -> Path:
-    """A config file, and beside it the tool that it names."""
+def configured(directory: Path, port: int, model: int, mcp: int | None = None, *, rights: str = ", see: all") -> Path:
+    """A config file, and beside it the tool that it names. `rights`: further fields of its key."""
     (directory / "bench_tool.py").write_text(TOOL)
-    text = CONFIG.format(port=port, hash=hashlib.sha256(KEY.encode()).hexdigest(), model=model, data=directory / "data")
+    hashed = hashlib.sha256(KEY.encode()).hexdigest()
+    text = CONFIG.format(port=port, hash=hashed, rights=rights, model=model, data=directory / "data")
     if mcp:
         text += WITH_MCP.format(mcp=mcp)
     file = directory / "config.yaml"

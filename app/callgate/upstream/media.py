@@ -40,7 +40,8 @@ _TEXT = frozenset(
 Place: TypeAlias = tuple[str, Any, Any]
 """A URL, the dict or list with it, and its key there."""
 
-_NO_CONTENT = frozenset({"role", "tool_calls", "function_call"})
+_NO_CONTENT = _TEXT | {"role", "tool_calls", "function_call"}
+"""Fields of a message in which URLs are not fetched."""
 
 
 class CannotFetch(Exception):
@@ -133,7 +134,7 @@ def _addresses(messages: Sequence[Any]) -> Iterator[_Address]:
             continue
         is_asked = place == len(messages) - 1 and not _is_of_tools(messages, place)
         for field, value in message.items():
-            if field in _TEXT | _NO_CONTENT or isinstance(value, str):
+            if field in _NO_CONTENT or isinstance(value, str):
                 continue
             if field != "content" or not isinstance(value, list):
                 yield from (_Address(*found, None, 0, is_asked) for found in _places(value, message, field))
