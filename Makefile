@@ -9,8 +9,8 @@ PORT   ?=
 CONFIG ?=
 ARGS   ?=
 ENGINE ?= docker
-# Processes of `make test`: most of a test is waiting, and two cores are kept busy by three.
-JOBS   ?= 3
+# Processes of `make test`: most of a test is waiting, and two cores are kept busy by four.
+JOBS   ?= 4
 # They start Callgate hundreds of times: its bytecode is kept even where the environment says not to.
 PYTEST := PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest
 
@@ -37,7 +37,7 @@ help: ## list the chores
 serve: .venv/.runtime ## serve on 127.0.0.1:8000, or as the config says (PORT=8001 CONFIG=my.yaml)
 	@$(PY) -m callgate serve $(if $(PORT),--port "$(PORT)") $(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
 
-test: .venv/.dev ## run all the tests, JOBS=3 at a time, or some in one process (ARGS="tests/calls -k truncated")
+test: .venv/.dev ## run all the tests, JOBS=4 at a time, or some in one process (ARGS="tests/calls -k truncated")
 	@$(PYTEST) $(or $(ARGS),-n $(JOBS))
 
 # Tests elsewhere that report a time, and hold it to a bar only here.

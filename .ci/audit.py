@@ -70,8 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def secrets_in(folder: Path) -> Iterator[str]:
     """Where something stands that looks like a key and is as random as one. Never the thing itself."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, listed.split("\0")):
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, check=False, capture_output=True, text=True)
+    if listed.returncode:
+        raise SystemExit(
+            f"git ls-files: {listed.stderr.strip()}\nThe files of the repository are those that git names: this has to be a clone."
+        )
+    for name in filter(None, listed.stdout.split("\0")):
         path = folder / name
         if path.is_symlink() or not path.is_file():
             continue

@@ -9,8 +9,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "app"), str(Path(__file__).parents[1])]
 
-from callgate.tools.launch import landlock_abi
-from callgate.tools.process import Command, CommandProcesses, Paths
+from callgate.tools.kinds.command.launch import landlock_abi
+from callgate.tools.kinds.command.process import Command, CommandProcesses, Paths
 
 RUNS = 100
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}

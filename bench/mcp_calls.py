@@ -15,13 +15,13 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "app"), str(Path(__fil
 import uvloop
 
 from callgate.calls.states import ReadyCall
-from callgate.tools.executor import RunContext, Safety
-from callgate.tools.http_client import Web
-from callgate.tools.mcp_http import HttpSpec, rules_for
-from callgate.tools.mcp_process import StdioSpec
-from callgate.tools.mcp_server import McpSource, ServerSpec
+from callgate.tools.executor import CallContext, Safety
+from callgate.tools.kinds.http.client import Web
+from callgate.tools.kinds.mcp.http import HttpSpec, rules_for
+from callgate.tools.kinds.mcp.process import StdioSpec
+from callgate.tools.kinds.mcp.server import McpSource, ServerSpec
 from callgate.tools.registry import Registry
-from callgate.tools.toolbox import RequestToolbox
+from callgate.tools.toolbox import RequestToolbox, ToolSet
 
 CALLS = 2000
 ROUNDS = 5
@@ -115,8 +115,8 @@ async def compared(label: str, spec: StdioSpec | HttpSpec) -> None:
     await registry.open()
     [tool] = server.tools()
     call = ReadyCall("call_1", "weather", {"city": "Oslo"}, '{"city":"Oslo"}')
-    occasion = RunContext("run_1", 0, "key", silent, 65_536)
-    box = RequestToolbox(registry.tools(), run_id="run_1", limits=registry.limits)
+    occasion = CallContext("run_1", 0, "key", silent, 65_536)
+    box = RequestToolbox(server_tools=ToolSet(registry.tools()), run_id="run_1", limits=registry.limits)
     session = server._session  # noqa: SLF001 - to go the way that calls do not go
     assert session is not None
     await measured(f"{label}, ours", lambda: tool.executor.execute(call, occasion))

@@ -4,7 +4,6 @@ Makes the rows (some minutes), serves the file, and asks `GET /v1/runs` in each 
 hundredth of the answers takes longer than is allowed.
 
     python bench/run_list.py --rows 20000    a quick look
-    python bench/run_list.py --together 1    as with little traffic: no two runs share a row of the file
 """
 
 import argparse
@@ -21,22 +20,31 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "app"), str(ROOT)]
 
 from bench.served import KEY, folder, served
-from callgate.conversation.prices import Price
-from callgate.recorder.packed import (
-    PackedCall,
-    PackedCallEnd,
-    PackedCallStart,
-    PackedEnd,
-    PackedRun,
-    PackedTurn,
-    PackedTurnStart,
+from callgate.calls.outcome import Returned
+from callgate.calls.states import ReadyCall
+from callgate.conversation.events import (
+    CallEnded,
+    CallStarted,
+    ChatEnded,
+    ChatEvent,
+    Ending,
+    EndingKind,
+    Responder,
+    TurnAccount,
+    TurnEnded,
+    TurnStarted,
 )
-from callgate.recorder.row import RunRow
+from callgate.conversation.prices import Price
+from callgate.conversation.usage import Usage
+from callgate.recorder.ended_run import EndedRun
+from callgate.recorder.recording import RunRecording
 from callgate.recorder.store import RunStore
+from callgate.records.policy import RecordPolicy
+from callgate.records.row import RunRow
 
 ROWS = 1_000_000
 TOGETHER = 5000
-"""Runs that are written at once: by the minute, they fill chunks."""
+"""Runs that are written in one transaction."""
 ASKED = 200
 """Times for each way of asking."""
 WARM = 3
@@ -44,33 +52,32 @@ WARM = 3
 ALLOWED = 0.020
 MODELS = [f"model-{number}" for number in range(20)]
 KEYS = [f"key-{number}" for number in range(50)]
-CALLED = (PackedCall("call_1", "clock", "server"),)
-COUNTS = {"prompt_tokens": 12, "completion_tokens": 9, "total_tokens": 21}
-FIRST = PackedTurn(
-    *(0.1, 0, 0, 0.1, 0.1, 1, "direct", "m", "d", "h", ("tool_calls",)),
-    CALLED,
-    COUNTS,
-    Price(1e-6, 2e-6),
-    (),
-    None,
-    True,
-)
-LAST = PackedTurn(
-    *(0.3, 0, 1, 0.1, 0.1, 1, "direct", "m", "d", "h", ("stop",)), (), COUNTS, Price(1e-6, 2e-6), (), None, True
-)
-EVENTS = (
-    *(PackedTurnStart(0.0, 0, 0), FIRST, PackedCallStart(0.1, 0, 0, "call_1", "clock", False)),
-    *(PackedCallEnd(0.2, 0, 0, "call_1", "clock", 0.1, "returned", 6, 0), PackedTurnStart(0.2, 0, 1), LAST),
-    PackedEnd(0.3, 0, "answered", "stop", ""),
+CALL = ReadyCall("call_1", "clock", {}, "{}")
+USAGE = Usage({"prompt_tokens": 12, "completion_tokens": 9, "total_tokens": 21})
+BY = Responder("m", "d", "h")
+
+
+def turn(reason: str, *calls: ReadyCall) -> TurnAccount:
+    return TurnAccount((reason,), (), calls, (), (), USAGE, 0.1, lane="direct", by=BY, counts=USAGE.counts())
+
+
+EVENTS: tuple[tuple[float, ChatEvent], ...] = (
+    (0.0, TurnStarted(0)),
+    (0.1, TurnEnded(0, turn("tool_calls", CALL))),
+    (0.1, CallStarted(0, CALL, writes=False)),
+    (0.2, CallEnded(0, CALL, Returned("a text"), 0.1)),
+    (0.2, TurnStarted(1)),
+    (0.3, TurnEnded(1, turn("stop"))),
+    (0.3, ChatEnded(Ending(EndingKind.ANSWERED, "stop"), None)),
 )
 
 
-def main(rows: int, asked: int, together: int) -> int:
+def main(rows: int, asked: int) -> int:
     with folder() as directory:
         data = directory / "data"
         data.mkdir()
         began = time.monotonic()
-        fill(data, rows, together)
+        fill(data, rows)
         size = (data / "runs.sqlite3").stat().st_size
         print(f"{rows:,} runs in {size / 1e6:,.0f} MB, written in {time.monotonic() - began:.0f} s")
         with served(directory, 9) as process:
@@ -79,18 +86,23 @@ def main(rows: int, asked: int, together: int) -> int:
     return int(slowest > ALLOWED)
 
 
-def fill(data: Path, rows: int, together: int) -> None:
+def fill(data: Path, rows: int) -> None:
     store = RunStore(data)
     chance = random.Random(7)
     start = time.time() - rows
     numbers = iter(range(rows))
-    while batch := list(itertools.islice(numbers, together)):
-        store.add([packed(row(number, start + number, chance)) for number in batch])
+    while batch := list(itertools.islice(numbers, TOGETHER)):
+        store.add([encoded(row(number, start + number, chance)) for number in batch])
     store.close()
 
 
-def packed(row: RunRow) -> PackedRun:
-    return (PackedRun.of if row.is_odd else PackedRun.plain)(row, EVENTS)
+def encoded(row: RunRow) -> EndedRun:
+    recording = RunRecording(row, RecordPolicy(), str, lambda by: Price(1e-6, 2e-6))
+    for seconds, event in EVENTS:
+        recording.note_earlier(seconds, 0, event)
+    ended, _ = recording.encode()
+    ended.row.state = row.state
+    return ended
 
 
 def row(number: int, began: float, chance: random.Random) -> RunRow:
@@ -153,6 +165,5 @@ if __name__ == "__main__":
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--rows", type=int, default=ROWS)
     reader.add_argument("--asked", type=int, default=ASKED)
-    reader.add_argument("--together", type=int, default=TOGETHER)
     given = reader.parse_args()
-    sys.exit(main(given.rows, given.asked, given.together))
+    sys.exit(main(given.rows, given.asked))

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "app")]
 
 from tests.harness.configs import as_yaml, config_dict
-from tests.harness.process import Child, serving
+from tests.harness.process import Child, serving_command
 from tests.harness.redis import redis_server
 
 COUNTS = (2, 4)
@@ -62,7 +62,9 @@ async def main() -> None:
         for count, kind in found:
             servers, workers = (1, count) if kind == "workers" else (count, 1)
             config = _config(folder, redis, workers)
-            found[count, kind].servers = [await stack.enter_async_context(serving(config)) for _ in range(servers)]
+            found[count, kind].servers = [
+                await stack.enter_async_context(serving_command(config)) for _ in range(servers)
+            ]
             await _load(found[count, kind].servers, 50 * count, asked.connections)
         for _ in range(asked.rounds):
             for figures in found.values():

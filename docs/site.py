@@ -13,6 +13,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 FROM_ROOT = {
+    "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security-policy.md",
@@ -21,6 +22,8 @@ FROM_ROOT = {
     "docs/decisions/README.md": "decisions/index.md",
 }
 """Files of the project and the pages that show them."""
+CODE = ("app/", "tests/")
+"""The site has no code: a link to it is shown as its text."""
 OWN_PAGES = frozenset({"index.md", "configuration.md"})
 """Pages that are no copy of that file."""
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
@@ -48,6 +51,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if not path.is_relative_to(ROOT) or not path.exists():
             raise PluginError(f"{page.file.src_uri}: there is no {target}")
         name = path.relative_to(ROOT).as_posix()
+        if name.startswith(CODE):
+            return text
         shown = FROM_ROOT.get(name, name.removeprefix("docs/"))
         if files.get_file_from_path(shown) is None:
             raise PluginError(f"{page.file.src_uri}: no page shows {target}")

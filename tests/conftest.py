@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import structlog
 from _pytest.runner import runtestprotocol
+from hypothesis import settings
 
+from callgate.config import redaction
 from callgate.telemetry import logs
 from callgate.tools.concurrency import times_cancelled
-from tests.harness import environment, leftovers
+from tests.harness import environment, leftovers, sessions
 from tests.harness.command import start_forking
 from tests.harness.installed import install_wheel
 from tests.harness.needs import demanded, missing, summary
@@ -27,7 +29,11 @@ from tests.scripted_upstream import Upstream
 # Without it litellm asks the network for its price list as soon as it is imported.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-SETTLING = 2.0
+# A busy machine is no failure.
+settings.register_profile("callgate", deadline=None)
+settings.load_profile("callgate")
+
+SETTLING = 10.0
 """Seconds that tasks which are ending get to end."""
 ASYNCIO_THREADS = ("asyncio_",)
 """Threads of the event loop's own pool end with the loop, which is after the test."""
@@ -39,6 +45,7 @@ LACKS = "lacks"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[NOT_MADE] = {}
+    sessions.watch()
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # as in a run in the background, whose children would not receive it
@@ -176,6 +183,7 @@ async def _no_task_left() -> AsyncIterator[None]:
     before = asyncio.all_tasks()
     cancelled_before = times_cancelled()
     yield
+    await sessions.close()
     cancelled = times_cancelled() - cancelled_before
     left = {task for task in asyncio.all_tasks() - before if not _is_the_runners(task)}
     if left:
@@ -197,14 +205,17 @@ def logging_as_it_was() -> Iterator[None]:
     """For a test that configures logging: what came after it would find lines of other loggers that it does not expect."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    config, quick, redactor = structlog.get_config(), logs._quick, logs._redactor
+    config = structlog.get_config()
+    fast = logs._fast
+    redactor = redaction.current
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.captureWarnings(capture=False)
     structlog.configure(**config)
     structlog.contextvars.clear_contextvars()
-    logs._quick, logs._redactor = quick, redactor
+    logs._fast = fast
+    redaction.use(redactor)
 
 
 @pytest.fixture

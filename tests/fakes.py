@@ -35,8 +35,8 @@ from callgate.conversation.events import (
     ModelOutput,
     TextDelta,
     TurnEnded,
-    Usage,
 )
+from callgate.conversation.model_requests import as_model_request
 from callgate.conversation.ports import (
     Begin,
     Model,
@@ -44,14 +44,15 @@ from callgate.conversation.ports import (
     ModelRequest,
     Passthrough,
     Plan,
+    ProgressReport,
     Report,
-    as_read,
     begin_at_once,
 )
-from callgate.tools.executor import Executor, Policy, RunContext, Tool
+from callgate.conversation.usage import Usage
+from callgate.tools.executor import CallContext, Executor, Policy, Tool
 from callgate.tools.schema import compile_schema
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds a wait may last before it fails the test."""
 ANYTHING: Mapping[str, Any] = {"type": "object"}
 _Event = TypeVar("_Event")
@@ -104,10 +105,10 @@ class ScriptedModel:
         return self.asked[count - 1]
 
     @asynccontextmanager
-    async def ask(
-        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    async def send(
+        self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AsyncIterator["ScriptedAnswer"]:
-        asking = Asking(as_read(ask))
+        asking = Asking(as_model_request(request))
         turn = self._turn(len(self.asked))
         self.asked.append(asking)
         self._arrival.set()
@@ -140,10 +141,10 @@ class AskedOnce:
         self.name = model.name
         self._model = model
 
-    def ask(
-        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    def send(
+        self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AbstractAsyncContextManager[ModelAnswer]:
-        return self._model.ask(ask)
+        return self._model.send(request)
 
 
 class ScriptedAnswer:
@@ -220,7 +221,7 @@ def _closing(finish: str | None, usage: Mapping[str, Any] | None) -> list[Step]:
 class EchoTool:
     """Answers with its arguments, as JSON."""
 
-    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: CallContext) -> Outcome:
         return Returned(json.dumps(call.arguments, ensure_ascii=False, sort_keys=True))
 
 
@@ -232,7 +233,7 @@ class AnsweringTool:
         self._outcomes = [Returned(one) if isinstance(one, str) else one for one in outcomes]
         self._played = 0
 
-    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: CallContext) -> Outcome:
         at = min(self._played, len(self._outcomes) - 1)
         self._played += 1
         return self._outcomes[at]
@@ -251,7 +252,7 @@ class RaisingTool:
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
-    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: CallContext) -> Outcome:
         raise self._error
 
 
@@ -262,7 +263,7 @@ class HangingTool:
         self.started = asyncio.Event()
         self.cancelled = asyncio.Event()
 
-    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: CallContext) -> Outcome:
         self.started.set()
         try:
             await asyncio.Event().wait()
@@ -279,7 +280,7 @@ class GatedTool:
         self.started = asyncio.Event()
         self.gate = asyncio.Event()
 
-    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: CallContext) -> Outcome:
         self.started.set()
         await self.gate.wait()
         return Returned(json.dumps(call.arguments, sort_keys=True))
@@ -291,9 +292,9 @@ class ReportingTool:
     def __init__(self, *words: str) -> None:
         self._words = words
 
-    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: CallContext) -> Outcome:
         for done, word in enumerate(self._words, start=1):
-            await occasion.report(word, done / len(self._words))
+            await occasion.report(ProgressReport(word, done / len(self._words)))
         return Returned("reported")
 
 
@@ -302,13 +303,13 @@ class CountingTool:
 
     def __init__(self, inner: Executor | None = None) -> None:
         self.calls: list[ReadyCall] = []
-        self.occasions: list[RunContext] = []
+        self.occasions: list[CallContext] = []
         self.running = 0
         self.peak = 0
         self._inner = inner or EchoTool()
         self._arrival = asyncio.Event()
 
-    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: CallContext) -> Outcome:
         self.calls.append(call)
         self.occasions.append(occasion)
         self.running += 1
@@ -387,10 +388,13 @@ class ScriptedToolbox:
             name: OfferedTool(name, schema, compile_schema(schema) if name in ours else None)
             for name, schema in given.items()
         }
-        self.schemas: Sequence[msgspec.Raw] = [
+        self._definitions: Sequence[msgspec.Raw] = [
             encoded({"type": "function", "function": {"name": name, "parameters": dict(schema)}})
             for name, schema in given.items()
         ]
+
+    def definitions(self) -> Sequence[msgspec.Raw]:
+        return self._definitions
 
     def plan(self, settled: Sequence[Call]) -> Plan:
         theirs = tuple(call for call in settled if self.is_clients(call.name))
@@ -416,13 +420,13 @@ class ScriptedToolbox:
         return await self._ours[call.name].execute(call, occasion(report))
 
 
-def occasion(report: Report | None = None, **changes: Any) -> RunContext:
+def occasion(report: Report | None = None, **changes: Any) -> CallContext:
     """The circumstances of a run that does not care about them."""
     given = {"run_id": "run_1", "turn": 0, "key": "key_1", "report": report or silent, "max_bytes": 65_536, **changes}
-    return RunContext(**given)
+    return CallContext(**given)
 
 
-async def silent(message: str, fraction: float | None = None) -> None:
+async def silent(progress: ProgressReport) -> None:
     """A progress report that goes nowhere."""
 
 

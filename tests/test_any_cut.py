@@ -9,7 +9,7 @@ import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any, cast
 
 import msgspec
@@ -24,9 +24,9 @@ from callgate.conversation.ports import Model, ModelAnswer, ModelRequest
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines
+from callgate.models.direct.model import DirectModel, Endpoint
 from callgate.text_calls.prompted import PromptedModel
 from callgate.text_calls.prompts import FORMATS
-from callgate.upstream.direct_model import DirectModel, Endpoint
 from tests.corpus.judge import Case, cases, offer_of, verdict
 from tests.text_calls.reading import SCRAPS, mutated
 
@@ -44,10 +44,12 @@ class Body:
     """What a provider answers, in these reads; the connection then closes."""
 
     status = 200
-    headers: Mapping[str, str] = {"content-type": "text/event-stream"}
 
     def __init__(self, reads: Iterable[bytes]) -> None:
         self._reads = reads
+
+    def headers(self) -> Mapping[str, str]:
+        return {"content-type": "text/event-stream"}
 
     async def chunks(self) -> AsyncIterator[bytes]:
         for data in self._reads:
@@ -64,16 +66,15 @@ class Body:
     def settle(self) -> None:
         """There is no connection to give back."""
 
+    leave = settle
+
 
 class Network:
     def __init__(self, reads: Iterable[bytes]) -> None:
         self._reads = list(reads)
 
-    @asynccontextmanager
-    async def post(
-        self, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines
-    ) -> AsyncIterator[Body]:
-        yield Body(self._reads)
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines) -> Body:
+        return Body(self._reads)
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -89,7 +90,7 @@ def turn_of(model: Model, tools: Sequence[Mapping[str, Any]], *, stream: bool = 
     """The turn as the loop would have it."""
     schemas = tuple(msgspec.Raw(msgspec.json.encode(tool)) for tool in tools)
     ask = ModelRequest(messages=({"role": "user", "content": "Go on."},), tools=schemas, stream=stream)
-    return asyncio.run(_turn(model.ask(ask), tools))
+    return asyncio.run(_turn(model.send(ask), tools))
 
 
 async def _turn(asking: AbstractAsyncContextManager[ModelAnswer], tools: Sequence[Mapping[str, Any]]) -> Turn:
@@ -221,10 +222,10 @@ def test_nothing_runs_of_a_body_that_ends_before_its_finish_reason(case: Case) -
         if any(choice.get("finish_reason") for choice in chunk.get("choices") or ()):
             return
         # The blank sees to it that something was said; a body in which nothing was makes no turn at all.
-        assert ready(turn_of(direct([body_of(case, end), said(" ")]), case.data["tools"])) == []
+        assert ready(turn_of(direct([body_of(case, end), text_chunk(" ")]), case.data["tools"])) == []
 
 
-def said(text: str) -> bytes:
+def text_chunk(text: str) -> bytes:
     return b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}).encode() + b"\n\n"
 
 
@@ -244,7 +245,7 @@ def test_what_runs_of_a_body_cut_at_its_length_runs_of_the_whole_as_well(case: C
     for end in range(1, len(case.data["chunks"])):
         if any(choice.get("finish_reason") for choice in case.data["chunks"][end - 1].get("choices") or ()):
             continue  # the model ended here by its own word; what comes behind that may break what was whole
-        turn = turn_of(direct([body_of(case, end) + said(" ") + tail]), case.data["tools"])
+        turn = turn_of(direct([body_of(case, end) + text_chunk(" ") + tail]), case.data["tools"])
         assert set(ready(turn)) <= expected
 
 

@@ -26,7 +26,7 @@ def audit(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def asking(program: str) -> str:
+def command_line(program: str) -> str:
     return shlex.join([sys.executable, "-c", program])
 
 
@@ -40,6 +40,13 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "note.md").write_text("Send it as `Authorization: Bearer sk-your-key-goes-in-here`.\n")
     subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
     return tmp_path
+
+
+def test_where_git_has_no_files_it_is_said_what_is_missing(tmp_path):
+    refused = audit(tmp_path)
+    assert refused.returncode == 1
+    assert "this has to be a clone" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -65,7 +72,7 @@ def test_a_secret_in_a_file_of_the_repository_is_found_and_not_shown(checkout, s
 def test_a_known_vulnerability_fails_it(checkout):
     (checkout / "requirements.lock").write_text("idna==3.10\n")
     packages = [{"name": "idna", "version": "3.10", "vulns": [{"id": "PYSEC-1", "aliases": []}]}]
-    found = audit(checkout, "--pip-audit", asking(HOLLOW % json.dumps(packages)))
+    found = audit(checkout, "--pip-audit", command_line(HOLLOW % json.dumps(packages)))
     assert found.returncode == 1
     assert "vulnerable: requirements.lock: idna 3.10: PYSEC-1" in found.stdout
 
@@ -79,12 +86,13 @@ def test_a_known_vulnerability_fails_it(checkout):
 )
 def test_what_could_not_be_looked_up_is_reported_and_fails_nothing(checkout, program, reason):
     (checkout / "requirements.lock").write_text("idna==3.10\n")
-    found = audit(checkout, "--pip-audit", asking(program))
+    found = audit(checkout, "--pip-audit", command_line(program))
     assert found.returncode == 0
     assert "SKIPPED, known vulnerabilities were NOT looked up: requirements.lock" in found.stdout
     assert reason in found.stdout
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone: git names the files of the repository")
 def test_this_repository_holds_no_secret():
-    found = audit(ROOT, "--pip-audit", asking(HOLLOW % "[]"))
+    found = audit(ROOT, "--pip-audit", command_line(HOLLOW % "[]"))
     assert (found.returncode, found.stdout.splitlines()[0]) == (0, "secrets: none in the files of the repository")

@@ -1,18 +1,16 @@
 """What the README shows works as it is pasted: its curl line, its SDK snippet, its configuration. `docs/log-events.md` lists
 what the code logs."""
 
-import ast
 import asyncio
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from callgate.application import create_app
 from callgate.config.load import load
+from tests.harness.log_lines import logged
 from tests.harness.server import serve
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,47 +49,10 @@ def test_every_page_that_is_linked_exists() -> None:
 # Log events -----------------------------------------------------------------------------------------------------------
 
 LOG_PAGE = ROOT / "docs" / "log-events.md"
-LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "exception": "error"}
-LOGGERS = {"log", "audit", "_log"}
-"""What our loggers are called; `say` is one of two methods of a logger."""
 EVENT_ROW = re.compile(
     r"^\| `(?P<event>[^`]+)` \| (?P<levels>[a-z, ]+) \| (?P<logger>[^|]+) \| (?P<fields>[^|]*) \| [^|]+\|$",
     re.MULTILINE,
 )
-
-
-@dataclass(frozen=True)
-class LogLine:
-    where: str
-    event: str | None
-    levels: frozenset[str]
-    fields: frozenset[str]
-
-
-def logged() -> Iterator[LogLine]:
-    for file in (ROOT / "app").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and (levels := levels_of(node.func)):
-                first = node.args[0] if node.args else None
-                event = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
-                fields = {word.arg for word in node.keywords if word.arg}
-                if levels == {"exception"}:
-                    fields.add("exc_info")
-                names = frozenset(LEVELS[level] for level in levels)
-                yield LogLine(f"{file.relative_to(ROOT)}:{node.lineno}", event, names, frozenset(fields))
-
-
-def levels_of(called: ast.expr) -> set[str]:
-    """The methods of a logger that a call may be of; none where it is no logging."""
-    if isinstance(called, ast.Name) and called.id == "say":
-        return {"info", "warning"}
-    if not isinstance(called, ast.Attribute) or called.attr not in LEVELS:
-        return set()
-    receiver = called.value
-    name = (
-        receiver.attr if isinstance(receiver, ast.Attribute) else receiver.id if isinstance(receiver, ast.Name) else ""
-    )
-    return {called.attr} if name in LOGGERS else set()
 
 
 def listed_events() -> dict[str, tuple[set[str], set[str]]]:

@@ -10,7 +10,7 @@ import pytest
 from callgate.calls.outcome import Failed, FailureKind, Returned
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallStarted, ChatEnded, Ending, EndingKind, ModelOutput, TextDelta
-from callgate.conversation.ports import Model, ModelRequest, Toolbox
+from callgate.conversation.ports import Model, ModelRequest, ProgressReport, Toolbox
 from callgate.tools.executor import Executor, Source
 from tests.fakes import (
     AnsweringTool,
@@ -42,9 +42,9 @@ from tests.harness.process import ROOT
 pytestmark = pytest.mark.anyio
 
 
-async def events_from(model: ScriptedModel, ask: ModelRequest, listener: Listener | None = None) -> Listener:
+async def events_from(model: ScriptedModel, request: ModelRequest, listener: Listener | None = None) -> Listener:
     listener = listener or Listener()
-    async with model.ask(ask) as answer:
+    async with model.send(request) as answer:
         async for events in answer:
             await listener(ModelOutput(0, events))
     return listener
@@ -97,7 +97,7 @@ async def test_a_scripted_model_refuses_or_breaks_off():
 
 async def test_a_scripted_model_records_who_left_and_who_was_cancelled():
     model = ScriptedModel(says("x" * 20), hangs())
-    async with model.ask(ask_for()) as answer:
+    async with model.send(ask_for()) as answer:
         async for _ in answer:
             break
     listening = asyncio.create_task(events_from(model, ask_for()))
@@ -116,8 +116,8 @@ async def test_tools_answer_fail_report_and_count():
     )
     words: list[tuple[str, float | None]] = []
 
-    async def report(message: str, fraction: float | None = None) -> None:
-        words.append((message, fraction))
+    async def report(progress: ProgressReport) -> None:
+        words.append((progress.message, progress.fraction))
 
     await ReportingTool("half", "all").execute(ready(), occasion(report))
     assert words == [("half", 0.5), ("all", 1.0)]

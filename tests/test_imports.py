@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.harness.process import child_environment
 
 APP = Path(__file__).parent.parent / "app"
-MOST = 25
+MOST = 27
 """Modules of ours that one of ours imports. What needs more knows too many things."""
 
 

@@ -17,9 +17,9 @@ from tests.harness.configs import make_config
 from tests.harness.messages import MessagesClient, calls_of, text_of
 from tests.harness.responses import responded
 from tests.harness.server import serve
+from tests.models.wire import Request, Wire, raw_provider
 from tests.recordings import Recording, load_all
 from tests.scripted_upstream import Upstream
-from tests.upstream.wire import Request, Wire, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +82,7 @@ async def play_without_tools(
 
     question: dict[str, Any] = {"model": "m", **recording.request}
     async with (
-        serving(answer) as provider,
+        raw_provider(answer) as provider,
         serve(create_app(make_config(f"{provider.url}/v1"))) as url,
         openai_client(url) as client,
     ):

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import callgate
+from tests.chaos.scale import held_to, scaled
 from tests.harness.clients import openai_client, whole
-from tests.harness.process import ROOT, serving
+from tests.harness.process import ROOT, serving_command
 from tests.scripted_upstream import Call, Reply, Upstream
 
 NAMES = "tool, Context, ToolError, Image, ToolCallBuffer, ToolUseBuffer"
@@ -26,7 +27,12 @@ def test_every_public_name_is_there_and_nothing_else_is_promised():
         callgate.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_the_public_names_load_in_no_time_and_without_the_server():
+def test_the_public_names_load_in_no_time_and_without_the_server(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env |= {
+        "PYTHONPATH": str(ROOT / "app"),
+        "PYTHONPYCACHEPREFIX": str(tmp_path),
+    }  # the first run compiles, the others load
     program = f"""
 import json, sys, time
 start = time.process_time()
@@ -34,10 +40,10 @@ from callgate import {NAMES}
 print(json.dumps([time.process_time() - start, sorted(sys.modules)]))
 """
     took = []
-    for _ in range(5):
+    for _ in range(scaled(1, 5)):
         ran = subprocess.run(
             [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "app")},
+            env=env,
             capture_output=True,
             text=True,
             check=True,
@@ -45,7 +51,7 @@ print(json.dumps([time.process_time() - start, sorted(sys.modules)]))
         seconds, modules = json.loads(ran.stdout)
         took.append(seconds)
     assert not {"fastapi", "litellm", "pydantic", "uvicorn", "asyncio"} & set(modules)
-    assert min(took) < IMPORT_SECONDS
+    held_to(IMPORT_SECONDS, "the public names are imported, of the processor", min(took))
 
 
 def test_type_checkers_see_the_public_names(tmp_path):
@@ -74,7 +80,10 @@ lookup("word", "no context")
         text=True,
         check=False,
     )
-    assert "def (word: str, context: callgate.tools.authoring.Context) -> callgate.calls.outcome.Image" in ran.stdout
+    assert (
+        "def (word: str, context: callgate.tools.kinds.python.authoring.Context) -> callgate.calls.outcome.Image"
+        in ran.stdout
+    )
     assert "callgate.calls.buffer.ToolCallBuffer" in ran.stdout
     assert "callgate.text_calls.blocks.ToolUseBuffer" in ran.stdout
     assert ran.stdout.count("error:") == 1
@@ -136,7 +145,7 @@ async def test_a_project_with_an_app_of_its_own_serves_its_tools_from_the_wheel(
         upstream.script("m", [asked, Reply(text="42 crowns for Ada")])
         config = config_of(project, upstream.url)
         async with (
-            serving(
+            serving_command(
                 config, command=[str(installed / "callgate")], environment={"PYTHONPATH": ""}, folder=elsewhere
             ) as served,
             openai_client(served.url) as client,

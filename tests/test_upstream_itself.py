@@ -49,25 +49,25 @@ TIME = {"type": "function", "function": {"name": "get_time", "parameters": {"typ
 TWO_CALLS = (Call("get_weather", {"city": "Lisbon"}, id="c1"), Call("get_time", id="c2"))
 
 
-def asking(model: str = "m", text: str = "hello", **fields: Any) -> dict[str, Any]:
+def chat_body(model: str = "m", text: str = "hello", **fields: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": text}], **fields}
 
 
 async def streamed(upstream: Upstream, reply: Reply, **fields: Any) -> RawAnswer:
     upstream.script("m", [reply])
-    return await raw_post(upstream.url, asking(stream=True, **fields))
+    return await raw_post(upstream.url, chat_body(stream=True, **fields))
 
 
 async def whole(upstream: Upstream, reply: Reply, **fields: Any) -> RawAnswer:
     upstream.script("m", [reply])
-    return await raw_post(upstream.url, asking(**fields))
+    return await raw_post(upstream.url, chat_body(**fields))
 
 
 def deltas(answer: RawAnswer) -> list[dict[str, Any]]:
     return [choice["delta"] for chunk in answer.chunks for choice in chunk["choices"]]
 
 
-def said(answer: RawAnswer) -> str:
+def text_of_deltas(answer: RawAnswer) -> str:
     return "".join(delta.get("content") or "" for delta in deltas(answer))
 
 
@@ -87,7 +87,7 @@ async def test_a_text_is_streamed_in_pieces_and_ends_with_done(upstream):
     answer = await streamed(upstream, Reply(text="The answer is forty-two."))
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/event-stream")
-    assert said(answer) == "The answer is forty-two."
+    assert text_of_deltas(answer) == "The answer is forty-two."
     assert len([delta for delta in deltas(answer) if delta.get("content")]) == 3
     assert finishes(answer) == ["stop"]
     assert answer.data[-1] == "[DONE]"
@@ -128,8 +128,8 @@ async def test_the_official_client_reads_the_same_calls_in_both_modes(upstream):
 
 async def test_usage_is_streamed_only_when_asked_for_and_in_a_chunk_of_its_own(upstream):
     upstream.script("m", [Reply(text="a", usage={"total_tokens": 9})] * 2)
-    silent = await raw_post(upstream.url, asking(stream=True))
-    counted = await raw_post(upstream.url, asking(stream=True, stream_options={"include_usage": True}))
+    silent = await raw_post(upstream.url, chat_body(stream=True))
+    counted = await raw_post(upstream.url, chat_body(stream=True, stream_options={"include_usage": True}))
     assert all("usage" not in chunk for chunk in silent.chunks)
     assert counted.chunks[-1]["choices"] == []
     assert counted.chunks[-1]["usage"] == {"total_tokens": 9}
@@ -146,18 +146,18 @@ async def test_several_choices_are_streamed_side_by_side(upstream):
 async def test_a_connection_carries_one_request_after_another(upstream):
     upstream.script("m", [Reply(text="one"), Reply(text="two")])
     async with raw_connection(upstream.url) as connection:
-        await connection.post("/v1/chat/completions", asking(stream=True))
+        await connection.post("/v1/chat/completions", chat_body(stream=True))
         first = await connection.answer()
-        await connection.post("/chat/completions", asking())
+        await connection.post("/chat/completions", chat_body())
         second = await connection.answer()
-    assert said(first) == "one"
+    assert text_of_deltas(first) == "one"
     assert json.loads(second.body)["choices"][0]["message"]["content"] == "two"
     assert upstream.stats.opened == 1
 
 
 async def test_a_chunked_request_body_is_read(upstream):
     upstream.script("m", [Reply(text="one")])
-    body = json.dumps(asking()).encode()
+    body = json.dumps(chat_body()).encode()
     async with raw_connection(upstream.url) as connection:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
         await connection.send(head + b"5\r\n" + body[:5] + b"\r\n")
@@ -210,7 +210,7 @@ async def test_a_reset_is_a_reset_and_not_a_close(upstream, after):
 async def test_a_hang_holds_until_the_client_leaves(upstream, after, mark):
     upstream.script("m", [Reply(text="x" * 80, fault=Hang(after=after))])
     async with raw_connection(upstream.url) as connection:
-        await connection.post("/v1/chat/completions", asking(stream=True))
+        await connection.post("/v1/chat/completions", chat_body(stream=True))
         await upstream.requests.wait(1)
         await upstream.requests[0].until_reached()
         received = await connection.until(mark)
@@ -224,7 +224,7 @@ async def test_a_hang_holds_until_the_client_leaves(upstream, after, mark):
 async def test_a_hang_is_let_go_when_the_upstream_closes():
     async with Upstream() as upstream:
         upstream.script("m", [Reply(fault=Hang())])
-        asked = asyncio.create_task(raw_post(upstream.url, asking()))
+        asked = asyncio.create_task(raw_post(upstream.url, chat_body()))
         await upstream.requests.wait(1)
         await upstream.requests[0].until_reached()
     assert upstream.requests[0].outcome == "released"
@@ -261,7 +261,7 @@ async def test_an_error_event_is_the_last_thing_in_the_stream(upstream, named):
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_200_with_nothing_or_with_a_page(upstream, fault, stream):
     upstream.script("m", [Reply(text="x", fault=fault)])
-    answer = await raw_post(upstream.url, asking(stream=stream))
+    answer = await raw_post(upstream.url, chat_body(stream=stream))
     assert answer.status == 200
     assert answer.ended == "complete"
     assert answer.body == (b"" if fault == Empty() else answer.body)
@@ -282,7 +282,7 @@ async def test_a_200_with_nothing_or_with_a_page(upstream, fault, stream):
 )
 async def test_a_stream_ends_as_it_is_scripted(upstream, end: End, done, ended, chunked):
     answer = await streamed(upstream, Reply(text="abc", end=end))
-    assert said(answer) == "abc"
+    assert text_of_deltas(answer) == "abc"
     assert (answer.data[-1] == "[DONE]") is done
     assert answer.ended == ended
     assert ("transfer-encoding" in answer.headers) is chunked
@@ -292,7 +292,7 @@ async def test_a_stream_ends_as_it_is_scripted(upstream, end: End, done, ended, 
 async def test_a_lingering_stream_keeps_its_body_open_after_done(upstream):
     upstream.script("m", [Reply(text="abc", end="linger")])
     async with raw_connection(upstream.url) as connection:
-        await connection.post("/v1/chat/completions", asking(stream=True))
+        await connection.post("/v1/chat/completions", chat_body(stream=True))
         assert (await connection.until(b"[DONE]\n\n")).count(b"data: ") == 4
         await upstream.requests[0].until_reached()
         assert not upstream.requests[0].closed.is_set()
@@ -312,7 +312,7 @@ async def test_a_whole_answer_breaks_off_half_way(upstream, fault, ended):
 async def test_a_whole_answer_hangs_half_way(upstream):
     upstream.script("m", [Reply(text="x" * 80, fault=Hang(after=0))])
     async with raw_connection(upstream.url) as connection:
-        await connection.post("/v1/chat/completions", asking())
+        await connection.post("/v1/chat/completions", chat_body())
         await connection.until(b"xxxx")
     assert await upstream.requests[0].until_closed() == "client_disconnected"
 
@@ -338,7 +338,7 @@ async def test_an_error_inside_a_whole_200(upstream):
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_status_is_sent_with_its_body_and_headers(upstream, stream):
     upstream.script("m", [Reply(status=429, headers={"retry-after": "7"}, body={"error": {"message": "slow"}})])
-    answer = await raw_post(upstream.url, asking(stream=stream))
+    answer = await raw_post(upstream.url, chat_body(stream=stream))
     assert (answer.status, answer.headers["retry-after"]) == (429, "7")
     assert json.loads(answer.body) == {"error": {"message": "slow"}}
     assert upstream.requests[0].outcome == "fault:429"
@@ -443,7 +443,7 @@ async def test_arguments_are_text_unless_verbatim(upstream, arguments, expected)
 
 async def test_made_up_call_ids_never_repeat(upstream):
     upstream.script("m", [Reply(calls=[Call("a"), Call("b")])], repeat_last=True)
-    answers = [await raw_post(upstream.url, asking(stream=True)) for _ in range(3)]
+    answers = [await raw_post(upstream.url, chat_body(stream=True)) for _ in range(3)]
     ids = [fragment["id"] for answer in answers for fragment in fragments(answer) if "id" in fragment]
     assert len(ids) == len(set(ids)) == 6
 
@@ -460,18 +460,18 @@ async def test_made_up_call_ids_never_repeat(upstream):
 async def test_the_spelling_of_events(upstream, shape, line):
     answer = await streamed(upstream, Reply(text="abc", shape=shape))
     assert answer.body.endswith(line)
-    assert said(answer) == "abc"
+    assert text_of_deltas(answer) == "abc"
 
 
 async def test_one_byte_at_a_time(upstream):
     answer = await streamed(upstream, Reply(text="é", shape=Shape(split="bytes")))
     assert {len(part) for part in answer.parts} == {1}
-    assert said(answer) == "é"
+    assert text_of_deltas(answer) == "é"
 
 
 async def test_events_cut_inside_a_character(upstream):
     answer = await streamed(upstream, Reply(text="a\U0001f600b", shape=Shape(split="characters")))
-    assert said(answer) == "a\U0001f600b"
+    assert text_of_deltas(answer) == "a\U0001f600b"
     cut = [part for part in answer.parts if part.endswith(b"\xf0")]
     assert len(cut) == 1
 
@@ -479,27 +479,27 @@ async def test_events_cut_inside_a_character(upstream):
 async def test_all_events_in_one_write(upstream):
     answer = await streamed(upstream, Reply(text="x" * 80, shape=Shape(coalesce=True)))
     assert len(answer.parts) == 1
-    assert said(answer) == "x" * 80
+    assert text_of_deltas(answer) == "x" * 80
 
 
 async def test_an_answer_is_held_until_the_gate_opens(upstream):
     gate = asyncio.Event()
     upstream.script("m", [Reply(text="x" * 16, pace=Pace(hold=Hold(gate, after=2)))])
     async with raw_connection(upstream.url) as connection:
-        await connection.post("/v1/chat/completions", asking(stream=True))
+        await connection.post("/v1/chat/completions", chat_body(stream=True))
         await connection.until(b"xxxxxxxx")
         await upstream.requests[0].until_reached()
         assert upstream.requests[0].sent == 2
         gate.set()
         answer = await connection.answer()
-    assert said(answer) == "x" * 16
+    assert text_of_deltas(answer) == "x" * 16
     assert upstream.requests[0].outcome == "done"
 
 
 async def test_a_held_head_keeps_even_the_status_back(upstream):
     gate = asyncio.Event()
     upstream.script("m", [Reply(text="x", pace=Pace(hold=Hold(gate, after=None)))])
-    asked = asyncio.create_task(raw_post(upstream.url, asking()))
+    asked = asyncio.create_task(raw_post(upstream.url, chat_body()))
     await upstream.requests.wait(1)
     await upstream.requests[0].until_reached()
     assert upstream.requests[0].status is None
@@ -514,9 +514,9 @@ async def test_a_script_that_runs_out_fails_the_test():
     upstream = Upstream()
     await upstream.open()
     script = upstream.script("m", [Reply(text="one")])
-    assert (await raw_post(upstream.url, asking())).status == 200
+    assert (await raw_post(upstream.url, chat_body())).status == 200
     assert script.left == 0
-    assert (await raw_post(upstream.url, asking())).status == 500
+    assert (await raw_post(upstream.url, chat_body())).status == 500
     await upstream.close()
     with pytest.raises(AssertionError, match="'m' has run out: request 2 came"):
         upstream.check()
@@ -530,7 +530,7 @@ async def test_a_script_that_raises_fails_the_test_and_ends_the_exchange():
     upstream = Upstream()
     await upstream.open()
     upstream.script("m", choose)
-    assert (await raw_post(upstream.url, asking())).raw == b""
+    assert (await raw_post(upstream.url, chat_body())).raw == b""
     assert await upstream.requests[0].until_closed() == "crashed"
     await upstream.close()
     with pytest.raises(AssertionError, match="no answer to that"):
@@ -543,9 +543,9 @@ async def test_a_function_chooses_by_the_turn_of_each_conversation(upstream):
         {"role": "assistant", "content": None, "tool_calls": [_call("c1")]},
         {"role": "tool", "tool_call_id": "c1", "content": "12:00"},
     ]
-    later = asking()
+    later = chat_body()
     later["messages"] += done
-    second, first = await asyncio.gather(raw_post(upstream.url, later), raw_post(upstream.url, asking()))
+    second, first = await asyncio.gather(raw_post(upstream.url, later), raw_post(upstream.url, chat_body()))
     assert json.loads(second.body)["choices"][0]["message"]["content"] == "noon"
     assert json.loads(first.body)["choices"][0]["message"]["tool_calls"]
     assert next(r for r in upstream.requests if r.turn == 1).tool_results == {"c1": "12:00"}
@@ -553,7 +553,7 @@ async def test_a_function_chooses_by_the_turn_of_each_conversation(upstream):
 
 async def test_what_was_asked_is_on_record(upstream):
     upstream.script("m", [Reply(text="x")])
-    await raw_post(upstream.url, asking(tools=[WEATHER]), headers={"authorization": "Bearer sk-secret-1234"})
+    await raw_post(upstream.url, chat_body(tools=[WEATHER]), headers={"authorization": "Bearer sk-secret-1234"})
     [record] = upstream.requests
     assert (record.model, record.stream, record.tool_names, record.turn) == ("m", False, ["get_weather"], 0)
     assert json.loads(record.raw) == record.body
@@ -569,7 +569,7 @@ async def test_waiting_for_a_request_that_never_comes_is_an_error(upstream):
 async def test_many_at_once_are_counted(upstream):
     gate = asyncio.Event()
     upstream.script("m", [Reply(text="x", pace=Pace(hold=Hold(gate)))] * 20)
-    asked = [asyncio.create_task(raw_post(upstream.url, asking(stream=True))) for _ in range(20)]
+    asked = [asyncio.create_task(raw_post(upstream.url, chat_body(stream=True))) for _ in range(20)]
     for record in await upstream.requests.wait(20):
         await record.until_reached()
     assert (upstream.stats.active, upstream.stats.peak_connections) == (20, 20)
@@ -583,16 +583,16 @@ async def test_its_port_is_closed_after_it_stopped_and_it_comes_back_on_the_same
     upstream.script("m", [Reply(text="x")])
     await upstream.stop_listening()
     with pytest.raises(ConnectionRefusedError):
-        await raw_post(url, asking())
+        await raw_post(url, chat_body())
     await upstream.open()
-    assert (await raw_post(url, asking())).status == 200
+    assert (await raw_post(url, chat_body())).status == 200
 
 
 async def test_a_wrong_key_is_refused_and_no_fault_of_the_test():
     async with Upstream(key="right") as upstream:
         upstream.script("m", [Reply(text="x")])
-        refused = await raw_post(upstream.url, asking(), headers={"authorization": "Bearer wrong"})
-        taken = await raw_post(upstream.url, asking(), headers={"authorization": "Bearer right"})
+        refused = await raw_post(upstream.url, chat_body(), headers={"authorization": "Bearer wrong"})
+        taken = await raw_post(upstream.url, chat_body(), headers={"authorization": "Bearer right"})
     assert (refused.status, taken.status) == (401, 200)
     assert json.loads(refused.body)["error"]["code"] == "invalid_api_key"
 
@@ -678,7 +678,7 @@ BAD_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
 async def test_a_bad_field_is_refused(upstream, case):
     fields, param = BAD_FIELDS[case]
     with pytest.raises(Rejection) as refused:
-        check_request({**asking(), **fields})
+        check_request({**chat_body(), **fields})
     assert param in str(refused.value.param)
 
 
@@ -734,7 +734,7 @@ async def test_a_lax_script_takes_any_history(upstream):
 @pytest.mark.parametrize("path", STREAMS, ids=lambda path: path.stem)
 async def test_a_stream_of_the_corpus_is_played_as_it_was_taken_down(upstream, path):
     case = json.loads(path.read_text(encoding="utf-8"))
-    answer = await raw_post(upstream.url, asking(upstream.replay(case), stream=True))
+    answer = await raw_post(upstream.url, chat_body(upstream.replay(case), stream=True))
     end = case.get("end", "done")
     mark = ["[DONE]"] if end == "done" else []
     assert [json.loads(text) for text in answer.data[: len(case["chunks"])]] == case["chunks"]
@@ -746,7 +746,7 @@ async def test_a_stream_of_the_corpus_is_played_as_it_was_taken_down(upstream, p
 @pytest.mark.parametrize("path", MESSAGES, ids=lambda path: path.stem)
 async def test_a_message_of_the_corpus_is_played_as_it_was_taken_down(upstream, path):
     case = json.loads(path.read_text(encoding="utf-8"))
-    answer = await raw_post(upstream.url, asking(upstream.replay(case)))
+    answer = await raw_post(upstream.url, chat_body(upstream.replay(case)))
     [choice] = json.loads(answer.body)["choices"]
     assert choice["message"] == case["message"]
     assert choice["finish_reason"] == case["finish_reason"]
@@ -757,7 +757,7 @@ async def test_a_case_asked_in_the_other_mode_fails_the_test(path, stream):
     upstream = Upstream()
     await upstream.open()
     model = upstream.replay(json.loads(path.read_text(encoding="utf-8")))
-    assert (await raw_post(upstream.url, asking(model, stream=stream))).status == 400
+    assert (await raw_post(upstream.url, chat_body(model, stream=stream))).status == 400
     await upstream.close()
     with pytest.raises(AssertionError, match="was asked for"):
         upstream.check()
@@ -774,7 +774,7 @@ async def test_every_modifier_can_be_played_in_both_modes(upstream, name, stream
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(raw_connection(upstream.url))
         await connection.post(
-            "/v1/chat/completions", asking(upstream_model, text, stream=stream, tools=[WEATHER, TIME])
+            "/v1/chat/completions", chat_body(upstream_model, text, stream=stream, tools=[WEATHER, TIME])
         )
         await upstream.requests.wait(1)
         if name not in ("hang", "linger"):
@@ -800,13 +800,13 @@ async def test_a_name_means_a_fault_at_a_place(name, fault: Fault):
 @pytest.mark.parametrize("name", ["gpt", "agent+cutt", "agent+429y", "agent+cut@x", "agent+nope=1", ""])
 async def test_a_name_that_means_nothing_is_not_found(upstream, name):
     assert behaviour(name) is None
-    answer = await raw_post(upstream.url, asking(name or "none"))
+    answer = await raw_post(upstream.url, chat_body(name or "none"))
     assert answer.status == 404
     assert json.loads(answer.body)["error"]["code"] == "model_not_found"
 
 
 async def test_a_status_can_be_for_the_first_requests_only(upstream):
-    answers = [await raw_post(upstream.url, asking("echo+503x2+retry=0.5")) for _ in range(3)]
+    answers = [await raw_post(upstream.url, chat_body("echo+503x2+retry=0.5")) for _ in range(3)]
     assert [answer.status for answer in answers] == [503, 503, 200]
     assert answers[0].headers["retry-after"] == "0.5"
 
@@ -832,7 +832,7 @@ async def test_the_agent_follows_directives_turn_by_turn(upstream):
     ],
 )
 async def test_models_without_function_calling_write_their_calls(upstream, base, mark):
-    body = json.loads((await raw_post(upstream.url, asking(base, 'CALL add {"a":"x"}'))).body)
+    body = json.loads((await raw_post(upstream.url, chat_body(base, 'CALL add {"a":"x"}'))).body)
     assert mark in body["choices"][0]["message"]["content"]
     assert "tool_calls" not in body["choices"][0]["message"]
 
@@ -840,7 +840,7 @@ async def test_models_without_function_calling_write_their_calls(upstream, base,
 async def test_the_pages_beside_the_chat(upstream):
     upstream.script("m", [Reply(text="x")])
     async with http_client(upstream.url) as client:
-        await client.post("/chat/completions", json=asking())
+        await client.post("/chat/completions", json=chat_body())
         assert "m" in [model["id"] for model in (await client.get("/models")).json()["data"]]
         assert (await client.get("/models/m")).json()["id"] == "m"
         assert (await client.get("/models/nope")).status_code == 404

@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from callgate.calls.buffer import ToolCallBuffer
     from callgate.calls.outcome import Image
     from callgate.text_calls.blocks import ToolUseBuffer
-    from callgate.tools.authoring import Context, ToolError, tool
+    from callgate.tools.kinds.python.authoring import Context, ToolError, tool
 
 __version__ = "0.1.0"
 __all__ = ["Context", "Image", "ToolCallBuffer", "ToolError", "ToolUseBuffer", "tool"]
 
 _MODULES = {
-    "Context": "callgate.tools.authoring",
+    "Context": "callgate.tools.kinds.python.authoring",
     "Image": "callgate.calls.outcome",
     "ToolCallBuffer": "callgate.calls.buffer",
-    "ToolError": "callgate.tools.authoring",
+    "ToolError": "callgate.tools.kinds.python.authoring",
     "ToolUseBuffer": "callgate.text_calls.blocks",
-    "tool": "callgate.tools.authoring",
+    "tool": "callgate.tools.kinds.python.authoring",
 }
 
 

@@ -7,21 +7,22 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from callgate import __version__
-from callgate.cli.approvals import approvals
-from callgate.cli.calls import calls
+from callgate.access.commands import keys
 from callgate.cli.chat import chat
 from callgate.cli.checking import check
 from callgate.cli.doctor import doctor
 from callgate.cli.init import init
-from callgate.cli.keys import keys
-from callgate.cli.ledger import ledger
-from callgate.cli.models import models
 from callgate.cli.reload import reload
-from callgate.cli.runs import runs
 from callgate.cli.serving import health, serve
-from callgate.cli.tools import tools
-from callgate.cli.usage import usage
-from callgate.cli.worker import pools, worker
+from callgate.fleet.commands import pools, worker
+from callgate.models.commands import models
+from callgate.recorder.commands.runs import runs
+from callgate.recorder.commands.usage import usage
+from callgate.state.commands.calls import calls
+from callgate.state.commands.ledger import ledger
+from callgate.telemetry.terminal import say
+from callgate.tools.approvals.commands import approvals
+from callgate.tools.commands import tools
 
 
 class _Commands(TyperGroup):
@@ -67,9 +68,9 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"callgate {__version__}")
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        say(f"callgate {__version__}")
         raise typer.Exit
 
 
@@ -86,7 +87,7 @@ class _Command(TyperCommand):
     """A command that suggests `--config` where a file was given as an argument."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        files = [each for each in args if each.endswith((".yaml", ".yml", ".json"))]
+        files = [argument for argument in args if argument.endswith((".yaml", ".yml", ".json"))]
         wants_list = "list" in args
         try:
             return super().parse_args(ctx, args)

@@ -12,7 +12,7 @@ from callgate.conversation.errors import ChatError
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 NEVER = 3600.0
 
 

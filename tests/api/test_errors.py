@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
+from callgate.access.keys import hash_key
 from callgate.api import errors
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
 from callgate.conversation.errors import ChatError
 from callgate.server.refusals import not_http, refusal
 from tests.harness.configs import make_config

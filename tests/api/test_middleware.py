@@ -3,13 +3,18 @@
 import asyncio
 import io
 import json
+import re
 from typing import Any
 
+import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from callgate.api.middleware import Middleware
 from callgate.application import create_app
+from callgate.config.redaction import MASK, Redactor
 from callgate.telemetry import logs
-from callgate.telemetry.redaction import MASK, Redactor
 from tests.harness import toolshed
 from tests.harness.configs import make_config
 from tests.scripted_upstream import Call, Reply, Upstream
@@ -20,17 +25,17 @@ pytestmark = pytest.mark.anyio
 class Exchange:
     """One request as a server hands it over, and what was sent back."""
 
-    def __init__(self, body: dict[str, Any]) -> None:
+    def __init__(self, body: Any, path: str = "/v1/chat/completions") -> None:
         self.sent: list[Any] = []
         self.scope: dict[str, Any] = {
             "type": "http",
             "method": "POST",
-            "path": "/v1/chat/completions",
-            "raw_path": b"/v1/chat/completions",
+            "path": path,
+            "raw_path": path.encode(),
             "query_string": b"",
             "headers": [(b"host", b"localhost")],
         }
-        self._body = json.dumps(body).encode()
+        self._body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self._read = False
 
     async def receive(self) -> Any:
@@ -85,3 +90,38 @@ async def test_an_id_that_a_client_made_up_is_given_back_and_masked_in_the_log(u
     assert exchange.headers[b"x-request-id"] == b"sk-0123456789abcdef"
     assert (line["request_id"], line["status"]) == (MASK, 200)
     assert line["run_id"].encode() == exchange.headers[b"x-callgate-run"]
+
+
+IDS = re.compile(
+    rb'chatcmpl-up[0-9]+|(?:req|run|chatcmpl|resp|msg|rs)[_-]?[0-9a-p]{16,}|"(?:created|created_at|completed_at)":[0-9]+|"ms":[0-9.]+'
+)
+ONE_WORD = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "input": "hi", "max_tokens": 9}
+
+
+@given(
+    path=st.sampled_from(["/v1/chat/completions", "/chat/completions", "/v1/responses", "/responses", "/v1/messages"]),
+    body=st.sampled_from([b"", b"{", b"[]", ONE_WORD, {**ONE_WORD, "model": "nobody"}, {**ONE_WORD, "stream": True}])
+    | st.dictionaries(
+        st.sampled_from([*ONE_WORD, "tools"]), st.none() | st.integers() | st.text(max_size=3), max_size=4
+    ),
+)
+@settings(max_examples=12, deadline=None)
+def test_a_route_past_the_framework_answers_as_through_it(path: str, body: Any) -> None:
+    async def answers() -> list[Any]:
+        async with Upstream() as upstream:
+            upstream.script("m", [Reply(text="hello")] * 2)
+            made = create_app(make_config(upstream.url))
+            through_framework = Middleware(made.inside, made.state.manager)
+            async with made.router.lifespan_context(made):
+                return [await answer_of(app, path, body) for app in (made.outermost, through_framework)]
+
+    fast, plain = anyio.run(answers)
+    assert fast == plain
+
+
+async def answer_of(app: Middleware, path: str, body: Any) -> tuple[int, list[bytes], bytes]:
+    """The status, the names of the headers, and the body without what differs from one request to the next."""
+    exchange = Exchange(body, path)
+    await app(exchange.scope, exchange.receive, exchange.send)
+    written = b"".join(message.get("body", b"") for message in exchange.sent[1:])
+    return exchange.status, sorted(exchange.headers), IDS.sub(b"", written)

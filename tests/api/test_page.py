@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import callgate
+from callgate.access.keys import mint_key
 from callgate.application import create_app
-from callgate.auth.keys import mint_key
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve

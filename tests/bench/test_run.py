@@ -79,6 +79,7 @@ def test_the_committed_baseline_is_of_every_work_there_is():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_request_is_really_counted_and_its_instructions_are_the_same_each_time():
     first = run.instructions_of(["small, passed on"])
     assert first == run.instructions_of(["small, passed on"])

@@ -23,6 +23,7 @@ from callgate.calls.arguments import (
 )
 from callgate.calls.json_text import TOO_DEEP, canonical, same_json
 from callgate.calls.states import Flaw, FlawDetail
+from tests.chaos.scale import held_to, scaled
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
@@ -41,7 +42,7 @@ def error_of(*fragments: object) -> ArgumentsError:
     return caught.value
 
 
-def read(*fragments: object) -> tuple[dict[str, object], bool]:
+def value_and_repair(*fragments: object) -> tuple[dict[str, object], bool]:
     arguments = read_arguments(fragments)
     return arguments.value, arguments.repaired
 
@@ -56,11 +57,11 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("nothing", [None, "", "  \n\t ", "null", " null\n"])
 def test_nothing_is_an_empty_object(nothing):
-    assert read(nothing) == ({}, False)
+    assert value_and_repair(nothing) == ({}, False)
 
 
 def test_no_fragments_are_an_empty_object():
-    assert read() == ({}, False)
+    assert value_and_repair() == ({}, False)
 
 
 @settings(deadline=None)
@@ -75,16 +76,16 @@ def test_an_object_is_the_same_however_its_text_is_cut(value, layout, places):
 
 
 def test_white_space_around_the_object_is_no_slip():
-    assert read('\n {"a": 1}\r\n\t') == ({"a": 1}, False)
+    assert value_and_repair('\n {"a": 1}\r\n\t') == ({"a": 1}, False)
 
 
 def test_fragments_beyond_the_block_size_are_joined_without_loss():
     text = json.dumps({"content": "x" * (3 * BLOCK)})
-    assert read(*text) == ({"content": "x" * (3 * BLOCK)}, False)
+    assert value_and_repair(*text) == ({"content": "x" * (3 * BLOCK)}, False)
 
 
 def test_a_character_cut_into_literal_halves_is_put_together():
-    assert read('{"q":"a \ud83d', '\ude80 b"}') == ({"q": "a \U0001f680 b"}, False)
+    assert value_and_repair('{"q":"a \ud83d', '\ude80 b"}') == ({"q": "a \U0001f680 b"}, False)
 
 
 # What is not whole
@@ -96,7 +97,7 @@ def test_every_proper_prefix_is_truncated_or_blank_and_never_an_object(value, la
     text = json.dumps(value, **layout)
     prefix = text[: data.draw(st.integers(0, len(text) - 1))]
     if not prefix.strip():
-        assert read(prefix) == ({}, False)
+        assert value_and_repair(prefix) == ({}, False)
     else:
         assert flaw_of(prefix) is Flaw.TRUNCATED
 
@@ -221,7 +222,7 @@ def test_bombs_are_refused_like_any_other_text(text, flaw):
     ],
 )
 def test_a_slip_with_one_meaning_is_repaired(text):
-    assert read(text) == ({"a": 1}, True)
+    assert value_and_repair(text) == ({"a": 1}, True)
 
 
 def test_three_string_layers_are_one_too_many():
@@ -231,19 +232,19 @@ def test_three_string_layers_are_one_too_many():
 
 def test_raw_control_characters_in_strings_are_taken_as_they_are():
     controls = "".join(map(chr, range(32)))
-    assert read(f'{{"a":"{controls}"}}') == ({"a": controls}, True)
-    assert read('{"a":"one\ntwo\t\\"three\\"\x01",\n"b\r":"\\n"}') == (
+    assert value_and_repair(f'{{"a":"{controls}"}}') == ({"a": controls}, True)
+    assert value_and_repair('{"a":"one\ntwo\t\\"three\\"\x01",\n"b\r":"\\n"}') == (
         {"a": 'one\ntwo\t"three"\x01', "b\r": "\n"},
         True,
     )
 
 
 def test_the_order_of_keys_does_not_distinguish_repeats():
-    assert read('{"a":1,"b":2}{"b":2,"a":1}') == ({"a": 1, "b": 2}, True)
+    assert value_and_repair('{"a":1,"b":2}{"b":2,"a":1}') == ({"a": 1, "b": 2}, True)
 
 
 def test_snapshots_are_taken_by_the_last():
-    assert read('{"q"', '{"q": "l', "", '{"q": "leave"', " ", '{"q": "leave"}') == ({"q": "leave"}, True)
+    assert value_and_repair('{"q"', '{"q": "l', "", '{"q": "leave"', " ", '{"q": "leave"}') == ({"q": "leave"}, True)
 
 
 def test_snapshots_that_never_became_whole_are_refused():
@@ -273,7 +274,7 @@ def flaw_in(text: str) -> Flaw | None:
 def test_objects_that_begin_alike_and_stand_inside_one_another_are_no_snapshots():
     assert flaw_of('{"filter":', '{"filter":{}}') is Flaw.TRUNCATED
     assert flaw_of('{"filter":{"any":[', '{"filter":{"any":[]}}', " ") is Flaw.TRUNCATED
-    assert read('{"filter":', '{"filter":{}}', "}") == ({"filter": {"filter": {}}}, False)
+    assert value_and_repair('{"filter":', '{"filter":{}}', "}") == ({"filter": {"filter": {}}}, False)
 
 
 def test_pieces_that_snapshots_follow_are_no_snapshots():
@@ -282,7 +283,7 @@ def test_pieces_that_snapshots_follow_are_no_snapshots():
 
 
 def test_two_snapshots_are_enough():
-    assert read('{"q"', '{"q": 1}') == ({"q": 1}, True)
+    assert value_and_repair('{"q"', '{"q": 1}') == ({"q": 1}, True)
 
 
 def test_a_snapshot_that_something_else_follows_is_no_object_any_more():
@@ -303,17 +304,17 @@ def test_snapshots_are_no_object_while_they_may_be_a_part_of_one(snapshots):
 
 
 def test_snapshots_that_hold_no_object_may_have_another_slip():
-    assert read('{"a":1}', '{"a":1}{"a":1}') == ({"a": 1}, True)
+    assert value_and_repair('{"a":1}', '{"a":1}{"a":1}') == ({"a": 1}, True)
 
 
 def test_an_object_may_be_repeated_only_so_often():
-    assert read('{"a":1}' * MAX_REPEATS) == ({"a": 1}, True)
+    assert value_and_repair('{"a":1}' * MAX_REPEATS) == ({"a": 1}, True)
     assert flaw_of('{"a":1}' * (MAX_REPEATS + 1)) is Flaw.INVALID_JSON
-    assert read("{}{}{}") == ({}, True)
+    assert value_and_repair("{}{}{}") == ({}, True)
 
 
 def test_a_whole_object_sent_again_after_its_deltas_is_one_object():
-    assert read('{"city":', '"Vigo"}', '{"city":"Vigo"}') == ({"city": "Vigo"}, True)
+    assert value_and_repair('{"city":', '"Vigo"}', '{"city":"Vigo"}') == ({"city": "Vigo"}, True)
 
 
 # Objects in the place of text
@@ -333,7 +334,7 @@ def test_a_whole_object_sent_again_after_its_deltas_is_one_object():
     ],
 )
 def test_objects_in_the_place_of_text_are_taken(fragments):
-    assert read(*fragments) == ({"a": 1}, True)
+    assert value_and_repair(*fragments) == ({"a": 1}, True)
 
 
 def test_objects_that_differ_are_counted():
@@ -362,7 +363,7 @@ def test_objects_that_differ_or_are_no_json_are_refused(fragments):
 
 
 def test_halves_of_a_character_in_an_object_are_put_together():
-    assert read({"a": "\ud83d\ude80"}) == ({"a": "\U0001f680"}, True)
+    assert value_and_repair({"a": "\ud83d\ude80"}) == ({"a": "\U0001f680"}, True)
 
 
 @pytest.mark.parametrize(
@@ -523,7 +524,7 @@ def test_an_object_seen_in_text_is_not_that_of_an_object_that_follows():
 
 
 def test_no_object_is_seen_in_arguments_that_became_too_large():
-    written = Fragments(20)
+    written = Fragments(limit=20)
     written.add('{"a":1}')
     assert written.object_so_far() is not None
     written.add(" " * 20)
@@ -606,7 +607,9 @@ def test_ten_times_the_text_takes_about_ten_times_as_long(make):
         finally:
             gc.enable()
 
-    assert min(cost(600_000) for _ in range(2)) < 40 * max(min(cost(60_000) for _ in range(3)), 0.002)
+    tries = scaled(1, 3)
+    less = max(min(cost(60_000) for _ in range(tries)), 0.002)
+    held_to(40 * less, "ten times the text is read, of the processor", min(cost(600_000) for _ in range(tries)))
 
 
 # More than anybody can use --------------------------------------------------------------------------------------------
@@ -615,7 +618,7 @@ def test_ten_times_the_text_takes_about_ten_times_as_long(make):
 @pytest.mark.parametrize("size", [1, 7, 5000])
 def test_arguments_beyond_the_limit_are_dropped_and_reported_as_too_large(size):
     text = json.dumps({"text": "x" * 5000})
-    written = Fragments(1024)
+    written = Fragments(limit=1024)
     for at in range(0, len(text), size):
         written.add(text[at : at + size])
     with pytest.raises(ArgumentsError) as refused:
@@ -629,7 +632,7 @@ def test_arguments_beyond_the_limit_are_dropped_and_reported_as_too_large(size):
 def test_the_limit_is_in_bytes_and_what_fits_is_read():
     text = '{"a": "' + "é" * 10 + '"}'
     for limit, fits in ((len(text.encode()), True), (len(text.encode()) - 1, False)):
-        written = Fragments(limit)
+        written = Fragments(limit=limit)
         for char in text:
             written.add(char)
         assert written.too_large is not fits
@@ -637,7 +640,7 @@ def test_the_limit_is_in_bytes_and_what_fits_is_read():
 
 
 def test_an_object_in_the_place_of_text_has_the_same_limit():
-    written = Fragments(1024)
+    written = Fragments(limit=1024)
     written.add({"text": "x" * 2000})
     assert written.too_large
     assert written.text() == f'{{"text": "{"x" * (MAX_KEPT - 10)}…'
@@ -647,19 +650,19 @@ def test_an_object_in_the_place_of_text_has_the_same_limit():
 
 def test_of_too_large_arguments_the_beginning_is_kept():
     for size in (7, 600, 5000):
-        written = Fragments(2000)
+        written = Fragments(limit=2000)
         text = "".join(f"{number} " for number in range(2000))
         for at in range(0, len(text), size):
             written.add(text[at : at + size])
         assert written.text() == text[:MAX_KEPT] + "…"
-    written = Fragments(20)
+    written = Fragments(limit=20)
     written.add({"a": 1})
     written.add("x" * 20)
     assert written.text() == '{"a": 1}' + "x" * 20 + "…"
 
 
 def test_what_is_left_of_too_large_arguments_cannot_be_read_as_whole():
-    written = Fragments(1024)
+    written = Fragments(limit=1024)
     written.add('{"a": 1}')
     written.add(" " * 2000)
     with pytest.raises(ArgumentsError):
@@ -667,7 +670,7 @@ def test_what_is_left_of_too_large_arguments_cannot_be_read_as_whole():
 
 
 def test_memory_stays_bounded_however_much_comes():
-    written = Fragments(100_000)
+    written = Fragments(limit=100_000)
     tracemalloc.start()
     try:
         for number in range(20_000):

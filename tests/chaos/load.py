@@ -25,7 +25,7 @@ class Shot:
         return found
 
 
-def asking(text: str, *, stream: bool = False, model: str = "m", **fields: Any) -> dict[str, Any]:
+def chat_body(text: str, *, stream: bool = False, model: str = "m", **fields: Any) -> dict[str, Any]:
     return {"model": model, "stream": stream, "messages": [{"role": "user", "content": text}], **fields}
 
 

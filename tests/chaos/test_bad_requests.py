@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from callgate.access.keys import mint_key
 from callgate.application import create_app
-from callgate.auth.keys import mint_key
 from callgate.server import ProtocolFactory
-from tests.chaos.load import asking
+from tests.chaos.load import chat_body
 from tests.chaos.scale import report, scaled
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 ANSWERED_WITHIN = scaled(inf, 1.0)
 SECRET, HASH = mint_key()
 CHAT = "/v1/chat/completions"
-GOOD = asking("hello")
+GOOD = chat_body("hello")
 
 
 @dataclass(frozen=True, slots=True)

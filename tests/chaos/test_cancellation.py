@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from callgate.access.building import control_behind
+from callgate.access.keys import mint_key
+from callgate.access.limits import MemoryLimiter
 from callgate.application import create_app
-from callgate.auth.keys import mint_key
-from callgate.auth.limits import MemoryLimiter
-from callgate.ledger.sqlite import FILE
 from callgate.runtime.manager import RuntimeManager
-from tests.chaos.load import asking
+from callgate.state.local.sqlite import FILE
+from tests.chaos.load import chat_body
 from tests.chaos.scale import LONG, report, scaled
 from tests.harness.configs import make_config
 from tests.harness.sweep import Steps, counting
@@ -116,7 +117,7 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def opened(upstream: Upstream, folder: Path) -> AsyncIterator[tuple[FastAPI, RuntimeManager]]:
+async def opened_app(upstream: Upstream, folder: Path) -> AsyncIterator[tuple[FastAPI, RuntimeManager]]:
     config = make_config(
         upstream.url,
         tools=["echo", "add", "send_mail", COMMAND],
@@ -138,8 +139,8 @@ async def test_nothing_is_left_wherever_a_request_ends(
 ) -> None:
     # each event by itself, so that there are places between them
     upstream.script("m", by_turn([replace(reply, pace=Pace(between=0.001)) for reply in SHAPES[shape]]))
-    body = json.dumps(asking("hello", stream=mode == "streamed")).encode()
-    async with opened(upstream, tmp_path) as (app, manager):
+    body = json.dumps(chat_body("hello", stream=mode == "streamed")).encode()
+    async with opened_app(upstream, tmp_path) as (app, manager):
         with counting():
             # once to its end: then there are connections and threads, as in a server that has run for a while
             whole = await _end_at(app, manager, upstream, body, NEVER, way)
@@ -169,18 +170,18 @@ async def _end_at(app: FastAPI, manager: RuntimeManager, upstream: Upstream, bod
 
 
 async def _nothing_left(manager: RuntimeManager, upstream: Upstream, steps: Steps, when: str) -> None:
-    lasting = manager.shared
-    assert isinstance(lasting.limiter, MemoryLimiter)
-    account = lasting.limiter._account("alice")
+    control = control_behind(manager.shared.control)
+    assert isinstance(control.limiter, MemoryLimiter)
+    account = control.limiter._account("alice")
 
     def left() -> dict[str, Any]:
         found = {
             "tasks": [one.get_coro() for one in steps.tasks if not one.done()],
-            "places": lasting.admission.all.running,
-            "places of the key": sum(each.running for each in lasting.admission._keys.values()),
-            "places of the model": sum(each.running for each in lasting.admission._models.values()),
+            "places": control.admission.all.running,
+            "places of the key": sum(each.running for each in control.admission._keys.values()),
+            "places of the model": sum(each.running for each in control.admission._models.values()),
             "reservations": account.running,
-            "leases": manager._open.leases if manager._open else 0,
+            "leases": manager.leased.leases,
             "asked of the model": [one.outcome for one in upstream.requests if not one.closed.is_set()],
         }
         return {name: value for name, value in found.items() if value}

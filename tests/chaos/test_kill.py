@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 
-from callgate.ledger.sqlite import FILE
+from callgate.state.cluster.postgres import migrate
+from callgate.state.local.sqlite import FILE
 from tests.chaos import tools
-from tests.chaos.load import Shot, asking, gone, shoot
+from tests.chaos.load import Shot, chat_body, gone, shoot
 from tests.chaos.scale import SEED, counted, report, scaled
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
-from tests.harness.process import serving
+from tests.harness.postgres import postgres_server
+from tests.harness.process import serving_command
 from tests.harness.redis import redis_server
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
@@ -32,6 +34,8 @@ ROUNDS = counted(3, 50)
 AT_ONCE = 16
 BACK_WITHIN = scaled(inf, 5.0)
 ORPHANS_GONE_WITHIN = scaled(60.0, 5.0)
+DEAD_AFTER = 2.0
+"""Seconds after which a process of a cluster is taken for dead, and its runs are taken over."""
 SLEEPER = "86399.77"
 """Seconds that no other process on this machine sleeps."""
 
@@ -76,11 +80,13 @@ async def test_no_call_runs_twice_and_the_ledger_is_true_however_often_it_is_kil
     answered = 0
     for _ in range(ROUNDS):
         began = time.monotonic()
-        async with serving(config, environment={tools.MARKS: str(marks)}) as child:
+        async with serving_command(config, environment={tools.MARKS: str(marks)}) as child:
             assert (await shoot(child.url, path="/health/ready")).status == 200
             back.append(time.monotonic() - began)
             shots: list[Shot] = []
             load = [asyncio.create_task(_keep_asking(child.url, numbers, shots)) for _ in range(AT_ONCE)]
+            while not (answered or shots):  # noqa: ASYNC110 - a killed server is of interest once it has done something
+                await asyncio.sleep(0.02)
             await asyncio.sleep(chance.uniform(0.3, 1.0))
             child.signal(signal.SIGKILL)
             await child.ended()
@@ -88,8 +94,8 @@ async def test_no_call_runs_twice_and_the_ledger_is_true_however_often_it_is_kil
             answered += sum(shot.status == 200 for shot in shots)
         await _no_orphan()
         upstream.requests.clear()
-    async with serving(config, environment={tools.MARKS: str(marks)}) as child:
-        assert (await shoot(child.url, asking("last"))).status == 200
+    async with serving_command(config, environment={tools.MARKS: str(marks)}) as child:
+        assert (await shoot(child.url, chat_body("last"))).status == 200
         child.signal(signal.SIGTERM)
         assert await child.ended() == 0
     ran = Counter(marks.read_text().splitlines())
@@ -114,9 +120,12 @@ async def test_no_call_runs_twice_and_the_ledger_is_true_however_often_it_is_kil
     assert max(back) <= BACK_WITHIN
 
 
-@pytest.mark.parametrize("kept_in", ["disk", pytest.param("redis", marks=needs("redis-server", "module:redis"))])
+CLUSTER = needs("postgres", "module:asyncpg", "redis-server", "module:redis")
+
+
+@pytest.mark.parametrize("kept_in", ["disk", pytest.param("cluster", marks=CLUSTER)])
 async def test_no_call_of_a_request_with_a_key_runs_twice_however_often_it_is_repeated(
-    upstream: Upstream, tmp_path: Path, kept_in: str
+    upstream: Upstream, tmp_path: Path, schema: str, kept_in: str
 ) -> None:
     upstream.script("m", answers_without_sleeper)
     marks = tmp_path / "marks"
@@ -125,8 +134,14 @@ async def test_no_call_of_a_request_with_a_key_runs_twice_however_often_it_is_re
     listed = [entry("count"), entry("count_in_thread")]
     async with contextlib.AsyncExitStack() as kept:
         options: dict[str, Any] = {"data_dir": str(tmp_path / "data")}
-        if kept_in == "redis":
-            options = {"store": {"redis_url": await kept.enter_async_context(redis_server(tmp_path))}}
+        if kept_in == "cluster":
+            postgres = kept.enter_context(postgres_server())
+            await migrate(postgres.url, schema)
+            options = {
+                "ledger": {"url": postgres.url, "namespace": schema},
+                "store": {"redis_url": await kept.enter_async_context(redis_server(tmp_path))},
+                "runs": {"dead_after_seconds": DEAD_AFTER},
+            }
         config.write_text(as_yaml(config_dict(upstream.url, tools=listed, **options)))
         again, odd = await _killed_and_repeated(upstream, config, marks)
     ran = Counter(marks.read_text().splitlines())
@@ -144,12 +159,14 @@ async def _killed_and_repeated(upstream: Upstream, config: Path, marks: Path) ->
     again: Counter[int] = Counter()
     odd: list[Shot] = []
     for _ in range(ROUNDS):
-        async with serving(config, environment={tools.MARKS: str(marks)}) as child:
+        async with serving_command(config, environment={tools.MARKS: str(marks)}) as child:
             cut, open_ = open_, []
             shots = await asyncio.gather(*(_ask_once(child.url, label, open_) for label in cut))
             again.update(shot.status for shot in shots)
             odd += [shot for shot in shots if shot.status not in (200, 409)]
             load = [asyncio.create_task(_keep_asking_once(child.url, numbers, open_)) for _ in range(AT_ONCE)]
+            while not upstream.requests:  # noqa: ASYNC110 - a killed server is of interest once it has done something
+                await asyncio.sleep(0.02)
             await asyncio.sleep(chance.uniform(0.3, 1.0))
             child.signal(signal.SIGKILL)
             await child.ended()
@@ -170,7 +187,7 @@ async def _keep_asking_once(url: str, numbers: "itertools.count[int]", cut: list
 
 async def _ask_once(url: str, label: str, cut: list[str]) -> Shot:
     """Ask under a key of the label's own; one that was not answered is put down, to be asked again."""
-    shot = await shoot(url, asking(label), headers={"idempotency-key": f"key-{label}"})
+    shot = await shoot(url, chat_body(label), headers={"idempotency-key": f"key-{label}"})
     if not shot.status or not shot.body.endswith((b"}", b"\r\n0\r\n\r\n")):
         cut.append(label)
         return replace(shot, status=0)
@@ -179,7 +196,7 @@ async def _ask_once(url: str, label: str, cut: list[str]) -> Shot:
 
 async def _keep_asking(url: str, numbers: "itertools.count[int]", shots: list[Shot]) -> None:
     while True:
-        shot = await shoot(url, asking(str(next(numbers))))
+        shot = await shoot(url, chat_body(str(next(numbers))))
         shots.append(shot)
         if not shot.status:
             return

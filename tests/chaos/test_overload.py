@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.load import Shot, asking, gone, percentile, shoot
+from tests.chaos.load import Shot, chat_body, gone, percentile, shoot
 from tests.chaos.scale import LONG, report, scaled
 from tests.harness.configs import as_yaml, config_dict
-from tests.harness.process import serving
+from tests.harness.process import serving_command
 from tests.scripted_upstream import Pace, Reply, Upstream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -39,7 +39,7 @@ async def test_at_ten_times_the_capacity_what_fits_is_answered_and_the_rest_refu
     shots: list[Shot] = []
     health: list[float] = []
     try:
-        async with serving(config) as child:
+        async with serving_command(config) as child:
             began = time.monotonic()
             load = asyncio.create_task(_at_rate(child.url, CAPACITY * TIMES, shots))
             looking = asyncio.create_task(_look(child.url, health))
@@ -82,7 +82,7 @@ async def _at_rate(url: str, rate: float, shots: list[Shot]) -> None:
     under_way: set[asyncio.Task[None]] = set()
 
     async def one(number: int) -> None:
-        shots.append(await shoot(url, asking(str(number))))
+        shots.append(await shoot(url, chat_body(str(number))))
 
     began = loop.time()
     try:

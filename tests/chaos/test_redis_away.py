@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from callgate.application import create_app
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from tests.chaos import tools
-from tests.chaos.load import asking, shoot
+from tests.chaos.load import chat_body, shoot
 from tests.chaos.scale import report, scaled
 from tests.harness.configs import config_dict
 from tests.harness.needs import needs
+from tests.harness.ports import free_port
 from tests.harness.postgres import PostgresServer
-from tests.harness.redis import free_port, redis_server
+from tests.harness.redis import redis_server
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
@@ -24,7 +25,7 @@ from tests.scripted_upstream.records import RequestRecord
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.slow,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
     needs("postgres", "redis-server", "module:asyncpg", "module:redis"),
 ]
 
@@ -40,7 +41,7 @@ def answers(record: RequestRecord) -> Reply:
 async def test_chats_without_calls_for_workers_go_on_and_the_loop_is_never_kept(
     postgres: PostgresServer, schema: str, tmp_path: Path, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from callgate.ledger.postgres import migrate
+    from callgate.state.cluster.postgres import migrate
 
     await migrate(postgres.url, schema)
     monkeypatch.setenv(tools.MARKS, str(tmp_path / "marks"))
@@ -61,7 +62,7 @@ async def test_chats_without_calls_for_workers_go_on_and_the_loop_is_never_kept(
             logging={"level": "error"},
         )
         async with serve(create_app(Config.model_validate(config))) as url:
-            assert (await shoot(url, asking("0"))).status == 200
+            assert (await shoot(url, chat_body("0"))).status == 200
             await life.aclose()
             gap, seconds = await _chatting(url)
     report(
@@ -82,7 +83,7 @@ async def _chatting(url: str) -> tuple[float, list[float]]:
     seconds: list[float] = []
     while time.monotonic() < began + AWAY:
         sent = time.monotonic()
-        assert (await shoot(url, asking(str(len(seconds))))).status == 200
+        assert (await shoot(url, chat_body(str(len(seconds))))).status == 200
         seconds.append(time.monotonic() - sent)
         await asyncio.sleep(0.02)
     ticking.cancel()

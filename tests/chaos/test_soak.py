@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.chaos import tools
-from tests.chaos.load import asking, shoot
+from tests.chaos.load import chat_body, shoot
 from tests.chaos.scale import report, scaled
 from tests.harness.configs import as_yaml, config_dict
-from tests.harness.process import Child, serving
+from tests.harness.process import Child, serving_command
 from tests.scripted_upstream import Call, Cut, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
 
@@ -55,7 +55,7 @@ async def test_memory_files_threads_and_children_are_given_back(tmp_path: Path) 
     config.write_text(as_yaml(written))
     statuses: Counter[tuple[str, int]] = Counter()
     try:
-        async with serving(config, environment={tools.MARKS: os.devnull}) as child:
+        async with serving_command(config, environment={tools.MARKS: os.devnull}) as child:
             await _ask(child, upstream, range(200), statuses)
             idle = _used(child)
             await _ask(child, upstream, range(REQUESTS // 2), statuses)
@@ -84,7 +84,7 @@ async def _ask(child: Child, upstream: Upstream, numbers: range, statuses: "Coun
         for number in left:
             kind = KINDS[number % len(KINDS)]
             fields: dict[str, Any] = {"n": "x"} if kind == "bad" else {"model": "nobody"} if kind == "nobody" else {}
-            body = asking(f"{kind}/{number}", stream=number % 2 == 0) | fields
+            body = chat_body(f"{kind}/{number}", stream=number % 2 == 0) | fields
             shot = await shoot(child.url, body)
             statuses[kind, shot.status] += 1
             if not number % 500:

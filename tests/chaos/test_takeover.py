@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from callgate.api.durable_runs import decode_answer
+from callgate.runs.durable_runs import decode_answer
 from tests.chaos import tools
-from tests.chaos.load import asking, shoot
+from tests.chaos.load import chat_body, shoot
 from tests.chaos.scale import LONG, SEED, counted, report, scaled
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
 from tests.harness.postgres import PostgresServer, postgres_server
-from tests.harness.process import Child, child, serving
+from tests.harness.process import Child, child, serving_command
 from tests.harness.redis import redis_server
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
@@ -89,7 +89,7 @@ class Pair:
     children: list[Child] = field(default_factory=list)
 
     async def begin(self, place: int | None = None) -> None:
-        context = serving(self.config, environment={tools.MARKS: str(self.marks)})
+        context = serving_command(self.config, environment={tools.MARKS: str(self.marks)})
         child = await self.stack.enter_async_context(context)
         if place is None:
             self.children.append(child)
@@ -133,7 +133,7 @@ async def _play(
 ) -> None:
     from redis.asyncio import Redis
 
-    from callgate.ledger.postgres import PostgresDatabase, migrate
+    from callgate.state.cluster.postgres import PostgresDatabase, migrate
 
     await migrate(postgres.url, schema)
     upstream.script("m", answers)
@@ -220,8 +220,8 @@ async def _play(
         calls = await database.fetch("SELECT call_id, state, ended_at, note FROM calls")
         runs = await database.fetch("SELECT state, epoch, answer FROM runs")
         apart = await database.fetch(
-            "SELECT calls.call_id, calls.state, fleet_calls.state FROM calls JOIN fleet_calls ON fleet_calls.id = calls.id"
-            " WHERE calls.state <> fleet_calls.state AND calls.note NOT LIKE 'never begun%'"
+            "SELECT call_id, state, note FROM calls WHERE pool IS NOT NULL AND"
+            " ((state = 'withdrawn' AND worker IS NOT NULL) OR (state = 'done' AND worker_outcome IS NULL))"
         )
         await database.close()
     ran = Counter(marks.read_text().splitlines())
@@ -287,7 +287,7 @@ async def _until_answered(pair: Pair, chance: random.Random, label: str) -> byte
 
 
 async def _ask(url: str, label: str) -> bytes | None:
-    shot = await shoot(url, asking(label), headers={"idempotency-key": f"key-{label}"})
+    shot = await shoot(url, chat_body(label), headers={"idempotency-key": f"key-{label}"})
     if not shot.status or shot.status == 503:
         return None
     assert shot.status == 200, shot.body

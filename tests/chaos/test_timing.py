@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from callgate.auth.keys import KeyEntry, Keyring, mint_key
+from callgate.access.keys import KeyEntry, Keyring, mint_key
 from callgate.conversation.errors import ChatError
 from tests.chaos.scale import LONG, report
 

@@ -26,7 +26,7 @@ async def callgate(*arguments: str, url: str) -> tuple[int, str, str]:
 async def test_a_waiting_call_is_listed_and_decided(upstream: Upstream, words: list[str], expected: str) -> None:
     upstream.script("m", [Reply(calls=[Call("echo", {"text": "hi\n\x1b[2J"})]), Reply(text="done")])
     app = create_app(make_config(upstream.url, tools=["echo"], require_approval="always"))
-    async with serve(app) as url, http_client(url) as client:
+    async with serve(app) as url, http_client(url, timeout=None) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
         approvals = app.state.manager.shared.approvals
         while not approvals.waiting():

@@ -7,8 +7,8 @@ import yaml
 from typer.testing import CliRunner
 
 from callgate.__main__ import app
-from callgate.ledger.entry import LedgerEntry, RunState
-from callgate.ledger.sqlite import SqliteLedger
+from callgate.state.entry import CallState, LedgerEntry
+from callgate.state.local.sqlite import SqliteLedger
 
 run = CliRunner().invoke
 MODELS = {"model_list": [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]}
@@ -22,12 +22,13 @@ def config(tmp_path: Path) -> Path:
 
     async def fill() -> None:
         ledger = SqliteLedger(tmp_path / "data")
-        for at, state in enumerate((RunState.DONE, RunState.UNKNOWN, RunState.FAILED)):
+        ledger.open()
+        for at, state in enumerate((CallState.DONE, CallState.UNKNOWN, CallState.FAILED)):
             entry = LedgerEntry(
                 "run_1", 0, f"call_{at}", "pay", "00", "alice", True, 1_795_003_200.0 + at, arguments="s3cret"
             )
             await ledger.start(entry)
-            ledger.end(entry, state, "timeout" if state is RunState.UNKNOWN else "", "s3cret")
+            ledger.end(entry, state, "timeout" if state is CallState.UNKNOWN else "", "s3cret")
         await ledger.close()
 
     asyncio.run(fill())
@@ -70,13 +71,14 @@ def test_what_a_provider_calls_its_calls_moves_no_cursor_and_makes_no_line(tmp_p
 
     async def fill() -> None:
         ledger = SqliteLedger(tmp_path / "data")
+        ledger.open()
         await ledger.start(LedgerEntry("run_1", 0, "c\x1b[2J\nfake", "pay", "00", "alice", True, 1_795_003_200.0))
         await ledger.close()
 
     asyncio.run(fill())
     output = run(app, ["calls", "-c", str(file)]).output
     assert output.count("\n") == 1
-    assert "\\x1b[2J\\nfake" in output
+    assert "\\u001b[2J\\u000afake" in output
 
 
 def test_an_empty_list_is_reported(tmp_path: Path) -> None:

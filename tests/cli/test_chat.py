@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from callgate.access.keys import mint_key
 from callgate.application import create_app
-from callgate.auth.keys import mint_key
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.process import ROOT
@@ -46,7 +46,7 @@ async def test_it_shows_text_and_tool_calls_and_keeps_the_history(upstream: Upst
     async with serve(create_app(make_config(upstream.url, tools=["add", "send_mail"]))) as url:
         code, out, err = await chat("--url", url, lines="one and two?\n\nsure?\n")
     assert code == 0
-    assert out == "3\\x1b[2J\nyes\n"
+    assert out == "3\\u001b[2J\nyes\n"
     assert "add done in " in err
     assert "send_mail failed after " in err
     said = [(m["role"], m["content"]) for m in upstream.requests[2].body["messages"]]
@@ -129,7 +129,7 @@ async def test_an_error_is_printed_and_the_question_is_not_kept(upstream: Upstre
     async with serve(create_app(make_config(upstream.url))) as url:
         code, out, err = await chat("--url", url, lines="bad\ngood\n")
     assert (code, out) == (0, "fine\n")
-    assert "no such thing\\x1b]0;owned\\x07" in err
+    assert "no such thing\\u001b]0;owned\\u0007" in err
     assert [m["content"] for m in upstream.requests[1].body["messages"]] == ["good"]
 
 

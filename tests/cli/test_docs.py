@@ -11,7 +11,7 @@ import yaml
 
 from callgate.__main__ import app
 from callgate.config.load import load
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"model_list": [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]}

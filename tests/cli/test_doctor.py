@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from callgate.application import create_app
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from tests.harness.clients import http_client
 from tests.harness.command import run_command
 from tests.harness.configs import as_yaml, config_dict, make_config
+from tests.harness.ports import free_port
 from tests.harness.server import serve
 from tests.harness.tls import self_signed
 from tests.scripted_upstream import Reply, Upstream
-from tests.tools.kinds import RAW_MCP
+from tests.tools.executor_kinds import RAW_MCP
 
 pytestmark = pytest.mark.anyio
 
@@ -31,11 +32,6 @@ async def callgate(*arguments: str, config: dict[str, Any], folder: Path) -> tup
     ran = await asyncio.to_thread(run_command, *arguments, "--config", str(file))
     assert "Traceback" not in ran.stderr, ran.stderr
     return ran.returncode, ran.stdout
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 async def test_a_server_that_is_well(upstream: Upstream, tmp_path: Path) -> None:
@@ -55,7 +51,11 @@ async def test_a_server_that_is_well(upstream: Upstream, tmp_path: Path) -> None
 
 async def test_whatever_is_wrong_is_printed_and_the_exit_code_is_one(tmp_path: Path) -> None:
     broken = {"kind": "http", "name": "web", "description": "d", "url": "http://127.0.0.1:1/", "parameters": BROKEN}
-    config = config_dict("http://127.0.0.1:1/v1", tools=[broken], mcp_servers={"gone": {"command": "/no/such"}})
+    gone = {"gone": {"command": "/no/such"}}
+    config = config_dict("http://127.0.0.1:1/v1", tools=[broken], mcp_servers=gone, data_dir="data")
+    (tmp_path / "data").mkdir()
+    for store in ("ledger.sqlite3", "keys.sqlite3"):
+        (tmp_path / "data" / store).write_bytes(b"no database, but long enough" * 200)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config["server"] = {"port": taken.getsockname()[1]}
         code, out = await callgate("doctor", config=config, folder=tmp_path)
@@ -63,6 +63,8 @@ async def test_whatever_is_wrong_is_printed_and_the_exit_code_is_one(tmp_path: P
     failed = [line for line in out.splitlines() if line.startswith("FAIL")]
     assert [line.split(":")[0] for line in failed] == [
         f"FAIL  port {config['server']['port']}",
+        "FAIL  store",
+        "FAIL  store",
         "FAIL  model m",
         "FAIL  source gone",
         "FAIL  tool web",
@@ -263,3 +265,18 @@ async def test_a_server_of_tools_that_speaks_no_tls_gets_the_hint(upstream: Upst
     async with server:
         _, output = await callgate("doctor", config=config, folder=tmp_path)
     assert "with plain HTTP, `url` begins with `http://`" in output
+
+
+async def test_a_provider_of_the_config_is_examined_and_one_without_models_reported(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    config = config_dict(upstream.url)
+    config["model_list"] = [{"model_name": "large", "litellm_params": {"model": "acme/m"}}]
+    config["providers"] = {"acme": {"base_url": upstream.url}, "idle": {"base_url": "https://idle.example/v1"}}
+    upstream.script("m", [Reply(text="hi")])
+    code, out = await callgate("doctor", "--json", config=config, folder=tmp_path)
+    checks = {check["what"]: check for check in json.loads(out)["checks"]}
+    assert (code, checks["model large"]["lane"], checks["model large"]["status"]) == (0, "direct", "ok")
+    ran = await asyncio.to_thread(run_command, "check", "--config", str(tmp_path / "config.yaml"))
+    assert ran.returncode == 0
+    assert "no model is of this provider: write `model: idle/...`" in ran.stderr + ran.stdout

@@ -77,8 +77,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (MODEL + "litellm_settings: {num_retries: 3}\n", "`num_retries` is `upstream.retries` here"),
         ('{"mcpServers": {"a": {"command": "cat"}}}', "a file of MCP servers alone is no config: name it with `mcp_config`"),
         (MODEL + "keys: [{name: me, hash: sk-mine}]\n", "the key itself does not belong here"),
-        (MODEL + "server: {host: 0.0.0.0}\nauth: off\nrequire_approval: always\n", "warning: config.yaml:6:7: auth: nobody may approve calls, because everybody is let in from everywhere"),
+        (MODEL + "server: {host: 0.0.0.0}\nauth: off\nrequire_approval: always\n", "warning: config.yaml:6:7: auth: nobody may approve calls, because everybody is let in without a key"),
         (MODEL + "keys: [{name: me, hash: 'sha256:" + "0" * 64 + "'}]\nrequire_approval: always\n", "warning: config.yaml:5:7: keys: none has `approve: on`"),
+        (MODEL + "tools: [{kind: python, function: 'plain:lookup', safety: destructive}]\n", "warning: config.yaml:5:8: tools: destructive, so that each call waits for approval: lookup"),
         (MODEL + "server: {host: 0.0.0.0}\n", "`callgate keys create NAME` makes one"),
     ],
 )  # fmt: skip

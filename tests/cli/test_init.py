@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from callgate.__main__ import app
-from callgate.auth.keys import hash_key
+from callgate.access.keys import hash_key
 from callgate.cli import found, providers
 from callgate.config.load import load
 from tests.harness.process import START_PATIENCE
@@ -65,7 +65,7 @@ def check() -> Result:
     return CliRunner().invoke(app, ["check"])
 
 
-def written(name: str = "config.yaml") -> Any:
+def written_config(name: str = "config.yaml") -> Any:
     return yaml.safe_load(Path(name).read_text())
 
 
@@ -78,7 +78,7 @@ def test_every_provider_makes_a_config_that_check_passes(name, monkeypatch):
     assert "next: callgate serve" in result.output
     checked = check()
     assert checked.exit_code == 0, checked.output
-    [entry] = written()["model_list"]
+    [entry] = written_config()["model_list"]
     assert entry["tools"] == ["*"]
     assert "sk-1" not in Path("config.yaml").read_text()
 
@@ -106,7 +106,7 @@ async def test_local_servers_are_found_with_their_models(upstream: Upstream, mon
     monkeypatch.setattr(found, "PROVIDERS", ports)
     result = await asyncio.to_thread(init, "--yes")
     assert result.exit_code == 0, result.output
-    entries = {entry["model_name"]: entry for entry in written()["model_list"]}
+    entries = {entry["model_name"]: entry for entry in written_config()["model_list"]}
     address = f"http://127.0.0.1:{upstream.port}"
     assert entries["qwen3"]["litellm_params"] == {"model": "ollama_chat/qwen3", "api_base": address}
     assert "nomic-embed-text" not in entries
@@ -117,7 +117,7 @@ async def test_any_address_with_openai_s_api_is_asked_for_its_models(upstream: U
     upstream.script("mine", [])
     result = await asyncio.to_thread(init, "--base-url", upstream.url)
     assert result.exit_code == 0, result.output
-    assert "mine" in [entry["model_name"] for entry in written()["model_list"]]
+    assert "mine" in [entry["model_name"] for entry in written_config()["model_list"]]
     nobody = await asyncio.to_thread(init, "--force", "--base-url", "http://127.0.0.1:1/v1")
     assert (nobody.exit_code, "name one with --model openai/NAME" in nobody.output) == (2, True)
 
@@ -132,7 +132,7 @@ def test_files_of_other_programs_are_taken_over_and_what_cannot_be_is_a_comment_
     Path(".cursor/mcp.json").write_text(json.dumps({"mcpServers": {"files": {"url": "http://127.0.0.1:1/mcp"}}}))
     result = init("--yes")
     assert result.exit_code == 0, result.output
-    servers = written()["mcp_servers"]
+    servers = written_config()["mcp_servers"]
     assert set(servers) == {"files", "github", "files_2", "remote", "here"}
     assert "autoApprove" not in servers["github"]
     assert servers["here"]["args"] == [f"{Path.cwd()}/data"]
@@ -150,7 +150,7 @@ def test_a_file_that_is_named_is_taken_and_one_that_cannot_be_read_is_an_error(t
     file = tmp_path / "mcp.json"
     file.write_text(json.dumps(CLAUDE))
     assert init("--mcp-file", str(file), "--mcp", "uvx mcp-server-time").exit_code == 0
-    assert set(written()["mcp_servers"]) == {"time", "files", "github"}
+    assert set(written_config()["mcp_servers"]) == {"time", "files", "github"}
     result = init("--force", "--mcp-file", str(tmp_path / "gone.json"))
     assert (result.exit_code, "gone.json cannot be read" in result.output) == (2, True)
 
@@ -172,7 +172,7 @@ def test_a_key_that_is_typed_is_stored_beside_the_config():
     result = init("--ask", answers="\n".join(answers) + "\n")
     assert result.exit_code == 0, result.output
     assert "Not known: nonsense" in result.output
-    assert [entry["model_name"] for entry in written()["model_list"]] == ["gpt-5", "gpt-5-mini"]
+    assert [entry["model_name"] for entry in written_config()["model_list"]] == ["gpt-5", "gpt-5-mini"]
     assert Path("secrets/openai_api_key").read_text() == "sk-typed-in\n"
     assert stat.S_IMODE(Path("secrets/openai_api_key").stat().st_mode) == 0o600
     assert Path("secrets/.gitignore").read_text() == "*\n"
@@ -185,12 +185,12 @@ def test_an_address_the_demo_and_providers_by_their_other_names_may_be_typed():
     result = init("--ask", answers="opnai\nclaude http://127.0.0.1:1/v1\nmine\nclaude-x\n\n\n\n")
     assert result.exit_code == 0, result.output
     assert "Not known: opnai; did you mean `openai`?" in result.output
-    assert [each["litellm_params"] for each in written()["model_list"]] == [
+    assert [each["litellm_params"] for each in written_config()["model_list"]] == [
         {"model": "openai/mine", "api_base": "http://127.0.0.1:1/v1"},
         {"model": "anthropic/claude-x", "api_key": "os.environ/ANTHROPIC_API_KEY"},
     ]
     assert init("--ask", "--force", answers="demo\n\n\n").exit_code == 0
-    assert [each["model_name"] for each in written()["model_list"]] == ["demo"]
+    assert [each["model_name"] for each in written_config()["model_list"]] == ["demo"]
     assert check().exit_code == 0
 
 
@@ -209,7 +209,7 @@ async def test_a_person_at_a_terminal_is_asked_and_the_installed_command_serves_
     os.close(ours)
     assert "OpenRouter: which models" in said
     assert "next: callgate serve" in said
-    assert written()["model_list"][0]["litellm_params"]["api_key"] == "os.environ/OPENROUTER_API_KEY"
+    assert written_config()["model_list"][0]["litellm_params"]["api_key"] == "os.environ/OPENROUTER_API_KEY"
 
 
 MARKED = 'from callgate import tool\n\n\n@tool(safety="read_only")\ndef lookup(word: str) -> str:\n    """Look a word up."""\n    return word\n'

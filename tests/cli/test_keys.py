@@ -9,8 +9,8 @@ import yaml
 from typer.testing import CliRunner
 
 from callgate.__main__ import app
-from callgate.auth.keys import hash_key
-from callgate.config.schema import Key
+from callgate.access.keys import hash_key
+from callgate.access.settings import Key
 from callgate.config.schema.values import moment_of
 
 run = CliRunner().invoke

@@ -19,9 +19,9 @@ from callgate.config.load import load
 from callgate.server.banner import banner
 from tests.harness.clients import http_client, openai_client, whole
 from tests.harness.configs import as_yaml, config_dict
-from tests.harness.process import READY, child, serving
+from tests.harness.process import READY, child, serving_command
 from tests.scripted_upstream import Call, Hold, Pace, Reply, Upstream
-from tests.tools.kinds import RAW_MCP
+from tests.tools.executor_kinds import RAW_MCP
 
 pytestmark = pytest.mark.anyio
 
@@ -136,7 +136,7 @@ async def test_the_banner_names_page_models_tools_with_their_states_and_keys(
     config = config_dict(upstream.url, tools=["add"], mcp_servers=servers)
     config["model_list"].append({"model_name": "plain", "litellm_params": {"model": "demo/demo"}})
     (tmp_path / "config.yaml").write_text(as_yaml(config))
-    async with serving(tmp_path / "config.yaml") as started:
+    async with serving_command(tmp_path / "config.yaml") as started:
         await started.line(r"^          gone \(mcp\): (down|opening).*no program /no/such")
         assert f"  page    {started.url}/" in started.lines
         assert "  models  m, plain (no tools)" in started.lines
@@ -162,7 +162,7 @@ async def test_the_first_ctrl_c_says_what_it_waits_for_and_the_second_ends_it_no
     gate = asyncio.Event()
     upstream.script("m", lambda _: Reply(text="one two three four", pace=Pace(hold=Hold(gate, after=2))))
     (tmp_path / "config.yaml").write_text(as_yaml(config_dict(upstream.url)))
-    async with serving(tmp_path / "config.yaml") as started, http_client(started.url) as client:
+    async with serving_command(tmp_path / "config.yaml") as started, http_client(started.url) as client:
         asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "go"}]}
         async with client.stream("POST", "/v1/chat/completions", json=asked) as answer:
             await anext(answer.aiter_lines())

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: str, folder: Path, installed: Path) -> "subprocess.CompletedProcess[str]":
+def run_in_shell(command: str, folder: Path, installed: Path) -> "subprocess.CompletedProcess[str]":
     path = f"{installed}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-c", command], cwd=folder, env={"PATH": path}, capture_output=True, text=True, check=False, timeout=60
@@ -45,7 +45,7 @@ def test_every_file_and_command_of_the_page_is_tried_here():
 
 @pytest.mark.parametrize("command", OUTCOMES)
 def test_each_command_does_what_the_page_says(command, folder, installed):
-    ran = run(command, folder, installed)
+    ran = run_in_shell(command, folder, installed)
     code, words = OUTCOMES[command]
     assert ran.returncode == code, ran.stderr
     assert words in (ran.stdout if code == 0 else ran.stderr)
@@ -62,12 +62,12 @@ def test_each_command_does_what_the_page_says(command, folder, installed):
     ],
 )
 def test_progress_errors_and_images_are_as_the_page_says(call, code, out, err, folder, installed):
-    ran = run(f"callgate tools call {call}", folder, installed)
+    ran = run_in_shell(f"callgate tools call {call}", folder, installed)
     assert ran.returncode == code, ran.stderr
     assert out in ran.stdout
     assert err in ran.stderr
 
 
 def test_a_tool_is_still_a_function(folder, installed):
-    ran = run("python -m pytest -q -p no:cacheprovider test_my_tools.py", folder, installed)
+    ran = run_in_shell("python -m pytest -q -p no:cacheprovider test_my_tools.py", folder, installed)
     assert "1 passed" in ran.stdout, ran.stdout + ran.stderr

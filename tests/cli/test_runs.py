@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from callgate.__main__ import app
 from callgate.application import create_app
-from callgate.cli.run_story import story
-from callgate.recorder.row import Recording, RunEvent, RunRow
+from callgate.recorder.commands.run_story import story
+from callgate.records.row import RecordedRun, RunEvent, RunRow
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.process import ROOT
@@ -112,12 +112,13 @@ async def test_a_damaged_run_is_an_error_in_a_line(recorded: tuple[Path, str]) -
     file, id = recorded
     database = sqlite3.connect(file.parent / "data" / "runs.sqlite3")
     with database:
-        database.execute("UPDATE runs SET row = x'01ff'")
+        database.execute("UPDATE runs SET tools = '['")
     database.close()
-    for asked in (["list"], ["show", id]):
-        ended = run(app, ["runs", *asked, "--config", str(file)])
-        assert (ended.exit_code, ended.stdout) == (2, "")
-        assert "is damaged, or was written by another version of Callgate" in ended.stderr
+    ended = run(app, ["runs", "show", id, "--config", str(file)])
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert "is damaged, or was written by another version of Callgate" in ended.stderr
+    listed = run(app, ["runs", "list", "--config", str(file)])
+    assert (listed.exit_code, listed.stdout) == (0, "")
 
 
 async def test_a_run_is_exported_in_three_ways(recorded: tuple[Path, str]) -> None:
@@ -252,9 +253,9 @@ def test_a_name_that_a_model_made_up_makes_no_line_of_its_own() -> None:
     }
     facts = {"calls": [call], "seconds": 1.0, "finish_reasons": ["stop\n  ✓ reason"], "attempts": 1, "deployment": "d"}
     events = [RunEvent(0.0, "turn_started", turn=0), RunEvent(1.0, "turn_ended", turn=0, facts=facts)]
-    lines = list(story(Recording(RunRow("run_1", 1.0, model="m\n  ✓ model"), events), [], content=False))
+    lines = list(story(RecordedRun(RunRow("run_1", 1.0, model="m\n  ✓ model"), events), [], content=False))
     assert not any("\n  ✓" in line for line in lines)
-    assert sum(line.count("\\n  ✓") for line in lines) == 5
+    assert sum(line.count("\\u000a  ✓") for line in lines) == 5
 
 
 async def test_a_running_server_is_asked_where_nothing_is_kept_in_a_folder(upstream: Upstream, tmp_path: Path) -> None:

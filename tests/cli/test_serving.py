@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from callgate.__main__ import app
 from callgate.cli import serving
 from tests.harness.clients import http_client, openai_client
-from tests.harness.process import READY, child
-from tests.harness.process import serving as serving_process
+from tests.harness.process import READY, child, serving_command
 
 pytestmark = pytest.mark.anyio
 
@@ -62,14 +61,14 @@ def test_what_is_held_back_while_loading_is_there_afterwards(monkeypatch: pytest
 async def test_the_first_start_makes_a_key_and_prints_it_and_later_ones_do_not(tmp_path: Path):
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps({"model_list": [DEMO], "data_dir": str(tmp_path / "data")}))
-    async with serving_process(config, "--create-key") as started:
+    async with serving_command(config, "--create-key") as started:
         key = (await started.line(r"^key \(made now, shown this once\): (cg-\S+)")).group(1)
         async with http_client(started.url) as client:
             assert (await client.get("/v1/models")).status_code == 401
             allowed = await client.get("/v1/approvals", headers={"Authorization": f"Bearer {key}"})
             assert allowed.status_code == 200
         assert started.log.count(key) == 1
-    async with serving_process(config, "--create-key") as again, http_client(again.url) as client:
+    async with serving_command(config, "--create-key") as again, http_client(again.url) as client:
         assert (await client.get("/v1/models")).status_code == 401
         assert (await client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).status_code == 200
         assert "cg-" not in again.log

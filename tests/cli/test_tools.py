@@ -11,7 +11,7 @@ import yaml
 
 from tests.harness.command import Ran, run_command
 from tests.harness.configs import tool_entry
-from tests.tools.kinds import RAW_MCP
+from tests.tools.executor_kinds import RAW_MCP
 
 MODELS = [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]
 BROKEN = {"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}}
@@ -41,7 +41,7 @@ def test_tools_are_listed_with_what_they_cost_and_what_is_wrong(tmp_path):
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     tools = {tool["name"]: tool for tool in found["tools"]}
-    assert set(tools) == {"add", "raw_echo", "send_mail"}
+    assert set(tools) == {"add", "raw_echo", "read_more", "send_mail"}
     assert (tools["add"]["kind"], tools["add"]["source"], tools["add"]["safety"]) == ("python", "config", "read_only")
     assert [name for name, tool in tools.items() if tool["require_approval"]] == ["send_mail"]
     assert 20 < tools["add"]["prompt_tokens"] < 200
@@ -219,13 +219,21 @@ def test_two_tools_of_one_name_are_shown_with_what_each_is_called(tmp_path):
     assert "warn  name echo: " in ran.stdout
 
 
-@pytest.mark.parametrize("command", [("check",), ("serve", "--port", "0")])
+def test_a_file_of_pins_that_is_too_deep_is_one_clear_line(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "tool_pins.json").write_bytes(b'{"a":' * 100_000)
+    ran = callgate("check", config={"data_dir": str(tmp_path / "data")}, folder=tmp_path)
+    assert ran.returncode == 2
+    assert "Traceback" not in ran.stderr
+    assert "move it away to start anew" in ran.stderr.replace("\n", " ")
+
+
 @pytest.mark.parametrize("name", ["ledger.sqlite3", "keys.sqlite3", "tool_pins.json"])
-def test_a_damaged_file_ends_the_start_in_one_clear_line_and_stays_as_it_is(tmp_path, command, name):
+def test_a_damaged_file_is_one_clear_line_and_stays_as_it_is(tmp_path, name):
     file = tmp_path / "data" / name
     file.parent.mkdir()
     file.write_bytes(bytes(range(256)) * 32)
-    ran = callgate(*command, config={"data_dir": str(file.parent)}, folder=tmp_path)
+    ran = callgate("check", config={"data_dir": str(file.parent)}, folder=tmp_path)
     assert ran.returncode not in (0, None)
     assert "Traceback" not in ran.stderr
     [line] = [line for line in ran.stderr.splitlines() if "data_dir" in line]

@@ -35,7 +35,7 @@ OTHER_MEANING = "the side of a river"
 PERSON = {"name": "Ada", "age": 36}
 PERSON_TEXT = '{"name": "Ada", "age": 36}'
 FIRST_WORDS = "So it begins, and then "
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -652,5 +652,5 @@ def _person(request: RequestRecord) -> Reply:
     choice = request.body.get("tool_choice")
     if isinstance(choice, dict):
         return Reply(calls=[Call(choice["function"]["name"], PERSON)])
-    theirs = [name for name in request.tool_names if name not in toolshed.SAFETY]
+    theirs = [name for name in request.tool_names if name not in (*toolshed.SAFETY, "read_more")]
     return Reply(calls=[Call(theirs[-1], PERSON)]) if theirs else Reply(text=PERSON_TEXT)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from tests.clients.behaviours import BARE, KEY, MODELS, SERVER_TOOLS, TEXTUAL
 from tests.harness.configs import as_yaml, config_dict
-from tests.harness.process import serving
+from tests.harness.process import serving_command
 from tests.harness.server import serve
 from tests.scripted_upstream import Upstream
 
@@ -48,7 +48,7 @@ async def commanded(folder: Path) -> AsyncIterator[Served]:
     async with Upstream() as provider:
         path = folder / "config.yaml"
         path.write_text(as_yaml(_config(provider)), encoding="utf-8")
-        async with serving(path) as running:
+        async with serving_command(path) as running:
             yield Served(running.url, provider)
 
 

@@ -16,9 +16,9 @@ from tests.harness.process import output_of
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, RequestRecord, Upstream
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, needs(f"environment:{AGENTS}")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300), needs(f"environment:{AGENTS}")]
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 PACKAGES = Environment(AGENTS).folder / "node_modules"
 COMMAND = "echo forty-$((40+2))"
 CODEX = """

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
 from tests.clients.coding_agents import CLAUDE, CODING_AGENTS, CodingAgent, play
 from tests.harness.configs import make_config
 from tests.harness.needs import needs

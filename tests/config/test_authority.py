@@ -1,12 +1,13 @@
 """What counts as a config that allows more."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from callgate.config.authority import SEEN_WHEN_BUILT, guard_of, widenings, with_removed
-from callgate.config.schema import Config, Section
+from callgate.access.settings import ENDS
+from callgate.config.authority import SEEN_WHEN_BUILT, guard_of, widened_since, widenings, with_removed, written
 from callgate.config.schema.guards import (
     ADMITS,
     ARGUMENTS,
@@ -16,9 +17,9 @@ from callgate.config.schema.guards import (
     SAFETY,
     WAITS,
     Guard,
-    Waits,
 )
-from callgate.config.schema.keys import ENDS
+from callgate.config.schema.values import Section
+from callgate.config.schema.whole import Config
 
 DEMO = {"model_name": "demo", "litellm_params": {"model": "demo/demo"}}
 HASH = "sha256:" + "0" * 64
@@ -26,8 +27,8 @@ UNGUARDED = {
     "ApprovalLists": "always never",  # compared together, by the guard of the setting that holds them
     "Approvals": "timeout_seconds max_waiting webhook",
     "CommandTool": "kind name description argv stdin cwd env ok_codes limits",
-    "Config": "version server keys model_list ledger runs pools tools mcp_servers mcp_config approvals loop"
-    " limits upstream responses store record traces reload logging",
+    "Config": "version server keys model_list providers ledger runs pools tools mcp_servers mcp_config approvals loop"
+    " limits upstream parsers responses store record traces reload logging",
     "FinishReasons": "content_filter",
     "HttpTool": "kind name description method",
     "Key": "name hash old_hash events usage responses",
@@ -36,12 +37,14 @@ UNGUARDED = {
     " request_seconds request_tokens tool_result_bytes concurrent_requests queue_seconds",
     "Logging": "level format",
     "Loop": "max_iterations max_failed_turns max_repeats max_parallel_calls diagnostics",
+    "Parsers": "processes seconds memory_bytes",
     "McpServer": "type command args env cwd url prefix",
     "ModelEntry": "model_name litellm_params model_info tools fallbacks tool_calling thinking constrain_calls lane"
     " events usage finish_reasons concurrency response_format_with_tools schema_dialect timeout stream_timeout responses",
     "OpenApiTool": "kind name document base_url auth prefix rename",
     "PlacedTool": "run_on",
     "Pool": "queue_seconds fresh_process",
+    "ProviderSection": "base_url api_key wire headers body developer_role stream_options reasoning_field schema_dialect open_models",
     "PythonTool": "kind function module name description",
     "Record": "runs passed content_bytes keep wire_keep",
     "RecordKeep": "days bytes",
@@ -49,10 +52,10 @@ UNGUARDED = {
     "Reload": "watch",
     "Responses": "tools_shown hosted_tools",
     "ResponsesOfOne": "tools_shown",
-    "RunsSection": "durable dead_after_seconds",
-    "Server": "host port public_url drain_seconds connections header_bytes header_seconds body_seconds idle_seconds"
+    "RunsSection": "dead_after_seconds",
+    "Server": "host port public_url drain_seconds connections key_share header_bytes header_seconds body_seconds idle_seconds"
     " first_chunk_seconds heartbeat_seconds workers page",
-    "Store": "redis_url prefix conversation_seconds answer_seconds entries bytes response_bytes",
+    "Store": "redis_url prefix conversation_seconds conversation_bytes answer_seconds answer_bytes entries bytes response_bytes",
     "ToolSection": "timeout concurrency max_result_bytes in_order retries",
     "Traces": "endpoint headers sample follow_parent timeout_seconds compression service_name resource latest_names",
     "Upstream": "connect_seconds first_byte_seconds idle_seconds total_seconds retries cooldown_seconds"
@@ -119,6 +122,7 @@ def command(**more: Any) -> dict[str, Any]:
         (key(expires="2027-01-01"), key(), "keys.ann.expires"),
         ({"data_dir": "data"}, {}, "data_dir"),
         ({"require_approval": "always"}, {}, "require_approval"),
+        ({}, {"require_approval": {"never": ["x"]}}, "require_approval"),
         (server(require_approval="always"), server(), "mcp_servers.files.require_approval"),
         (server(), server(require_approval={"never": ["x"]}), "mcp_servers.files.require_approval"),
         (server(safety="destructive"), server(safety="write"), "mcp_servers.files.safety"),
@@ -156,6 +160,8 @@ def command(**more: Any) -> dict[str, Any]:
         ({}, {"server": {"allowed_hosts": ["*"]}}, "server.allowed_hosts"),
         ({}, {"server": {"cors_origins": ["*"]}}, "server.cors_origins"),
         ({"approvals": {"demand_hash": True}}, {}, "approvals.demand_hash"),
+        ({}, {"approvals": {"keyless": "everybody"}}, "approvals.keyless"),
+        ({"approvals": {"keyless": "nobody"}}, {}, "approvals.keyless"),
         ({"limits": {"redis_down": "closed"}}, {}, "limits.redis_down"),
         ({}, {"model_list": [{**DEMO, "provider_selectors": True}]}, "model_list.demo.provider_selectors"),
         ({}, {"model_list": [{**DEMO, "trust_litellm": "on"}]}, "model_list.demo.trust_litellm"),
@@ -169,6 +175,26 @@ def test_a_guard_that_is_loosened_widens_and_one_that_is_tightened_does_not(
     assert names(narrow, wide) == [name]
     assert name not in names(wide, narrow) or name.endswith("safety")
     assert names(narrow, narrow) == names(wide, wide) == []
+    assert name in names_after_restart(narrow, wide)
+    assert names_after_restart(narrow, narrow) == names_after_restart(wide, wide) == []
+
+
+def names_after_restart(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """The same comparison with what the last start left in a file."""
+    values = json.loads(json.dumps(written(config(**old))))
+    return [found.name for found in widened_since(values, config(**new))]
+
+
+def test_what_is_written_for_the_next_start_holds_no_fixed_value() -> None:
+    settings = http(
+        url="https://x.example/?role=plain-s3cret", headers={"X-A": "plain-s3cret"}, body={"a": "plain-s3cret"}
+    )
+    assert "s3cret" not in json.dumps(written(config(**settings)))
+
+
+def test_a_value_of_another_version_allowed_least() -> None:
+    values = {**written(config()), "approvals.keyless": "whoever"}
+    assert [found.name for found in widened_since(values, config())] == ["approvals.keyless"]
 
 
 def test_what_is_added_widens_nothing_whatever_its_place() -> None:
@@ -265,10 +291,9 @@ def test_guards_take_what_is_not_certain_for_wider(guard: Guard, old: Any, new: 
     assert (guard.loosened(old, new) is not None) == widens
 
 
-def test_a_general_rule_frees_only_what_it_had_wait() -> None:
+def test_a_rule_that_frees_widens_where_none_was() -> None:
     old = config().require_approval
     new = config(require_approval={"never": ["x"]}).require_approval
-    assert Waits(is_general=True).loosened(old, new) is None
     assert WAITS.loosened(old, new) is not None
 
 

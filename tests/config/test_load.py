@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 
 from callgate.config.load import find, load
 from callgate.config.problems import ConfigError
-from callgate.config.schema import PythonTool
+from callgate.config.redaction import Redactor
+from callgate.tools.kinds.python.settings import PythonTool
 
 DEMO = """
 model_list:
@@ -44,7 +45,7 @@ def test_without_any_file_the_demo_model_and_the_built_in_tools_are_there(tmp_pa
     assert loaded.path is None
     assert [(entry.model_name, entry.tools) for entry in loaded.config.model_list] == [("demo", ("*",))]
     assert loaded.config.tools == (PythonTool(kind="python", module="callgate.tools.builtin"),)
-    assert loaded.folder == tmp_path
+    assert loaded.folder() == tmp_path
 
 
 def test_the_file_given_comes_before_the_environments_and_that_before_the_usual_one(tmp_path, monkeypatch, write):
@@ -55,7 +56,7 @@ def test_the_file_given_comes_before_the_environments_and_that_before_the_usual_
     assert find(None, {}) == usual.relative_to(tmp_path)
     assert find(None, {"CALLGATE_CONFIG": str(named)}) == named
     assert find(given, {"CALLGATE_CONFIG": str(named)}) == given
-    assert load(given, environ={}).folder == tmp_path
+    assert load(given, environ={}).folder() == tmp_path
 
 
 def test_a_file_that_was_named_and_is_not_there_is_an_error(tmp_path):
@@ -426,3 +427,54 @@ def test_whatever_the_file_holds_it_is_read_or_refused(tmp_path_factory, text):
     file.write_text(text)
     with pytest.raises(ConfigError):
         load(file, environ={})
+
+
+def test_the_switch_for_durable_runs_is_gone_and_what_holds_now_is_said(refused):
+    [problem] = [each for each in refused("runs:\n  durable: off\n") if "runs" in each]
+    assert problem.startswith("2:3: runs.durable: `durable` is no setting any more")
+    assert "`data_dir` or a `ledger.url`" in problem
+
+
+def test_several_workers_need_something_to_share(refused):
+    [alone] = [each for each in refused(DEMO + "server:\n  workers: 2\n") if "workers" in each]
+    assert "several need a `data_dir`" in alone
+    cluster = "server:\n  workers: 2\nledger:\n  url: postgresql://x@localhost/x\n"
+    [half] = [each for each in refused(DEMO + cluster) if "workers" in each]
+    assert "several need `store.redis_url` beside `ledger.url`" in half
+
+
+ORDINARY = """
+model_list:
+  - model_name: m
+    litellm_params:
+      model: ${MODEL}
+      api_key: ${WORD_AS_KEY}
+      api_base: ${ADDRESS}
+      aws_region_name: ${REGION}
+      extra_headers: {X-Team: "${TEAM}", X-Short: "${SHORT}", X-Id: "${ID}"}
+      extra_body: {safe: "${YES}", where: "${WHERE}"}
+"""
+
+
+def test_what_stands_in_any_text_is_no_secret_though_a_variable_holds_it(write):
+    environ = {
+        "MODEL": "openai/gpt-4o-mini",
+        "WORD_AS_KEY": "swordfish",
+        "ADDRESS": "http://localhost:8080/v1",
+        "REGION": "eu-central-1",
+        "TEAM": "platform",
+        "SHORT": "ab1",
+        "ID": "id-0123456789",
+        "YES": "true",
+        "WHERE": "localhost",
+    }
+    loaded = load(write(ORDINARY), environ=environ)
+    assert loaded.secrets == {"swordfish", "ab1", "id-0123456789"}
+
+    redactor = Redactor(loaded.secrets)
+    answer = b"true: openai/gpt-4o-mini at http://localhost:8080/v1 in eu-central-1 is about fab1e, localhost, a platform, a swordfish"
+    assert redactor.data(answer) == answer, "a word is ordinary in an answer, even where it is a key"
+    assert redactor.data(b"it is id-0123456789") == b"it is *************"
+    assert redactor.text("localhost refused platform's id-0123456789 for swordfish") == (
+        "localhost refused platform's *** for ***"
+    ), "no line of a log needs a key"

@@ -31,7 +31,7 @@ def refusals(file: Path, environ: dict[str, str] | None = None) -> list[str]:
     return [str(problem).removeprefix(f"{file.parent}/") for problem in refused.value.problems]
 
 
-def read(file: Path, environ: dict[str, str] | None = None) -> Loaded:
+def loaded_file(file: Path, environ: dict[str, str] | None = None) -> Loaded:
     return load(file, environ=environ or {})
 
 
@@ -64,45 +64,45 @@ CLINE = """{"mcpServers": {"x": {"command": "x", "alwaysAllow": ["a"], "autoAppr
 
 
 def test_a_file_of_claude_desktops_is_read(write):
-    servers = read(write(mcp=CLAUDE_DESKTOP), {"BRAVE_API_KEY": "bk-1"}).config.mcp_servers
+    servers = loaded_file(write(mcp=CLAUDE_DESKTOP), {"BRAVE_API_KEY": "bk-1"}).config.mcp_servers
     assert servers["filesystem"].args == ("-y", "@modelcontextprotocol/server-filesystem", "/home/me")
     assert servers["brave-search"].env["BRAVE_API_KEY"].get_secret_value() == "bk-1"
 
 
 def test_a_file_of_cursors_is_read_and_its_secrets_are_known(write):
-    loaded = read(write(mcp=CURSOR), {"API_KEY": "ck-1"})
+    loaded = loaded_file(write(mcp=CURSOR), {"API_KEY": "ck-1"})
     assert loaded.config.mcp_servers["remote"].headers["API_KEY"].get_secret_value() == "ck-1"
     assert "ck-1" in loaded.secrets
     assert "ck-1" not in repr(loaded.config)
 
 
 def test_a_file_of_vs_codes_is_read_with_its_comments_tabs_and_commas(write):
-    servers = read(write(mcp=VS_CODE)).config.mcp_servers
+    servers = loaded_file(write(mcp=VS_CODE)).config.mcp_servers
     assert (servers["github"].type, servers["github"].url) == ("http", "https://api.example.com/mcp/")
     assert servers["time"].command == "uvx"
 
 
 def test_an_editors_settings_keep_the_block_one_step_down(write):
     text = '{"editor.fontSize": 12, "mcp": {"servers": {"a": {"command": "a"}}}}'
-    assert list(read(write(mcp=text)).config.mcp_servers) == ["a"]
+    assert list(loaded_file(write(mcp=text)).config.mcp_servers) == ["a"]
 
 
 def test_what_other_programs_keep_for_themselves_is_passed_over(write):
-    server = read(write(mcp=CLINE)).config.mcp_servers["x"]
+    server = loaded_file(write(mcp=CLINE)).config.mcp_servers["x"]
     assert (server.disabled, server.timeout) == (True, 60.0)
 
 
 @pytest.mark.parametrize("block", ["mcpServers", "mcp_servers", "servers"])
 def test_the_block_may_stand_in_the_config_itself(write, block: str):
     file = write(f"{block}:\n  time: {{command: uvx, args: [mcp-server-time, 5], env: {{PORT: 80, DEBUG: true}}}}\n")
-    server = read(file).config.mcp_servers["time"]
+    server = loaded_file(file).config.mcp_servers["time"]
     assert server.args == ("mcp-server-time", "5")
     assert {name: value.get_secret_value() for name, value in server.env.items()} == {"PORT": "80", "DEBUG": "true"}
 
 
 def test_servers_of_both_places_come_together(write):
     file = write("mcp_config: ./mcp.json\nmcpServers:\n  time: {command: uvx}\n", CLINE)
-    assert sorted(read(file).config.mcp_servers) == ["time", "x"]
+    assert sorted(loaded_file(file).config.mcp_servers) == ["time", "x"]
 
 
 def test_a_name_in_both_places_is_a_mistake(write):
@@ -153,7 +153,7 @@ def test_a_missing_file_is_reported_where_it_was_named(write):
 
 def test_relative_folders_start_at_the_config(write):
     file = write("mcp_servers:\n  a: {command: a, cwd: servers}\n  b: {command: b}\n")
-    servers = read(file).config.mcp_servers
+    servers = loaded_file(file).config.mcp_servers
     assert (servers["a"].cwd, servers["b"].cwd) == (str(file.parent / "servers"), None)
 
 

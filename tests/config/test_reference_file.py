@@ -11,10 +11,11 @@ import yaml
 from pydantic import BaseModel
 
 from callgate.config.load import DEFAULT_FILE, load
-from callgate.config.schema import Config, LitellmParams, ToolSection
 from callgate.config.schema.editors import json_schema, json_schema_text
-from callgate.config.schema.models import TextFormat
+from callgate.config.schema.whole import Config
+from callgate.models.settings import LitellmParams, TextFormat
 from callgate.text_calls.reader import FORMATS
+from callgate.tools.settings import ToolSection
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "config.yaml"
@@ -72,7 +73,7 @@ def test_with_every_example_in_use_it_is_valid(tmp_path):
 
     config = load(file, environ=VARIABLES).config
 
-    assert [entry.model_name for entry in config.model_list] == ["demo", "gpt", "local", "anthropic/*"]
+    assert [entry.model_name for entry in config.model_list] == ["demo", "gpt", "local", "anthropic/*", "large"]
     assert [tool.name for tool in config.tools] == [None, "lookup", "weather", "open_ticket", "petstore", "git_log"]
     assert [key.name for key in config.keys] == ["alice"]
     assert sorted(config.mcp_servers) == ["files", "memory", "tickets"]

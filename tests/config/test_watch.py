@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.leaves("AnyIO worker thread", why="watchfiles waits in one; they are kept"),
 ]
-PATIENCE = 10.0
+PATIENCE = 30.0
 A_WHILE = 0.7
 """Longer than a change takes to be seen; only what must not be seen is waited for in this way."""
 

@@ -19,8 +19,8 @@ from callgate.calls.states import ReadyCall
 from callgate.conversation.events import StreamEnd
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.http.event_stream import EventStreamReader, payloads_in
-from callgate.upstream.chunks import ChunkReader
-from callgate.upstream.direct_model import DONE, read_json
+from callgate.models.direct.chunks import ChunkReader
+from callgate.models.direct.model import DONE, read_json
 from tests.corpus.judge import Case, cases, offer_of
 
 STREAMS = [case for case in cases() if "chunks" in case.data]
@@ -32,7 +32,7 @@ def ran(turn: Turn) -> Counter[tuple[str, str]]:
     return Counter((call.name, canonical(call.arguments)) for call in turn.calls if isinstance(call, ReadyCall))
 
 
-def read(tools: list[dict[str, Any]], chunks: Sequence[Any], end: StreamEnd) -> Turn:
+def turn_of_chunks(tools: list[dict[str, Any]], chunks: Sequence[Any], end: StreamEnd) -> Turn:
     building, reader = TurnBuilder(offer_of(tools), map("made_{}".format, itertools.count()).__next__), ChunkReader()
     for chunk in chunks:
         building.feed(reader.read(chunk))
@@ -45,11 +45,11 @@ def read_bytes(tools: list[dict[str, Any]], data: bytes) -> Turn:
     building, reader = TurnBuilder(offer_of(tools), map("made_{}".format, itertools.count()).__next__), ChunkReader()
     end = StreamEnd.EOF
     for payload in payloads_in(EventStreamReader().whole(data)):
-        if payload == DONE:
+        if payload.data == DONE:
             end = StreamEnd.DONE
             break
         try:
-            building.feed(reader.read(read_json(payload)))
+            building.feed(reader.read(read_json(payload.data)))
         except ValueError:
             end = StreamEnd.ERROR
             break
@@ -70,9 +70,9 @@ def test_a_stream_that_is_cut_runs_nothing_that_the_whole_one_would_not(case: Ca
     fails = any(call["reason"] in FAILURES for call in case.data["expect"]["incomplete"])
     for place in range(len(chunks)):
         # Where a turn fails only behind its reason, it had ended in order until then.
-        allowed = ran(read(tools, chunks[:place], StreamEnd.DONE)) if fails else expected(case)
+        allowed = ran(turn_of_chunks(tools, chunks[:place], StreamEnd.DONE)) if fails else expected(case)
         for end in (StreamEnd.EOF, StreamEnd.ERROR):
-            assert ran(read(tools, chunks[:place], end)) <= allowed
+            assert ran(turn_of_chunks(tools, chunks[:place], end)) <= allowed
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in STREAMS])
@@ -81,7 +81,8 @@ def test_a_body_that_is_cut_at_any_byte_runs_at_most_what_its_whole_chunks_say(c
     ends = list(itertools.accumulate(map(len, events)))
     body = b"".join(events)
     by_chunks = [
-        ran(read(case.data["tools"], case.data["chunks"][:count], StreamEnd.EOF)) for count in range(len(ends) + 1)
+        ran(turn_of_chunks(case.data["tools"], case.data["chunks"][:count], StreamEnd.EOF))
+        for count in range(len(ends) + 1)
     ]
     for place in range(0, len(body), max(1, len(body) // 60)):
         assert ran(read_bytes(case.data["tools"], body[:place])) == by_chunks[sum(end <= place for end in ends)]
@@ -155,14 +156,14 @@ def _chunk(delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
 @settings(deadline=None, max_examples=400)
 @given(written())
 def test_a_whole_stream_runs_exactly_what_was_written(turn: Written):
-    assert ran(read(TOOLS, turn.chunks, StreamEnd.DONE)) == Counter(turn.calls)
+    assert ran(turn_of_chunks(TOOLS, turn.chunks, StreamEnd.DONE)) == Counter(turn.calls)
 
 
 @settings(deadline=None, max_examples=400)
 @given(written(), st.data(), st.sampled_from([StreamEnd.EOF, StreamEnd.ERROR]))
 def test_a_stream_that_is_cut_runs_only_what_was_written_whole(turn: Written, data: st.DataObject, end: StreamEnd):
     place = data.draw(st.integers(0, len(turn.chunks)))
-    assert ran(read(TOOLS, turn.chunks[:place], end)) <= Counter(turn.calls)
+    assert ran(turn_of_chunks(TOOLS, turn.chunks[:place], end)) <= Counter(turn.calls)
 
 
 @settings(deadline=None, max_examples=200)
@@ -178,7 +179,7 @@ def test_a_body_that_is_cut_runs_only_what_was_written_whole(turn: Written, data
 def test_chunks_that_are_lost_or_come_twice_run_nothing_else_and_nothing_twice(turn: Written, data: st.DataObject):
     times = data.draw(st.lists(st.integers(0, 2), min_size=len(turn.chunks), max_size=len(turn.chunks)))
     chunks = [chunk for chunk, count in zip(turn.chunks, times, strict=True) for _ in range(count)]
-    assert ran(read(TOOLS, chunks, StreamEnd.DONE)) <= Counter(turn.calls)
+    assert ran(turn_of_chunks(TOOLS, chunks, StreamEnd.DONE)) <= Counter(turn.calls)
 
 
 @settings(deadline=None, max_examples=300)
@@ -188,7 +189,7 @@ def test_ids_that_change_run_nothing_else_and_nothing_twice(turn: Written, data:
         for entry in chunk["choices"][0]["delta"].get("tool_calls", ()):
             if data.draw(st.booleans()):
                 entry["id"] = f"new_{number}"
-    assert ran(read(TOOLS, turn.chunks, StreamEnd.DONE)) <= Counter(turn.calls)
+    assert ran(turn_of_chunks(TOOLS, turn.chunks, StreamEnd.DONE)) <= Counter(turn.calls)
 
 
 @settings(deadline=None, max_examples=300)
@@ -233,4 +234,4 @@ def test_an_object_inside_a_call_in_pieces_is_not_run_whatever_stood_between():
     ]  # fmt: skip
     chunks.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
     tools = [{"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}}]
-    assert ran(read(tools, chunks, StreamEnd.DONE)) == Counter({("get", "{}"): 2})
+    assert ran(turn_of_chunks(tools, chunks, StreamEnd.DONE)) == Counter({("get", "{}"): 2})

@@ -12,13 +12,13 @@ def account(**given: Any) -> TurnAccount:
 
 
 def test_a_turn_says_which_way_its_model_was_reached():
-    diagnosis = Diagnosis("run_1")
+    diagnosis = Diagnosis(run_id="run_1")
     diagnosis.handle(TurnEnded(0, account(lane="translated")))
     assert diagnosis.report()["turns"][0]["lane"] == "translated"
 
 
 def test_a_prompted_turn_names_the_format_it_was_prompted_in():
-    diagnosis = Diagnosis("run_1")
+    diagnosis = Diagnosis(run_id="run_1")
     diagnosis.handle(TurnEnded(0, account(prompted=PromptedCalling("hermes", 120))))
     diagnosis.handle(TurnEnded(1, account()))
     in_words, natively = diagnosis.report()["turns"]
@@ -27,7 +27,7 @@ def test_a_prompted_turn_names_the_format_it_was_prompted_in():
 
 
 def test_calls_that_were_run_again_are_named_apart():
-    diagnosis = Diagnosis("run_1")
+    diagnosis = Diagnosis(run_id="run_1")
     diagnosis.handle(CallEnded(BEFORE_ALL_TURNS, ReadyCall("h", "clock", {}, "{}"), Returned("noon"), 0.25))
     report = diagnosis.report()
     assert report["recovered"] == [{"id": "h", "name": "clock", "outcome": "returned", "ms": 250.0}]
@@ -38,7 +38,7 @@ def test_the_calls_of_a_turn_are_listed_in_the_models_order():
     broken = BrokenCall("c1", "clock", Flaw.TRUNCATED, "{")
     theirs, ours = ReadyCall("c2", "theirs", {}, "{}"), ReadyCall("c3", "clock", {}, "{}")
     answer = TurnAccount(("stop",), (), (ours,), (theirs,), (broken,), None, 0.5, calls=(broken, theirs, ours))
-    diagnosis = Diagnosis("run_1")
+    diagnosis = Diagnosis(run_id="run_1")
     diagnosis.handle(TurnEnded(0, answer))
     diagnosis.handle(CallEnded(0, ours, Returned("noon"), 0.25))
     calls = diagnosis.report()["turns"][0]["calls"]

@@ -17,7 +17,7 @@ def raw(message: Any) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(message))
 
 
-def plain(messages: Any) -> list[Any]:
+def decoded_messages(messages: Any) -> list[Any]:
     return [msgspec.json.decode(message) if isinstance(message, msgspec.Raw) else message for message in messages]
 
 
@@ -25,7 +25,7 @@ def call(id: str, name: str = "echo", arguments: str = "{}") -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def said(*calls: dict[str, Any], content: str | None = None) -> dict[str, Any]:
+def assistant_message(*calls: dict[str, Any], content: str | None = None) -> dict[str, Any]:
     return {"role": "assistant", "content": content, "tool_calls": list(calls)}
 
 
@@ -35,7 +35,7 @@ def answer(id: str, content: str = "own") -> dict[str, Any]:
 
 USER = {"role": "user", "content": "hi"}
 OURS = {"role": "tool", "tool_call_id": "h", "content": "ours"}
-MIXED = HiddenTurns(before=(), assistant=said(call("h", "clock"), call("c")), results={"h": OURS})
+MIXED = HiddenTurns(before=(), assistant=assistant_message(call("h", "clock"), call("c")), results={"h": OURS})
 
 
 def restored(history: Sequence[Message], kept: dict[str, HiddenTurns]) -> tuple[Message, ...]:
@@ -45,80 +45,92 @@ def restored(history: Sequence[Message], kept: dict[str, HiddenTurns]) -> tuple[
 
 
 def test_a_turn_is_made_whole_in_the_order_of_its_calls() -> None:
-    history = [raw(USER), raw(said(call("c"))), raw(answer("c")), raw(USER)]
+    history = [raw(USER), raw(assistant_message(call("c"))), raw(answer("c")), raw(USER)]
     whole = restored(history, {"c": MIXED})
-    assert plain(whole) == [USER, MIXED.assistant, OURS, answer("c"), USER]
+    assert decoded_messages(whole) == [USER, MIXED.assistant, OURS, answer("c"), USER]
     assert whole[0] is history[0]
     assert whole[3] is history[2], "what is the client's own stays the bytes it was"
 
 
 def test_turns_before_it_and_images_behind_it_have_their_places() -> None:
-    before = (said(call("h0", "clock")), {"role": "tool", "tool_call_id": "h0", "content": "earlier"})
+    before = (assistant_message(call("h0", "clock")), {"role": "tool", "tool_call_id": "h0", "content": "earlier"})
     shown = {"role": "user", "content": [{"type": "text", "text": "image"}]}
     hidden = HiddenTurns(before, MIXED.assistant, MIXED.results, after=(shown,))
-    whole = restored([raw(USER), raw(said(call("c"))), raw(answer("c"))], {"c": hidden})
-    assert plain(whole) == [USER, *before, MIXED.assistant, OURS, answer("c"), shown]
+    whole = restored([raw(USER), raw(assistant_message(call("c"))), raw(answer("c"))], {"c": hidden})
+    assert decoded_messages(whole) == [USER, *before, MIXED.assistant, OURS, answer("c"), shown]
 
 
 def test_a_history_without_kept_calls_is_the_same_objects() -> None:
-    history = (raw(USER), raw(said(call("other"))), raw(answer("other")))
+    history = (raw(USER), raw(assistant_message(call("other"))), raw(answer("other")))
     assert restored(history, {"c": MIXED}) == history
 
 
 def test_a_call_that_the_client_left_out_is_left_out_of_the_turn() -> None:
-    hidden = HiddenTurns((), said(call("h", "clock"), call("c"), call("d")), {"h": OURS})
-    whole = plain(restored([raw(said(call("d"))), raw(answer("d"))], {"c": hidden, "d": hidden}))
+    hidden = HiddenTurns((), assistant_message(call("h", "clock"), call("c"), call("d")), {"h": OURS})
+    whole = decoded_messages(
+        restored([raw(assistant_message(call("d"))), raw(answer("d"))], {"c": hidden, "d": hidden})
+    )
     assert [one["id"] for one in whole[0]["tool_calls"]] == ["h", "d"]
     assert [one["tool_call_id"] for one in whole[1:]] == ["h", "d"]
 
 
 def test_an_answer_without_a_call_is_left_to_the_provider() -> None:
-    whole = plain(restored([raw(said(call("c"))), raw(answer("c")), raw(answer("x"))], {"c": MIXED}))
+    whole = decoded_messages(
+        restored([raw(assistant_message(call("c"))), raw(answer("c")), raw(answer("x"))], {"c": MIXED})
+    )
     assert whole[-2:] == [answer("c"), answer("x")]
 
 
 def test_a_call_without_an_answer_stays_without_one() -> None:
-    whole = plain(restored([raw(said(call("c"))), raw(USER)], {"c": MIXED}))
+    whole = decoded_messages(restored([raw(assistant_message(call("c"))), raw(USER)], {"c": MIXED}))
     assert whole == [MIXED.assistant, OURS, USER]
 
 
 def test_two_answers_to_one_call_are_both_left_standing() -> None:
-    whole = plain(restored([raw(said(call("c"))), raw(answer("c", "1")), raw(answer("c", "2"))], {"c": MIXED}))
+    whole = decoded_messages(
+        restored([raw(assistant_message(call("c"))), raw(answer("c", "1")), raw(answer("c", "2"))], {"c": MIXED})
+    )
     assert whole[2:] == [answer("c", "1"), answer("c", "2")]
 
 
 def test_ids_that_were_changed_for_the_client_are_the_models_again() -> None:
     hidden = HiddenTurns((), MIXED.assistant, MIXED.results, names={"fresh": "c"})
-    whole = plain(restored([raw(said(call("fresh"))), raw({**answer("fresh"), "x": 1.5})], {"fresh": hidden}))
+    whole = decoded_messages(
+        restored([raw(assistant_message(call("fresh"))), raw({**answer("fresh"), "x": 1.5})], {"fresh": hidden})
+    )
     assert whole == [MIXED.assistant, OURS, {**answer("c"), "x": 1.5}]
 
 
 def test_another_call_under_the_same_id_is_not_the_one_that_was_kept() -> None:
     for other in (call("c", "other"), call("c", arguments='{"a": 1}')):
-        history = (raw(said(other)), raw(answer("c")))
+        history = (raw(assistant_message(other)), raw(answer("c")))
         assert restored(history, {"c": MIXED}) == history
 
 
 def test_arguments_are_the_same_however_they_are_written() -> None:
-    hidden = HiddenTurns((), said(call("c", arguments='{"a":1,"b":[]}')), {}, ran=())
-    again = restored([raw(said(call("c", arguments='{ "b": [], "a": 1 }')))], {"c": hidden})
-    assert plain(again) == [hidden.assistant]
+    hidden = HiddenTurns((), assistant_message(call("c", arguments='{"a":1,"b":[]}')), {}, ran=())
+    again = restored([raw(assistant_message(call("c", arguments='{ "b": [], "a": 1 }')))], {"c": hidden})
+    assert decoded_messages(again) == [hidden.assistant]
 
 
 def test_custom_calls_are_known_by_their_input() -> None:
     shell = {"id": "c", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
-    hidden = HiddenTurns((), said(call("h", "clock"), shell), {"h": OURS})
-    assert plain(restored([raw(said(shell)), raw(answer("c"))], {"c": hidden})) == [
+    hidden = HiddenTurns((), assistant_message(call("h", "clock"), shell), {"h": OURS})
+    assert decoded_messages(restored([raw(assistant_message(shell)), raw(answer("c"))], {"c": hidden})) == [
         hidden.assistant,
         OURS,
         answer("c"),
     ]
     other = {**shell, "custom": {"name": "shell", "input": "rm"}}
-    assert plain(restored([raw(said(other))], {"c": hidden})) == [said(other)]
+    assert decoded_messages(restored([raw(assistant_message(other))], {"c": hidden})) == [assistant_message(other)]
 
 
 def test_ids_are_found_and_odd_messages_are_passed_over() -> None:
-    odd = [msgspec.Raw(b'{"role":"assistant","tool_calls":7}'), msgspec.Raw(b'["tool_calls"]'), raw(said(call("c")))]
+    odd = [
+        msgspec.Raw(b'{"role":"assistant","tool_calls":7}'),
+        msgspec.Raw(b'["tool_calls"]'),
+        raw(assistant_message(call("c"))),
+    ]
     history = [raw(USER), *odd, raw({"role": "user", "content": 'in words: "tool_calls"'})]
     assert handles_in(history) == [handle_of("c", [raw(USER)], 1)]
 
@@ -148,7 +160,9 @@ def test_a_counted_id_is_recognized_behind_a_user_message(id: str) -> None:
     parts = raw({"content": [{"type": "text", "text": "hi"}], "role": "user"})
     again = raw({"content": [{"text": "hi", "type": "text"}], "role": "user", "name": "x"})
     assert len({handle_of(id, [raw(message)], 1) for message in (USER, {"role": "user", "content": "ho"})}) == 2
-    assert handle_of(id, [raw(USER), raw(said(call("x"))), raw(answer("x"))], 3) == handle_of(id, [raw(USER)], 1)
+    assert handle_of(id, [raw(USER), raw(assistant_message(call("x"))), raw(answer("x"))], 3) == handle_of(
+        id, [raw(USER)], 1
+    )
     assert handle_of(id, [other, raw(USER)], 2) != handle_of(id, [raw(USER)], 1)
     assert handle_of(id, [parts], 1) == handle_of(id, [again], 1)
     assert handle_of(id, [raw(USER), other], 1) == handle_of(id, [raw(USER)], 1)
@@ -167,7 +181,7 @@ def test_what_is_kept_comes_back_as_the_same_bytes(extras: dict[str, Any]) -> No
         encoded = msgspec.json.encode(extras)
     except (UnicodeEncodeError, msgspec.MsgspecError):
         return
-    hidden = HiddenTurns((extras,), {**said(call("c")), "extras": extras}, {"h": OURS})
+    hidden = HiddenTurns((extras,), {**assistant_message(call("c")), "extras": extras}, {"h": OURS})
     again = decode_hidden(encode_hidden(hidden))
     assert msgspec.json.encode(again.before[0]) == encoded
     assert encode_hidden(again) == encode_hidden(hidden)

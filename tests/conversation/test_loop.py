@@ -40,12 +40,12 @@ from callgate.conversation.events import (
     ThinkingBlock,
     TurnEnded,
     TurnStarted,
-    Usage,
 )
 from callgate.conversation.loop import Rules, converse
-from callgate.conversation.ports import ModelRequest, Passthrough
+from callgate.conversation.ports import NO_FIELDS, ModelRequest, Passthrough
 from callgate.conversation.response_items import ITEMS
-from callgate.tools.clients_only import ClientsOnly
+from callgate.conversation.usage import Usage
+from callgate.tools.toolbox import ClientsOnly
 from tests.fakes import (
     AnsweringTool,
     CountingTool,
@@ -68,7 +68,7 @@ from tests.fakes import (
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE = 5.0
+PATIENCE = 30.0
 USUAL = Rules()
 CITY = {
     "type": "object",
@@ -81,7 +81,7 @@ CITY = {
 async def chat(
     model: ScriptedModel,
     toolbox: ScriptedToolbox | None = None,
-    ask: ModelRequest | None = None,
+    request: ModelRequest | None = None,
     rules: Rules = USUAL,
     *,
     sees_images: bool = False,
@@ -91,7 +91,7 @@ async def chat(
     box = toolbox or ScriptedToolbox(echo=EchoTool())
     async with asyncio.timeout(PATIENCE):
         await converse(
-            ask or ask_for(), model, box, listener, new_id=counter("made"), rules=rules, sees_images=sees_images
+            request or ask_for(), model, box, listener, new_id=counter("made"), rules=rules, sees_images=sees_images
         )
     return listener
 
@@ -104,7 +104,7 @@ async def test_an_answer_without_calls_ends_the_chat() -> None:
     assert listener.text == "Hello there."
     assert listener.ended.ending.kind is EndingKind.ANSWERED
     assert listener.ended.ending.finish_reason == "stop"
-    assert listener.ended.usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 0}
+    assert listener.ended.usage == Usage({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 0})
 
 
 async def test_a_call_is_run_and_its_result_goes_back_to_the_model() -> None:
@@ -122,7 +122,7 @@ async def test_a_call_is_run_and_its_result_goes_back_to_the_model() -> None:
 async def test_what_the_client_sent_goes_on_as_the_bytes_it_was() -> None:
     raw = msgspec.Raw(b'{"role":"user",  "content":"hi", "x_odd": 1.50}')
     model = ScriptedModel(calls(("echo", {})), says("done"))
-    await chat(model, ask=ModelRequest(messages=(raw,)))
+    await chat(model, request=ModelRequest(messages=(raw,)))
     assert all(asked.ask.messages[0] is raw for asked in model.asked)
 
 
@@ -140,12 +140,14 @@ async def test_usage_is_added_up_over_all_turns_details_included() -> None:
         "prompt_tokens_details": {"cached_tokens": 9},
     }
     listener = await chat(ScriptedModel(calls(("echo", {}), usage=first), says("ok", usage=second)))
-    assert listener.ended.usage == {
-        "prompt_tokens": 30,
-        "completion_tokens": 12,
-        "total_tokens": 42,
-        "prompt_tokens_details": {"cached_tokens": 13},
-    }
+    assert listener.ended.usage == Usage(
+        {
+            "prompt_tokens": 30,
+            "completion_tokens": 12,
+            "total_tokens": 42,
+            "prompt_tokens_details": {"cached_tokens": 13},
+        }
+    )
 
 
 async def test_a_text_that_was_cut_at_its_length_ends_as_length() -> None:
@@ -426,7 +428,7 @@ async def test_more_calls_than_a_chat_may_have_are_answered_and_not_run_in_which
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "echo"}}])
 async def test_a_forced_choice_is_honoured_once_and_then_the_model_may_answer(choice: Any) -> None:
     model = ScriptedModel(calls(("echo", {})), says("ok"))
-    await chat(model, ask=ask_for(tool_choice=choice))
+    await chat(model, request=ask_for(tool_choice=choice))
     assert [asked.ask.tool_choice for asked in model.asked] == [choice, "auto"]
 
 
@@ -516,7 +518,7 @@ async def test_an_answer_that_broke_off_after_content_was_passed_on_is_an_error(
 
 async def test_a_broken_unstreamed_answer_is_asked_again_even_with_text_in_it() -> None:
     lost: list[Step] = [[TextDelta("half")], BrokenOff("cut", transport_error=False)]
-    listener = await chat(ScriptedModel(lost, says("whole")), ask=ask_for(stream=False))
+    listener = await chat(ScriptedModel(lost, says("whole")), request=ask_for(stream=False))
     assert listener.ended.ending.kind is EndingKind.ANSWERED
 
 
@@ -641,12 +643,12 @@ def text_of(listener: Listener) -> str:
 
 async def test_text_of_a_turn_that_calls_our_tools_is_no_part_of_an_answer_in_json() -> None:
     model = ScriptedModel(calls(("echo", {"n": 1}), text="Let me see. "), says('{"n":1}'))
-    assert text_of(await chat(model, ask=ask_for(params=JSON_ANSWER))) == '{"n":1}'
+    assert text_of(await chat(model, request=ask_for(params=JSON_ANSWER))) == '{"n":1}'
 
 
 async def test_text_of_a_turn_whose_calls_were_broken_is_no_part_of_an_answer_in_json() -> None:
     broken = calls(("nobody", {}), text="Let me see. ")
-    assert text_of(await chat(ScriptedModel(broken, says("{}")), ask=ask_for(params=JSON_ANSWER))) == "{}"
+    assert text_of(await chat(ScriptedModel(broken, says("{}")), request=ask_for(params=JSON_ANSWER))) == "{}"
 
 
 async def test_text_beside_the_clients_calls_alone_is_part_of_an_answer_in_json() -> None:
@@ -668,12 +670,12 @@ async def test_text_beside_calls_of_both_sides_is_no_part_of_an_answer_in_json()
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
 async def test_text_of_the_last_turn_is_the_answer_in_json_however_it_ended(reason: str) -> None:
     model = ScriptedModel(says('{"n":', finish=reason))
-    assert text_of(await chat(model, ask=ask_for(params=JSON_ANSWER))) == '{"n":'
+    assert text_of(await chat(model, request=ask_for(params=JSON_ANSWER))) == '{"n":'
 
 
 async def test_an_answer_in_json_that_broke_off_before_it_was_sent_is_asked_again_and_given_once() -> None:
     model = ScriptedModel([[TextDelta('{"a')], BrokenOff("reset", transport_error=True)], says("{}"))
-    assert text_of(await chat(model, ask=ask_for(params=JSON_ANSWER))) == "{}"
+    assert text_of(await chat(model, request=ask_for(params=JSON_ANSWER))) == "{}"
 
 
 async def test_half_a_call_of_the_clients_under_length_is_handed_back_as_length() -> None:
@@ -728,7 +730,7 @@ async def test_the_account_of_a_turn_says_what_came_how_long_it_took_and_who_ans
     assert (account.first_seconds, account.seconds) == (2.0, 7.0)
     assert (account.reasons, account.usage, account.findings) == (
         ("length",),
-        {"total_tokens": 5},
+        Usage({"total_tokens": 5}),
         (Finding.TOOL_CALLS_WITH_LENGTH,),
     )
     assert ([call.name for call in account.run], [call.name for call in account.handed_back]) == (["echo"], ["theirs"])
@@ -798,7 +800,7 @@ async def test_fragments_of_calls_are_emitted_only_for_whom_they_are_shown_to(fr
 
 
 def passthrough(*, stream: bool = True) -> Passthrough:
-    return Passthrough({}, stream, include_usage=True, n=1, has_tools=False, read=lambda: ask_for(stream=stream))
+    return Passthrough(NO_FIELDS, stream, include_usage=True, n=1, has_tools=False, read=lambda: ask_for(stream=stream))
 
 
 async def passed(*steps: Step, stream: bool = True) -> Listener:
@@ -827,16 +829,16 @@ async def test_bytes_are_emitted_as_they_are_and_end_as_their_reasons_say(
     pieces = [
         Passed(b"a"),
         Passed(b"b", tuple(map(Finished, reasons))),
-        Passed(b"c", usage={"total_tokens": 3}),
+        Passed(b"c", usage=Usage({"total_tokens": 3})),
         Passed(b"d"),
     ]
     listener = await passed(*([piece] for piece in pieces))
     assert listener.of(Passed) == pieces
     assert not listener.of(ModelOutput)
     assert (listener.ended.ending.kind, listener.ended.ending.finish_reason) == (kind, finish)
-    assert listener.ended.usage == {"total_tokens": 3}
+    assert listener.ended.usage == Usage({"total_tokens": 3})
     account = listener.turns[0].answer
-    assert (account.reasons, account.usage) == (tuple(dict.fromkeys(reasons)), {"total_tokens": 3})
+    assert (account.reasons, account.usage) == (tuple(dict.fromkeys(reasons)), Usage({"total_tokens": 3}))
     assert (account.findings, account.lane) == ((), "scripted")
 
 
@@ -944,7 +946,7 @@ async def test_at_a_limit_nothing_that_was_filtered_is_an_answer() -> None:
 async def test_without_tools_the_request_has_no_parameters_for_calls() -> None:
     model = ScriptedModel(calls(("echo", {})), calls(("echo", {})), says("Well."))
     params = {"parallel_tool_calls": False, "seed": 1}
-    await chat(model, ask=ask_for(params=params, tool_choice="none"), rules=Rules(max_iterations=1))
+    await chat(model, request=ask_for(params=params, tool_choice="none"), rules=Rules(max_iterations=1))
     assert [dict(asked.ask.params) for asked in model.asked] == [params, params, {"seed": 1}]
     assert [asked.ask.tool_choice for asked in model.asked] == ["none", "none", None]
 
@@ -1068,7 +1070,7 @@ async def test_a_call_beyond_the_size_that_the_rules_allow_is_broken() -> None:
 async def test_each_question_has_the_body_that_the_client_sent() -> None:
     original: Any = SimpleNamespace(api="chat")
     model = ScriptedModel(calls(("echo", {})), says("ok"))
-    await chat(model, ask=ask_for(original=original))
+    await chat(model, request=ask_for(original=original))
     assert all(asked.ask.original is original for asked in model.asked)
 
 
@@ -1109,14 +1111,14 @@ async def test_text_is_held_only_where_json_is_wanted_of_who_may_call_tools_of_o
 async def test_text_is_not_held_where_all_tools_are_the_clients_or_withheld() -> None:
     assert not is_held(await chat(ScriptedModel(says("{}")), ScriptedToolbox({"theirs"}), ask_for(params=JSON_ANSWER)))
     model = ScriptedModel(calls(("echo", {})), calls(("echo", {})), says("{}"))
-    listener = await chat(model, ask=ask_for(params=JSON_ANSWER), rules=Rules(max_iterations=1))
+    listener = await chat(model, request=ask_for(params=JSON_ANSWER), rules=Rules(max_iterations=1))
     assert listener.events[-1] is listener.ended
     assert isinstance(listener.events[-2], TurnEnded), "its text came before"
 
 
 async def test_nothing_but_text_is_held() -> None:
     batch: list[ModelEvent] = [TextDelta("{}"), Logprobs({"content": []}), ReasoningDelta("hm")]
-    listener = await chat(ScriptedModel([batch, [Finished("stop")]]), ask=ask_for(params=JSON_ANSWER))
+    listener = await chat(ScriptedModel([batch, [Finished("stop")]]), request=ask_for(params=JSON_ANSWER))
     first, *_, last = listener.of(ModelOutput)
     assert (list(first.events), list(last.events)) == (batch[2:], batch[:2])
 
@@ -1127,11 +1129,15 @@ async def test_nothing_but_text_is_held() -> None:
 class Guide:
     """Says who is asked, as a model with several deployments does."""
 
-    number, by = 7, Responder("m")
+    number = 7
+    last = Responder("m")
 
     def __init__(self, *, gives_reasons: bool = False) -> None:
         self.heard: list[str] = []
         self.gives_reasons = gives_reasons
+
+    def responder(self) -> Responder:
+        return self.last
 
     def succeeded(self, *, gave_reason: bool) -> bool:
         self.heard.append("succeeded" if gave_reason else "succeeded without a reason")
@@ -1147,11 +1153,11 @@ class Guide:
 class GuidedModel(ScriptedModel):
     gives_reasons = False
 
-    def ask(self, ask: Any, attempts: Attempts | None = None) -> Any:
+    def send(self, request: Any, attempts: Attempts | None = None) -> Any:
         assert attempts is not None
         attempts.chooser = attempts.chooser or Guide(gives_reasons=self.gives_reasons)
         self.guide = attempts.chooser
-        return super().ask(ask, attempts)
+        return super().send(request, attempts)
 
 
 async def test_a_model_with_several_deployments_says_who_answered_and_learns_how_it_ended() -> None:
@@ -1160,7 +1166,7 @@ async def test_a_model_with_several_deployments_says_who_answered_and_learns_how
     assert isinstance(model.guide, Guide)
     assert model.guide.heard == ["failed: upstream_broke_off", "went on", "succeeded"]
     account = listener.turns[0].answer
-    assert (account.by, account.attempts) == (Guide.by, 7)
+    assert (account.by, account.attempts) == (Guide.last, 7)
 
 
 async def test_the_account_of_an_unanswered_turn_has_no_answer() -> None:
@@ -1244,7 +1250,7 @@ async def test_a_call_of_the_clients_with_prose_behind_it_is_not_handed_out() ->
     model = ScriptedModel(goes_on(), calls(("echo", {"a": 1})))
     listener = Listener()
     question = ask_for()
-    passed = Passthrough({}, False, False, 1, True, lambda: question)
+    passed = Passthrough(NO_FIELDS, False, False, 1, True, lambda: question)
     async with asyncio.timeout(PATIENCE):
         await converse(passed, model, box, listener, new_id=counter("made"))
     assert len(model.asked) == 2

@@ -4,6 +4,7 @@ import pytest
 
 from callgate.calls.states import ReadyCall
 from callgate.conversation.events import CallProgress, ChatEvent
+from callgate.conversation.ports import ProgressReport
 from callgate.conversation.progress import BURST, LONGEST, PER_SECOND, CallReports
 
 pytestmark = pytest.mark.anyio
@@ -19,14 +20,14 @@ async def test_a_tool_that_reports_without_end_is_passed_on_as_fast_as_one_can_f
 
     reports = CallReports(emit, 0, ReadyCall("c1", "copy", {}, "{}"), lambda: now)
     for number in range(10 * BURST):
-        await reports.report(str(number), 0.5)
+        await reports.report(ProgressReport(str(number), 0.5))
     assert [each.message for each in received] == [str(number) for number in range(BURST)]
     for _ in range(1000):
         now += 0.01
-        await reports.report("more")
+        await reports.report(ProgressReport("more"))
     assert abs(len(received) - BURST - 10 * PER_SECOND) <= 1
     now += 3600
     for _ in range(10 * BURST):
-        await reports.report("x" * (LONGEST + 1))
+        await reports.report(ProgressReport("x" * (LONGEST + 1)))
     assert abs(len(received) - 2 * BURST - 10 * PER_SECOND) <= 1
     assert len(received[-1].message) == LONGEST

@@ -25,7 +25,7 @@ def part(kind: Any, **fields: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "text", "text": "look"}, {"type": kind, **fields}]}]
 
 
-def asked(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ModelRequest:
+def model_request(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ModelRequest:
     raw = [msgspec.Raw(msgspec.json.encode(each)) for each in (*messages, *tools)]
     return ModelRequest(raw[: len(messages)], raw[len(messages) :])
 
@@ -56,7 +56,7 @@ FUNCTION = "tools[1].function"
 )
 def test_a_tool_that_no_provider_would_take_is_refused_by_its_place(param, second):
     with pytest.raises(ChatError) as caught:
-        check_request(asked(HI, [tool("first"), second]))
+        check_request(model_request(HI, [tool("first"), second]))
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
@@ -86,7 +86,7 @@ def test_a_tool_that_no_provider_would_take_is_refused_by_its_place(param, secon
 )
 def test_a_history_that_no_provider_would_take_is_refused_by_its_place(param, messages):
     with pytest.raises(ChatError) as caught:
-        check_request(asked(messages, []))
+        check_request(model_request(messages, []))
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
@@ -102,10 +102,10 @@ def test_a_history_that_no_provider_would_take_is_refused_by_its_place(param, me
     ],
 )
 def test_what_providers_take_is_taken(messages, tools):
-    check_request(asked(messages, tools))
+    check_request(model_request(messages, tools))
 
 
 def test_a_translation_that_renames_tools_takes_any_name_but_none_twice():
-    check_request(asked(HI, [tool("fs/write")]), plain_names=False)
+    check_request(model_request(HI, [tool("fs/write")]), plain_names=False)
     with pytest.raises(ChatError, match="another tool"):
-        check_request(asked(HI, [tool("fs/write"), tool("fs/write")]), plain_names=False)
+        check_request(model_request(HI, [tool("fs/write"), tool("fs/write")]), plain_names=False)

@@ -31,11 +31,11 @@ from callgate.conversation.events import (
     StreamEnd,
     TextDelta,
     ThinkingBlock,
-    Usage,
 )
 from callgate.conversation.finish import classify
 from callgate.conversation.finish_words import FinishClass
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
+from callgate.conversation.usage import Usage
 
 NO_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {}}}
 OFFER: Offer = {name: OfferedTool(name, NO_SCHEMA) for name in ("get_weather", "get_time", "get", "search_docs")}
@@ -74,7 +74,7 @@ def test_a_plain_answer():
         text="Hello",
         reasons=("stop",),
         winner=FinishClass.STOP,
-        usage={"total_tokens": 3},
+        usage=Usage({"total_tokens": 3}),
         head=ProviderHead("r1", "m"),
     )
 
@@ -85,7 +85,7 @@ def test_an_empty_builder_gives_an_empty_turn():
 
 def test_the_first_head_and_the_last_usage_count():
     turn = turn_of(ProviderHead("a"), Usage({"n": 1}), ProviderHead("b"), Usage({"n": 2}))
-    assert (turn.head, turn.usage) == (ProviderHead("a"), {"n": 2})
+    assert (turn.head, turn.usage) == (ProviderHead("a"), Usage({"n": 2}))
 
 
 def test_a_character_cut_in_two_is_joined_and_a_lone_half_replaced():
@@ -209,8 +209,8 @@ def passed(*batches: list[ModelEvent], end: StreamEnd = StreamEnd.DONE) -> Turn:
 @pytest.mark.parametrize("end", list(StreamEnd))
 def test_bytes_with_any_finish_reason_are_a_whole_turn(end: StreamEnd):
     for reason in ("tool_calls", "content_filter"):
-        turn = passed([Passed(b"a", usage={"n": 1})], [Passed(b"b", (Finished(reason),))], end=end)
-        assert turn == Turn(reasons=(reason,), winner=classify(reason), usage={"n": 1}, passed=True)
+        turn = passed([Passed(b"a", usage=Usage({"n": 1}))], [Passed(b"b", (Finished(reason),))], end=end)
+        assert turn == Turn(reasons=(reason,), winner=classify(reason), usage=Usage({"n": 1}), passed=True)
     assert passed([Passed(b"a", (Finished("stop"), Finished("length")))]).winner is FinishClass.LENGTH
 
 
@@ -221,14 +221,14 @@ def test_bytes_without_a_reason_are_whole_where_their_body_is():
 
 def test_an_error_behind_bytes_fails_their_turn():
     error = ProviderError("overloaded")
-    turn = passed([Passed(b"a", (Finished("tool_calls"),), {"n": 1})], [Passed(b"b"), error])
+    turn = passed([Passed(b"a", (Finished("tool_calls"),), Usage({"n": 1}))], [Passed(b"b"), error])
     assert turn == Turn(
         findings=turn.findings,
         reasons=("tool_calls",),
         winner=FinishClass.TOOL_CALLS,
         failure=Flaw.UPSTREAM_ERROR,
         broke_off=True,
-        usage={"n": 1},
+        usage=Usage({"n": 1}),
         error=error,
         passed=True,
     )
@@ -1018,12 +1018,12 @@ def test_a_turn_is_large_by_the_arguments_of_all_its_calls(legacy: bool):
     building = TurnBuilder(OFFER, str)
     building.feed([CallDelta(0, "a", "get", "x" * (LARGE // 2), legacy=legacy)])
     building.feed([CallDelta(1, "b", "get", "x" * (LARGE - LARGE // 2), legacy=legacy)])
-    before = building.is_large
+    before = building.is_large()
     building.feed([CallDelta(1, arguments="x", legacy=legacy)])
-    assert (before, building.is_large) == (False, True)
+    assert (before, building.is_large()) == (False, True)
     fields = TurnBuilder(OFFER, str)
     fields.feed([ExtraField("odd", 1)])
-    assert fields.is_large, "what is in them is not known"
+    assert fields.is_large(), "what is in them is not known"
 
 
 def test_an_answer_with_too_many_calls_is_too_large():
@@ -1089,7 +1089,7 @@ def test_no_made_id_is_given_twice():
 # The last call of a whole answer that was cut at its length ------------------------------------------------------------
 
 
-def written(*names: str, **fields: Any) -> list[ModelEvent]:
+def calls_written(*names: str, **fields: Any) -> list[ModelEvent]:
     return [CallWritten(name, '{"x":1}', f"call_{at}", **fields) for at, name in enumerate(names)]
 
 
@@ -1099,13 +1099,13 @@ def names_ready(turn: Turn) -> list[str | None]:
 
 @pytest.mark.parametrize("reason", ["length", "max_tokens"])
 def test_the_last_call_of_a_whole_answer_at_its_length_never_runs(reason: str):
-    turn = turn_of(*written("nobody_asks", "get_time", "get_time"), Finished(reason))
+    turn = turn_of(*calls_written("nobody_asks", "get_time", "get_time"), Finished(reason))
     assert names_ready(turn) == ["get_time"]
     assert turn.calls[-1].flaw is Flaw.TRUNCATED  # type: ignore[union-attr]
 
 
 def test_a_call_that_something_came_behind_was_not_cut():
-    assert names_ready(turn_of(*written("get_time", at_once=False), Finished("length"))) == ["get_time"]
+    assert names_ready(turn_of(*calls_written("get_time", at_once=False), Finished("length"))) == ["get_time"]
 
 
 def test_a_call_that_is_repeated_at_the_end_was_not_the_one_being_written():

@@ -11,9 +11,9 @@ import pytest
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import ReadyCall
 from callgate.conversation.events import CallEnded, CallStarted
-from callgate.conversation.ports import Begin, Report, begin_at_once
+from callgate.conversation.ports import Begin, ProgressReport, Report, begin_at_once
 from callgate.conversation.turn_calls import run_calls
-from callgate.tools.executor import RunContext
+from callgate.tools.executor import CallContext
 from tests.fakes import Listener, ScriptedToolbox, ready
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ class Noted:
         self.events: list[str] = []
         self.running = self.peak = 0
 
-    async def execute(self, call: ReadyCall, context: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
         self.events.append(f"+{call.id}")
         self.running += 1
         self.peak = max(self.peak, self.running)
@@ -69,7 +69,7 @@ def calls_of(names: str, **arguments: Any) -> list[ReadyCall]:
 
 async def ran(names: str, most: int = 8) -> tuple[Noted, Listener, dict[str, Outcome]]:
     tool, listener = Noted(), Listener()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         outcomes = await run_calls(calls_of(names), Toolbox(tool), listener, 0, most=most)
     return tool, listener, outcomes
 
@@ -140,14 +140,14 @@ async def test_all_approvals_of_a_turn_are_asked_for_while_none_of_them_is_there
         asked.append(call.id)
         if len(asked) == 3:
             all_asked.set()
-        await report("waiting for approval")
+        await report(ProgressReport("waiting for approval"))
         await approved.wait()
         return None
 
     toolbox.before = wait
     listener = Listener()
     running = asyncio.create_task(run_calls(calls_of("wrw"), toolbox, listener, 0, most=1))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await all_asked.wait()
         assert tool.events == []
         approved.set()

@@ -20,7 +20,7 @@ from callgate.conversation.turn_recovery import (
     hint_of,
     take_hints,
 )
-from tests.conversation.test_hidden_history import answer, call, raw, said
+from tests.conversation.test_hidden_history import answer, assistant_message, call, raw
 from tests.fakes import CountingTool, FailingTool, Listener, ScriptedToolbox
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,7 @@ def hint(*calls: ForgottenCall) -> dict[int, Hint]:
 
 
 async def remade(toolbox: ScriptedToolbox, *calls: ForgottenCall) -> HiddenTurns:
-    [turn] = forgotten_turns([raw(said(call("c"))), raw(answer("c"))], hint(*calls), {})
+    [turn] = forgotten_turns([raw(assistant_message(call("c"))), raw(answer("c"))], hint(*calls), {})
     return await Recovery(toolbox, Listener(), most=64).make_again(turn)
 
 
@@ -96,7 +96,7 @@ async def test_a_failure_is_returned_as_it_is() -> None:
 async def test_of_all_turns_of_a_request_only_a_few_calls_are_run_again_and_every_listener_sees_them() -> None:
     tool, listener = CountingTool(), Listener()
     recovery = Recovery(ScriptedToolbox({"echo"}, clock=tool), listener, most=64)
-    history = [message for n in range(100) for message in (raw(said(call(f"c{n}"))), raw(answer(f"c{n}")))]
+    history = [message for n in range(100) for message in (raw(assistant_message(call(f"c{n}"))), raw(answer(f"c{n}")))]
     hints = {2 * n: Hint([ForgottenCall(0, f"h{n}-{m}", "clock", "{}") for m in range(MAX_CALLS)]) for n in range(100)}
     made = [await recovery.make_again(turn) for turn in forgotten_turns(history, hints, {})]
     assert len(made) == 100
@@ -110,7 +110,7 @@ async def test_no_more_calls_are_run_again_than_one_turn_may_hold() -> None:
     tool = CountingTool()
     recovery = Recovery(ScriptedToolbox({"echo"}, clock=tool), Listener(), most=1)
     [turn] = forgotten_turns(
-        [raw(said(call("c")))], hint(*[ForgottenCall(0, f"h{n}", "clock", "{}") for n in range(2)]), {}
+        [raw(assistant_message(call("c")))], hint(*[ForgottenCall(0, f"h{n}", "clock", "{}") for n in range(2)]), {}
     )
     await recovery.make_again(turn)
     assert len(tool.calls) == 1
@@ -118,16 +118,18 @@ async def test_no_more_calls_are_run_again_than_one_turn_may_hold() -> None:
 
 def test_no_more_calls_are_made_again_than_a_turn_may_hold() -> None:
     many = [ForgottenCall(0, f"h{n}", "clock", "{}") for n in range(MAX_CALLS + 1)]
-    [turn] = forgotten_turns([raw(said(call("c")))], hint(*many), {})
+    [turn] = forgotten_turns([raw(assistant_message(call("c")))], hint(*many), {})
     assert len(turn.calls) == MAX_CALLS
 
 
 def test_what_is_kept_is_not_lost() -> None:
-    kept = HiddenTurns((), said(call("c")), {})
+    kept = HiddenTurns((), assistant_message(call("c")), {})
     assert (
         list(
             forgotten_turns(
-                [raw(said(call("c")))], hint(ForgottenCall(0, "h", "clock", "{}")), {handle_of("c", [], 0): kept}
+                [raw(assistant_message(call("c")))],
+                hint(ForgottenCall(0, "h", "clock", "{}")),
+                {handle_of("c", [], 0): kept},
             )
         )
         == []
@@ -136,14 +138,14 @@ def test_what_is_kept_is_not_lost() -> None:
 
 def test_a_hint_names_the_calls_that_ran_and_none_that_was_broken() -> None:
     ran, broken, own = call("h", "clock", '{"a":1}'), call("b", "clock"), call("c")
-    hidden = HiddenTurns((), said(own, ran, broken), {"h": answer("h"), "b": answer("b")}, ran=("h",))
+    hidden = HiddenTurns((), assistant_message(own, ran, broken), {"h": answer("h"), "b": answer("b")}, ran=("h",))
     assert hint_of(hidden) == {"house": [[1, "h", "clock", '{"a":1}']]}
-    assert hint_of(HiddenTurns((), said(own, broken), {"b": answer("b")})) is None
+    assert hint_of(HiddenTurns((), assistant_message(own, broken), {"b": answer("b")})) is None
 
 
 def test_a_hint_stays_small() -> None:
     large = call("h", "clock", json.dumps({"a": "x" * MAX_HINT}))
-    hidden = HiddenTurns((), said(large, call("c")), {"h": answer("h")}, ran=("h",))
+    hidden = HiddenTurns((), assistant_message(large, call("c")), {"h": answer("h")}, ran=("h",))
     assert hint_of(hidden) == {"house": [[0, "h", "clock", None]]}
 
 
@@ -151,7 +153,7 @@ def test_hints_are_taken_out_and_everything_else_stays() -> None:
     marked = {**call("c"), "x_callgate": {"house": [[0, "h", "clock", "{}"]]}}
     odd = {**call("d"), "x_callgate": "nonsense"}
     user = raw({"role": "user", "content": "hi"})
-    rest, hints = take_hints([user, raw({**said(marked, odd), "more": 1})])
+    rest, hints = take_hints([user, raw({**assistant_message(marked, odd), "more": 1})])
     assert rest[0] is user
-    assert msgspec.json.decode(rest[1]) == {**said(call("c"), call("d")), "more": 1}
+    assert msgspec.json.decode(rest[1]) == {**assistant_message(call("c"), call("d")), "more": 1}
     assert hints == {1: Hint([ForgottenCall(0, "h", "clock", "{}")])}

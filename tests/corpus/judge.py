@@ -1,6 +1,6 @@
 """Runs cases of the corpus through the product's own path and compares what came with what was to come.
 
-The rules are in README.md next to this file. Nothing here knows a rule: chunks are read by `callgate.upstream.chunks`, text
+The rules are in README.md next to this file. Nothing here knows a rule: chunks are read by `callgate.models.direct.chunks`, text
 by `callgate.text_calls.reader`, and what they say is folded by `callgate.conversation.turn` against compiled schemas.
 """
 
@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from callgate.conversation.events import Finished, PromptedCalling, StreamEnd
 from callgate.conversation.finish import classify
 from callgate.conversation.finish_words import FinishClass
 from callgate.conversation.turn import Turn, TurnBuilder
+from callgate.models.direct.chunks import ChunkReader, read_completion
 from callgate.tools.schema import compile_schema
-from callgate.upstream.chunks import ChunkReader, read_completion
 
 HERE = Path(__file__).parent
 
@@ -40,7 +41,7 @@ def cases(*roots: Path) -> Iterator[Case]:
             yield Case(path, json.loads(path.read_text()))
 
 
-def run(case: Case) -> Turn:
+def turn_of_case(case: Case) -> Turn:
     """What the product makes of a case."""
     data = case.data
     if "chunks" in data:
@@ -52,7 +53,7 @@ def run(case: Case) -> Turn:
 
 def verdict(case: Case) -> list[str]:
     """What differs from what was expected; nothing if the case passes."""
-    turn = run(case)
+    turn = turn_of_case(case)
     expected = case.data["expect"]
     is_text = "format" in case.data
     shape = _collapsed if is_text else str
@@ -73,7 +74,12 @@ def verdict(case: Case) -> list[str]:
 
 
 def offer_of(tools: list[dict[str, Any]]) -> Offer:
-    functions = [tool["function"] for tool in tools]
+    return _compiled(json.dumps(tools))
+
+
+@cache
+def _compiled(tools: str) -> Offer:
+    functions = [tool["function"] for tool in json.loads(tools)]
     return {
         function["name"]: OfferedTool(function["name"], schema, compile_schema(schema))
         for function in functions
@@ -87,7 +93,8 @@ def _builder(data: Mapping[str, Any]) -> TurnBuilder:
 
 
 def _run_stream(data: Mapping[str, Any]) -> Turn:
-    building, reader = _builder(data), ChunkReader()
+    building = _builder(data)
+    reader = ChunkReader()
     for chunk in data["chunks"]:
         building.feed(reader.read(chunk))
     building.feed(reader.finish())

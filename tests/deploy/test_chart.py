@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from callgate.application import create_app
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from tests.harness.command import run_command
 from tests.harness.configs import config_dict
 from tests.harness.environment import ROOT, Environment

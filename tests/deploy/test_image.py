@@ -22,7 +22,7 @@ IMAGE = os.environ.get("CALLGATE_IMAGE", "")
 HARDENED = ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
 
 
-def run(*words: str, image: str = IMAGE, entry: str, mount: str | None = None) -> str:
+def run_in_image(*words: str, image: str = IMAGE, entry: str, mount: str | None = None) -> str:
     """What a program in the image writes."""
     mounted = [] if mount is None else ["-v", mount]
     command = [ENGINE, "run", "--rm", *HARDENED, "--entrypoint", entry, *mounted, image, *words]
@@ -43,11 +43,11 @@ def served(tmp_path: Path) -> Iterator[str]:
 
 
 def test_it_runs_as_an_unprivileged_user():
-    assert run("-u", entry="id").strip() == "10001"
+    assert run_in_image("-u", entry="id").strip() == "10001"
 
 
 def test_its_list_of_contents_names_every_package_that_is_locked():
-    listed = json.loads(run("/opt/callgate/sbom.cdx.json", entry="cat"))
+    listed = json.loads(run_in_image("/opt/callgate/sbom.cdx.json", entry="cat"))
     names = {re.sub(r"[-_.]+", "-", each["name"]).lower() for each in listed["components"]}
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     unconditional = re.findall(r"^([a-z0-9._-]+)==[^ ;]+ \\$", lock, re.MULTILINE)
@@ -58,7 +58,7 @@ def test_its_list_of_contents_names_every_package_that_is_locked():
 def test_a_mounted_folder_of_tools_is_found(tmp_path: Path):
     (tmp_path / "my_tools.py").write_text("WORD = 'found'\n", encoding="utf-8")
     tmp_path.chmod(0o755)
-    found = run("-c", "import my_tools; print(my_tools.WORD)", entry="python", mount=f"{tmp_path}:/tools:ro")
+    found = run_in_image("-c", "import my_tools; print(my_tools.WORD)", entry="python", mount=f"{tmp_path}:/tools:ro")
     assert found.strip() == "found"
 
 
@@ -74,6 +74,6 @@ def test_it_serves_and_is_healthy_and_ends_in_order(served: str):
 
 def test_the_one_with_programs_has_what_mcp_servers_are_started_with():
     with_programs = f"{IMAGE}:tools"
-    assert run("--version", image=with_programs, entry="node").startswith("v")
-    assert run("--version", image=with_programs, entry="uvx").startswith("uvx")
-    assert run("-u", image=with_programs, entry="id").strip() == "10001"
+    assert run_in_image("--version", image=with_programs, entry="node").startswith("v")
+    assert run_in_image("--version", image=with_programs, entry="uvx").startswith("uvx")
+    assert run_in_image("-u", image=with_programs, entry="id").strip() == "10001"

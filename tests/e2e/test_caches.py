@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml
-from tests.harness.process import serving
+from tests.harness.process import serving_command
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -33,7 +33,7 @@ async def test_hostile_names_leave_memory_as_it_was(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(as_yaml(CONFIG))
     message = [{"role": "user", "content": "hi"}]
-    async with serving(config) as served, http_client(served.url) as client:
+    async with serving_command(config) as served, http_client(served.url) as client:
 
         async def hostile(start: int, rounds: int) -> None:
             for number in range(start, start + rounds):

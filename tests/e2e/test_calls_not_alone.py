@@ -32,12 +32,12 @@ QUESTION = [{"role": "user", "content": "Go."}]
 SCHEMA = {"type": "object", "properties": {"what": {"type": "string"}}}
 
 
-def written(name: str, **arguments: Any) -> str:
+def tag_call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-STEP = written("step", label="a")
-ASK_USER = written("ask_user", what="now?")
+STEP = tag_call("step", label="a")
+ASK_USER = tag_call("ask_user", what="now?")
 ASKS = f"I will.\n{STEP}\nShall I?"
 ASKS_OTHERWISE = f"Sure:\n{STEP}\nOK? 🙂"
 CALLS = f"Now:\n{STEP}"
@@ -154,7 +154,7 @@ def _of_chat(text: str | None, finish: str, calls: Any, usage: Mapping[str, int]
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def served_in_hermes(
     upstream: Upstream, *texts: str | Reply, tools: Sequence[str] = ("step",), **options: Any
 ) -> AsyncIterator[str]:
     toolshed.steps.clear()
@@ -164,12 +164,12 @@ async def serving(
         yield url
 
 
-async def asked(
+async def answer_to(
     upstream: Upstream, face: str, stream: bool, *texts: str | Reply, client_tools: Sequence[str] = (), **options: Any
 ) -> Answer:
     fields = {name: options.pop(name) for name in ("choice", "parallel") if name in options}
     async with (
-        serving(upstream, *texts, **options) as url,
+        served_in_hermes(upstream, *texts, **options) as url,
         openai_client(url) as openai,
         http_client(url) as http,
     ):
@@ -184,7 +184,7 @@ async def asked(
 async def test_the_model_is_asked_again_and_what_it_then_calls_runs(
     upstream: Upstream, face: str, stream: bool
 ) -> None:
-    answer = await asked(upstream, face, stream, ASKS, CALLS, "Done.")
+    answer = await answer_to(upstream, face, stream, ASKS, CALLS, "Done.")
     assert toolshed.steps == ["+a", "-a"]
     assert answer.paragraphs == ["I will.", "Shall I?", "Now:", "Done."]
     assert (answer.finish, answer.calls) == (ENDED[face]["text"], [])
@@ -198,7 +198,7 @@ async def test_the_model_is_asked_again_and_what_it_then_calls_runs(
 @FACES
 @BOTH
 async def test_one_that_only_meant_to_show_a_call_is_done(upstream: Upstream, face: str, stream: bool) -> None:
-    answer = await asked(upstream, face, stream, ASKS, "I only showed it.")
+    answer = await answer_to(upstream, face, stream, ASKS, "I only showed it.")
     assert toolshed.steps == []
     assert answer.paragraphs == ["I will.", "Shall I?", "I only showed it."]
     assert answer.finish == ENDED[face]["text"]
@@ -209,7 +209,7 @@ async def test_one_that_only_meant_to_show_a_call_is_done(upstream: Upstream, fa
 async def test_the_third_such_answer_running_is_passed_on_as_it_was_written(
     upstream: Upstream, face: str, stream: bool
 ) -> None:
-    answer = await asked(upstream, face, stream, ASKS, ASKS_OTHERWISE, ASKS)
+    answer = await answer_to(upstream, face, stream, ASKS, ASKS_OTHERWISE, ASKS)
     assert toolshed.steps == []
     assert answer.paragraphs == ["I will.", "Shall I?", "Sure:", "OK? 🙂", ASKS]
     assert (answer.finish, answer.calls) == (ENDED[face]["text"], [])
@@ -226,7 +226,7 @@ async def test_a_call_of_the_clients_is_handed_out_once_it_stands_alone(
     upstream: Upstream, face: str, stream: bool, tools: Sequence[str]
 ) -> None:
     texts = [f"May I ask?\n{ASK_USER}\nI wait.", f"So:\n{ASK_USER}"]
-    answer = await asked(upstream, face, stream, *texts, tools=tools, client_tools=["ask_user"])
+    answer = await answer_to(upstream, face, stream, *texts, tools=tools, client_tools=["ask_user"])
     assert answer.paragraphs == ["May I ask?", "I wait.", "So:"]
     assert (answer.finish, answer.calls) == (ENDED[face]["calls"], ["ask_user"])
 
@@ -238,7 +238,7 @@ async def test_a_call_of_the_clients_that_never_stands_alone_is_not_handed_out(
     upstream: Upstream, face: str, stream: bool, tools: Sequence[str]
 ) -> None:
     text = f"May I ask?\n{ASK_USER}\nI wait."
-    answer = await asked(upstream, face, stream, *[text] * 3, tools=tools, client_tools=["ask_user"])
+    answer = await answer_to(upstream, face, stream, *[text] * 3, tools=tools, client_tools=["ask_user"])
     assert answer.paragraphs == ["May I ask?", "I wait."] * 2 + [text]
     assert (answer.finish, answer.calls) == (ENDED[face]["text"], [])
 
@@ -249,7 +249,7 @@ async def test_with_calls_of_both_sides_neither_runs_nor_is_handed_out(
     upstream: Upstream, face: str, stream: bool
 ) -> None:
     both = f"{STEP}\n{ASK_USER}"
-    answer = await asked(upstream, face, stream, f"{both}\nI wait.", both, client_tools=["ask_user"])
+    answer = await answer_to(upstream, face, stream, f"{both}\nI wait.", both, client_tools=["ask_user"])
     assert answer.flaws == [["not_alone", "not_alone"], []]
     assert toolshed.steps == ["+a", "-a"]
     assert (answer.finish, answer.calls) == (ENDED[face]["calls"], ["ask_user"])
@@ -261,7 +261,7 @@ async def test_with_calls_of_both_sides_neither_runs_nor_is_handed_out(
 async def test_a_demanded_call_runs_with_prose_behind_it_and_only_in_the_turn_it_is_demanded_of(
     upstream: Upstream, face: str, stream: bool, choice: str
 ) -> None:
-    answer = await asked(upstream, face, stream, ASKS, ASKS, "Done.", choice=choice)
+    answer = await answer_to(upstream, face, stream, ASKS, ASKS, "Done.", choice=choice)
     assert toolshed.steps == ["+a", "-a"]
     assert answer.flaws == [[], ["not_alone"], []]
 
@@ -271,8 +271,8 @@ async def test_a_demanded_call_runs_with_prose_behind_it_and_only_in_the_turn_it
 async def test_one_call_at_a_time_is_the_first_of_those_that_stand_alone(
     upstream: Upstream, face: str, stream: bool
 ) -> None:
-    two = f"{STEP}\n{written('step', label='b')}"
-    answer = await asked(upstream, face, stream, f"{two}\nOK?", two, "Done.", parallel=False)
+    two = f"{STEP}\n{tag_call('step', label='b')}"
+    answer = await answer_to(upstream, face, stream, f"{two}\nOK?", two, "Done.", parallel=False)
     assert toolshed.steps == ["+a", "-a"]
     assert answer.flaws[0] == ["not_alone", "not_alone"]
 
@@ -283,14 +283,14 @@ async def test_one_call_at_a_time_is_the_first_of_those_that_stand_alone(
 @FACES
 async def test_such_turns_are_neither_failed_nor_counted_as_turns_with_tools(upstream: Upstream, face: str) -> None:
     loop = {"max_failed_turns": 1, "max_iterations": 1}
-    answer = await asked(upstream, face, False, ASKS, ASKS, CALLS, "Done.", loop=loop)
+    answer = await answer_to(upstream, face, False, ASKS, ASKS, CALLS, "Done.", loop=loop)
     assert toolshed.steps == ["+a", "-a"]
     assert answer.diagnostics["ending"] == "answered"
 
 
 @FACES
 async def test_their_tokens_count(upstream: Upstream, face: str) -> None:
-    answer = await asked(upstream, face, False, ASKS, "That is all.", limits={"request_tokens": 100})
+    answer = await answer_to(upstream, face, False, ASKS, "That is all.", limits={"request_tokens": 100})
     assert answer.diagnostics["ending"] == "turn_limit"
     assert "get_weather" not in json.dumps(upstream.requests[1].body)
     assert answer.paragraphs[-1] == "That is all."
@@ -304,7 +304,7 @@ async def test_each_choice_of_an_answer_counts_for_itself(upstream: Upstream, st
         done = any("Now:" in str(message["content"]) for message in request.messages)
         return reply("Done." if done else CALLS if told == 1 else ASKS)
 
-    async with serving(upstream) as url, openai_client(url) as client:
+    async with served_in_hermes(upstream) as url, openai_client(url) as client:
         upstream.script("m", talk)
         ask = streamed if stream else whole
         answer = await ask(client, model="m", messages=QUESTION, n=2)
@@ -328,10 +328,10 @@ async def test_prose_before_a_call_is_live_and_nothing_of_the_call_leaks(upstrea
     body |= {"input": "Go."} if face == "responses" else {"messages": QUESTION, "max_tokens": 99}
     received = ""
     async with (
-        serving(upstream, last, CALLS, "Done.", entry={"thinking": "none"}) as url,
+        served_in_hermes(upstream, last, CALLS, "Done.", entry={"thinking": "none"}) as url,
         http_client(url) as http,
         http.stream("POST", PATHS[face], json=body) as answer,
-        asyncio.timeout(20),
+        asyncio.timeout(30),
     ):
         async for piece in answer.aiter_text():
             received += piece
@@ -349,7 +349,10 @@ async def test_prose_before_a_call_is_live_and_nothing_of_the_call_leaks(upstrea
 async def test_a_recorded_run_is_asked_again_and_judged_offline(upstream: Upstream, tmp_path: Path) -> None:
     turns = [reply(ASKS), reply(CALLS), reply("Done.")]
     record = {"content": True, "wire": "on"}
-    async with serving(upstream, *turns, data_dir=str(tmp_path), record=record) as url, http_client(url) as http:
+    async with (
+        served_in_hermes(upstream, *turns, data_dir=str(tmp_path), record=record) as url,
+        http_client(url) as http,
+    ):
         first = (await http.post(CHAT, json={"model": "m", "messages": QUESTION})).json()
         [row] = (await http.get("/v1/runs")).json()["data"]
         upstream.script("m", turns)
@@ -372,7 +375,7 @@ async def test_a_recorded_run_is_asked_again_and_judged_offline(upstream: Upstre
 
 
 async def test_a_response_in_the_background_is_asked_again(upstream: Upstream) -> None:
-    async with serving(upstream, ASKS, CALLS, "Done.") as url, openai_client(url) as client:
+    async with served_in_hermes(upstream, ASKS, CALLS, "Done.") as url, openai_client(url) as client:
         begun = await client.responses.create(model="m", input="go", background=True)
         async with await client.responses.retrieve(begun.id, stream=True) as events:
             seen = [event.to_dict(warnings=False) async for event in events]
@@ -387,7 +390,7 @@ async def test_an_answer_of_which_nothing_was_shown_is_asked_for_again_where_it_
     upstream: Upstream, face: str
 ) -> None:
     broken = Reply(text=f"{STEP}\nShall I go on with it?", shape=Shape(piece=3), fault=Cut(after=26))
-    answer = await asked(upstream, face, True, broken, CALLS, "Done.", entry={"thinking": "none"})
+    answer = await answer_to(upstream, face, True, broken, CALLS, "Done.", entry={"thinking": "none"})
     assert toolshed.steps == ["+a", "-a"]
     assert answer.paragraphs == ["Now:", "Done."]
     assert len(upstream.requests) == 3
@@ -398,8 +401,8 @@ async def test_an_answer_of_which_nothing_was_shown_is_asked_for_again_where_it_
 async def test_a_broken_call_of_the_clients_with_prose_behind_it_is_not_handed_out(
     upstream: Upstream, face: str, stream: bool
 ) -> None:
-    broken = f"I ask.\n{written('tell_user', what='x')}\nI wait."
-    answer = await asked(upstream, face, stream, broken, f"So:\n{ASK_USER}", tools=(), client_tools=["ask_user"])
+    broken = f"I ask.\n{tag_call('tell_user', what='x')}\nI wait."
+    answer = await answer_to(upstream, face, stream, broken, f"So:\n{ASK_USER}", tools=(), client_tools=["ask_user"])
     assert answer.flaws == [["unknown_tool"], []]
     assert (answer.paragraphs, answer.calls) == (["I ask.", "I wait.", "So:"], ["ask_user"])
 
@@ -417,7 +420,7 @@ async def test_without_tools_a_model_that_imitates_its_history_hands_out_no_call
         {"role": "tool", "tool_call_id": "call_1", "content": "yes"},
         {"role": "user", "content": "Give this chat a title."},
     ]
-    async with serving(upstream, text, tools=()) as url, openai_client(url) as client:
+    async with served_in_hermes(upstream, text, tools=()) as url, openai_client(url) as client:
         ask = streamed if stream else whole
         answer = await ask(client, model="m", messages=history, **fields)
     [choice] = answer.choices

@@ -45,7 +45,7 @@ class ModelOutput:
 
 
 @contextlib.asynccontextmanager
-async def serving(provider: Upstream, /, *tools: Any, **options: Any) -> AsyncIterator[Served]:
+async def served_with_url(provider: Upstream, /, *tools: Any, **options: Any) -> AsyncIterator[Served]:
     config = make_config(provider.url, tools=tools or ("get_weather", "add", "send_mail", "echo"), **options)
     async with serve(create_app(config)) as url, openai_client(url) as client:
         yield Served(url, client)
@@ -81,7 +81,7 @@ async def test_a_chain_of_two_tools(upstream: Upstream, stream: bool) -> None:
             Reply(text="It is 4 C, and 42."),
         ],
     )
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answered = await ask(served, stream=stream)
     assert answered.text == "So far so cold. \n\nIt is 4 C, and 42."
     assert answered.finish_reason == "stop"
@@ -92,7 +92,7 @@ async def test_a_chain_of_two_tools(upstream: Upstream, stream: bool) -> None:
 @BOTH
 async def test_a_request_that_names_a_tool_that_is_none_is_sent_a_near_name(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="Hello."), Reply(text="Hello.")])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         output = await ask(served, stream=stream, extra_headers={"X-Callgate-Tools": "ad, echo"})
         assert output.diagnostics["warnings"] == ["'ad' names no tool; did you mean 'add'?"]
         asking: dict[str, Any] = {"model": "m", "messages": ASKING, "metadata": {"tools": "ehco\u00e4"}}
@@ -102,7 +102,7 @@ async def test_a_request_that_names_a_tool_that_is_none_is_sent_a_near_name(upst
 
 @BOTH
 async def test_a_request_that_names_more_tools_than_there_could_be_is_refused(upstream: Upstream, stream: bool) -> None:
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         with pytest.raises(BadRequestError) as refused:
             await ask(served, stream=stream, metadata={"tools": ",".join(f"tool_{at}*" for at in range(100_000))})
     assert refused.value.code == "too_many_tool_names"
@@ -114,7 +114,7 @@ async def test_five_slow_tools_of_one_turn_run_side_by_side(upstream: Upstream, 
         "m",
         [Reply(calls=[Call("wait_for_gate", {"label": str(n)}) for n in range(5)]), Reply(text="all done")],
     )
-    async with toolshed.held() as running, serving(upstream, "wait_for_gate") as served:
+    async with toolshed.held() as running, served_with_url(upstream, "wait_for_gate") as served:
         asking = asyncio.create_task(ask(served, stream=stream))
         await running.started.wait()
         running.gate.set()
@@ -134,7 +134,7 @@ async def test_truncated_arguments_are_never_run_but_reported_and_recovered(upst
             Reply(text="4 C."),
         ],
     )
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answered = await ask(served, stream=stream)
     assert answered.flaws == ["truncated"]
     feedback = json.loads(upstream.requests[1].body["messages"][-1]["content"])
@@ -145,7 +145,7 @@ async def test_truncated_arguments_are_never_run_but_reported_and_recovered(upst
 @BOTH
 async def test_stop_beside_calls_runs_them(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2})], finish="stop"), Reply(text="3")])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answered = await ask(served, stream=stream)
     assert answered.text == "3"
     assert answered.diagnostics["turns"][0]["findings"] == ["tool_calls_with_stop"]
@@ -155,7 +155,7 @@ async def test_stop_beside_calls_runs_them(upstream: Upstream, stream: bool) -> 
 @BOTH
 async def test_tool_calls_beside_none_is_an_answer(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="Nothing to call.", finish="tool_calls")])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answered = await ask(served, stream=stream)
     assert (answered.text, answered.finish_reason) == ("Nothing to call.", "stop")
     assert answered.diagnostics["turns"][0]["findings"] == ["finish_without_tool_calls"]
@@ -165,7 +165,7 @@ async def test_tool_calls_beside_none_is_an_answer(upstream: Upstream, stream: b
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
 async def test_a_forced_choice_is_honoured_once(upstream: Upstream, stream: bool, choice: Any) -> None:
     upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2})]), Reply(text="3")])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answered = await ask(served, stream=stream, tool_choice=choice)
     assert answered.text == "3"
     assert [request.body.get("tool_choice") for request in upstream.requests] == [choice, "auto"]
@@ -179,7 +179,7 @@ async def test_a_loop_that_never_ends_is_ended_with_an_answer(upstream: Upstream
         return Reply(calls=[Call("add", {"a": len(request.body["messages"]), "b": 1})])
 
     upstream.script("m", endless)
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answered = await ask(served, stream=stream)
     assert (answered.text, answered.finish_reason) == ("This is what I have.", "stop")
     assert answered.diagnostics["ending"] == "turn_limit"
@@ -192,7 +192,7 @@ async def test_a_loop_that_never_ends_is_ended_with_an_answer(upstream: Upstream
 @BOTH
 async def test_a_tool_that_raises_is_an_answer_to_the_model(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), Reply(text="It is full.")])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answered = await ask(served, stream=stream)
     assert "mailbox is full" in upstream.requests[1].body["messages"][-1]["content"]
     assert answered.diagnostics["turns"][0]["calls"][0]["outcome"] == "raised"
@@ -202,7 +202,7 @@ async def test_a_tool_that_raises_is_an_answer_to_the_model(upstream: Upstream, 
 async def test_a_tool_that_hangs_is_stopped_at_its_timeout(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("wait_for_gate")]), Reply(text="It did not answer.")])
     tool = {"kind": "python", "function": "tests.harness.toolshed:wait_for_gate", "timeout": 0.05}
-    async with toolshed.held() as running, serving(upstream, tool) as served:
+    async with toolshed.held() as running, served_with_url(upstream, tool) as served:
         answered = await ask(served, stream=stream)
         assert running.cancelled.is_set()
     assert answered.text == "It did not answer."
@@ -213,7 +213,7 @@ async def test_a_tool_that_hangs_is_stopped_at_its_timeout(upstream: Upstream, s
 async def test_a_result_of_ten_megabytes_is_cut_with_a_note(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("big")]), Reply(text="Long.")])
     tool = {"kind": "python", "function": "tests.e2e.test_chat:big", "max_result_bytes": 2000}
-    async with serving(upstream, tool) as served:
+    async with served_with_url(upstream, tool) as served:
         answered = await ask(served, stream=stream)
     result = upstream.requests[1].body["messages"][-1]["content"]
     assert len(result) < 3000
@@ -236,7 +236,7 @@ async def test_a_refused_upstream_key_is_the_operators_problem_and_not_the_clien
 ) -> None:
     body = {"error": {"message": "Incorrect API key provided: sk-upstream", "type": "x", "param": None, "code": "c"}}
     upstream.script("m", [Reply(status=401, body=body)])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         with pytest.raises(openai.InternalServerError) as caught:
             await ask(served, stream=stream)
     assert caught.value.status_code == 502
@@ -246,7 +246,7 @@ async def test_a_refused_upstream_key_is_the_operators_problem_and_not_the_clien
 @BOTH
 async def test_too_many_requests_is_a_429_with_the_time_to_wait(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(status=429, headers={"retry-after": "7"})] * 3)
-    async with serving(upstream, upstream={"retries": 0}) as served:
+    async with served_with_url(upstream, upstream={"retries": 0}) as served:
         with pytest.raises(openai.RateLimitError) as caught:
             await ask(served, stream=stream)
     assert caught.value.response.headers["retry-after"] == "7"
@@ -262,7 +262,7 @@ async def test_a_failing_provider_is_asked_again_and_no_tool_runs_twice(upstream
             Reply(text="3"),
         ],
     )
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answered = await ask(served, stream=stream)
     assert answered.text == "3"
     ran = [call for turn in answered.diagnostics["turns"] for call in turn["calls"]]
@@ -272,7 +272,7 @@ async def test_a_failing_provider_is_asked_again_and_no_tool_runs_twice(upstream
 @BOTH
 async def test_a_provider_that_never_answers_is_a_504(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="late", fault=Hang())] * 3)
-    async with serving(upstream, upstream={"retries": 0, "first_byte_seconds": 0.1}) as served:
+    async with served_with_url(upstream, upstream={"retries": 0, "first_byte_seconds": 0.1}) as served:
         with pytest.raises(openai.InternalServerError) as caught:
             await ask(served, stream=stream)
     assert caught.value.status_code == 504
@@ -285,7 +285,7 @@ async def test_an_answer_lost_in_the_middle_of_a_call_runs_nothing_and_is_asked_
 ) -> None:
     call = Call("add", {"a": 1, "b": 2})
     upstream.script("m", [Reply(calls=[call], fault=fault), Reply(calls=[call]), Reply(text="3")])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answered = await ask(served, stream=stream)
     assert answered.text == "3"
     assert sum(len(turn["calls"]) for turn in answered.diagnostics["turns"] if turn["finish_reason"]) == 1
@@ -293,7 +293,7 @@ async def test_an_answer_lost_in_the_middle_of_a_call_runs_nothing_and_is_asked_
 
 async def test_an_answer_lost_after_its_first_content_is_an_error_in_the_stream(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="Once upon a time there was", fault=Cut(after=4))])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         with pytest.raises(openai.APIError) as caught:
             await ask(served, stream=True)
     assert "broke off" in str(caught.value)
@@ -301,7 +301,7 @@ async def test_an_answer_lost_after_its_first_content_is_an_error_in_the_stream(
 
 async def test_a_failed_stream_ends_with_one_error_and_done(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="Once upon a time there was", fault=ErrorEvent(after=4))])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answer = await raw_post(served.url, {"model": "m", "stream": True, "messages": ASKING})
     assert answer.status == 200
     assert answer.data[-1] == "[DONE]"
@@ -316,7 +316,7 @@ async def test_a_number_beyond_every_range_is_never_an_internal_error(
 ) -> None:
     upstream.script("m", [Reply(text="ok")] * 2, lax=True)
     message = '{"role":"user","content":"hi","odd":1e999}'
-    async with serving(upstream, lane=lane, entry={"tool_calling": calling}) as served:
+    async with served_with_url(upstream, lane=lane, entry={"tool_calling": calling}) as served:
         for fields in ('"top_k":1e999,"messages":[{"role":"user","content":"hi"}]', f'"messages":[{message}]'):
             answer = await raw_post(served.url, f'{{"model":"m",{fields}}}'.encode())
             assert answer.status in (200, 400), answer.body
@@ -330,24 +330,24 @@ async def test_a_client_that_leaves_while_the_model_speaks_closes_the_upstream(
     upstream: Upstream, stream: bool
 ) -> None:
     upstream.script("m", [Reply(text="one two three four five", fault=Hang(after=4))])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         async with raw_connection(served.url) as connection:
             await connection.post("/v1/chat/completions", {"model": "m", "stream": stream, "messages": ASKING})
             await upstream.requests.wait(1)
             if stream:
                 await connection.until(b"one")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             assert await upstream.requests[0].until_closed() == "client_disconnected"
 
 
 @BOTH
 async def test_a_client_that_leaves_while_a_tool_runs_stops_the_tool(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("wait_for_gate")])])
-    async with toolshed.held() as running, serving(upstream, "wait_for_gate") as served:
+    async with toolshed.held() as running, served_with_url(upstream, "wait_for_gate") as served:
         async with raw_connection(served.url) as connection:
             await connection.post("/v1/chat/completions", {"model": "m", "stream": stream, "messages": ASKING})
             await running.started.wait()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await running.cancelled.wait()
         assert len(upstream.requests) == 1
 
@@ -355,7 +355,7 @@ async def test_a_client_that_leaves_while_a_tool_runs_stops_the_tool(upstream: U
 @BOTH
 async def test_a_tool_may_be_asked_again_until_something_is_ready_where_the_config_allows_it(upstream, stream):
     waiting = [Reply(calls=[Call("add", {"a": 1, "b": 2})])] * 5
-    async with serving(upstream, loop={"max_repeats": 6}) as served:
+    async with served_with_url(upstream, loop={"max_repeats": 6}) as served:
         upstream.script("m", [*waiting, Reply(text="ready")])
         answered = await ask(served, stream=stream)
     assert (answered.text, len(answered.diagnostics["turns"]), answered.diagnostics.get("note")) == ("ready", 6, None)
@@ -364,7 +364,7 @@ async def test_a_tool_may_be_asked_again_until_something_is_ready_where_the_conf
 @BOTH
 async def test_usually_three_times_the_same_is_the_end(upstream, stream):
     waiting = [Reply(calls=[Call("add", {"a": 1, "b": 2})])] * 3
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         upstream.script("m", [*waiting, Reply(text="still not ready")])
         answered = await ask(served, stream=stream)
     assert (answered.text, answered.diagnostics["note"]) == ("still not ready", "repeated_call")

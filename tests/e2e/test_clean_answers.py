@@ -11,8 +11,8 @@ from callgate.application import create_app
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.harness.wire import RawAnswer, raw_connection, raw_post
+from tests.models.wire import Request, Wire, closing, raw_provider
 from tests.scripted_upstream import Call, Reply, Reset, Upstream
-from tests.upstream.wire import Request, Wire, closing, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -35,14 +35,14 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
 NONE: Mapping[str, Any] = {"chat": "none", "responses": "none", "messages": {"type": "none"}}
 
 
-def asking(face: str, *, stream: bool, **more: Any) -> dict[str, Any]:
+def request_body(face: str, *, stream: bool, **more: Any) -> dict[str, Any]:
     if face == "responses":
         return {"model": "m", "input": "hi", "stream": stream, **more}
     asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream, **more}
     return {**asked, "max_tokens": 99} if face == "messages" else asked
 
 
-def said(face: str, answer: RawAnswer, *, stream: bool) -> str:
+def text_of_answer(face: str, answer: RawAnswer, *, stream: bool) -> str:
     """All the text of an answer."""
     if not stream:
         body = json.loads(answer.body)
@@ -67,9 +67,9 @@ async def test_on_other_faces_too_text_beside_a_call_of_ours_is_no_part_of_an_an
     looking = Reply(text="Let me look.", calls=[Call("get_time")])
     upstream.script("m", [looking, looking, Reply(text='{"hour": 12}')])
     async with serve(create_app(make_config(upstream.url, tools=("get_time",)))) as url:
-        answer = await raw_post(url, asking(face, stream=stream, **FORMATS[face]), PATHS[face])
+        answer = await raw_post(url, request_body(face, stream=stream, **FORMATS[face]), PATHS[face])
     assert answer.status == 200
-    assert json.loads(said(face, answer, stream=stream)) == {"hour": 12}
+    assert json.loads(text_of_answer(face, answer, stream=stream)) == {"hour": 12}
     assert len(upstream.requests) == 3
 
 
@@ -80,7 +80,7 @@ async def test_a_long_retry_after_reaches_clients_of_other_faces_at_once(
 ) -> None:
     upstream.script("m", [Reply(status=429, headers={"retry-after": "30"})])
     async with serve(create_app(make_config(upstream.url, tools=("get_time",)))) as url:
-        answer = await raw_post(url, asking(face, stream=stream), PATHS[face])
+        answer = await raw_post(url, request_body(face, stream=stream), PATHS[face])
     assert (answer.status, answer.headers["retry-after"]) == (429, "30")
     assert len(upstream.requests) == 1
 
@@ -102,7 +102,7 @@ async def test_what_was_shown_of_a_turn_is_not_continued_by_another_attempt(upst
         for shown, reply in SHOWN.items():
             upstream.script(shown, [reply, Reply(text="Here it is.")])
             before = len(upstream.requests)
-            answer = await raw_post(url, {**asking(face, stream=True), "model": shown}, PATHS[face])
+            answer = await raw_post(url, {**request_body(face, stream=True), "model": shown}, PATHS[face])
             text = answer.body.decode()
             if len(upstream.requests) == before + 1:
                 assert "error" in text
@@ -117,7 +117,7 @@ async def test_what_was_shown_of_a_turn_is_not_continued_by_another_attempt(upst
 async def test_no_choice_is_sent_on_where_there_are_no_tools(upstream: Upstream, face: str) -> None:
     upstream.script("m", [Reply(text="fine")])
     async with serve(create_app(make_config(upstream.url, tools=("get_time",)))) as url:
-        answer = await raw_post(url, asking(face, stream=False, tool_choice=NONE[face]), PATHS[face])
+        answer = await raw_post(url, request_body(face, stream=False, tool_choice=NONE[face]), PATHS[face])
     assert answer.status == 200
     assert "tool_choice" not in upstream.requests[0].body
     assert "tools" not in upstream.requests[0].body
@@ -135,10 +135,10 @@ async def test_json_in_the_place_of_a_stream_is_asked_for_once_and_streamed(face
         await wire.head(200, "application/json")
         await wire.send(json.dumps({"id": "c", "object": "chat.completion", "choices": [choice]}).encode())
 
-    async with serving(closing(whole)) as server, serve(create_app(make_config(server.url, tools=tools))) as url:
-        answer = await raw_post(url, asking(face, stream=True), PATHS[face])
+    async with raw_provider(closing(whole)) as server, serve(create_app(make_config(server.url, tools=tools))) as url:
+        answer = await raw_post(url, request_body(face, stream=True), PATHS[face])
     assert answer.status == 200
-    assert said(face, answer, stream=True) == "Here it is."
+    assert text_of_answer(face, answer, stream=True) == "Here it is."
     assert len(asked) == 1
 
 
@@ -147,8 +147,8 @@ async def test_an_upgrade_to_http_2_is_answered_as_a_plain_request(upstream: Ups
     upstream.script("m", [Reply(text="fine")])
     upgrade = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAoAAAAAIAAAAA"}
     async with serve(create_app(make_config(upstream.url))) as url, raw_connection(url) as connection:
-        await connection.post(PATHS[face], asking(face, stream=True), upgrade)
+        await connection.post(PATHS[face], request_body(face, stream=True), upgrade)
         answer = await connection.answer()
         assert answer.status == 200
-        assert said(face, answer, stream=True) == "fine"
+        assert text_of_answer(face, answer, stream=True) == "fine"
         assert await connection.reader.read() == b""  # it is closed behind it

@@ -16,7 +16,7 @@ from aiohttp import web
 from openai import AsyncOpenAI
 
 from callgate.application import create_app
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from callgate.conversation.finish_words import OPEN, FinishClass, Meaning
 from tests.corpus.judge import Case, cases, is_within
 from tests.harness.clients import openai_client
@@ -235,7 +235,7 @@ def failed_by(expect: Mapping[str, Any]) -> str | None:
 def check_settled(expect: Mapping[str, Any], outcome: Outcome) -> None:
     """A turn that the provider finished: its whole calls ran, and the model was sent an error for each of the others."""
     broken = expect["incomplete"]
-    assert as_json(outcome.runs) == as_json([plain(call) for call in expect["calls"]])
+    assert as_json(outcome.runs) == as_json([name_and_arguments(call) for call in expect["calls"]])
     assert outcome.broken == broken
     assert set(outcome.turn["findings"]) == set(expect["warnings"])
     assert ids_differ(expect["calls"], outcome) == []
@@ -288,7 +288,7 @@ def joined(before: str, after: str) -> str:
     return f"{before}\n\n{after}" if before.strip() else after
 
 
-def plain(call: Mapping[str, Any]) -> dict[str, Any]:
+def name_and_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": call["name"], "arguments": call["arguments"]}
 
 
@@ -336,7 +336,7 @@ async def test_a_text_of_the_corpus_has_the_expected_outcome(
     expect = case.data["expect"]
     again = not ends_unknown(case) and bool(expect["calls"] or expect["incomplete"])
     assert outcome.shown_calls == []
-    assert as_json(outcome.runs) == as_json([plain(call) for call in expect["calls"]])
+    assert as_json(outcome.runs) == as_json([name_and_arguments(call) for call in expect["calls"]])
     assert outcome.broken == expect["incomplete"]
     assert set(outcome.turn["findings"]) == set(expect["warnings"])
     assert collapsed(outcome.text) == collapsed(f"{expect['content']} {FINAL if again else ''}")

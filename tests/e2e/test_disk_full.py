@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from callgate.access.key_store import DamagedStore, KeyStore
 from callgate.application import create_app
-from callgate.auth.key_store import DamagedStore, KeyStore
-from callgate.ledger.sqlite import DamagedLedger, SqliteLedger
+from callgate.state.local.sqlite import DamagedLedger, SqliteLedger
 from tests.chaos import tools
 from tests.harness.configs import make_config
 from tests.harness.needs import needs
@@ -73,7 +73,7 @@ class Chat:
 
     async def until_refused(self, disk: SmallDisk) -> None:
         """Pages that the database has already take some rows more."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while "cannot write down" not in await self.result(f"count_write before {'x' * 2000}"):
                 disk.fill()
 
@@ -85,7 +85,7 @@ class Chat:
             assert (keyed.status, json.loads(keyed.body)["error"]["code"]) == (503, "runs_unavailable")
 
     async def check_when_free(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while await self.result("count_write after") != "counted after":  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         assert (await self.ask("count_write keyed", key="one")).status == 200
@@ -105,9 +105,11 @@ async def test_with_the_ledger_in_a_file(disk: SmallDisk, marks: Path, upstream:
     async with serve(create_app(config)) as url:
         await Chat(url, upstream).check_around_a_full(disk)
     disk.fill()
-    for opening in (SqliteLedger, KeyStore):
+    ledger = SqliteLedger(folder)
+    for opening in (ledger.open, lambda: KeyStore(folder)):
         with pytest.raises((DamagedLedger, DamagedStore), match="its disk may be full"):
-            opening(folder)
+            opening()
+    await ledger.close()
     ran = marked(marks)
     assert "never" not in ran
     assert (ran.count("first"), ran.count("after"), ran.count("keyed")) == (1, 1, 1)
@@ -115,7 +117,7 @@ async def test_with_the_ledger_in_a_file(disk: SmallDisk, marks: Path, upstream:
 
 @needs("postgres", "module:asyncpg")
 async def test_with_the_ledger_in_postgres(disk: SmallDisk, marks: Path, upstream: Upstream) -> None:
-    from callgate.ledger.postgres import migrate
+    from callgate.state.cluster.postgres import migrate
 
     folder = disk.folder / "postgres"
     folder.mkdir()

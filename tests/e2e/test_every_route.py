@@ -6,10 +6,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from callgate.access.keys import mint_key
 from callgate.api.middleware import OPEN_PATHS, is_page
 from callgate.application import create_app
-from callgate.auth.keys import mint_key
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from tests.harness.clients import http_client
 from tests.harness.server import serve
 

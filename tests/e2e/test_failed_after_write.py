@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -38,7 +38,7 @@ FAILURES: Mapping[str, tuple[Reply, Mapping[str, Any]]] = {
 KEYS = {"seeing": "key-that-sees-its-runs", "blind": "key-that-sees-none"}
 
 
-def asking(api: str, *, stream: bool) -> dict[str, Any]:
+def request_body(api: str, *, stream: bool) -> dict[str, Any]:
     asked: dict[str, Any] = {"model": "m", "stream": stream}
     if api == "responses":
         return {**asked, "input": "hi"}
@@ -89,7 +89,7 @@ async def test_a_key_that_may_see_runs_is_told_the_cause_and_what_was_started(
         headers["idempotency-key"] = "one"
     config = config_for(upstream, tmp_path)
     async with serve(create_app(config)) as url, http_client(url) as client:
-        answer = await client.post(PATHS[api], json=asking(api, stream=stream), headers=headers)
+        answer = await client.post(PATHS[api], json=request_body(api, stream=stream), headers=headers)
         errors = errors_in(answer.text)
         [run] = (await client.get("/v1/runs", headers=headers)).json()["data"]
     assert answer.headers.get("x-should-retry") == "false" or stream
@@ -108,7 +108,7 @@ async def test_another_key_is_told_nothing_more(upstream: Upstream, api: str, st
     upstream.script("m", [MAIL, Reply(status=500)], repeat_last=True)
     headers = {"authorization": f"Bearer {KEYS['blind']}"}
     async with serve(create_app(config_for(upstream))) as url, http_client(url) as client:
-        answer = await client.post(PATHS[api], json=asking(api, stream=stream), headers=headers)
+        answer = await client.post(PATHS[api], json=request_body(api, stream=stream), headers=headers)
     errors = errors_in(answer.text)
     assert errors
     assert "send_mail" not in json.dumps(errors)
@@ -120,6 +120,6 @@ async def test_a_failure_before_anything_was_started_has_no_such_field(upstream:
     upstream.script("m", [Reply(status=500)], repeat_last=True)
     headers = {"authorization": f"Bearer {KEYS['seeing']}"}
     async with serve(create_app(config_for(upstream))) as url, http_client(url) as client:
-        answer = await client.post(PATHS[api], json=asking(api, stream=False), headers=headers)
+        answer = await client.post(PATHS[api], json=request_body(api, stream=False), headers=headers)
     assert answer.status_code >= 500
     assert not any("x_callgate" in error for error in errors_in(answer.text))

@@ -10,17 +10,17 @@ from typing import Any
 import httpx
 import pytest
 
-from callgate.ledger.fleet_calls import FleetLedger
-from callgate.ledger.postgres import PostgresDatabase
+from callgate.state.cluster.postgres import PostgresDatabase
+from callgate.state.fleet_calls import FleetLedger
+from tests.fleet.worker.test_worker import gone, lines_of, marked
 from tests.harness.clients import http_client
 from tests.harness.fleet import DEAD_AFTER, Stores, placed, stores, working
 from tests.harness.needs import needs
 from tests.harness.postgres import PostgresServer
-from tests.harness.process import Child, serving
+from tests.harness.process import Child, serving_command
 from tests.harness.redis import redis_server
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
-from tests.worker.test_worker import gone, lines_of, marked
 
 pytestmark = [
     pytest.mark.anyio,
@@ -67,7 +67,7 @@ def chat(wish: str, **more: Any) -> dict[str, Any]:
 
 
 async def test_a_client_sees_progress_and_stops_what_it_leaves(fleet: Stores, tmp_path: Path) -> None:
-    async with working(fleet), serving(fleet.config) as server, http_client(server.url) as client:
+    async with working(fleet), serving_command(fleet.config) as server, http_client(server.url) as client:
         shown = await client.post(
             "/v1/chat/completions", json=chat("climb", stream=True), headers={"X-Callgate-Events": "x"}
         )
@@ -85,7 +85,11 @@ async def test_a_client_sees_progress_and_stops_what_it_leaves(fleet: Stores, tm
 async def test_the_calls_of_a_turn_run_in_the_models_order_at_a_worker_with_places_for_all(
     fleet: Stores, tmp_path: Path
 ) -> None:
-    async with working(fleet, concurrency=3), serving(fleet.config) as server, http_client(server.url) as client:
+    async with (
+        working(fleet, concurrency=3),
+        serving_command(fleet.config) as server,
+        http_client(server.url) as client,
+    ):
         await client.post("/v1/chat/completions", json=chat("naps"))
     ran = [line.rpartition(" ")[0] for line in lines_of(tmp_path / "marks")]
     assert ran == ["begin a", "end a", "begin b", "end b", "begin c", "end c"]
@@ -118,8 +122,8 @@ async def goes_on_elsewhere(
 ) -> None:
     """A server goes while a worker runs a call of its; another answers the request, and the call ran once."""
     keyed = {"Idempotency-Key": "one"}
-    async with working(fleet), serving(fleet.config) as second:
-        async with serving(fleet.config) as first, http_client(first.url) as client:
+    async with working(fleet), serving_command(fleet.config) as second:
+        async with serving_command(fleet.config) as first, http_client(first.url) as client:
             asking = asyncio.create_task(client.post("/v1/chat/completions", json=chat("nap 4"), headers=keyed))
             await marked(marks, "begin")
             await leave(first, asking)
@@ -148,8 +152,8 @@ async def test_what_a_worker_ends_while_its_call_is_claimed_for_another_server_i
     try:
         await holding.execute(CLAIM_WAITS)
         await holding.execute("SELECT pg_advisory_lock(22)")
-        async with working(fleet), serving(fleet.config) as second, http_client(second.url) as client:
-            async with serving(fleet.config) as first, http_client(first.url) as leaving:
+        async with working(fleet), serving_command(fleet.config) as second, http_client(second.url) as client:
+            async with serving_command(fleet.config) as first, http_client(first.url) as leaving:
                 asking = asyncio.create_task(leaving.post("/v1/chat/completions", json=body, headers=keyed))
                 await marked(marks, "begin")
                 first.process.kill()
@@ -158,7 +162,7 @@ async def test_what_a_worker_ends_while_its_call_is_claimed_for_another_server_i
             asking = asyncio.create_task(client.post("/v1/chat/completions", json=body, headers=keyed))
             await becomes(database, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted", 1)
             (tmp_path / "go").touch()
-            await becomes(database, "SELECT count(*) FROM fleet_calls WHERE state = 'done'", 1)
+            await becomes(database, "SELECT count(*) FROM calls WHERE state = 'done'", 1)
             await FleetLedger(database, "the sweep", DEAD_AFTER).sweep([], DEAD_AFTER)
             await holding.execute("SELECT pg_advisory_unlock(22)")
             answered = await asking

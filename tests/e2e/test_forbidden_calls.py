@@ -14,8 +14,8 @@ from tests.harness.configs import make_config
 from tests.harness.messages import put_together
 from tests.harness.server import serve
 from tests.harness.wire import raw_post
+from tests.models.wire import Request, Wire, closing, raw_provider
 from tests.scripted_upstream import Call, Cut, Reply, Upstream
-from tests.upstream.wire import Request, Wire, closing, serving
 
 pytestmark = [
     pytest.mark.anyio,
@@ -58,7 +58,7 @@ LANES: Mapping[str, tuple[str, str, str]] = {
 LEFT_OUT = [{"name": "delete_file", "reason": "forbidden"}]
 
 
-def asking(api: str, *, stream: bool, model: str = "m", **more: Any) -> dict[str, Any]:
+def request_body(api: str, *, stream: bool, model: str = "m", **more: Any) -> dict[str, Any]:
     asked: dict[str, Any] = {"model": model, "stream": stream, **more}
     if api == "responses":
         return {**asked, "input": "hi"}
@@ -100,7 +100,7 @@ async def test_no_call_reaches_the_client_and_the_answer_names_it(
     upstream.script("m", [Reply(text="I tidy up.", calls=[Call("delete_file", {"path": "/a"})], usage=USAGE)])
     config = make_config(upstream.url, tools=tools)
     async with serve(create_app(config)) as url, http_client(url) as client:
-        answer = await client.post(PATHS[api], json=asking(api, stream=stream, **more))
+        answer = await client.post(PATHS[api], json=request_body(api, stream=stream, **more))
     assert answer.status_code == 200, answer.text
     said, calls, reason, report = come(api, answer.text, stream=stream)
     assert (said, calls, reason) == ("I tidy up.", [], ENDS[api])
@@ -123,7 +123,7 @@ async def test_on_every_lane(upstream: Upstream, api: str, stream: bool, lane: s
     upstream.script(model, [Reply(text="I tidy up.", calls=[Call("delete_file", {"path": "/a"})])])
     none = {"type": "none"} if api == "messages" else "none"
     async with serve(create_app(config)) as url, http_client(url) as client:
-        answer = await client.post(PATHS[api], json=asking(api, stream=stream, model=model, tool_choice=none))
+        answer = await client.post(PATHS[api], json=request_body(api, stream=stream, model=model, tool_choice=none))
     assert answer.status_code == 200, answer.text
     said, calls, reason, report = come(api, answer.text, stream=stream)
     assert (said, calls, reason) == ("I tidy up.", [], ENDS[api])
@@ -154,7 +154,7 @@ async def test_several_choices_and_runs_with_a_key(upstream: Upstream, stream: b
     headers = {"idempotency-key": "one"} if keyed else {}
     async with serve(create_app(make_config(upstream.url))) as url, http_client(url) as client:
         answer = await client.post(
-            PATHS["chat"], json=asking("chat", stream=stream, n=2, tool_choice="none"), headers=headers
+            PATHS["chat"], json=request_body("chat", stream=stream, n=2, tool_choice="none"), headers=headers
         )
     bodies = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     parts = bodies if stream else [answer.json()]
@@ -180,7 +180,7 @@ async def test_a_stream_keeps_all_else_as_it_came(upstream: Upstream) -> None:
     calls = [chunk(0, {"tool_calls": [call]}), chunk(0, {"tool_calls": [more]})]
     upstream.script("m", [Reply(chunks=[*before, *calls, *behind])])
     async with serve(create_app(make_config(upstream.url))) as url:
-        answer = await raw_post(url, asking("chat", stream=True, tool_choice="none"))
+        answer = await raw_post(url, request_body("chat", stream=True, tool_choice="none"))
     *come_first, last = answer.chunks
     assert come_first == [*before, chunk(0, {"content": "\n\ndata: three", "odd": [1]} | {"tool_calls": None})]
     report = last.pop("x_callgate")
@@ -197,14 +197,14 @@ async def test_words_and_empty_fields_that_look_like_calls_are_passed_as_they_ca
     ]
     upstream.script("m", [Reply(chunks=chunks)])
     async with serve(create_app(make_config(upstream.url))) as url:
-        answer = await raw_post(url, asking("chat", stream=True, tool_choice="none"))
+        answer = await raw_post(url, request_body("chat", stream=True, tool_choice="none"))
     assert answer.chunks == chunks
 
 
 async def test_a_stream_that_breaks_off_behind_such_a_call_is_an_error(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="I tidy.", calls=[Call("delete_file", {"path": "/a"})], fault=Cut(after=5))])
     async with serve(create_app(make_config(upstream.url))) as url:
-        answer = await raw_post(url, asking("chat", stream=True, tool_choice="none"))
+        answer = await raw_post(url, request_body("chat", stream=True, tool_choice="none"))
     assert b'"upstream_broke_off"' in answer.body
     assert b"delete_file" not in answer.body
 
@@ -216,7 +216,7 @@ async def test_where_calls_are_not_forbidden_they_are_passed_on_as_they_came(
 ) -> None:
     upstream.script("m", [Reply(calls=[Call("look", {})])])
     async with serve(create_app(make_config(upstream.url))) as url:
-        answer = await raw_post(url, asking("chat", stream=stream, **own))
+        answer = await raw_post(url, request_body("chat", stream=stream, **own))
     assert b'"look"' in answer.body
     assert b"x_callgate" not in answer.body
 
@@ -239,9 +239,9 @@ async def test_of_a_model_on_the_responses_api_too(api: str, stream: bool) -> No
         wire.writer.close()
 
     none = {"type": "none"} if api == "messages" else "none"
-    async with serving(respond) as provider:
+    async with raw_provider(respond) as provider:
         config = make_config(f"{provider.url}/v1", models=["responses/gpt-5-pro"], lane="auto")
-        asked = asking(api, stream=stream, model="responses/gpt-5-pro", tool_choice=none)
+        asked = request_body(api, stream=stream, model="responses/gpt-5-pro", tool_choice=none)
         async with serve(create_app(config)) as url, http_client(url) as client:
             answer = await client.post(PATHS[api], json=asked)
     assert answer.status_code == 200, answer.text
@@ -258,9 +258,9 @@ async def test_calls_of_anthropics_own_tools_are_passed_on(stream: bool) -> None
         await claude_says(wire, [{"type": "tool_use", "id": "toolu_1", "name": "computer", "input": {}}], stream=stream)
 
     computer = {"type": "computer_20250124", "name": "computer", "display_width_px": 9, "display_height_px": 9}
-    async with serving(closing(serve_claude)) as provider:
+    async with raw_provider(closing(serve_claude)) as provider:
         config = make_config(provider.url, models=["claude-sonnet-4-5"], provider="anthropic", lane="auto")
-        asked = asking("messages", stream=stream, model="claude-sonnet-4-5", tools=[computer])
+        asked = request_body("messages", stream=stream, model="claude-sonnet-4-5", tools=[computer])
         async with serve(create_app(config)) as url, http_client(url) as client:
             answer = await client.post(PATHS["messages"], json=asked)
     assert answer.status_code == 200, answer.text
@@ -276,9 +276,9 @@ async def test_blocks_behind_a_call_that_was_left_out_move_up(stream: bool) -> N
         texts = [{"type": "text", "text": said} for said in ("one", "two", "three")]
         await claude_says(wire, [texts[0], call, texts[1], {**call, "id": "toolu_2"}, texts[2]], stream=stream)
 
-    async with serving(closing(serve_claude)) as provider:
+    async with raw_provider(closing(serve_claude)) as provider:
         config = make_config(provider.url, models=["claude-sonnet-4-5"], provider="anthropic", lane="auto")
-        asked = asking("messages", stream=stream, model="claude-sonnet-4-5", tool_choice={"type": "none"})
+        asked = request_body("messages", stream=stream, model="claude-sonnet-4-5", tool_choice={"type": "none"})
         async with serve(create_app(config)) as url, http_client(url) as client:
             answer = await client.post(PATHS["messages"], json=asked)
     assert answer.status_code == 200, answer.text

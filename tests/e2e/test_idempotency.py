@@ -12,14 +12,13 @@ from typing import Any
 import openai
 import pytest
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
-from callgate.stores.store import StoreError
 from tests.harness import toolshed
 from tests.harness.clients import openai_client
 from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.needs import needs
-from tests.harness.process import serving as process_serving
+from tests.harness.process import serving_command as process_serving
 from tests.harness.redis import redis_server
 from tests.harness.server import serve
 from tests.harness.wire import RawAnswer, raw_connection, raw_post
@@ -33,8 +32,8 @@ KEY = {"idempotency-key": "order-7"}
 
 
 @contextlib.asynccontextmanager
-async def serving(provider: Upstream, *tools: str, **options: Any) -> AsyncIterator[str]:
-    """With claims on a disk, unless `options` say where else they are."""
+async def served_with_ledger(provider: Upstream, *tools: str, **options: Any) -> AsyncIterator[str]:
+    """With a ledger on a disk, unless `options` say where else they are."""
     with tempfile.TemporaryDirectory() as folder:
         kept = {} if {"data_dir", "store"} & options.keys() else {"data_dir": folder}
         config = make_config(provider.url, tools=tools or ("get_time", "send_mail"), **kept, **options)
@@ -48,7 +47,7 @@ async def ask(url: str, stream: bool, headers: Any = KEY, **more: Any) -> RawAns
 
 async def until_replayed(url: str, stream: bool) -> RawAnswer:
     """The answer that was kept. Until it is on the disk, a request joins the run that is just ending."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while True:
             answer = await ask(url, stream)
             if "idempotent-replayed" in answer.headers:
@@ -62,7 +61,7 @@ def error_of(answer: RawAnswer) -> Any:
 @BOTH
 async def test_the_same_request_again_gets_the_same_bytes_and_runs_nothing(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), Reply(text="Sent.")])
-    async with serving(upstream) as url:
+    async with served_with_ledger(upstream) as url:
         first, second = await ask(url, stream), await until_replayed(url, stream)
     assert first.status == second.status == 200
     assert first.body == second.body
@@ -79,7 +78,7 @@ async def test_while_it_runs_a_second_request_joins_and_is_sent_it_from_its_begi
 ) -> None:
     gate = asyncio.Event()
     upstream.script("m", [Reply(text="one two three four", pace=Pace(hold=Hold(gate, after=2 if stream else 0)))])
-    async with serving(upstream) as url:
+    async with served_with_ledger(upstream) as url:
         first = asyncio.create_task(ask(url, stream))
         await upstream.requests.wait(1)
         await upstream.requests[0].until_reached()
@@ -97,7 +96,7 @@ async def test_a_first_client_that_leaves_does_not_end_what_another_waits_for(up
     body = {"model": "m", "messages": ASKING, "stream": stream}
     async with (
         toolshed.held() as running,
-        serving(upstream, "wait_for_gate") as url,
+        served_with_ledger(upstream, "wait_for_gate") as url,
         raw_connection(url) as second,
     ):
         async with raw_connection(url) as first:
@@ -121,11 +120,11 @@ async def test_when_all_have_left_it_is_stopped_and_not_run_again_once_a_tool_wr
 ) -> None:
     upstream.script("m", [Reply(calls=[Call("wait_for_gate")])])
     body = {"model": "m", "messages": ASKING, "stream": stream}
-    async with toolshed.held() as running, serving(upstream, "wait_for_gate") as url:
+    async with toolshed.held() as running, served_with_ledger(upstream, "wait_for_gate") as url:
         async with raw_connection(url) as connection:
             await connection.post("/v1/chat/completions", body, KEY)
             await running.started.wait()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await running.cancelled.wait()
         answer = await ask(url, stream)
     assert (answer.status, error_of(answer)["code"]) == (409, "idempotency_key_interrupted")
@@ -137,7 +136,7 @@ async def test_when_all_have_left_it_is_stopped_and_not_run_again_once_a_tool_wr
 async def test_when_all_have_left_before_a_tool_wrote_it_may_be_run_again(upstream: Upstream, stream: bool) -> None:
     gate = asyncio.Event()
     upstream.script("m", [Reply(text="never", pace=Pace(hold=Hold(gate, after=0))), Reply(text="second try")])
-    async with serving(upstream) as url:
+    async with served_with_ledger(upstream) as url:
         async with raw_connection(url) as connection:
             await connection.post("/v1/chat/completions", {"model": "m", "messages": ASKING, "stream": stream}, KEY)
             await upstream.requests.wait(1)
@@ -151,7 +150,7 @@ async def test_when_all_have_left_before_a_tool_wrote_it_may_be_run_again(upstre
 @BOTH
 async def test_another_body_under_the_same_key_is_refused(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="hi")])
-    async with serving(upstream) as url, openai_client(url) as client:
+    async with served_with_ledger(upstream) as url, openai_client(url) as client:
         await ask(url, stream)
         with pytest.raises(openai.BadRequestError, match="same parameters") as caught:
             await client.chat.completions.create(
@@ -164,7 +163,7 @@ async def test_another_body_under_the_same_key_is_refused(upstream: Upstream, st
 @BOTH
 async def test_a_failure_that_may_pass_is_not_kept(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(status=500), Reply(text="better")])
-    async with serving(upstream, upstream={"retries": 0}) as url:
+    async with served_with_ledger(upstream, upstream={"retries": 0}) as url:
         assert (await ask(url, stream)).status >= 500
         answer = await ask(url, stream)
     assert b"better" in answer.body
@@ -173,7 +172,7 @@ async def test_a_failure_that_may_pass_is_not_kept(upstream: Upstream, stream: b
 @BOTH
 async def test_a_failure_after_a_tool_wrote_is_kept_and_not_run_again(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), Reply(status=500)])
-    async with serving(upstream, upstream={"retries": 0}) as url:
+    async with served_with_ledger(upstream, upstream={"retries": 0}) as url:
         first, second = await ask(url, stream), await ask(url, stream)
     assert first.body == second.body
     assert first.status == second.status
@@ -182,7 +181,7 @@ async def test_a_failure_after_a_tool_wrote_is_kept_and_not_run_again(upstream: 
 
 async def test_a_stream_that_broke_off_before_anything_was_written_may_be_asked_again(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="Once upon a time there was", fault=Cut(after=4)), Reply(text="whole")])
-    async with serving(upstream) as url:
+    async with served_with_ledger(upstream) as url:
         assert "error" in (await ask(url, True)).chunks[-1]
         assert (await ask(url, True)).data[-1] == "[DONE]"
     assert len(upstream.requests) == 2
@@ -191,7 +190,7 @@ async def test_a_stream_that_broke_off_before_anything_was_written_may_be_asked_
 @BOTH
 async def test_a_request_that_is_wrong_is_refused_alike_and_keeps_no_key(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="hi")])
-    async with serving(upstream) as url:
+    async with served_with_ledger(upstream) as url:
         assert (await ask(url, stream, temperature="hot")).status == 400
         assert (await raw_post(url, {"model": "nobody", "messages": ASKING}, headers=KEY)).status == 404
         assert (await ask(url, stream)).status == 200
@@ -200,7 +199,7 @@ async def test_a_request_that_is_wrong_is_refused_alike_and_keeps_no_key(upstrea
 async def test_keys_are_each_callers_own(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="for alice"), Reply(text="for bob")])
     keys = [{"name": name, "hash": hash_key(f"cg-{name}")} for name in ("alice", "bob")]
-    async with serving(upstream, auth="keys", keys=keys) as url:
+    async with served_with_ledger(upstream, auth="keys", keys=keys) as url:
         answers = [
             await ask(url, False, {**KEY, "authorization": f"Bearer cg-{who}"}) for who in ("alice", "bob", "alice")
         ]
@@ -210,59 +209,9 @@ async def test_keys_are_each_callers_own(upstream: Upstream) -> None:
 
 @pytest.mark.parametrize("key", ["", "x" * 256])
 async def test_a_key_that_is_none_is_refused(upstream: Upstream, key: str) -> None:
-    async with serving(upstream) as url:
+    async with served_with_ledger(upstream) as url:
         answer = await ask(url, False, {"idempotency-key": key})
     assert answer.status == 400
-
-
-@needs("redis-server", "module:redis")
-@BOTH
-async def test_with_redis_another_process_gives_the_same_answer(
-    upstream: Upstream, stream: bool, tmp_path: Path
-) -> None:
-    upstream.script("m", [Reply(text="once")])
-    async with redis_server(tmp_path) as redis_url:
-        kept = {"redis_url": redis_url}
-        async with serving(upstream, store=kept) as url:
-            first = await ask(url, stream)
-        async with serving(upstream, store=kept) as url:
-            second = await ask(url, stream)
-    assert first.body == second.body
-
-
-@needs("redis-server", "module:redis")
-async def test_with_redis_a_key_that_another_process_is_at_work_on_is_a_conflict(
-    upstream: Upstream, tmp_path: Path
-) -> None:
-    gate = asyncio.Event()
-    upstream.script("m", [Reply(text="once", pace=Pace(hold=Hold(gate, after=0)))])
-    async with redis_server(tmp_path) as redis_url:
-        kept = {"redis_url": redis_url}
-        async with serving(upstream, store=kept) as one, serving(upstream, store=kept) as other:
-            first = asyncio.create_task(ask(one, False))
-            await upstream.requests.wait(1)
-            refused = await ask(other, False)
-            gate.set()
-            answer = await first
-            again = await ask(other, False)
-    assert (refused.status, error_of(refused)["code"]) == (409, "idempotency_key_in_use")
-    assert refused.headers["retry-after"] == "1"
-    assert answer.body == again.body
-
-
-KILLED = pytest.mark.parametrize(
-    "kept_in", ["disk", pytest.param("redis", marks=needs("redis-server", "module:redis"))]
-)
-
-
-@contextlib.asynccontextmanager
-async def shared_by_processes(kept_in: str, folder: Path) -> AsyncIterator[dict[str, Any]]:
-    """The settings of processes that know each other's keys."""
-    if kept_in == "disk":
-        yield {"data_dir": str(folder / "data")}
-        return
-    async with redis_server(folder) as redis_url:
-        yield {"store": {"redis_url": redis_url}}
 
 
 def config_file(folder: Path, provider: Upstream, *tools: str, **options: Any) -> Path:
@@ -271,112 +220,70 @@ def config_file(folder: Path, provider: Upstream, *tools: str, **options: Any) -
     return file
 
 
-async def until_known(url: str, stream: bool) -> RawAnswer:
-    """The answer once it is not that another process may still be at work, which must be within seconds."""
-    async with asyncio.timeout(20):
-        while True:
-            answer = await ask(url, stream)
-            if answer.status != 409 or error_of(answer)["code"] != "idempotency_key_in_use":
-                return answer
-            await asyncio.sleep(0.2)
-
-
-@needs("redis-server", "module:redis")
 @BOTH
-async def test_where_no_ledger_is_shared_a_request_whose_process_was_killed_after_a_tool_began_is_not_run_again(
+async def test_a_request_whose_process_was_killed_before_any_tool_began_is_run_again(
     upstream: Upstream, stream: bool, tmp_path: Path
 ) -> None:
     gate = asyncio.Event()
-    mail = Call("send_mail", {"to": "a", "text": "b"})
-    upstream.script("m", [Reply(calls=[mail]), Reply(text="late", pace=Pace(hold=Hold(gate, after=0)))])
-    async with shared_by_processes("redis", tmp_path) as options:
-        file = config_file(tmp_path, upstream, "send_mail", **options)
-        async with process_serving(file) as child:
-            first = asyncio.create_task(ask(child.url, stream))
-            await upstream.requests.wait(2)
-            child.signal(signal.SIGKILL)
-            with contextlib.suppress(Exception):
-                await first
-        async with process_serving(file) as child:
-            answers = [await until_known(child.url, stream), await ask(child.url, stream)]
-    for answer in answers:
-        assert (answer.status, error_of(answer)["code"]) == (409, "idempotency_key_interrupted")
-        assert answer.headers["x-should-retry"] == "false"
-    assert len(upstream.requests) == 2
-
-
-@KILLED
-@BOTH
-async def test_a_request_whose_process_was_killed_before_any_tool_began_is_run_again(
-    upstream: Upstream, stream: bool, kept_in: str, tmp_path: Path
-) -> None:
-    gate = asyncio.Event()
     upstream.script("m", [Reply(text="late", pace=Pace(hold=Hold(gate, after=0))), Reply(text="now")])
-    async with shared_by_processes(kept_in, tmp_path) as options:
-        file = config_file(tmp_path, upstream, "send_mail", **options)
-        async with process_serving(file) as child:
-            first = asyncio.create_task(ask(child.url, stream))
-            await upstream.requests.wait(1)
-            child.signal(signal.SIGKILL)
-            with contextlib.suppress(Exception):
-                await first
-        async with process_serving(file) as child:
-            answer = await until_known(child.url, stream)
+    file = config_file(tmp_path, upstream, "send_mail", data_dir=str(tmp_path / "data"))
+    async with process_serving(file) as child:
+        first = asyncio.create_task(ask(child.url, stream))
+        await upstream.requests.wait(1)
+        child.signal(signal.SIGKILL)
+        with contextlib.suppress(Exception):
+            await first
+    async with process_serving(file) as child:
+        answer = await ask(child.url, stream)
     assert b"now" in answer.body
 
 
 async def test_an_answer_is_given_again_after_a_restart(upstream: Upstream, tmp_path: Path) -> None:
     upstream.script("m", [Reply(text="once")])
     data = str(tmp_path / "data")
-    async with serving(upstream, data_dir=data) as url:
+    async with served_with_ledger(upstream, data_dir=data) as url:
         first = await ask(url, False)
-    async with serving(upstream, data_dir=data) as url:
+    async with served_with_ledger(upstream, data_dir=data) as url:
         second = await ask(url, False)
     assert first.body == second.body
     assert len(upstream.requests) == 1
 
 
-@needs("redis-server", "module:redis")
 @BOTH
-async def test_with_redis_away_a_request_with_a_key_is_refused(
-    upstream: Upstream, stream: bool, tmp_path: Path
-) -> None:
-    upstream.script("m", [Reply(text="without a key")])
-    async with redis_server(tmp_path) as redis_url:
-        kept = {"redis_url": redis_url}
-    async with serving(upstream, store=kept) as url:
-        refused = await ask(url, stream)
-        answer = await ask(url, stream, headers={})
-    assert (refused.status, error_of(refused)["code"]) == (503, "idempotency_unavailable")
-    assert answer.status == 200
-
-
-async def test_where_a_claim_cannot_be_kept_before_a_tool_the_tool_is_not_started(
-    upstream: Upstream, tmp_path: Path
-) -> None:
-    upstream.script("m", [Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), Reply(text="Sent.")])
-    app = create_app(make_config(upstream.url, tools=("send_mail",), data_dir=str(tmp_path), runs={"durable": "off"}))
-    async with serve(app) as url, asyncio.timeout(20):
-        claims = app.state.manager.claims
-
-        async def away(*_: object) -> None:
-            raise StoreError("away")
-
-        claims.begin = away
-        refused = await ask(url, False)
-    assert (refused.status, error_of(refused)["code"]) == (503, "idempotency_unavailable")
-    assert len(upstream.requests) == 1
-
-
-@BOTH
-async def test_a_key_kept_in_memory_alone_is_refused_where_a_tool_that_writes_is_on_offer(
-    upstream: Upstream, stream: bool
+@pytest.mark.parametrize("kept_in", ["memory", pytest.param("redis", marks=needs("redis-server", "module:redis"))])
+async def test_a_key_that_no_ledger_keeps_is_refused_where_a_tool_that_writes_is_on_offer(
+    upstream: Upstream, stream: bool, kept_in: str, tmp_path: Path
 ) -> None:
     upstream.script("m", [Reply(text="nothing was changed")])
-    async with serving(upstream, data_dir=None) as url:
+    async with contextlib.AsyncExitStack() as stack:
+        options: dict[str, Any] = {"data_dir": None}
+        if kept_in == "redis":
+            options["store"] = {"redis_url": await stack.enter_async_context(redis_server(tmp_path))}
+        url = await stack.enter_async_context(served_with_ledger(upstream, **options))
         refused = await ask(url, stream)
         narrowed = [await ask(url, stream, headers={**KEY, "x-callgate-tools": "get_time"}) for _ in range(2)]
     assert (refused.status, error_of(refused)["code"]) == (400, "idempotency_not_durable")
+    assert "`data_dir` or `ledger.url`" in error_of(refused)["message"]
     assert [answer.status for answer in narrowed] == [200, 200]
+    assert "kept in memory alone" in narrowed[0].headers["x-callgate-warning"]
+    assert b"kept in memory alone" in narrowed[0].body
     assert narrowed[0].body == narrowed[1].body
     assert len(upstream.requests) == 1
+
+
+async def test_an_answer_that_its_key_has_no_room_for_any_more_is_refused_and_not_made_again(
+    upstream: Upstream,
+) -> None:
+    upstream.script("m", lambda _: Reply(text="x" * 2000))
+    with tempfile.TemporaryDirectory() as folder:
+        store = {"answer_bytes": 3000}
+        async with served_with_ledger(upstream, data_dir=folder, store=store) as url:
+            for number in range(3):
+                key = {"idempotency-key": f"order-{number}"}
+                assert (await ask(url, stream=False, headers=key)).status == 200
+            oldest = {"idempotency-key": "order-0"}
+            async with asyncio.timeout(30):
+                while (again := await ask(url, stream=False, headers=oldest)).status == 200:
+                    pass  # the last answer is not on the disk yet
+    assert (again.status, error_of(again)["code"]) == (409, "answer_not_kept")
+    assert len(upstream.requests) == 3

@@ -1,18 +1,13 @@
 """Items of a response that a client sends back in another shape than it got them in: what ran stands in the history once, where it
 ran."""
 
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 
-from callgate.application import create_app
-from tests.harness.clients import openai_client
-from tests.harness.configs import make_config
 from tests.harness.responses import responded
-from tests.harness.server import serve
+from tests.harness.served import served_to_openai
 from tests.scripted_upstream import Call, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -23,11 +18,7 @@ LOOK: dict[str, Any] = {"type": "function", "name": "look", "parameters": {"type
 GO: dict[str, Any] = {"role": "user", "content": "go"}
 
 
-@contextlib.asynccontextmanager
-async def serving(upstream: Upstream, **options: Any) -> AsyncIterator[Any]:
-    config = make_config(upstream.url, tools=["add"], **options)
-    async with serve(create_app(config)) as url, openai_client(url) as client:
-        yield client
+TOOLS = ("add",)
 
 
 def as_functions(items: list[dict[str, Any]], *, named: bool = False) -> list[dict[str, Any]]:
@@ -73,7 +64,7 @@ def called(upstream: Upstream) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("store", [True, False], ids=["stored", "not stored"])
 async def test_a_house_call_sent_back_as_a_function_is_that_call(upstream: Upstream, stream: bool, store: bool) -> None:
     upstream.script("m", [Reply(calls=[ADD]), Reply(text="It is 3."), Reply(text="Sure.")])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         first = await responded(client, stream=stream, model="m", input="go", tools=[LOOK], store=store)
         sent = [GO, *as_functions(dumped(first), named=not store), {"role": "user", "content": "sure?"}]
         second = await responded(client, stream=stream, model="m", input=sent, store=store)
@@ -90,7 +81,7 @@ async def test_a_mixed_turn_sent_back_as_functions_is_restored_once(
     upstream: Upstream, stream: bool, store: bool, order: str
 ) -> None:
     upstream.script("m", [Reply(calls=[ADD, Call("look", {})]), Reply(text="Done.")])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         first = await responded(client, stream=stream, model="m", input="go", tools=[LOOK], store=store)
         items = dumped(first)
         sent = as_functions(items, named=not store)
@@ -111,7 +102,7 @@ async def test_a_mixed_turn_sent_back_as_functions_is_restored_once(
 
 async def test_an_output_beside_the_item_or_its_reference_says_nothing_new(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[ADD]), Reply(text="It is 3."), *[Reply(text="Sure.")] * 3])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         first = await client.responses.create(model="m", input="go", tools=[LOOK])
         item, said = dumped(first)
         output = {"type": "function_call_output", "call_id": item["id"], "output": "4"}
@@ -124,7 +115,7 @@ async def test_an_output_beside_the_item_or_its_reference_says_nothing_new(upstr
 
 async def test_an_output_of_a_call_that_nobody_knows_is_refused(upstream: Upstream) -> None:
     output = {"type": "function_call_output", "call_id": "mcp_" + "0" * 28, "output": "4"}
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         with pytest.raises(openai.BadRequestError, match="No tool call found"):
             await client.responses.create(model="m", input=[GO, output])
     assert not upstream.requests
@@ -132,7 +123,7 @@ async def test_an_output_of_a_call_that_nobody_knows_is_refused(upstream: Upstre
 
 async def test_behind_a_previous_response_what_it_ran_is_not_said_again(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[ADD, Call("look", {})]), Reply(text="Done.")])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         first = await client.responses.create(model="m", input="go", tools=[LOOK])
         sent = [item for item in as_functions(dumped(first)) if item["type"].endswith("_output")]
         sent = [*sent, *answers_to(dumped(first))]
@@ -143,7 +134,7 @@ async def test_behind_a_previous_response_what_it_ran_is_not_said_again(upstream
 @BOTH
 async def test_the_same_reference_twice_counts_once(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[ADD, Call("look", {})]), Reply(text="Done."), Reply(text="Sure.")])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         first = await responded(client, stream=stream, model="m", input="go", tools=[LOOK])
         items = dumped(first)
         references = [{"type": "item_reference", "id": item["id"]} for item in items]
@@ -180,7 +171,7 @@ async def test_the_same_call_made_in_two_turns_is_restored_in_each(
             return [{"type": "item_reference", "id": item["id"]} for item in items]
         return as_functions(items) if shape == "functions" else items
 
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         given: dict[str, Any] = {"stream": stream, "model": "m", "tools": [LOOK]}
         first = await responded(client, input=[GO], **given)
         sent = [GO, *back(first), {"role": "user", "content": "and again"}]

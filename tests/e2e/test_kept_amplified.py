@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from callgate.application import create_app
+from tests.chaos.scale import held_to
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.loop_probe import LoopProbe
@@ -24,7 +25,7 @@ def config_of(upstream: Upstream) -> Any:
     return make_config(upstream.url, limits={"body_bytes": BYTES})
 
 
-async def asked(client: httpx.AsyncClient, input: Any, **fields: Any) -> httpx.Response:
+async def post_response(client: httpx.AsyncClient, input: Any, **fields: Any) -> httpx.Response:
     return await client.post("/v1/responses", json={"model": "m", "input": input, **fields})
 
 
@@ -35,7 +36,7 @@ def refused(answer: httpx.Response) -> tuple[int, str, str]:
 
 async def reference_to(client: httpx.AsyncClient, input: Any) -> dict[str, Any]:
     """Has an input kept, and returns a reference to its first item."""
-    response = (await asked(client, input)).json()["id"]
+    response = (await post_response(client, input)).json()["id"]
     [item] = (await client.get(f"/v1/responses/{response}/input_items?limit=1")).json()["data"]
     return {"type": "item_reference", "id": item["id"]}
 
@@ -43,33 +44,33 @@ async def reference_to(client: httpx.AsyncClient, input: Any) -> dict[str, Any]:
 async def test_references_come_to_no_more_than_a_whole_request(upstream: Upstream) -> None:
     async with serve(create_app(config_of(upstream))) as url, http_client(url) as client:
         references = [await reference_to(client, f"{number}" + "x" * (BYTES // 2 - 1000)) for number in range(3)]
-        assert (await asked(client, references[:1])).status_code == 200
+        assert (await post_response(client, references[:1])).status_code == 200
         before = len(upstream.requests)
-        assert refused(await asked(client, references)) == (413, "request_too_large", "input")
+        assert refused(await post_response(client, references)) == (413, "request_too_large", "input")
         assert len(upstream.requests) == before
 
 
 async def test_a_reference_that_is_repeated_counts_once(upstream: Upstream) -> None:
     async with serve(create_app(config_of(upstream))) as url, http_client(url) as client:
         reference = await reference_to(client, "x" * (BYTES // 2 - 1000))
-        assert (await asked(client, [reference] * 2000)).status_code == 200
+        assert (await post_response(client, [reference] * 2000)).status_code == 200
         assert len(upstream.requests[-1].body["messages"]) == 1
 
 
 async def test_references_to_many_items_of_one_response_read_it_once(upstream: Upstream) -> None:
     async with serve(create_app(config_of(upstream))) as url, http_client(url) as client:
         messages = [{"role": "user", "content": f"{number} " + "x" * 100} for number in range(1500)]
-        response = (await asked(client, messages)).json()["id"]
+        response = (await post_response(client, messages)).json()["id"]
         references: list[dict[str, Any]] = []
         while len(references) < len(messages):
             after = f"&after={references[-1]['id']}" if references else ""
             page = (await client.get(f"/v1/responses/{response}/input_items?limit=100&order=asc{after}")).json()
             references += [{"type": "item_reference", "id": item["id"]} for item in page["data"]]
         async with LoopProbe() as probe:
-            answer = await asked(client, references)
+            answer = await post_response(client, references)
         assert answer.status_code == 200
         assert len(upstream.requests[-1].body["messages"]) == len(messages)
-        assert probe.longest < MOST
+        held_to(MOST, "references to many items keep the loop, of the processor", probe.longest)
 
 
 async def test_values_that_references_bring_in_are_counted(upstream: Upstream) -> None:
@@ -77,17 +78,17 @@ async def test_values_that_references_bring_in_are_counted(upstream: Upstream) -
     async with serve(create_app(make_config(upstream.url))) as url, http_client(url) as client:
         parts = [{"type": "input_text", "text": ""}] * 20_000
         references = [await reference_to(client, [{"role": "user", "content": parts}]) for _ in range(3)]
-        assert refused(await asked(client, references))[:2] == (400, "too_many_values")
+        assert refused(await post_response(client, references))[:2] == (400, "too_many_values")
 
 
 async def test_a_chain_of_responses_comes_to_no_more_than_a_whole_request(upstream: Upstream) -> None:
     async with serve(create_app(config_of(upstream))) as url, http_client(url) as client:
-        first = (await asked(client, "x" * (BYTES // 2))).json()["id"]
-        second = await asked(client, "y" * (BYTES // 4), previous_response_id=first)
+        first = (await post_response(client, "x" * (BYTES // 2))).json()["id"]
+        second = await post_response(client, "y" * (BYTES // 4), previous_response_id=first)
         assert second.status_code == 200
-        third = await asked(client, "z" * (BYTES // 3), previous_response_id=second.json()["id"])
+        third = await post_response(client, "z" * (BYTES // 3), previous_response_id=second.json()["id"])
         assert refused(third) == (413, "request_too_large", "previous_response_id")
-        assert (await asked(client, "short", previous_response_id=second.json()["id"])).status_code == 200
+        assert (await post_response(client, "short", previous_response_id=second.json()["id"])).status_code == 200
 
 
 async def test_a_thread_of_messages_comes_to_no_more_than_a_whole_request(upstream: Upstream) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.needs import needs

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from callgate.application import create_app
+from tests.chaos.scale import held_to
 from tests.e2e.test_large_answers import MOST, TRIES, Provider, completion, encoded, ends_of_answer, keys
 from tests.harness.configs import make_config
 from tests.harness.loop_probe import LoopProbe
 from tests.harness.server import serve
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300)]
 
 HI = [{"role": "user", "content": "hi"}]
 NAMES = [f"t{number}" for number in range(12_000)]
@@ -77,8 +78,8 @@ async def test_a_body_at_its_limits_gives_the_loop_back_on_every_face() -> None:
                     longest[kind] = min(probe.longest, longest.get(kind, probe.longest))
                     if longest[kind] < MOST:
                         break
-    slow = {kind: each for kind, each in longest.items() if each >= MOST}
-    assert not slow, slow
+    for kind, seconds in longest.items():
+        held_to(MOST, f"a body keeps the loop: {kind}", seconds)
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, "/v1/messages/count_tokens", "/v1/responses/input_tokens"])

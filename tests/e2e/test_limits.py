@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from callgate.access.keys import mint_key
 from callgate.application import create_app
-from callgate.auth.keys import mint_key
-from callgate.ledger.sqlite import FILE
+from callgate.state.local.sqlite import FILE
 from tests.harness import toolshed
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config, tool_entry
@@ -29,7 +29,7 @@ HI = Reply(text="hi", usage={"prompt_tokens": 30, "completion_tokens": 10, "tota
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def served_with_keys(
     upstream: Upstream, *, alice: dict[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     keys = [{"name": "alice", "hash": ALICE_HASH, **(alice or {})}, {"name": "bob", "hash": BOB_HASH}]
@@ -51,7 +51,7 @@ def refused(answer: httpx.Response) -> tuple[int, str]:
 @BOTH
 async def test_requests_a_minute_with_the_rate_limit_headers_of_the_key(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", lambda _: HI)
-    async with serving(upstream, alice={"requests_per_minute": 2}) as client:
+    async with served_with_keys(upstream, alice={"requests_per_minute": 2}) as client:
         left = [(await ask(client, stream=stream)).headers["x-ratelimit-remaining-requests"] for _ in range(2)]
         third = await ask(client, stream=stream)
         other = await ask(client, BOB, stream=stream)
@@ -65,7 +65,7 @@ async def test_requests_a_minute_with_the_rate_limit_headers_of_the_key(upstream
 @BOTH
 async def test_tokens_are_settled_with_what_the_provider_counted(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", lambda _: HI)
-    async with serving(upstream, alice={"tokens_per_minute": 200}) as client:
+    async with served_with_keys(upstream, alice={"tokens_per_minute": 200}) as client:
         first = await ask(
             client, stream=stream, max_tokens=100, stream_options={"include_usage": True} if stream else None
         )
@@ -82,9 +82,9 @@ async def test_a_budget_is_counted_by_the_prices_of_the_entry_and_survives_a_res
     upstream.script("m", lambda _: HI)
     entry = {"model_info": {"input_cost_per_token": 0.01, "output_cost_per_token": 0.02}}
     options: dict[str, Any] = {"alice": {"budget_per_day": 1.2}, "entry": entry, "data_dir": str(tmp_path / "data")}
-    async with serving(upstream, **options) as client:
+    async with served_with_keys(upstream, **options) as client:
         assert [(await ask(client, max_tokens=5)).status_code for _ in range(2)] == [200, 200]  # 50 cents each
-    async with serving(upstream, **options) as client:
+    async with served_with_keys(upstream, **options) as client:
         third = await ask(client, max_tokens=5)
         fourth = await ask(client, max_tokens=5)
     assert third.status_code == 200, "20 cents were left, and one chat may overshoot"
@@ -107,7 +107,9 @@ async def test_a_budget_is_charged_for_the_model_that_answered(upstream: Upstrea
         for name, price in (("cheap", 0.0), ("dear", 0.01))
     ]
     offered = {"tools": [tool_entry("add")]} if tools else {}
-    async with serving(upstream, alice={"budget_per_day": 0.3, "admin": True}, model_list=models, **offered) as client:
+    async with served_with_keys(
+        upstream, alice={"budget_per_day": 0.3, "admin": True}, model_list=models, **offered
+    ) as client:
         first = await ask(client, model="cheap", max_tokens=5, stream=stream)
         [alice, _] = (await client.get("/admin/keys")).json()["data"]
         second = await ask(client, model="dear", max_tokens=5, stream=stream)
@@ -120,7 +122,7 @@ async def test_a_budget_holds_for_all_names_that_a_wildcard_stands_for(upstream:
     for name in ("made-1", "made-2", "made-3"):
         upstream.script(name, lambda _: HI)
     entry = {"model_info": {"input_cost_per_token": 0.01, "output_cost_per_token": 0.02}}
-    async with serving(upstream, models=["made-*"], alice={"budget_per_day": 0.9}, entry=entry) as client:
+    async with served_with_keys(upstream, models=["made-*"], alice={"budget_per_day": 0.9}, entry=entry) as client:
         answers = [await ask(client, model=f"made-{at}", max_tokens=5) for at in (1, 2, 3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
 
@@ -129,7 +131,7 @@ async def test_the_places_of_a_wildcard_are_those_of_all_its_names_together(upst
     gate = asyncio.Event()
     for name in ("made-1", "made-2"):
         upstream.script(name, lambda _: Reply(text="hi", pace=Pace(hold=Hold(gate))))
-    async with serving(upstream, models=["made-*"], entry={"concurrency": 1}, alice={"see": "own"}) as client:
+    async with served_with_keys(upstream, models=["made-*"], entry={"concurrency": 1}, alice={"see": "own"}) as client:
         first = asyncio.create_task(ask(client, model="made-1"))
         await upstream.requests.wait(1)
         seen = (await client.get("/v1/models/made-2")).json()["x_callgate"]
@@ -145,7 +147,7 @@ async def test_the_places_of_a_wildcard_are_those_of_all_its_names_together(upst
 async def test_a_key_with_too_many_requests_under_way_gets_a_429(upstream: Upstream, stream: bool) -> None:
     gate = asyncio.Event()
     upstream.script("m", lambda _: Reply(text="hi", pace=Pace(hold=Hold(gate))))
-    async with serving(upstream, alice={"parallel": 1}) as client:
+    async with served_with_keys(upstream, alice={"parallel": 1}) as client:
         first = asyncio.create_task(ask(client, stream=stream))
         await upstream.requests.wait(1)
         second = await ask(client, stream=stream)
@@ -165,7 +167,7 @@ async def test_a_full_server_and_a_full_model_refuse_with_a_503_and_health_answe
 ) -> None:
     gate = asyncio.Event()
     upstream.script("m", lambda _: Reply(text="hi", pace=Pace(hold=Hold(gate))))
-    async with serving(upstream, **options) as client:
+    async with served_with_keys(upstream, **options) as client:
         first = asyncio.create_task(ask(client))
         await upstream.requests.wait(1)
         assert refused(await ask(client, BOB)) == (503, code)
@@ -183,7 +185,7 @@ async def test_a_client_that_disconnects_frees_its_places_and_what_was_reserved(
     replies = iter([Reply(text="hi", fault=Hang()), HI])
     upstream.script("m", lambda _: next(replies))
     options: dict[str, Any] = {"entry": {"concurrency": 1}, "limits": {"concurrent_requests": 1, "queue_seconds": 5}}
-    async with serving(upstream, alice={"parallel": 1, "requests_per_minute": 2}, **options) as client:
+    async with served_with_keys(upstream, alice={"parallel": 1, "requests_per_minute": 2}, **options) as client:
         leaving = asyncio.create_task(ask(client, stream=stream))
         [asked] = await upstream.requests.wait(1)
         leaving.cancel()
@@ -198,7 +200,7 @@ async def test_every_run_of_a_tool_stands_in_the_ledger(upstream: Upstream, tmp_
         Call("send_mail", {"to": "a", "text": "b"}, id="call_b"),
     ]
     upstream.script("m", by_turn([Reply(calls=calls), HI]))
-    async with serving(upstream, tools=["get_weather", "send_mail"], data_dir=str(tmp_path)) as client:
+    async with served_with_keys(upstream, tools=["get_weather", "send_mail"], data_dir=str(tmp_path)) as client:
         answer = await ask(client)
         assert answer.status_code == 200
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
@@ -215,11 +217,14 @@ async def test_every_run_of_a_tool_stands_in_the_ledger(upstream: Upstream, tmp_
 
 async def test_a_tool_whose_client_left_is_unknown_in_the_ledger(upstream: Upstream, tmp_path: Path) -> None:
     upstream.script("m", by_turn([Reply(calls=[Call("wait_for_gate", {})]), HI]))
-    async with toolshed.held() as running, serving(upstream, tools=["wait_for_gate"], data_dir=str(tmp_path)) as client:
+    async with (
+        toolshed.held() as running,
+        served_with_keys(upstream, tools=["wait_for_gate"], data_dir=str(tmp_path)) as client,
+    ):
         leaving = asyncio.create_task(ask(client))
         await running.started.wait()
         leaving.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await running.cancelled.wait()
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
         assert database.execute("SELECT state, note FROM calls").fetchall() == [("unknown", "cut off: CancelledError")]
@@ -229,9 +234,9 @@ async def test_a_call_that_waits_on_a_full_server_can_be_decided_about(upstream:
     upstream.script("m", by_turn([Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), HI]))
     tool = {**tool_entry("send_mail"), "require_approval": "always"}
     full = {"concurrent_requests": 1, "queue_seconds": 0}
-    async with serving(upstream, alice={"parallel": 1, "approve": True}, tools=[tool], limits=full) as client:
+    async with served_with_keys(upstream, alice={"parallel": 1, "approve": True}, tools=[tool], limits=full) as client:
         asking = asyncio.create_task(ask(client))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (waiting := (await client.get("/v1/approvals")).json()["data"]):  # noqa: ASYNC110 - over the wire
                 await asyncio.sleep(0.01)
         decided = await client.post(f"/v1/approvals/{waiting[0]['id']}", json={"decision": "approve"})
@@ -243,8 +248,8 @@ async def test_large_bodies_of_one_key_leave_memory_to_others(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body is held until its request ends, and a model may take its time."""
-    monkeypatch.setattr("callgate.api.large_bodies.OF_ONE", 1)
-    monkeypatch.setattr("callgate.api.large_bodies.OF_ALL", 2)
+    monkeypatch.setattr("callgate.api.bodies.OF_ONE", 1)
+    monkeypatch.setattr("callgate.api.bodies.OF_ALL", 2)
     gate, arrived = asyncio.Event(), asyncio.Event()
 
     def answer(request: Any) -> Reply:
@@ -255,7 +260,7 @@ async def test_large_bodies_of_one_key_leave_memory_to_others(
 
     upstream.script("m", answer)
     large = [{"role": "user", "content": "x" * 300_000}]
-    async with serving(upstream, limits={"body_bytes": 400_000}) as client:
+    async with served_with_keys(upstream, limits={"body_bytes": 400_000}) as client:
         first = asyncio.create_task(ask(client, messages=large))
         await arrived.wait()
         assert refused(await ask(client, messages=large)) == (503, "over_capacity")

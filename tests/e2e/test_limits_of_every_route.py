@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from callgate.access.keys import mint_key
 from callgate.application import create_app
-from callgate.auth.keys import mint_key
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -118,6 +118,18 @@ async def test_each_of_several_answers_is_a_request(upstream: Upstream, stream: 
     assert one.status_code == 200, "one more fits"
 
 
+async def test_answers_of_which_the_best_is_given_count_too(upstream: Upstream) -> None:
+    upstream.script("m", lambda _: HI, lax=True)
+    asking = {"model": "m", "messages": MESSAGES}
+    async with limited(upstream.url, {"requests_per_minute": 7}) as client:
+        answers = [await client.post("/v1/chat/completions", json={**asking, "best_of": 3}) for _ in range(3)]
+        wrong = [await client.post("/v1/chat/completions", json={**asking, "best_of": it}) for it in ("3", 3.0, True)]
+        none = await client.post("/v1/chat/completions", json={**asking, "best_of": None})
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert codes(wrong) == [(400, "invalid_type")] * 3
+    assert none.status_code == 200
+
+
 async def test_more_answers_than_a_minute_allows_are_never_asked_for(upstream: Upstream) -> None:
     async with limited(upstream.url, {"requests_per_minute": 3}) as client:
         answer = await client.post("/v1/chat/completions", json={"model": "m", "messages": MESSAGES, "n": 8})
@@ -201,3 +213,107 @@ async def test_what_is_no_number_of_answers_counts_as_one(fields: dict[str, Any]
     async with serve(provider) as there, limited(f"{there}/v1", {"requests_per_minute": 1}) as client:
         answers = [await client.post("/v1/completions", json={"model": "m", **fields}) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 429]
+
+
+# Tools that providers run ---------------------------------------------------------------------------------------------
+
+HOSTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"tools": [{"type": "web_search"}]}),
+    "chat, switched on": ("/v1/chat/completions", {"web_search_options": {}}),
+    "chat, by a plugin": ("/v1/chat/completions", {"plugins": [{"id": "web"}]}),
+    "messages": ("/v1/messages", {"tools": [{"type": "web_search_20250305", "name": "web_search"}], "max_tokens": 9}),
+    "counting": ("/v1/messages/count_tokens", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+}
+
+
+@pytest.mark.parametrize("case", HOSTED)
+async def test_a_tool_that_the_provider_runs_needs_the_right_of_the_key(case: str) -> None:
+    path, fields = HOSTED[case]
+    body = {"model": "claude-sonnet-4-5", "messages": MESSAGES, **fields}
+    provider = Provider({"input_tokens": 42})
+    async with serve(provider) as there:
+        options: dict[str, Any] = {"provider": "anthropic", "models": ["claude-sonnet-4-5"], "lane": "auto"}
+        if case.startswith("chat"):
+            options = {"models": ["claude-sonnet-4-5"]}
+        for tools in ([], ["web*", "provider:code_execution"]):
+            async with limited(there, {"tools": tools}, **options) as client:
+                assert codes([await client.post(path, json=body)])[0][0] == 403
+        assert not provider.asked
+        for tools in (["provider:web_search*", "provider:plugins"], ["*"]):
+            async with limited(there, {"tools": tools}, **options) as client:
+                assert (await client.post(path, json=body)).status_code != 403
+        assert len(provider.asked) >= 2
+
+
+WEB_SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+SEARCHED = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+CHAT_ANSWER = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hi"}}],
+    "usage": SEARCHED,
+}
+MESSAGE = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "claude-sonnet-4-5",
+    "content": [{"type": "text", "text": "hi"}],
+    "stop_reason": "end_turn",
+    "usage": {"input_tokens": 3, "output_tokens": 1, "server_tool_use": {"web_search_requests": 3}},
+}
+TEXT = {"type": "output_text", "text": "hi", "annotations": []}
+RESPONSE = {
+    "id": "resp_1",
+    "object": "response",
+    "status": "completed",
+    "model": "m",
+    "output": [
+        *({"type": "web_search_call", "id": f"ws_{number}", "status": "completed"} for number in range(3)),
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [TEXT]},
+    ],
+    "usage": {"input_tokens": 3, "output_tokens": 1, "total_tokens": 4},
+}
+ON_CLAUDE = {"provider": "anthropic", "models": ["m"], "lane": "auto"}
+USES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Any, int]] = {
+    "chat, told": (
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "web_search_options": {}},
+        {},
+        CHAT_ANSWER | {"usage": SEARCHED | {"server_tool_use": {"web_search_requests": 3}}},
+        3,
+    ),
+    "chat, not told": ("/v1/chat/completions", {"messages": MESSAGES, "web_search_options": {}}, {}, CHAT_ANSWER, 1),
+    "chat, without": ("/v1/chat/completions", {"messages": MESSAGES}, {}, CHAT_ANSWER, 0),
+    "messages": (
+        "/v1/messages",
+        {"messages": MESSAGES, "tools": [WEB_SEARCH], "max_tokens": 9},
+        ON_CLAUDE,
+        MESSAGE,
+        3,
+    ),
+    "responses": (
+        "/v1/responses",
+        {"input": "?", "tools": [{"type": "web_search"}]},
+        {"lane": "responses"},
+        RESPONSE,
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", USES)
+async def test_each_use_of_a_tool_that_the_provider_runs_is_a_request_and_has_a_price(case: str) -> None:
+    path, fields, options, answer, uses = USES[case]
+    body = {"model": "m", **fields}
+    free = {"input_cost_per_token": 0.0, "search_context_cost_per_query": {"search_context_size_medium": 0.5}}
+    async with serve(Provider(answer)) as there:
+        async with limited(there, {"requests_per_minute": 10}, **options) as client:
+            answers = [await client.post(path, json=body) for _ in range(2)]
+            assert [one.status_code for one in answers] == [200, 200], answers[0].text
+            assert answers[1].headers["x-ratelimit-remaining-requests"] == str(8 - uses)
+        async with limited(there, {"budget_per_day": 1.2}, entry={"model_info": free}, **options) as client:
+            answers = [await client.post(path, json=body) for _ in range(2)]
+            assert [one.status_code for one in answers] == [200, 429 if uses == 3 else 200]

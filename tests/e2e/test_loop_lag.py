@@ -15,10 +15,10 @@ import pytest
 
 from tests.chaos.scale import scaled
 from tests.harness.configs import as_yaml, config_dict
-from tests.harness.process import serving
+from tests.harness.process import serving_command
 from tests.scripted_upstream import Reply, Upstream
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300)]
 
 MOST = scaled(inf, 0.25)
 """Seconds that health may take, in long runs. A call into the JSON reader holds everything for as long as it takes, a tenth of a second
@@ -28,7 +28,7 @@ TRIES = 3
 DEEP = b"[" * 90 + b"]" * 90
 
 
-def asking(**fields: Any) -> bytes:
+def chat_bytes(**fields: Any) -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
 
 
@@ -36,9 +36,9 @@ def bodies() -> dict[str, tuple[int, bytes]]:
     """Made when they are needed: every process of a run reads this module."""
     return {
         "brackets without an end": (400, b"{" * 9_900_000),
-        "deep lists beside one another": (400, asking()[:-1] + b',"zz":[' + b",".join([DEEP] * 50_000) + b"]}"),
-        "metadata": (400, asking(metadata={f"k{number}": "v" for number in range(500_000)})),
-        "a text": (200, asking(messages=[{"role": "user", "content": '\n"' * 2_400_000}])),
+        "deep lists beside one another": (400, chat_bytes()[:-1] + b',"zz":[' + b",".join([DEEP] * 50_000) + b"]}"),
+        "metadata": (400, chat_bytes(metadata={f"k{number}": "v" for number in range(500_000)})),
+        "a text": (200, chat_bytes(messages=[{"role": "user", "content": '\n"' * 2_400_000}])),
     }
 
 
@@ -47,8 +47,8 @@ async def test_a_body_at_the_limit_does_not_keep_others_waiting(upstream: Upstre
     config = tmp_path / "config.yaml"
     config.write_text(as_yaml(config_dict(upstream.url, tools=("get_time",), logging={"level": "error"})))
     large, longest = bodies(), dict[str, float]()
-    async with serving(config) as child:
-        await _sent(child.url, asking())
+    async with serving_command(config) as child:
+        await _sent(child.url, chat_bytes())
         with HealthProbe(child.url) as probe:
             for kind, (status, body) in large.items():
                 for _ in range(TRIES):

@@ -10,11 +10,11 @@ import httpx
 import msgspec
 import pytest
 
-from callgate.api.legacy import without_legacy_fields
 from callgate.api.mcp_entries import without_stored_credentials
 from callgate.application import create_app
+from callgate.chat.legacy import without_legacy_fields
 from callgate.conversation.ports import ModelRequest
-from callgate.upstream.responses_question import body_of as question_of
+from callgate.models.translated.responses_request import body_of as question_of
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -86,7 +86,8 @@ async def test_a_filter_offers_what_it_says_and_nothing_else(
     async with serve(create_app(config)) as url, http_client(url) as http:
         answer = await posted(http, api, body_of(api, allowed))
     assert answer.status_code == 200, answer.text
-    assert offered(upstream) == names
+    assert [name for name in offered(upstream) if name != "read_more"] == names
+    assert ("read_more" in offered(upstream)) == bool(names)
 
 
 @pytest.mark.parametrize("api", PATHS)
@@ -147,7 +148,7 @@ async def test_a_chats_entry_asks_the_operator_first_and_excludes_the_rest(upstr
     async with serve(create_app(config)) as url, http_client(url) as http, http_client(url) as operator:
         tools = [entry(allowed_tools=["add"], require_approval="always", headers={"x": "y"})]
         asking = asyncio.create_task(posted(http, "chat", body_of("chat", None, tools=tools, stream=stream)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (waiting := (await operator.get("/v1/approvals")).json()["data"]):
                 pass
         assert [each["tool"] for each in waiting] == ["add"]

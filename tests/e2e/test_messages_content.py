@@ -42,7 +42,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-def asked(content: list[Any], *, of: str = "result", **more: Any) -> dict[str, Any]:
+def request_with_content(content: list[Any], *, of: str = "result", **more: Any) -> dict[str, Any]:
     """A request whose history has this content in a tool's result, in a message of the user's, or in one of the assistant's."""
     call = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": content if of == "result" else "seen"}
@@ -78,11 +78,11 @@ async def test_a_pdf_is_a_file_where_the_model_takes_it_and_a_line_where_not(
     upstream: Upstream, stream: bool, of: str
 ) -> None:
     document = {"type": "document", "source": SOURCE, "title": "Report"}
-    message = await answered(upstream, asked([document], of=of), stream=stream, **READS)
+    message = await answered(upstream, request_with_content([document], of=of), stream=stream, **READS)
     [file] = [part for part in message["asked"]["messages"][-1]["content"] if part["type"] == "file"]
     assert file["file"] == {"filename": "Report.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}
     assert "warnings" not in message.get("x_callgate", {})
-    message = await answered(upstream, asked([document], of=of), stream=stream)
+    message = await answered(upstream, request_with_content([document], of=of), stream=stream)
     assert f"[document 'Report' {LINE}" in json.dumps(message["asked"]["messages"])
     assert PDF not in json.dumps(message["asked"])
     assert message["x_callgate"]["warnings"] == ["left out, because this model cannot read it: 'document'"]
@@ -114,7 +114,7 @@ async def test_a_pdf_is_a_file_where_the_model_takes_it_and_a_line_where_not(
 async def test_what_is_text_is_text_and_the_rest_is_a_line(
     upstream: Upstream, of: str, block: dict[str, Any], text: str
 ) -> None:
-    message = await answered(upstream, asked([block], of=of))
+    message = await answered(upstream, request_with_content([block], of=of))
     last = message["asked"]["messages"][-1]
     assert (last["role"], last["content"]) == ("tool" if of == "result" else "user", text)
     assert ("warnings" in message["x_callgate"]) == (LINE in text)
@@ -122,12 +122,12 @@ async def test_what_is_text_is_text_and_the_rest_is_a_line(
 
 async def test_an_image_in_a_document_is_seen(upstream: Upstream) -> None:
     block = {"type": "document", "source": {"type": "content", "content": [{"type": "image", **SAMPLES["image"]}]}}
-    message = await answered(upstream, asked([block]))
+    message = await answered(upstream, request_with_content([block]))
     assert [part["type"] for part in message["asked"]["messages"][-1]["content"]] == ["text", "image_url"]
 
 
 async def test_a_warning_of_a_strange_type_stays_in_its_header(upstream: Upstream) -> None:
-    message = await answered(upstream, asked([{"type": "a\r\nx-evil: 1 é" + "x" * 100}]))
+    message = await answered(upstream, request_with_content([{"type": "a\r\nx-evil: 1 é" + "x" * 100}]))
     [warning] = message["x_callgate"]["warnings"]
     assert warning.isascii()
     assert "\n" not in warning
@@ -165,7 +165,7 @@ async def test_no_block_that_the_sdk_knows_ends_a_conversation(upstream: Upstrea
             if kind in types["blocks"] and kind not in assistants and kind != "image":
                 places.append("assistant" if kind not in ("document", "search_result", "text") else "user")
             for of in places:
-                answer = await http.post("/v1/messages", json=asked([block], of=of))
+                answer = await http.post("/v1/messages", json=request_with_content([block], of=of))
                 assert answer.status_code == 200, (kind, of, answer.text)
         assert len(upstream.requests) > 20
 
@@ -223,9 +223,10 @@ async def test_a_tool_that_the_client_runs_comes_back_as_its_own(upstream: Upstr
     sent = upstream.requests[-1].body["tools"]
     if lane == "messages":
         assert [tool for tool in sent if tool.get("type") in (kind, "bash_20250124")] == tools
-        assert len(sent) == 3
+        assert len(sent) == 4
     else:
-        assert {tool.get("name") or tool["function"]["name"] for tool in sent} == {function["name"], "bash", "add"}
+        names = {tool.get("name") or tool["function"]["name"] for tool in sent}
+        assert names == {function["name"], "bash", "add", "read_more"}
 
 
 @pytest.mark.parametrize(
@@ -238,13 +239,12 @@ async def test_a_tool_that_the_client_runs_comes_back_as_its_own(upstream: Upstr
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "%%"}},
         {"type": "image", "source": {"type": "base64", "media_type": "image/svg+xml", "data": "PHN2Zy8+"}},
         {"type": "image", "source": {"type": "url", "url": ""}},
-        {"type": "image", "source": {"type": "url", "url": "file:///etc/passwd"}},
         {"type": "document", "source": {"type": "content", "content": [{"type": "image"}]}},
     ],
     ids=json.dumps,
 )
 async def test_an_image_of_a_tool_that_is_none_is_a_line(upstream: Upstream, block: dict[str, Any]) -> None:
-    message = await answered(upstream, asked([block, {"type": "text", "text": "behind"}]))
+    message = await answered(upstream, request_with_content([block, {"type": "text", "text": "behind"}]))
     content = message["asked"]["messages"][-1]["content"]
     assert content == f"[image {LINE}\nbehind"
     assert message["x_callgate"]["warnings"] == ["left out, because this model cannot read it: 'image'"]

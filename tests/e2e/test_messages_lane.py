@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from callgate.application import create_app
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from tests.harness.clients import http_client
 from tests.harness.configs import config_dict, make_config
 from tests.harness.messages import MessagesClient, calls_of, events_in, text_of
 from tests.harness.server import serve
+from tests.models.wire import Request, Wire, raw_provider
 from tests.scripted_upstream import Call, ErrorEvent, Pace, Reply, Upstream
-from tests.upstream.wire import Request, Wire, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaves("litellm", why="litellm keeps its thread for logging")]
 
@@ -73,7 +73,7 @@ async def test_blocks_go_on_as_they_came_with_our_turns_between_them(upstream: U
     first, _, third = [request.body for request in upstream.requests]
     assert first["messages"] == [QUESTION]
     assert (first["system"], first["top_k"], first["context_management"]) == (system, 5, {"edits": []})
-    assert [tool["name"] for tool in first["tools"]] == ["lookup", "get_weather"]
+    assert [tool["name"] for tool in first["tools"]] == ["lookup", "get_weather", "read_more"]
     assert first["tools"][0] == OWN_TOOL
     assert first["metadata"] == {"user_id": "u1"}
     assert upstream.requests[0].headers["anthropic-beta"] == "context-management-2025-06-27"
@@ -105,7 +105,7 @@ async def test_without_tools_of_ours_the_bytes_are_the_providers(stream: bool) -
     async def answer(request: Request, wire: Wire) -> None:
         await wire.whole(streamed if stream else whole)
 
-    async with serving(answer) as provider, in_front_of(provider.url) as client:
+    async with raw_provider(answer) as provider, in_front_of(provider.url) as client:
         tool = {"type": "web_search_20250305", "name": "web_search"}
         got = await client.post(stream=stream, model=MODEL, messages=[QUESTION], tools=[tool])
     assert got.text == (streamed if stream else whole)
@@ -212,14 +212,14 @@ async def test_tokens_are_counted_by_the_provider_with_our_tools_among_them() ->
     async def answer(request: Request, wire: Wire) -> None:
         await wire.whole('{"input_tokens": 42}')
 
-    async with serving(answer) as provider, in_front_of(provider.url, "get_weather") as client:
+    async with raw_provider(answer) as provider, in_front_of(provider.url, "get_weather") as client:
         body = {"model": MODEL, "messages": [QUESTION], "system": "Be kind.", "tools": [OWN_TOOL]}
         counted = await client.http.post("/v1/messages/count_tokens", json=body)
     assert (counted.json(), counted.headers["x-callgate-token-count"]) == ({"input_tokens": 42}, "exact")
     [asked] = provider.requests
     assert asked.target == "/v1/messages/count_tokens"
     assert asked.body.keys() == {"model", "system", "messages", "tools"}
-    assert [tool["name"] for tool in asked.body["tools"]] == ["lookup", "get_weather"]
+    assert [tool["name"] for tool in asked.body["tools"]] == ["lookup", "get_weather", "read_more"]
 
 
 @BOTH

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
-from callgate.ledger.sqlite import FILE
+from callgate.state.local.sqlite import FILE
 from tests.harness import toolshed
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config, tool_entry
@@ -27,7 +27,7 @@ KEY = "a-key-of-somebody"
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def served_with_key(
     upstream: Upstream, *tools: Any, key: dict[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[Any]:
     """A client with a key, and the application."""
@@ -43,7 +43,7 @@ async def test_after_a_tool_that_writes_an_error_is_one_that_clients_do_not_repe
     upstream: Upstream, stream: bool
 ) -> None:
     upstream.script("m", [Reply(calls=[MAIL]), Reply(status=400, body={"error": {"message": "no"}})])
-    async with serving(upstream, "send_mail") as (client, _):
+    async with served_with_key(upstream, "send_mail") as (client, _):
         answer = await client.post(stream=stream)
     assert (answer.status_code, answer.headers["x-should-retry"]) == (400, "false")
     assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -54,7 +54,7 @@ async def test_a_message_with_a_key_for_idempotency_is_made_once(
     upstream: Upstream, stream: bool, tmp_path: Path
 ) -> None:
     upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Sent.")])
-    async with serving(upstream, "send_mail", data_dir=str(tmp_path)) as (client, _):
+    async with served_with_key(upstream, "send_mail", data_dir=str(tmp_path)) as (client, _):
         headers = {"idempotency-key": "order-7"}
         first, second = [await client.post(stream=stream, headers=headers) for _ in range(2)]
         other = await client.post(stream=stream, headers=headers, system="Something else.")
@@ -66,7 +66,7 @@ async def test_a_message_with_a_key_for_idempotency_is_made_once(
 @BOTH
 async def test_a_key_is_held_to_its_rate(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", lambda _: Reply(text="hi"))
-    async with serving(upstream, key={"requests_per_minute": 1}) as (client, _):
+    async with served_with_key(upstream, key={"requests_per_minute": 1}) as (client, _):
         assert text_of(await client.ask(stream=stream)) == "hi"
         refused = await client.post(stream=stream)
     assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
@@ -80,10 +80,13 @@ async def test_a_call_waits_for_its_approval_and_stands_in_the_ledger_and_in_a_r
     upstream.script("m", [Reply(calls=[MAIL]), Reply(text="Refused.")])
     tool = {**tool_entry("send_mail"), "require_approval": "always"}
     rights = {"approve": True, "see": "own"}
-    async with serving(upstream, tool, key=rights, data_dir=str(tmp_path), record={"content": True}) as (client, app):
+    async with served_with_key(upstream, tool, key=rights, data_dir=str(tmp_path), record={"content": True}) as (
+        client,
+        app,
+    ):
         asking = asyncio.create_task(client.ask(stream=stream))
         approvals = app.state.manager.shared.approvals
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not approvals.waiting():
                 await approvals.changed()
         [waiting] = (await client.http.get("/v1/approvals")).json()["data"]
@@ -101,11 +104,11 @@ async def test_a_call_waits_for_its_approval_and_stands_in_the_ledger_and_in_a_r
 @BOTH
 async def test_a_client_that_leaves_ends_the_models_answer(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="And then, and then", fault=Hang(after=3))])
-    async with serving(upstream) as (client, _):
+    async with served_with_key(upstream) as (client, _):
         asking = asyncio.create_task(client.post(stream=stream))
         [asked] = await upstream.requests.wait(1)
         asking.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             assert await asked.until_closed() == "client_disconnected"
 
 
@@ -113,7 +116,7 @@ async def test_a_client_that_leaves_ends_the_models_answer(upstream: Upstream, s
 async def test_a_tool_of_ours_runs_under_the_limits_of_its_policy(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("wait_for_gate", {})]), Reply(text="It took too long.")])
     tool = {**tool_entry("wait_for_gate"), "timeout": 0.1}
-    async with toolshed.held() as running, serving(upstream, tool) as (client, _):
+    async with toolshed.held() as running, served_with_key(upstream, tool) as (client, _):
         message = await client.ask(stream=stream)
     assert running.cancelled.is_set()
     assert text_of(message) == "It took too long."

@@ -2,9 +2,8 @@
 model reads the history it would have read if all tools had one owner."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,14 @@ import msgspec
 import pytest
 from openai import AsyncOpenAI
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
 from tests.harness import toolshed
 from tests.harness.clients import openai_client, streamed, whole
 from tests.harness.configs import make_config
 from tests.harness.needs import needs
 from tests.harness.redis import redis_server
+from tests.harness.served import served_to_openai
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream, by_turn
 
@@ -32,11 +32,7 @@ def client_tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
 
 
-@contextlib.asynccontextmanager
-async def serving(provider: Upstream, *tools: str, **options: Any) -> AsyncIterator[AsyncOpenAI]:
-    config = make_config(provider.url, tools=tools or ("get_time", "add"), **options)
-    async with serve(create_app(config)) as url, openai_client(url) as client:
-        yield client
+TOOLS = ("get_time", "add")
 
 
 async def ask(client: AsyncOpenAI, stream: bool, messages: Sequence[Any], **more: Any) -> Any:
@@ -98,7 +94,7 @@ async def test_both_sides_run_their_own_and_the_model_reads_all_of_it(upstream: 
             Reply(text="Cold at noon."),
         ],
     )
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         choice = await ask(client, stream, [QUESTION])
         assert [call.id for call in choice.message.tool_calls] == ["call_c"]
         assert choice.finish_reason == "tool_calls"
@@ -151,7 +147,7 @@ async def test_six_rounds_give_the_model_byte_for_byte_the_history_of_one_owner(
 ) -> None:
     upstream.script("m", SIX_ROUNDS)
     upstream.script("owner", SIX_ROUNDS)
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         messages, answer = await chat(client, stream)
     config = make_config(upstream.url, models=["owner"], tools=["get_weather", "echo", "get_time", "add"])
     async with serve(create_app(config)) as url, openai_client(url) as client:
@@ -174,7 +170,7 @@ async def test_hidden_turns_before_a_clients_call_are_put_back_too(upstream: Ups
             Reply(text="Done."),
         ],
     )
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         messages, answer = await chat(client, stream)
     assert messages[1]["content"] == "First the time.\n\nNow the weather."
     assert answer == "Done."
@@ -201,7 +197,7 @@ async def test_clients_with_the_same_ids_do_not_meet(upstream: Upstream, stream:
         return Reply(text="; ".join(m["content"] for m in request.messages if m["role"] == "tool"))
 
     upstream.script("m", choose)
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         first = await ask(client, stream, [{"role": "user", "content": "a"}])
         second = await ask(client, stream, [{"role": "user", "content": "four"}])
         assert first.message.tool_calls[0].id == "call_1"
@@ -228,7 +224,7 @@ async def test_many_clients_at_once_each_get_their_own_back(upstream: Upstream, 
         return Reply(text=" ".join(m["content"] for m in request.messages if m["role"] == "tool"))
 
     upstream.script("m", choose)
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         chats = await asyncio.gather(*(chat(client, stream, [{"role": "user", "content": str(n)}]) for n in range(12)))
     for n, (_, answer) in enumerate(chats):
         assert answer == f"{n} {n}.0 {n + 1} {n}.1 {n + 2} {n}.2"
@@ -259,7 +255,7 @@ async def test_what_one_user_of_a_key_keeps_another_user_of_it_cannot_fetch(
 ) -> None:
     mixed = Reply(calls=[Call("get_time", id="call_h"), Call("echo", {"text": "x"}, id=id)])
     upstream.script("m", [mixed, Reply(text="done"), Reply(text="done")])
-    async with serving(upstream, "get_time") as client:
+    async with served_to_openai(upstream, "get_time") as client:
         choice = await ask(client, stream, [QUESTION], user="alice")
         own = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "x"}
         message = {name: value for name, value in as_clients_write_it(choice.message).items() if name != "x_callgate"}
@@ -282,7 +278,7 @@ async def test_what_one_conversation_keeps_under_a_counted_id_another_cannot_fet
     upstream.script("m", [mixed, Reply(text="done"), Reply(text="done")])
     earlier = [{"role": "user", "content": "I am Alice."}, {"role": "assistant", "content": "Hello Alice."}]
     yes = {"role": "user", "content": "yes"}
-    async with serving(upstream, "get_time") as client:
+    async with served_to_openai(upstream, "get_time") as client:
         choice = await ask(client, stream, [*earlier, yes])
         message = as_clients_write_it(choice.message)
         for call in message["tool_calls"]:
@@ -307,7 +303,7 @@ async def test_several_mixed_turns_in_one_history_are_all_made_whole_when_asked_
             ]
         ),
     )
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         messages, _ = await chat(client, stream)
         messages += [{"role": "assistant", "content": "answered"}, {"role": "user", "content": "Again."}]
         messages, _ = await chat(client, stream, messages)
@@ -323,7 +319,7 @@ async def test_parallel_calls_that_a_client_writes_one_message_each_restore_once
         calls=[Call("get_time", id="h"), Call("echo", {"text": "1"}, id="c1"), Call("echo", {"text": "2"}, id="c2")]
     )
     upstream.script("m", [reply, Reply(text="done")], lax=True)
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         choice = await ask(client, stream, [QUESTION])
         history: list[Any] = [QUESTION]
         for call in choice.message.tool_calls:
@@ -340,7 +336,7 @@ async def test_arguments_that_a_client_rewrites_are_recognized(upstream: Upstrea
     upstream.script(
         "m", [Reply(calls=[Call("get_time", id="h"), Call("echo", '{"text":  "1"}', id="c")]), Reply(text="done")]
     )
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         choice = await ask(client, stream, [QUESTION])
         message = as_clients_write_it(choice.message)
         message["tool_calls"][0]["function"]["arguments"] = json.dumps({"text": "1"}, indent=2)
@@ -355,7 +351,7 @@ async def test_a_call_of_another_tool_under_a_known_id_is_not_made_into_what_was
     upstream.script(
         "m", [Reply(calls=[Call("get_time", id="h"), Call("echo", {"text": "1"}, id="c")]), Reply(text="done")]
     )
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         choice = await ask(client, stream, [QUESTION])
         message = as_clients_write_it(choice.message)
         message["tool_calls"][0]["function"]["name"] = "get_weather"
@@ -369,7 +365,7 @@ async def test_a_server_side_tool_that_fails_beside_a_clients_call_is_reported_t
 ) -> None:
     calls = [Call("send_mail", {"to": "a", "text": "b"}, id="h"), Call("echo", {"text": "1"}, id="c")]
     upstream.script("m", [Reply(calls=calls), Reply(text="done")])
-    async with serving(upstream, "send_mail") as client:
+    async with served_to_openai(upstream, "send_mail") as client:
         await chat(client, stream)
     assert "mailbox is full" in upstream.requests[1].tool_results["h"]
 
@@ -384,9 +380,9 @@ async def test_with_redis_a_client_may_come_back_to_another_process(
     )
     async with redis_server(tmp_path) as redis_url:
         kept: Mapping[str, Any] = {"redis_url": redis_url}
-        async with serving(upstream, store=kept) as client:
+        async with served_to_openai(upstream, *TOOLS, store=kept) as client:
             choice = await ask(client, stream, [QUESTION])
-        async with serving(upstream, store=kept) as client:
+        async with served_to_openai(upstream, *TOOLS, store=kept) as client:
             own = {"role": "tool", "tool_call_id": "c", "content": "1"}
             await ask(client, stream, [QUESTION, as_clients_write_it(choice.message), own])
     assert upstream.requests[1].tool_results == {"h": "12:00", "c": "1"}
@@ -402,7 +398,7 @@ async def test_while_redis_is_away_chats_go_on_with_the_clients_history(
     )
     async with redis_server(tmp_path) as redis_url:
         pass
-    async with serving(upstream, store={"redis_url": redis_url}) as client:
+    async with served_to_openai(upstream, *TOOLS, store={"redis_url": redis_url}) as client:
         _, answer = await chat(client, stream)
     assert answer == "done"
     assert upstream.requests[1].tool_results == {"c": "1"}
@@ -432,12 +428,12 @@ async def test_in_another_process_what_only_reads_is_run_again_and_the_rest_is_r
     tools = ("get_time", "wait_for_gate", "add")
     async with toolshed.held() as running:
         running.gate.set()
-        async with serving(upstream, *tools) as client:
+        async with served_to_openai(upstream, *tools) as client:
             choice = await ask(client, stream, [QUESTION])
         running.started.clear()
         own = {"role": "tool", "tool_call_id": "c", "content": "1"}
         back = [QUESTION, as_sdks_give_it_back(choice.message), own]
-        async with serving(upstream, *tools) as client:
+        async with served_to_openai(upstream, *tools) as client:
             assert (await ask(client, stream, back)).message.content == "one"
             assert (await ask(client, stream, back)).message.content == "two"
         assert not running.started.is_set(), "what may have changed the world is never done twice"
@@ -454,7 +450,7 @@ async def test_what_has_expired_is_made_again_too(upstream: Upstream, stream: bo
     upstream.script(
         "m", [Reply(calls=[Call("get_time", id="h"), Call("echo", {"text": "1"}, id="c")]), Reply(text="x")]
     )
-    async with serving(upstream, store={"conversation_seconds": 1e-6}) as client:
+    async with served_to_openai(upstream, *TOOLS, store={"conversation_seconds": 1e-6}) as client:
         choice = await ask(client, stream, [QUESTION])
         own = {"role": "tool", "tool_call_id": "c", "content": "1"}
         await ask(client, stream, [QUESTION, as_sdks_give_it_back(choice.message), own])
@@ -465,7 +461,9 @@ async def test_what_has_expired_is_made_again_in_a_request_with_a_key_too(upstre
     upstream.script(
         "m", [Reply(calls=[Call("get_time", id="h"), Call("echo", {"text": "1"}, id="c")]), Reply(text="x")]
     )
-    async with serving(upstream, data_dir=str(tmp_path), store={"conversation_seconds": 1e-6}) as client:
+    async with served_to_openai(
+        upstream, *TOOLS, data_dir=str(tmp_path), store={"conversation_seconds": 1e-6}
+    ) as client:
         choice = await ask(client, False, [QUESTION], extra_headers={"idempotency-key": "one"})
         own = {"role": "tool", "tool_call_id": "c", "content": "1"}
         back = [QUESTION, as_sdks_give_it_back(choice.message), own]
@@ -484,7 +482,7 @@ async def test_what_has_expired_is_made_again_for_clients_that_give_back_the_lea
     tools = ("get_time", "wait_for_gate", "add")
     async with toolshed.held() as running:
         running.gate.set()
-        async with serving(upstream, *tools, store={"conversation_seconds": 1e-6}) as client:
+        async with served_to_openai(upstream, *tools, store={"conversation_seconds": 1e-6}) as client:
             choice = await ask(client, stream, [QUESTION])
             running.started.clear()
             own = {"role": "tool", "tool_call_id": "c", "content": "1"}
@@ -502,9 +500,9 @@ async def test_in_another_process_a_client_that_gives_back_no_hint_goes_on_with_
     upstream.script(
         "m", [Reply(calls=[Call("get_time", id="h"), Call("echo", {"text": "1"}, id="c")]), Reply(text="x")]
     )
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         choice = await ask(client, stream, [QUESTION])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         own = {"role": "tool", "tool_call_id": "c", "content": "1"}
         await ask(client, stream, [QUESTION, as_clients_write_it(choice.message), own])
     assert upstream.requests[1].tool_results == {"c": "1"}
@@ -534,7 +532,7 @@ async def test_a_hint_runs_nothing_that_the_model_could_not_have_run(
         "x_callgate": {"house": marks},
     }
     own = {"role": "tool", "tool_call_id": "c", "content": "1"}
-    async with toolshed.held() as running, serving(upstream, "wait_for_gate", "get_weather") as client:
+    async with toolshed.held() as running, served_to_openai(upstream, "wait_for_gate", "get_weather") as client:
         running.gate.set()
         await ask(client, stream, [QUESTION, {"role": "assistant", "content": None, "tool_calls": [call]}, own])
         assert not running.started.is_set()
@@ -549,6 +547,6 @@ async def test_without_diagnostics_a_client_is_sent_nothing_of_what_ran_beside(
     upstream: Upstream, stream: bool
 ) -> None:
     upstream.script("m", [Reply(calls=[Call("get_time", id="h"), Call("echo", {"text": "1"}, id="c")])])
-    async with serving(upstream, loop={"diagnostics": False}) as client:
+    async with served_to_openai(upstream, *TOOLS, loop={"diagnostics": False}) as client:
         choice = await ask(client, stream, [QUESTION])
     assert "get_time" not in json.dumps(choice.to_dict())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from callgate.application import create_app
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from tests.chaos.scale import scaled
 from tests.harness.clients import http_client
 from tests.harness.configs import config_dict

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from callgate.api.operator_ids import may_have_ids
 from callgate.application import create_app
+from callgate.policy.operator_ids import may_have_ids
 from tests.harness.clients import openai_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -46,7 +46,7 @@ NAMED: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-def asked(fields: dict[str, Any]) -> dict[str, Any]:
+def chat_body(fields: dict[str, Any]) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
 
 
@@ -59,7 +59,7 @@ async def test_a_chat_names_nothing_of_the_operators_account(
     config = make_config(upstream.url, tools=tools, provider=provider, lane=lane, entry={"trust_litellm": "on"})
     async with serve(create_app(config)) as url:
         for fields, param in NAMED:
-            answer = await raw_post(url, asked(fields))
+            answer = await raw_post(url, chat_body(fields))
             assert (answer.status, json.loads(answer.body)["error"].get("param")) == (400, param), answer.body
         spelled = b'{"model":"m","messages":[{"role":"user","content":[{"type":"file","file":{"file\\u005fid":"f"}}]}]}'
         assert (await raw_post(url, spelled)).status == 400
@@ -72,7 +72,7 @@ async def test_an_entry_may_let_a_chat_name_it(upstream: Upstream, tools: tuple[
     async with serve(create_app(config)) as url:
         for fields in (NAMED[0][0], {"container": "cntr_1"}, {"extra": {"inner": [{"file_ids": ["f"]}]}}):
             upstream.script("m", [Reply(text="seen")])
-            answer = await raw_post(url, asked(fields))
+            answer = await raw_post(url, chat_body(fields))
             assert answer.status == 200, answer.body
             assert {name: upstream.requests[-1].body[name] for name in fields} == fields
 
@@ -95,7 +95,7 @@ async def test_names_of_the_clients_own_are_its_own(upstream: Upstream, tools: t
     }
     upstream.script("m", [Reply(text="fine")])
     async with serve(create_app(make_config(upstream.url, tools=tools))) as url:
-        answer = await raw_post(url, asked(fields))
+        answer = await raw_post(url, chat_body(fields))
     assert answer.status == 200, answer.body
 
 
@@ -117,7 +117,7 @@ async def test_a_message_names_nothing_of_the_operators_account(
     async with serve(create_app(config)) as url:
         for path in ("/v1/messages", "/v1/messages/count_tokens"):
             for fields, where in MESSAGES:
-                answer = await raw_post(url, {"max_tokens": 9, **asked(fields)}, path=path)
+                answer = await raw_post(url, {"max_tokens": 9, **chat_body(fields)}, path=path)
                 message = json.loads(answer.body).get("error", {}).get("message", "")
                 assert (answer.status, message.startswith(where)) == (400, True), (fields, answer.body)
     assert not upstream.requests
@@ -145,7 +145,7 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     (item({"type": "input_file", "file_id": "file_1"}), "input[0].content[1].file_id"),
     (item({"type": "input_audio", "input_audio": {"id": "a"}}), "messages[0].content[1].input_audio.id"),
     ({"input": "hi", "conversation": "conv_1"}, "conversation"),
-    ({"input": "hi", "prompt": {"id": "pmpt_1"}}, "prompt"),
+    ({"input": "hi", "prompt": {"id": "pmpt_1"}}, "prompt.id"),
 ]
 
 

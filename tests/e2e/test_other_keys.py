@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
 from tests.e2e.test_every_route import FILLED, routes
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config

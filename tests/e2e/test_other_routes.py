@@ -11,9 +11,9 @@ from typing import Any
 import openai
 import pytest
 
-from callgate.api.proxied_routes import PATHS
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
+from callgate.models.routes import PATHS, usage_in
 from tests.harness.clients import http_client, openai_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -113,6 +113,42 @@ async def test_audio_comes_back_as_bytes() -> None:
         speech = await client.audio.speech.create(model="m", input="hello", voice="alloy")
     assert speech.content == b"\xff\xfb\x00\x01\x02"
     assert provider.paths == ["/v1/audio/speech"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("application/json; charset=utf-8", "application/json; charset=utf-8"),
+        ("audio/mpeg", "audio/mpeg"),
+        ("text/plain", "text/plain"),
+        ("image/png", "image/png"),
+        ("image/svg+xml", "application/octet-stream"),
+        ("text/xml", "application/octet-stream"),
+        ("application/problem+json", "application/problem+json"),
+        ("application/json+xml", "application/octet-stream"),
+        ("text/javascript", "application/octet-stream"),
+        ("multipart/x-mixed-replace; boundary=text/html", "application/octet-stream"),
+        ("text/plain, text/html", "application/octet-stream"),
+        ("nonsense", "application/octet-stream"),
+        ("text/html; charset=utf-8", None),
+        (" Text/HTML", None),
+        ("application/xhtml+xml", None),
+    ],
+)
+async def test_nothing_of_a_providers_runs_in_a_browser_under_our_address(theirs: str, ours: str | None) -> None:
+    page = b"<script>alert(1)</script>"
+    async with passing(Provider(content_type=theirs, parts=(page,))) as url, http_client(url) as client:
+        answer = await client.post("/v1/embeddings", json={"model": "m", "input": "x"})
+    if ours is None:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_error")
+        assert "<script>" not in answer.text
+    else:
+        assert (answer.status_code, answer.headers["content-type"], answer.content) == (200, ours, page)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_usage_that_nests_too_deeply_is_none() -> None:
+    assert usage_in(b'{"usage": {"a": ' + b"[" * 50_000) is None
 
 
 async def test_a_form_with_a_file_keeps_all_of_it_but_the_models_name() -> None:
@@ -230,7 +266,7 @@ async def test_a_client_that_leaves_closes_the_provider() -> None:
         async with raw_connection(url) as connection:
             await connection.post("/v1/completions", {"model": "m", "prompt": "x", "stream": True})
             await connection.until(b"data: 1")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await provider.left.wait()
 
 

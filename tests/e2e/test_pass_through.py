@@ -10,12 +10,12 @@ import httpx2
 import pytest
 
 from callgate.application import create_app
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from tests.harness.configs import config_dict, make_config
 from tests.harness.server import serve
 from tests.harness.wire import raw_connection, raw_post
+from tests.models.wire import Request, Wire, raw_provider
 from tests.scripted_upstream import Cut, ErrorEvent, Hang, Reply, Upstream
-from tests.upstream.wire import Request, Wire, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -49,14 +49,14 @@ async def passing(provider: Upstream, **options: Any) -> AsyncIterator[str]:
         yield url
 
 
-def asking(**fields: Any) -> dict[str, Any]:
+def chat_body(**fields: Any) -> dict[str, Any]:
     return {"model": "m", "messages": ASKING, **fields}
 
 
 async def test_a_body_reaches_the_client_as_it_came_under_a_run_of_ours(upstream: Upstream) -> None:
     upstream.script("m", [Reply(body=ODD)])
     async with passing(upstream) as url:
-        answer = await raw_post(url, asking(n=2, logprobs=True, top_k=3, metadata={"tools": "none", "user": "1"}))
+        answer = await raw_post(url, chat_body(n=2, logprobs=True, top_k=3, metadata={"tools": "none", "user": "1"}))
     assert json.loads(answer.body) == ODD
     assert answer.headers["x-callgate-run"].startswith("run_")
     asked = upstream.requests[0].body
@@ -66,7 +66,7 @@ async def test_a_body_reaches_the_client_as_it_came_under_a_run_of_ours(upstream
 async def test_a_stream_reaches_the_client_as_it_came_and_is_counted(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="one two three four", usage=USAGE)])
     async with passing(upstream) as url:
-        answer = await raw_post(url, asking(**STREAMING))
+        answer = await raw_post(url, chat_body(**STREAMING))
         async with httpx2.AsyncClient(base_url=url, trust_env=False) as plain:
             metrics = (await plain.get("/metrics")).text
     assert "".join(choice["delta"].get("content") or "" for each in answer.chunks for choice in each["choices"]) == (
@@ -81,7 +81,7 @@ async def test_a_stream_reaches_the_client_as_it_came_and_is_counted(upstream: U
 async def test_usage_that_was_not_requested_is_counted_and_not_shown(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="hi", usage=USAGE)])
     async with passing(upstream) as url:
-        answer = await raw_post(url, asking(stream=True))
+        answer = await raw_post(url, chat_body(stream=True))
         async with httpx2.AsyncClient(base_url=url, trust_env=False) as plain:
             metrics = (await plain.get("/metrics")).text
     assert all(each["choices"] for each in answer.chunks)
@@ -91,7 +91,7 @@ async def test_usage_that_was_not_requested_is_counted_and_not_shown(upstream: U
 async def test_a_stream_that_breaks_off_ends_in_an_error_and_no_half_event(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="a text of some length", fault=Cut(after=3, into=20))])
     async with passing(upstream) as url:
-        answer = await raw_post(url, asking(stream=True))
+        answer = await raw_post(url, chat_body(stream=True))
     assert answer.status == 200
     assert answer.chunks[-1]["error"]["code"] == "upstream_broke_off"
     assert answer.data[-1] == "[DONE]"
@@ -107,7 +107,7 @@ async def test_what_fails_before_the_first_content_is_asked_again_and_then_elsew
     config = config_dict(upstream.url, models=("m", "other"))
     config["model_list"][0]["fallbacks"] = ["other"]
     async with serve(create_app(Config.model_validate(config))) as url:
-        answer = await raw_post(url, asking(stream=stream))
+        answer = await raw_post(url, chat_body(stream=stream))
     assert answer.status == 200
     assert b"other" in answer.body
     assert [request.body["model"] for request in upstream.requests] == ["m", "m", "m", "other"]
@@ -120,7 +120,7 @@ async def test_a_refusal_keeps_its_meaning(upstream: Upstream, stream: bool) -> 
     }
     upstream.script("m", [Reply(status=400, body=body)])
     async with passing(upstream) as url:
-        answer = await raw_post(url, asking(stream=stream, temperature=1))
+        answer = await raw_post(url, chat_body(stream=stream, temperature=1))
     assert answer.status == 400
     assert json.loads(answer.body)["error"]["param"] == "temperature"
 
@@ -130,7 +130,7 @@ async def test_an_error_in_the_middle_of_a_stream_has_our_shape(upstream: Upstre
         "m", [Reply(text="some words", fault=ErrorEvent(after=2, message="key sk-abcdef1234567890 failed"))]
     )
     async with passing(upstream) as url:
-        answer = await raw_post(url, asking(stream=True))
+        answer = await raw_post(url, chat_body(stream=True))
     assert b'"type":"server_error"' in answer.body
     assert b"sk-abcdef1234567890" not in answer.body
 
@@ -144,10 +144,10 @@ async def test_an_answer_in_the_other_shape_is_translated(stream: bool) -> None:
     async def answer_otherwise(request: Request, wire: Wire) -> None:
         await wire.whole(json.dumps(whole) if stream else f"data: {event}\n\ndata: [DONE]\n\n")
 
-    async with serving(answer_otherwise) as provider:
+    async with raw_provider(answer_otherwise) as provider:
         config = make_config(f"{provider.url}/v1", tools=())
         async with serve(create_app(config)) as url:
-            answers = [await raw_post(url, asking(stream=stream)) for _ in range(2)]
+            answers = [await raw_post(url, chat_body(stream=stream)) for _ in range(2)]
     for answer in answers:
         if stream:
             assert answer.data[-1] == "[DONE]"
@@ -160,9 +160,9 @@ async def test_an_answer_in_the_other_shape_is_translated(stream: bool) -> None:
 
 async def test_a_client_that_leaves_takes_the_providers_request_along(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="some words", fault=Hang(after=2))])
-    async with passing(upstream) as url, asyncio.timeout(10):
+    async with passing(upstream) as url, asyncio.timeout(30):
         async with raw_connection(url) as connection:
-            await connection.post("/v1/chat/completions", asking(stream=True))
+            await connection.post("/v1/chat/completions", chat_body(stream=True))
             await connection.until(b"data:")
         await upstream.requests[0].closed.wait()
     assert upstream.requests[0].outcome == "client_disconnected"

@@ -108,6 +108,22 @@ async def test_a_text_that_is_no_object_is_refused_where_the_provider_takes_obje
             assert len(answer.content) < 1000, "the text is not quoted"
 
 
+@pytest.mark.usefixtures("no_library")
+async def test_the_values_of_all_calls_of_a_history_are_counted_together(upstream: Upstream) -> None:
+    """Each call has a tenth of what one may have, and some more."""
+    text = '{"a":[' + "0," * (MAX_VALUES // 10) + "0]}"
+    body = chat(text)
+    [_, calling, result] = body["messages"]
+    body["messages"] += [calling, result] * 9
+    async with serve(create_app(make_config(upstream.url, **LANES["claude"]))) as url, http_client(url) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+        many = [*response(text)["input"][:1], *response(text)["input"][1:] * 10]
+        others = await client.post("/v1/responses", json=response(text) | {"input": many})
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_arguments")
+    assert "all calls together" in error_of(answer)["message"]
+    assert (others.status_code, error_of(others)["code"]) == (400, "invalid_arguments")
+
+
 @pytest.mark.parametrize("lane", ["direct", "prompted"])
 async def test_what_a_lane_can_hand_on_as_text_is_handed_on(upstream: Upstream, lane: str) -> None:
     texts = {**BROKEN, **(ATTACKS if lane == "direct" else {})}

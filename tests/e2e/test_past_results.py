@@ -7,7 +7,7 @@ import pytest
 
 from callgate.application import create_app
 from callgate.calls.json_text import MAX_DEPTH, MAX_VALUES
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve

@@ -1,22 +1,18 @@
 """What a client is sent while tools run: heartbeats, and progress in the dialect it asks for."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 
-from callgate.api.progress import progress_in
-from callgate.application import create_app
-from callgate.auth.keys import hash_key
+from callgate.access.keys import hash_key
 from callgate.calls.states import ReadyCall
+from callgate.chat.progress import progress_in
 from callgate.conversation.events import CallProgress
 from tests.harness import toolshed
 from tests.harness.clients import openai_client, streamed, whole
-from tests.harness.configs import make_config
-from tests.harness.server import serve
+from tests.harness.served import served
 from tests.harness.wire import RawAnswer, raw_connection, raw_post
 from tests.scripted_upstream import Call, Hold, Pace, Reply, Upstream
 
@@ -29,14 +25,10 @@ TURNS = [
 ]
 
 
-@contextlib.asynccontextmanager
-async def serving(provider: Upstream, *tools: str, **options: Any) -> AsyncIterator[str]:
-    config = make_config(provider.url, tools=tools or ("get_time", "send_mail"), **options)
-    async with serve(create_app(config)) as url:
-        yield url
+TOOLS = ("get_time", "send_mail")
 
 
-async def asked(url: str, dialect: str | None, *, by_header: bool = True, key: str = "") -> RawAnswer:
+async def stream_chat(url: str, dialect: str | None, *, by_header: bool = True, key: str = "") -> RawAnswer:
     body: dict[str, Any] = {"model": "m", "messages": ASKING, "stream": True}
     headers = {"x-callgate-events": dialect} if by_header and dialect is not None else {}
     headers |= {"authorization": f"Bearer {key}"} if key else {}
@@ -62,8 +54,8 @@ def is_strict(answer: RawAnswer) -> bool:
 
 async def test_off_sends_no_events_about_tools(upstream: Upstream) -> None:
     upstream.script("m", TURNS)
-    async with serving(upstream) as url:
-        answer = await asked(url, "off")
+    async with served(upstream, *TOOLS) as url:
+        answer = await stream_chat(url, "off")
     assert is_strict(answer)
     assert b"get_time" not in answer.body.split(b'"finish_reason":"stop"')[0]
     assert text_of(answer) == "Noon."
@@ -72,8 +64,8 @@ async def test_off_sends_no_events_about_tools(upstream: Upstream) -> None:
 @pytest.mark.parametrize("by_header", [True, False], ids=["header", "metadata"])
 async def test_x_puts_the_events_on_empty_chunks(upstream: Upstream, by_header: bool) -> None:
     upstream.script("m", TURNS)
-    async with serving(upstream) as url:
-        answer = await asked(url, "x", by_header=by_header)
+    async with served(upstream, *TOOLS) as url:
+        answer = await stream_chat(url, "x", by_header=by_header)
     assert is_strict(answer)
     updates = [chunk for chunk in answer.chunks if "phase" in chunk.get("x_callgate", {})]
     assert all(chunk["choices"][0]["delta"] == {"content": ""} for chunk in updates)
@@ -92,8 +84,8 @@ async def test_x_puts_the_events_on_empty_chunks(upstream: Upstream, by_header: 
 
 async def test_openwebui_gets_its_status_line(upstream: Upstream) -> None:
     upstream.script("m", TURNS)
-    async with serving(upstream) as url:
-        answer = await asked(url, "openwebui")
+    async with served(upstream, *TOOLS) as url:
+        answer = await stream_chat(url, "openwebui")
     assert is_strict(answer)
     events = [chunk["event"] for chunk in answer.chunks if "event" in chunk]
     assert {event["type"] for event in events} == {"status"}
@@ -110,7 +102,7 @@ async def test_openwebui_gets_its_status_line(upstream: Upstream) -> None:
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_reasoning_is_a_line_for_each_call_in_both_modes(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", TURNS)
-    async with serving(upstream) as url, openai_client(url) as client:
+    async with served(upstream, *TOOLS) as url, openai_client(url) as client:
         headers = {"X-Callgate-Events": "reasoning"}
         answer = await (streamed if stream else whole)(client, model="m", messages=ASKING, extra_headers=headers)
     message = answer.choices[0].message
@@ -121,7 +113,7 @@ async def test_reasoning_is_a_line_for_each_call_in_both_modes(upstream: Upstrea
 
 
 async def test_an_unknown_dialect_is_refused(upstream: Upstream) -> None:
-    async with serving(upstream) as url, openai_client(url) as client:
+    async with served(upstream, *TOOLS) as url, openai_client(url) as client:
         with pytest.raises(openai.BadRequestError, match="off, x, reasoning, openwebui"):
             await whole(client, model="m", messages=ASKING, extra_headers={"X-Callgate-Events": "loud"})
 
@@ -131,7 +123,7 @@ async def test_a_silent_stream_is_kept_alive_with_empty_chunks(upstream: Upstrea
     clocks = {"first_chunk_seconds": 0.05, "heartbeat_seconds": 0.05}
     async with (
         toolshed.held() as running,
-        serving(upstream, "wait_for_gate", server=clocks) as url,
+        served(upstream, "wait_for_gate", server=clocks) as url,
         raw_connection(url) as connection,
     ):
         await connection.post("/v1/chat/completions", {"model": "m", "messages": ASKING, "stream": True})
@@ -146,7 +138,7 @@ async def test_a_silent_stream_is_kept_alive_with_empty_chunks(upstream: Upstrea
 async def test_the_status_waits_for_the_first_content_but_not_for_ever(upstream: Upstream) -> None:
     gate = asyncio.Event()
     upstream.script("m", [Reply(text="late", pace=Pace(hold=Hold(gate, after=None)))])
-    async with serving(upstream, server={"first_chunk_seconds": 0.05}) as url, raw_connection(url) as connection:
+    async with served(upstream, *TOOLS, server={"first_chunk_seconds": 0.05}) as url, raw_connection(url) as connection:
         await connection.post("/v1/chat/completions", {"model": "m", "messages": ASKING, "stream": True})
         opened = await connection.until(b'"content":""')
         assert opened.startswith(b"HTTP/1.1 200")
@@ -157,8 +149,8 @@ async def test_the_status_waits_for_the_first_content_but_not_for_ever(upstream:
 
 async def test_an_error_before_the_first_content_still_has_its_status(upstream: Upstream) -> None:
     upstream.script("m", [Reply(status=429)])
-    async with serving(upstream, upstream={"retries": 0}) as url:
-        answer = await asked(url, "off")
+    async with served(upstream, *TOOLS, upstream={"retries": 0}) as url:
+        answer = await stream_chat(url, "off")
     assert answer.status == 429
     assert answer.headers["content-type"] == "application/json"
 
@@ -171,7 +163,7 @@ async def test_an_error_after_a_tool_that_writes_asks_clients_not_to_retry(
     upstream: Upstream, stream: bool, tool: str, arguments: dict[str, Any], retry: str | None
 ) -> None:
     upstream.script("m", [Reply(calls=[Call(tool, arguments)]), Reply(status=500)])
-    async with serving(upstream, upstream={"retries": 0}) as url:
+    async with served(upstream, *TOOLS, upstream={"retries": 0}) as url:
         answer = await raw_post(url, {"model": "m", "messages": ASKING, "stream": stream})
     if stream:
         # The turn's first chunk has opened the stream: the header went before the tool did.
@@ -189,9 +181,9 @@ async def test_where_a_request_does_not_say_its_key_does_and_then_the_model(upst
         {"name": "script", "hash": hash_key("cg-script")},
         {"name": "quiet", "hash": hash_key("cg-quiet"), "events": "off"},
     ]
-    async with serving(upstream, auth="keys", keys=keys, entry={"events": "x"}) as url:
-        shown = {name: (await asked(url, None, key=f"cg-{name}")).body for name in ("chat", "script", "quiet")}
-        asked_for = (await asked(url, "off", key="cg-chat")).body
+    async with served(upstream, *TOOLS, auth="keys", keys=keys, entry={"events": "x"}) as url:
+        shown = {name: (await stream_chat(url, None, key=f"cg-{name}")).body for name in ("chat", "script", "quiet")}
+        asked_for = (await stream_chat(url, "off", key="cg-chat")).body
     assert b'"event":{"type":"status"' in shown["chat"]
     assert b'"phase":"start"' in shown["script"]
     assert not any(mark in body for body in (shown["quiet"], asked_for) for mark in (b'"phase"', b'"status"'))

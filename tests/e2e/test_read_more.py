@@ -46,8 +46,7 @@ async def test_the_model_is_offered_the_rest_and_gets_it(upstream: Upstream) -> 
         question = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
         answer = (await client.post("/v1/chat/completions", json=question)).json()
     assert answer["choices"][0]["message"]["content"] == "All read."
-    assert offered(upstream.requests[0]) == ["echo"]
-    assert offered(upstream.requests[1]) == ["echo", "read_more"]
+    assert {tuple(offered(request)) for request in upstream.requests} == {("echo", "read_more")}
     results = [m["content"] for m in upstream.requests[-1].body["messages"] if m["role"] == "tool"]
     found = POINTER.search(results[0])
     assert found is not None
@@ -72,7 +71,7 @@ async def test_after_a_mixed_turn_the_rest_can_still_be_read(upstream: Upstream)
         [call] = message["tool_calls"]
         messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "seen"}]
         await client.post("/v1/chat/completions", json=question)
-    assert offered(upstream.requests[0]) == ["look", "echo"]
+    assert offered(upstream.requests[0]) == ["look", "echo", "read_more"]
     assert offered(upstream.requests[1]) == ["look", "echo", "read_more"]
 
 
@@ -83,4 +82,20 @@ async def test_a_file_in_a_result_is_described_and_not_kept_to_be_read_on(upstre
     async with serve(create_app(config)) as url, http_client(url) as client:
         await client.post("/v1/chat/completions", json={"model": "m", "messages": [{"role": "user", "content": "go"}]})
     assert last(upstream.requests[1]) == "before [image/png, 3008 bytes, not shown] after"
-    assert offered(upstream.requests[1]) == ["echo"]
+    assert "kept_" not in last(upstream.requests[1])
+
+
+async def test_a_request_that_is_offered_no_tool_of_ours_goes_on_untouched(upstream: Upstream) -> None:
+    theirs = {"type": "function", "function": {"name": "read_more", "parameters": {"type": "object", "properties": {}}}}
+    upstream.script("m", [Reply(text="Fine."), Reply(text="Fine."), Reply(text="Fine.")])
+    config = make_config(upstream.url, tools=["echo"])
+    async with serve(create_app(config)) as url, http_client(url) as client:
+        question = {"model": "m", "messages": [{"role": "user", "content": "go"}], "tools": [theirs]}
+        await client.post("/v1/chat/completions", json=question, headers={"X-Callgate-Tools": "none"})
+        await client.post("/v1/chat/completions", json=question)
+        listed = (await client.get("/v1/tools?models=1")).json()
+    assert upstream.requests[0].body["tools"] == [theirs]
+    assert offered(upstream.requests[1]) == ["read_more", "echo", "callgate__read_more"]
+    assert [tool["name"] for tool in listed["data"]] == ["echo", "read_more"]
+    tokens = sum(tool["prompt_tokens"] for tool in listed["data"])
+    assert listed["models"] == [{"id": "m", "tools": 2, "prompt_tokens": tokens}]

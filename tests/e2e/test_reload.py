@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from callgate.access.keys import mint_key
 from callgate.application import create_app
-from callgate.auth.keys import mint_key
 from callgate.config.load import load
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.reload import ConfigSource
@@ -20,12 +20,12 @@ from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.leftovers import children
 from tests.harness.needs import needs
-from tests.harness.process import serving
+from tests.harness.process import serving_command
 from tests.harness.redis import redis_server
 from tests.harness.server import serve
 from tests.harness.wire import raw_post
 from tests.scripted_upstream import Call, Reply, Upstream
-from tests.tools.kinds import RAW_MCP
+from tests.tools.executor_kinds import RAW_MCP
 
 pytestmark = pytest.mark.anyio
 
@@ -103,7 +103,7 @@ async def test_many_reloads_under_a_steady_load_fail_no_request_and_leave_nothin
             for turn in range(1, RELOADS + 1):
                 file.write_text(as_yaml(the_config(upstream, turn)))
                 moved = await manager.reload()
-                assert moved.kept == (("steady",) if turn % 5 == 0 else ("fickle", "steady"))
+                assert moved.kept_sources == (("steady",) if turn % 5 == 0 else ("fickle", "steady"))
                 seen = len(fleet.answers)
                 while len(fleet.answers) < seen + WORKERS and not fleet.failures:  # noqa: ASYNC110 - let the load through
                     await asyncio.sleep(0.005)
@@ -111,7 +111,7 @@ async def test_many_reloads_under_a_steady_load_fail_no_request_and_leave_nothin
         assert fleet.failures == []
         assert len(fleet.answers) >= RELOADS * WORKERS
         assert len(set(fleet.answers)) == 1, "the server whose entry never changed was never restarted"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(children() - before) > 2 or len(manager._background):  # noqa: ASYNC110 - old ones take a moment to end
                 await asyncio.sleep(0.02)
         assert len(manager.shared.sources) == 2
@@ -119,7 +119,7 @@ async def test_many_reloads_under_a_steady_load_fail_no_request_and_leave_nothin
     assert children() == before
 
 
-async def test_a_chat_that_began_before_a_reload_ends_with_the_tools_it_began_with(
+async def test_a_chat_that_began_before_a_reload_offers_what_it_began_with_and_calls_nothing_that_is_gone(
     upstream: Upstream, tmp_path: Path
 ) -> None:
     reached, go_on = asyncio.Event(), asyncio.Event()
@@ -147,7 +147,7 @@ async def test_a_chat_that_began_before_a_reload_ends_with_the_tools_it_began_wi
         [asked] = (await client.get("/v1/approvals")).json()["data"]
         await client.post(f"/v1/approvals/{asked['id']}", json={"decision": "approve"})
         go_on.set()
-        assert whole((await asking).json()) == "12:00; offered: 2"
+        assert whole((await asking).json()) == "Not run: this tool may not be used any more.; offered: 3"
 
 
 async def test_the_route_answers_what_has_changed_and_what_is_wrong(upstream: Upstream, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ async def test_only_a_key_with_admin_may_reload(upstream: Upstream, tmp_path: Pa
 async def test_the_command_reloads_on_sighup_and_when_the_file_changes(upstream: Upstream, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(as_yaml(config_dict(upstream.url, models=["one"], reload={"watch": False})))
-    async with serving(file) as child, http_client(child.url) as client:
+    async with serving_command(file) as child, http_client(child.url) as client:
 
         async def names() -> list[str]:
             return [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
@@ -222,7 +222,7 @@ async def test_the_command_notices_that_a_mounted_file_was_turned_to_another(
         (tmp_path / name / "config.yaml").write_text(as_yaml(config_dict(upstream.url, models=[name])))
     (tmp_path / "..data").symlink_to("one")
     (tmp_path / "config.yaml").symlink_to("..data/config.yaml")
-    async with serving(tmp_path / "config.yaml") as child, http_client(child.url) as client:
+    async with serving_command(tmp_path / "config.yaml") as child, http_client(child.url) as client:
         assert (await client.get("/health/ready")).status_code == 200
         (tmp_path / "..tmp").symlink_to("two")
         (tmp_path / "..tmp").replace(tmp_path / "..data")
@@ -240,7 +240,7 @@ async def test_a_new_secret_never_stands_in_the_log(upstream: Upstream, tmp_path
         return config_dict(upstream.url, tools=[tool, {"kind": "python", "module": module}])
 
     file.write_text(as_yaml(with_tool("callgate.tools.builtin")))
-    async with serving(file) as child:
+    async with serving_command(file) as child:
         secret.write_text("second-secret-value")
         file.write_text(as_yaml(with_tool("second-secret-value".replace("-", "_"))))
         child.signal(signal.SIGHUP)
@@ -260,7 +260,7 @@ async def test_asked_over_http_all_processes_of_one_redis_read_their_config_agai
     file = tmp_path / "config.yaml"
     async with redis_server(tmp_path) as redis:
         write(["m"])
-        async with serving(file) as one, serving(file) as other:
+        async with serving_command(file) as one, serving_command(file) as other:
             write(["m", "n"])
             answer = await raw_post(one.url, {}, path="/admin/reload")
             assert answer.status == 200

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from callgate.api.reported_usage import HEADER, usage_scope
+from callgate.access.keys import hash_key
+from callgate.api.delivery import HEADER, usage_scope
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
 from callgate.conversation.errors import ChatError
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
@@ -80,7 +80,7 @@ def request_of(api: str, *, stream: bool, **more: Any) -> tuple[str, dict[str, A
             return "/v1/messages", {"model": "m", "max_tokens": 99, "messages": asked, "stream": stream, **more}
 
 
-def read(api: str, answer: httpx.Response) -> Reported:
+def reported_usage(api: str, answer: httpx.Response) -> Reported:
     assert answer.status_code == 200, answer.text
     if not answer.headers["content-type"].startswith("text/event-stream"):
         body = answer.json()
@@ -101,7 +101,7 @@ async def ask(
     config = make_config(upstream.url, tools=["add"], **options)
     path, body = request_of(api, stream=stream)
     async with serve(create_app(config)) as url, http_client(url) as client:
-        return read(
+        return reported_usage(
             api, await client.post(path, json=body, headers={"authorization": f"Bearer {KEY}"} | dict(headers or {}))
         )
 
@@ -200,7 +200,7 @@ async def test_the_header_counts_before_the_key_and_the_key_before_the_entry(
     made = create_app(config.model_copy(update={"model_list": models}))
     async with serve(made) as url, http_client(url) as client:
         answer = await client.post(path, json=body, headers={"authorization": f"Bearer {KEY}"} | headers)
-    assert read(api, answer).counts == counts
+    assert reported_usage(api, answer).counts == counts
 
 
 @APIS
@@ -227,7 +227,7 @@ async def test_several_choices_report_the_last_turn_of_each(upstream: Upstream, 
     for diagnostics in (True, False):
         config = make_config(upstream.url, tools=["add"], loop={"diagnostics": diagnostics})
         async with serve(create_app(config)) as url, http_client(url) as client:
-            reported = read("chat", await client.post(path, json=body, headers=headers))
+            reported = reported_usage("chat", await client.post(path, json=body, headers=headers))
         assert reported.counts == (300, 6, 256)
         assert reported.report is not None
         assert (reported.report["usage"]["given"], reported.report["usage"]["sum"]["prompt_tokens"]) == (
@@ -244,9 +244,9 @@ async def test_an_answer_that_is_passed_through_keeps_its_usage(upstream: Upstre
     async with serve(create_app(make_config(upstream.url))) as url, http_client(url) as client:
         plain = await client.post(path, json=body)
         last = await client.post(path, json=body, headers={"x-callgate-usage": "last_turn"})
-    assert read("chat", plain) == read("chat", last)
-    assert read("chat", last).usage == TURNS[0]
-    assert read("chat", last).report is None
+    assert reported_usage("chat", plain) == reported_usage("chat", last)
+    assert reported_usage("chat", last).usage == TURNS[0]
+    assert reported_usage("chat", last).report is None
 
 
 @BOTH
@@ -262,7 +262,7 @@ async def test_a_repeated_request_and_a_kept_run_say_the_same(
         first = await client.post(path, json=body, headers=headers)
         again = await client.post(path, json=body, headers=headers)
         kept = await client.get(f"/v1/chat/completions/{first.headers['x-callgate-run']}")
-    assert (read(api, first).counts, first.content) == (LAST, again.content)
+    assert (reported_usage(api, first).counts, first.content) == (LAST, again.content)
     assert len(upstream.requests) == 3
     if api == "chat":
         assert (kept.json()["usage"]["prompt_tokens"], kept.json()["x_callgate"]["usage"]["given"]) == (
@@ -280,7 +280,7 @@ async def test_a_response_in_the_background_and_one_on_a_socket_report_the_last_
         headers = {"user-agent": "codex_cli_rs/0.169.0"}
         path, body = request_of("responses", stream=True, background=True)
         streamed = await client.post(path, json=body, headers=headers)
-        assert read("responses", streamed).counts == LAST
+        assert reported_usage("responses", streamed).counts == LAST
         id = json.loads(streamed.text.split("data: ")[1].partition("\n")[0])["response"]["id"]
         kept = (await client.get(f"/v1/responses/{id}")).json()
         assert Reported(kept["usage"], None).counts == LAST
@@ -298,7 +298,7 @@ async def test_limits_and_records_count_the_sum(upstream: Upstream, api: str, tm
     app = create_app(config)
     async with serve(app) as url, http_client(url, headers={"authorization": f"Bearer {KEY}"}) as client:
         answer = await client.post(path, json=body)
-        assert read(api, answer).counts == LAST
+        assert reported_usage(api, answer).counts == LAST
         used = (await client.get("/v1/usage?by=key")).json()["data"]
         run = (await client.get(f"/v1/runs/{answer.headers['x-callgate-run']}")).json()
         limited = await client.post(path, json=body)

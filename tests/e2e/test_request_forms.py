@@ -42,7 +42,7 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(provider: Upstream, *tools: str, **options: Any) -> AsyncIterator[Served]:
+async def served_with_url(provider: Upstream, *tools: str, **options: Any) -> AsyncIterator[Served]:
     config = make_config(provider.url, tools=tools or ("get_time", "add"), **options)
     async with serve(create_app(config)) as url, openai_client(url) as client:
         yield Served(url, client)
@@ -97,7 +97,7 @@ async def test_without_server_side_tools_n_is_the_providers_to_honour(upstream: 
 
 async def test_a_stream_of_n_answers_has_one_finish_for_each_and_one_end(upstream: Upstream) -> None:
     upstream.script("m", by_turn([Reply(calls=[Call("add", {"a": 1, "b": 2})]), Reply(text="three")]))
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answer = await served.post(n=2, stream=True, stream_options={"include_usage": True})
     assert answer.data[-1] == "[DONE]"
     assert answer.data.count("[DONE]") == 1
@@ -112,7 +112,7 @@ async def test_a_stream_of_n_answers_has_one_finish_for_each_and_one_end(upstrea
 @BOTH
 async def test_one_of_n_that_fails_fails_the_request_once(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(status=400, body={"error": {"message": "no", "type": "invalid_request_error"}})] * 3)
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         with pytest.raises(openai.BadRequestError):
             await served.ask(stream, n=3)
 
@@ -127,9 +127,9 @@ async def test_allowed_tools_cut_down_the_tools_of_both_sides_and_leave_their_mo
     upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2})]), Reply(text="3")])
     names = [{"type": "function", "function": {"name": name}} for name in ("add", "lookup")]
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": names}}
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         await served.ask(stream, tools=[LOOKUP, OTHER], tool_choice=choice)
-    assert [request.tool_names for request in upstream.requests] == [["lookup", "add"]] * 2
+    assert [request.tool_names for request in upstream.requests] == [["lookup", "add", "read_more"]] * 2
     assert [request.body["tool_choice"] for request in upstream.requests] == ["required", "auto"]
 
 
@@ -140,7 +140,7 @@ async def test_allowed_tools_that_name_none_of_ours_go_to_the_provider_as_they_a
     upstream.script("m", [Reply(text="hi")])
     names = [{"type": "function", "function": {"name": "lookup"}}]
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": names}}
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         await served.ask(stream, tools=[LOOKUP, OTHER], tool_choice=choice)
     assert upstream.requests[0].tool_names == ["lookup", "other"]
     assert upstream.requests[0].body["tool_choice"] == choice
@@ -149,7 +149,7 @@ async def test_allowed_tools_that_name_none_of_ours_go_to_the_provider_as_they_a
 @BOTH
 async def test_none_offers_nothing_of_ours(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="hi")])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         await served.ask(stream, tools=[LOOKUP], tool_choice="none")
     assert upstream.requests[0].tool_names == ["lookup"]
     assert upstream.requests[0].body["tool_choice"] == "none"
@@ -159,7 +159,7 @@ async def test_none_offers_nothing_of_ours(upstream: Upstream, stream: bool) -> 
 async def test_parameters_given_as_a_text_of_json_reach_the_model_as_a_schema(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="hi")])
     tool = {"type": "function", "function": {"name": "lookup", "parameters": json.dumps({"type": "object"})}}
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         await served.ask(stream, tools=[tool])
     assert upstream.requests[0].body["tools"][0] == LOOKUP
 
@@ -191,7 +191,7 @@ def custom_reply(stream: bool) -> Reply:
 @BOTH
 async def test_a_call_of_a_custom_tool_goes_to_the_client_and_is_put_back(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [custom_reply(stream), Reply(text="done")], lax=True)
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answer = await served.post(tools=[SHELL], stream=stream)
         if stream:
             [call] = [c for chunk in answer.chunks for c in chunk["choices"][0]["delta"].get("tool_calls", ())]
@@ -229,7 +229,7 @@ async def test_functions_are_tools_and_their_calls_come_back_as_function_call(up
             Reply(text="Found."),
         ],
     )
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answer = await served.ask(stream, functions=[FUNCTION], function_call="auto")
         [choice] = answer.choices
         assert choice.finish_reason == "function_call"
@@ -244,7 +244,7 @@ async def test_functions_are_tools_and_their_calls_come_back_as_function_call(up
         back = [*ASKING, said, {"role": "function", "name": "lookup", "content": "seven"}]
         answer = await served.ask(stream, functions=[FUNCTION], messages=back)
         assert answer.choices[0].message.content == "Found."
-    assert upstream.requests[0].tool_names == ["lookup", "add", "get_time"]
+    assert upstream.requests[0].tool_names == ["lookup", "add", "get_time", "read_more"]
     assert upstream.requests[0].body["tool_choice"] == "auto"
     assert upstream.requests[2].tool_results == {"h": "12:00", "h2": "2", "c": "seven"}
 
@@ -252,7 +252,7 @@ async def test_functions_are_tools_and_their_calls_come_back_as_function_call(up
 @BOTH
 async def test_a_named_function_call_is_a_named_choice(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("lookup", {"n": 7})])])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         await served.ask(stream, functions=[FUNCTION], function_call={"name": "lookup"})
     assert upstream.requests[0].body["tool_choice"] == {"type": "function", "function": {"name": "lookup"}}
 
@@ -275,7 +275,7 @@ async def test_a_body_of_the_responses_api_is_rewritten_as_a_chat(upstream: Upst
         ],
         "tools": [{"type": "function", "name": "lookup", "parameters": {"type": "object"}}],
     }
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answer = await raw_post(served.url, body)
     assert answer.status == 200, answer.body
     request = upstream.requests[0]
@@ -288,7 +288,7 @@ async def test_a_body_of_the_responses_api_is_rewritten_as_a_chat(upstream: Upst
 
 
 async def test_what_only_the_responses_api_can_do_is_refused_by_name(upstream: Upstream) -> None:
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         kept = await raw_post(served.url, {"model": "m", "input": "hi", "previous_response_id": "resp_1"})
         search = await raw_post(served.url, {"model": "m", "input": "hi", "tools": [{"type": "web_search"}]})
     assert (kept.status, json.loads(kept.body)["error"]["param"]) == (400, "previous_response_id")
@@ -299,7 +299,7 @@ async def test_what_only_the_responses_api_can_do_is_refused_by_name(upstream: U
 async def test_fields_that_only_some_providers_know_travel_on(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="hi")])
     more = {"top_k": 40, "min_p": 0.1, "chat_template_kwargs": {"enable_thinking": False}, "verbosity": "low"}
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         await served.ask(stream, extra_body=more)
     assert {name: upstream.requests[0].body[name] for name in more} == more
 
@@ -328,7 +328,7 @@ async def test_a_format_goes_to_every_turn_of_a_provider_that_takes_it_beside_to
     upstream: Upstream, stream: bool
 ) -> None:
     upstream.script("m", [Reply(calls=[Call("get_time")]), Reply(text='{"time":"12:00"}')])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answer = await served.ask(stream, response_format=SCHEMA)
     assert answer.choices[0].message.content == '{"time":"12:00"}'
     assert [request.body["response_format"] for request in upstream.requests] == [SCHEMA, SCHEMA]
@@ -337,7 +337,7 @@ async def test_a_format_goes_to_every_turn_of_a_provider_that_takes_it_beside_to
 @BOTH
 async def test_text_beside_a_call_of_ours_is_no_part_of_an_answer_in_json(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="Let me see.", calls=[Call("get_time")]), Reply(text='{"time":"12:00"}')])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answer = await served.ask(stream, response_format=SCHEMA)
     assert answer.choices[0].message.content == '{"time":"12:00"}'
 
@@ -347,7 +347,7 @@ async def test_a_client_that_wants_no_tools_and_has_none_sends_its_provider_no_c
     upstream: Upstream, stream: bool
 ) -> None:
     upstream.script("m", [Reply(text="hi")])
-    async with serving(upstream) as served:
+    async with served_with_url(upstream) as served:
         answer = await served.ask(stream, tool_choice="none")
     assert answer.choices[0].message.content == "hi"
     assert upstream.requests[0].body.keys().isdisjoint({"tools", "tool_choice"})
@@ -366,7 +366,7 @@ async def test_where_both_are_refused_the_format_is_for_a_last_turn_without_tool
             Reply(text='{"time":"12:00"}', usage=usage),
         ],
     )
-    async with serving(upstream, entry={"response_format_with_tools": False}) as served:
+    async with served_with_url(upstream, entry={"response_format_with_tools": False}) as served:
         answer = await served.ask(stream, response_format=SCHEMA)
     [choice] = answer.choices
     assert (choice.message.content, choice.finish_reason) == ('{"time":"12:00"}', "stop")
@@ -379,7 +379,7 @@ async def test_where_both_are_refused_the_format_is_for_a_last_turn_without_tool
 @BOTH
 async def test_where_both_are_refused_a_chat_without_a_format_is_as_ever(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="hi")])
-    async with serving(upstream, entry={"response_format_with_tools": False}) as served:
+    async with served_with_url(upstream, entry={"response_format_with_tools": False}) as served:
         answer = await served.ask(stream)
     assert answer.choices[0].message.content == "hi"
     assert len(upstream.requests) == 1

@@ -1,19 +1,18 @@
 """Calls that the client of a response decides about: asked with `mcp_approval_request`, answered with `mcp_approval_response`."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
 from tests.harness.clients import http_client, openai_client
 from tests.harness.configs import make_config
 from tests.harness.responses import responded
+from tests.harness.served import served_to_openai
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
 
@@ -32,11 +31,7 @@ def decision(asked: Any, *, approve: bool, **more: Any) -> dict[str, Any]:
     return {"type": "mcp_approval_response", "approval_request_id": asked.id, "approve": approve, **more}
 
 
-@contextlib.asynccontextmanager
-async def serving(upstream: Upstream) -> AsyncIterator[Any]:
-    config = make_config(upstream.url, tools=["add", "echo"])
-    async with serve(create_app(config)) as url, openai_client(url) as client:
-        yield client
+TOOLS = ("add", "echo")
 
 
 def results(upstream: Upstream) -> list[str]:
@@ -46,7 +41,7 @@ def results(upstream: Upstream) -> list[str]:
 @BOTH
 async def test_a_call_runs_once_its_client_has_approved_it(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="May I?", calls=[ADD]), Reply(text="It is 3.")])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         given: dict[str, Any] = {"model": "m", "stream": stream, "tools": [tool("always")]}
         first = await responded(client, input="1+2?", **given)
         assert [item.type for item in first.output] == ["message", "mcp_approval_request"]
@@ -62,6 +57,15 @@ async def test_a_call_runs_once_its_client_has_approved_it(upstream: Upstream, s
     assert results(upstream) == ["3"]
 
 
+async def test_reading_on_in_a_result_needs_no_approval(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[Call("read_more", {"id": "kept_0"})]), Reply(text="It is gone.")])
+    async with served_to_openai(upstream, *TOOLS) as client:
+        answer = await client.responses.create(model="m", input="go", tools=[tool("always")])
+    assert [item.type for item in answer.output] == ["mcp_call", "message"]
+    [result] = results(upstream)
+    assert "not kept any more" in result
+
+
 async def test_what_its_client_approved_waits_for_the_operator_if_configured(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="May I?", calls=[ADD]), Reply(text="No.")])
     config = make_config(upstream.url, tools=["add"], require_approval={"always": ["add"]})
@@ -70,7 +74,7 @@ async def test_what_its_client_approved_waits_for_the_operator_if_configured(ups
         first = await responded(client, input="1+2?", **given)
         word = [decision(first.output[1], approve=True)]
         asking = asyncio.create_task(responded(client, input=word, previous_response_id=first.id, **given))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (waiting := (await operator.get("/v1/approvals")).json()["data"]):
                 pass
         assert len(upstream.requests) == 1, "the model is not asked before somebody has decided"
@@ -82,7 +86,7 @@ async def test_what_its_client_approved_waits_for_the_operator_if_configured(ups
 
 async def test_a_call_that_is_refused_does_not_run_and_the_model_is_sent_the_reason(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[ADD, ECHO]), Reply(text="As you wish.")])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         first = await client.responses.create(model="m", input="go", tools=[tool("always")])
         asked = first.output
         given = [decision(asked[0], approve=False, reason="Too dear."), decision(asked[1], approve=True)]
@@ -109,7 +113,7 @@ async def test_a_call_that_is_refused_does_not_run_and_the_model_is_sent_the_rea
 )
 async def test_those_calls_wait_that_the_request_names(upstream: Upstream, wish: Any, asks: list[str]) -> None:
     upstream.script("m", [Reply(calls=[ADD, ECHO]), Reply(text="Done.")] if not asks else [Reply(calls=[ADD, ECHO])])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         response = await client.responses.create(model="m", input="go", tools=[tool(wish)])
     waiting = [item.name for item in response.output if item.type == "mcp_approval_request"]
     ran = [item.name for item in response.output if item.type == "mcp_call"]
@@ -119,7 +123,7 @@ async def test_those_calls_wait_that_the_request_names(upstream: Upstream, wish:
 
 async def test_our_call_and_the_clients_own_are_answered_together(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[ADD, Call("look", {})]), Reply(text="Done.")])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         given: dict[str, Any] = {"model": "m", "tools": [tool("always"), LOOK]}
         first = await client.responses.create(input="go", **given)
         asked, own = first.output
@@ -137,7 +141,7 @@ async def test_our_call_and_the_clients_own_are_answered_together(upstream: Upst
 async def test_a_tool_under_another_name_waits_too(upstream: Upstream) -> None:
     """The client has a tool of the name, so that ours is offered under another."""
     upstream.script("m", [Reply(calls=[Call("callgate__add", {"a": 1, "b": 2})])])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         own = {**LOOK, "name": "add"}
         response = await client.responses.create(model="m", input="go", tools=[tool("always"), own])
     assert [item.type for item in response.output] == ["mcp_approval_request"]
@@ -145,7 +149,7 @@ async def test_a_tool_under_another_name_waits_too(upstream: Upstream) -> None:
 
 async def test_a_decision_counts_once_and_about_the_response_that_it_goes_on_from(upstream: Upstream) -> None:
     upstream.script("m", lambda request: Reply(text="Done.") if request.turn else Reply(calls=[ADD]))
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         given: dict[str, Any] = {"model": "m", "tools": [tool("always")]}
         first, other = [await client.responses.create(input="go", **given) for _ in range(2)]
         asked, foreign = first.output[0], other.output[0]
@@ -179,7 +183,7 @@ def items_of(response: Any) -> list[dict[str, Any]]:
     return [item.to_dict() for item in response.output]
 
 
-def said(upstream: Upstream) -> list[tuple[str, str]]:
+def last_messages(upstream: Upstream) -> list[tuple[str, str]]:
     """Role, and what was called or said, of the last request's messages."""
     return [
         (
@@ -199,7 +203,7 @@ async def test_a_decision_stands_in_the_history(upstream: Upstream, stream: bool
     upstream.script(
         "m", [Reply(text="May I?", calls=[ADD], reasoning="Sum."), Reply(text="Well."), Reply(text="Sure.")]
     )
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         given: dict[str, Any] = {"model": "m", "stream": stream, "tools": [tool("always")]}
         first = await responded(client, input=[GO], **given)
         sent = [GO, *items_of(first), decision(first.output[-1], approve=approve, reason="Because.")]
@@ -216,7 +220,7 @@ async def test_a_decision_stands_in_the_history(upstream: Upstream, stream: bool
         [refusal] = result
         assert "Not run" in refusal
         assert "Because." in refusal
-    roles = [role for role, _ in said(upstream)]
+    roles = [role for role, _ in last_messages(upstream)]
     # An approved call is a turn of its own beside the text that asked for it.
     assert [role for role in roles if role != "assistant"] == ["user", "tool", "user"]
     assert results(upstream) == result, "decided and told once"
@@ -226,7 +230,7 @@ async def test_a_decision_stands_in_the_history(upstream: Upstream, stream: bool
 async def test_beside_the_clients_own_call_the_turn_is_whole_again(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[ADD, Call("look", {}), ECHO]), Reply(text="Done."), Reply(text="Sure.")])
     wish = {"always": {"tool_names": ["add"]}}
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         given: dict[str, Any] = {"model": "m", "stream": stream, "tools": [tool(wish), LOOK]}
         first = await responded(client, input=[GO], **given)
         [own] = [item for item in first.output if item.type == "function_call"]
@@ -234,7 +238,7 @@ async def test_beside_the_clients_own_call_the_turn_is_whole_again(upstream: Ups
         answer = {"type": "function_call_output", "call_id": own.call_id, "output": "seen"}
         sent = [GO, *items_of(first), decision(asked, approve=True), answer]
         second = await responded(client, input=sent, **given)
-        assert said(upstream) == [
+        assert last_messages(upstream) == [
             ("user", "1+2?"), ("assistant", "add,look,echo"), ("tool", "3"), ("tool", "seen"), ("tool", "hi"),
         ]  # fmt: skip
         more = [*sent, *items_of(second), {"role": "user", "content": "sure?"}]
@@ -245,7 +249,7 @@ async def test_beside_the_clients_own_call_the_turn_is_whole_again(upstream: Ups
 
 async def test_what_was_changed_forged_or_decided_does_not_run(upstream: Upstream) -> None:
     upstream.script("m", lambda request: Reply(text="Done.") if request.turn else Reply(calls=[ADD]))
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         given: dict[str, Any] = {"model": "m", "tools": [tool("always")]}
         first = await client.responses.create(input=[GO], **given)
         [asked] = items_of(first)
@@ -296,7 +300,7 @@ async def test_a_decision_of_another_key_is_refused(upstream: Upstream) -> None:
 
 async def test_a_text_that_looks_like_the_place_of_a_result_is_left_alone(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[ADD, Call("look", {})]), Reply(text="Done.")])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         given: dict[str, Any] = {"model": "m", "tools": [tool("always"), LOOK]}
         first = await client.responses.create(input=[GO], **given)
         asked, own = first.output
@@ -322,7 +326,7 @@ async def test_an_earlier_decision_whose_call_is_not_kept_any_more_is_told_and_n
         {"role": "assistant", "content": "It is 3."},
         {"role": "user", "content": "sure?"},
     ]
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream, *TOOLS) as client:
         response = await client.responses.create(model="m", input=items, tools=[tool("always")])
     assert [item.type for item in response.output] == ["message"]
     [result] = results(upstream)

@@ -1,8 +1,6 @@
 """`POST /v1/responses` with the official client: the same conversation as a chat, in items."""
 
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +8,12 @@ import httpx
 import openai
 import pytest
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
 from tests.harness.clients import http_client, openai_client
 from tests.harness.configs import make_config
 from tests.harness.responses import check_events, raw_events, responded
+from tests.harness.served import served_to_openai
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Cut, Reply, Upstream
 
@@ -31,20 +30,11 @@ ADD = Call("add", {"a": 1, "b": 2})
 KEYS = [{"name": name, "hash": hash_key(f"cg-{name}")} for name in ("alice", "bob")]
 
 
-@contextlib.asynccontextmanager
-async def serving(upstream: Upstream, *tools: Any, **options: Any) -> AsyncIterator[Any]:
-    async with (
-        serve(create_app(make_config(upstream.url, tools=tools, **options))) as url,
-        openai_client(url) as client,
-    ):
-        yield client
-
-
 def kinds(response: Any) -> list[str]:
     return [item.type for item in response.output]
 
 
-def asked(upstream: Upstream, at: int = -1) -> list[dict[str, Any]]:
+def messages_sent(upstream: Upstream, at: int = -1) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = upstream.requests[at].body["messages"]
     return messages
 
@@ -59,7 +49,7 @@ def output(call: Any, text: str = "yes") -> dict[str, Any]:
 @BOTH
 async def test_a_call_of_ours_is_an_mcp_call_between_what_the_model_says(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="Let me see.", calls=[ADD], reasoning="Sum it."), Reply(text="It is 3.")])
-    async with serving(upstream, "add") as client:
+    async with served_to_openai(upstream, "add") as client:
         given: dict[str, Any] = {"model": "m", "input": "1+2?", "instructions": "Be brief.", "tools": OURS}
         given["reasoning"] = {"summary": "auto"}
         response = await responded(client, stream=stream, **given)
@@ -70,14 +60,14 @@ async def test_a_call_of_ours_is_an_mcp_call_between_what_the_model_says(upstrea
     assert (call.server_label, call.status, call.error) == ("callgate", "completed", None)
     assert response.output_text == "Let me see.It is 3."
     assert (response.status, response.usage.total_tokens > 0) == ("completed", True)
-    assert asked(upstream)[0] == {"role": "system", "content": "Be brief."}
-    assert [message["role"] for message in asked(upstream)] == ["system", "user", "assistant", "tool"]
+    assert messages_sent(upstream)[0] == {"role": "system", "content": "Be brief."}
+    assert [message["role"] for message in messages_sent(upstream)] == ["system", "user", "assistant", "tool"]
 
 
 @BOTH
 async def test_a_tool_that_fails_is_a_failed_mcp_call(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), Reply(text="It failed.")])
-    async with serving(upstream, "send_mail") as client:
+    async with served_to_openai(upstream, "send_mail") as client:
         response = await responded(client, stream=stream, model="m", input="try", tools=OURS)
     call = response.output[0]
     assert (call.status, call.output) == ("failed", None)
@@ -108,7 +98,7 @@ async def test_server_side_calls_are_hidden_by_config_model_or_key(
 @BOTH
 async def test_calls_of_the_clients_are_handed_out_and_answered(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(calls=[Call("look", {"q": "a"}), Call("look", {"q": "b"})]), Reply(text="Seen.")])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream) as client:
         first = await responded(client, stream=stream, model="m", input="look", tools=[LOOK])
         assert kinds(first) == ["function_call", "function_call"]
         assert [call.status for call in first.output] == ["completed", "completed"]
@@ -116,7 +106,7 @@ async def test_calls_of_the_clients_are_handed_out_and_answered(upstream: Upstre
         items = [{"role": "user", "content": "look"}, *(item.to_dict() for item in first.output), *answers]
         second = await responded(client, stream=stream, model="m", input=items, tools=[LOOK])
     assert second.output_text == "Seen."
-    said = asked(upstream)
+    said = messages_sent(upstream)
     assert [message["role"] for message in said] == ["user", "assistant", "tool", "tool"]
     assert [json.loads(message["content"])["q"] for message in said[2:]] == ["a", "b"]
 
@@ -132,7 +122,7 @@ async def test_what_we_ran_beside_a_clients_call_stands_in_the_history_once(
         Reply(text="Done."),
     ]
     upstream.script("m", turns)
-    async with serving(upstream, "add") as client:
+    async with served_to_openai(upstream, "add") as client:
         first = await responded(client, stream=stream, model="m", input="go", tools=[LOOK])
         call = first.output[-1]
         given: dict[str, Any] = {"input": [output(call)]}
@@ -145,7 +135,7 @@ async def test_what_we_ran_beside_a_clients_call_stands_in_the_history_once(
             given["input"] = [{"role": "user", "content": "go"}, *shown, output(call)]
         response = await responded(client, stream=stream, model="m", tools=[LOOK], **given)
     assert response.output_text == "Done."
-    said = asked(upstream)
+    said = messages_sent(upstream)
     assert [message["role"] for message in said] == ["user", "assistant", "tool", "assistant", "tool", "tool"]
     assert [message["content"] for message in said if message["role"] == "tool"] == ["9", "3", "yes"]
     assert [message.get("reasoning_content") for message in said if message["role"] == "assistant"] == ["One.", "Two."]
@@ -155,9 +145,9 @@ async def test_an_mcp_call_that_comes_back_without_anything_kept_is_a_round_of_t
     upstream.script("m", [Reply(text="ok")])
     shown = {"type": "mcp_call", "id": "mcp_1", "name": "add", "server_label": "callgate", "arguments": '{"a":1,"b":2}'}
     items = [{"role": "user", "content": "go"}, {**shown, "output": "3"}, {"role": "assistant", "content": "It is 3."}]
-    async with serving(upstream, "add") as client:
+    async with served_to_openai(upstream, "add") as client:
         await client.responses.create(model="m", input=[*items, {"role": "user", "content": "sure?"}])
-    said = asked(upstream)
+    said = messages_sent(upstream)
     assert [message["role"] for message in said] == ["user", "assistant", "tool", "assistant", "user"]
     assert said[1]["tool_calls"][0]["function"]["name"] == "add"
     assert said[2]["content"] == "3"
@@ -166,11 +156,11 @@ async def test_an_mcp_call_that_comes_back_without_anything_kept_is_a_round_of_t
 async def test_no_more_of_our_tools_run_than_the_request_allows(upstream: Upstream) -> None:
     calls = [Call("add", {"a": n, "b": 1}) for n in range(3)]
     upstream.script("m", [Reply(calls=calls), Reply(calls=calls[:1]), Reply(text="Enough.")])
-    async with serving(upstream, "add") as client:
+    async with served_to_openai(upstream, "add") as client:
         response = await client.responses.create(model="m", input="go", max_tool_calls=2, tools=OURS)
     assert kinds(response) == ["mcp_call", "mcp_call", "message"]
     assert [call.output for call in response.output[:2]] == ["1", "2"]
-    assert sum("max_tool_calls" in str(message["content"]) for message in asked(upstream)) == 2
+    assert sum("max_tool_calls" in str(message["content"]) for message in messages_sent(upstream)) == 2
 
 
 # Tools that a chat does not have -------------------------------------------------------------------------------------
@@ -183,7 +173,7 @@ async def test_tools_in_a_namespace_and_custom_tools_come_back_as_they_were_name
     patch = Call("patch", {"input": "*** Begin"})
     upstream.script("m", [Reply(calls=[Call("files__look", {"q": "x"}), patch]), Reply(text="ok")])
     tools = [{"type": "namespace", "name": "files", "tools": [LOOK]}, {"type": "custom", "name": "patch"}]
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream) as client:
         # The accumulator of the official client knows no namespaces in streams yet, so both are read from the wire.
         body = {"model": "m", "input": "go", "tools": tools, "stream": False}
         http: httpx.AsyncClient
@@ -205,14 +195,14 @@ async def test_tools_in_a_namespace_and_custom_tools_come_back_as_they_were_name
                 "/v1/responses", json={**body, "input": [{"role": "user", "content": "go"}, *items, *answers]}
             )
             assert again.status_code == 200, again.text
-    names = [call["function"]["name"] for call in asked(upstream)[1]["tool_calls"]]
+    names = [call["function"]["name"] for call in messages_sent(upstream)[1]["tool_calls"]]
     assert names == ["files__look", "patch"]
 
 
 async def test_unsupported_tool_types_are_left_out_with_a_warning(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="ok")])
     tools: list[Any] = [{"type": "web_search"}, {"type": "tool_search"}, LOOK]
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream) as client:
         answer = await client.responses.with_raw_response.create(model="m", input="go", tools=tools)
         with pytest.raises(openai.BadRequestError) as caught:
             await client.responses.create(
@@ -226,7 +216,7 @@ async def test_unsupported_tool_types_are_left_out_with_a_warning(upstream: Upst
 
 async def test_a_server_side_tool_replaces_a_hosted_type_if_configured(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[ADD]), Reply(text="ok")])
-    async with serving(upstream, "add", responses={"hosted_tools": {"web_search": "add"}}) as client:
+    async with served_to_openai(upstream, "add", responses={"hosted_tools": {"web_search": "add"}}) as client:
         answer = await client.responses.with_raw_response.create(
             model="m",
             input="go",
@@ -239,7 +229,7 @@ async def test_a_server_side_tool_replaces_a_hosted_type_if_configured(upstream:
 
 async def test_an_mcp_entry_narrows_what_is_on_offer_and_names_no_address(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="ok"), Reply(text="ok")])
-    async with serving(upstream, "add", "echo") as client:
+    async with served_to_openai(upstream, "add", "echo") as client:
         entry: dict[str, Any] = {"type": "mcp", "server_label": "callgate"}
         await client.responses.create(model="m", input="go", tools=[{**entry, "allowed_tools": ["echo"]}])
         await client.responses.create(model="m", input="go", tools=[entry])
@@ -248,7 +238,7 @@ async def test_an_mcp_entry_narrows_what_is_on_offer_and_names_no_address(upstre
                 await client.responses.create(model="m", input="go", tools=[{**entry, field: "http://evil"}])
             assert caught.value.param == f"tools[0].{field}"
     offered = [[tool["function"]["name"] for tool in request.body["tools"]] for request in upstream.requests]
-    assert offered == [["echo"], ["add", "echo"]]
+    assert offered == [["echo", "read_more"], ["add", "echo", "read_more"]]
 
 
 # State ---------------------------------------------------------------------------------------------------------------
@@ -257,7 +247,7 @@ async def test_an_mcp_entry_narrows_what_is_on_offer_and_names_no_address(upstre
 @BOTH
 async def test_a_response_is_gone_on_from_without_its_instructions(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", lambda request: Reply(text=f"answer {request.turn}"))
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream) as client:
         first = await responded(client, stream=stream, model="m", input="one", instructions="First.")
         second = await responded(
             client, stream=stream, model="m", input="two", instructions="Second.", previous_response_id=first.id
@@ -275,7 +265,7 @@ async def test_a_response_is_gone_on_from_without_its_instructions(upstream: Ups
 
 async def test_a_deleted_response_is_gone_and_its_children_live_on(upstream: Upstream) -> None:
     upstream.script("m", lambda request: Reply(text="ok"))
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream) as client:
         first = await client.responses.create(model="m", input="one")
         second = await client.responses.create(model="m", input="two", previous_response_id=first.id)
         await client.responses.delete(first.id)
@@ -286,12 +276,12 @@ async def test_a_deleted_response_is_gone_and_its_children_live_on(upstream: Ups
             await client.responses.create(model="m", input="three", previous_response_id=first.id)
         await client.responses.create(model="m", input="three", previous_response_id=second.id)
     assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
-    assert [message["content"] for message in asked(upstream)] == ["one", "ok", "two", "ok", "three"]
+    assert [message["content"] for message in messages_sent(upstream)] == ["one", "ok", "two", "ok", "three"]
 
 
 async def test_what_is_not_to_be_stored_cannot_be_asked_for(upstream: Upstream) -> None:
     upstream.script("m", lambda request: Reply(text="ok"))
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream) as client:
         response = await client.responses.create(model="m", input="one", store=False)
         assert response.to_dict()["store"] is False
         with pytest.raises(openai.NotFoundError):
@@ -306,9 +296,9 @@ async def test_a_response_outlives_the_process_where_there_is_a_folder_for_it(
 ) -> None:
     upstream.script("m", lambda request: Reply(text="ok"))
     options = {"data_dir": str(tmp_path)} if where == "disk" else {}
-    async with serving(upstream, **options) as client:
+    async with served_to_openai(upstream, **options) as client:
         response = await client.responses.create(model="m", input="one")
-    async with serving(upstream, **options) as client:
+    async with served_to_openai(upstream, **options) as client:
         if where == "disk":
             assert (await client.responses.retrieve(response.id)).output_text == "ok"
             return
@@ -318,7 +308,7 @@ async def test_a_response_outlives_the_process_where_there_is_a_folder_for_it(
 
 async def test_a_response_expires(upstream: Upstream) -> None:
     upstream.script("m", lambda request: Reply(text="ok"))
-    async with serving(upstream, store={"conversation_seconds": 0.001}) as client:
+    async with served_to_openai(upstream, store={"conversation_seconds": 0.001}) as client:
         response = await client.responses.create(model="m", input="one")
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(response.id)
@@ -327,7 +317,7 @@ async def test_a_response_expires(upstream: Upstream) -> None:
 @BOTH
 async def test_a_response_is_kept_before_its_last_event_goes_out(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", lambda request: Reply(text="ok"))
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream) as client:
         if not stream:
             response = await client.responses.create(model="m", input="one")
             assert (await client.responses.retrieve(response.id)).id == response.id
@@ -344,7 +334,7 @@ async def test_thinking_comes_back_sealed_and_goes_to_the_model_that_thought_it(
 ) -> None:
     upstream.script("m", lambda request: Reply(text="ok", reasoning="Deep."))
     upstream.script("other", lambda request: Reply(text="ok"))
-    async with serving(upstream, models=["m", "other"]) as client:
+    async with served_to_openai(upstream, models=["m", "other"]) as client:
         given: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"]}
         first = await responded(client, stream=stream, model="m", input="one", **given)
         thought = first.output[0].to_dict()
@@ -364,7 +354,7 @@ async def test_thinking_comes_back_sealed_and_goes_to_the_model_that_thought_it(
 
 async def test_input_tokens_are_counted_with_what_was_kept_and_what_is_on_offer(upstream: Upstream) -> None:
     upstream.script("m", lambda request: Reply(text="ok"))
-    async with serving(upstream, "add") as client:
+    async with served_to_openai(upstream, "add") as client:
         first = await client.responses.create(model="m", input="a rather long question about nothing at all " * 20)
         asked = len(upstream.requests)
         few = await client.responses.input_tokens.count(model="m", input="hi")
@@ -444,7 +434,7 @@ async def test_an_answer_that_was_cut_is_incomplete(
     upstream: Upstream, stream: bool, reason: str, expected: str
 ) -> None:
     upstream.script("m", [Reply(text="half", finish=reason)])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream) as client:
         response = await responded(client, stream=stream, model="m", input="go")
     assert (response.status, response.incomplete_details.reason) == ("incomplete", expected)
     assert response.output_text == "half"
@@ -455,19 +445,19 @@ async def test_a_call_that_did_not_come_whole_is_never_handed_out(upstream: Upst
     whole, cut = Call("look", {"q": "a"}), Call("look", '{"q": "b')
     for calls, status in (([whole, cut], "incomplete"), ([cut], "incomplete")):
         upstream.script("m", [Reply(calls=calls, finish="length")] * 2)
-        async with serving(upstream) as client:
+        async with served_to_openai(upstream) as client:
             response = await responded(client, stream=stream, model="m", input="go", tools=[LOOK])
         assert response.status == status
         assert [json.loads(item.arguments) for item in response.output] == [{"q": "a"}] * (len(calls) - 1)
     upstream.script("m", [Reply(calls=[cut], finish="tool_calls")])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream) as client:
         response = await responded(client, stream=stream, model="m", input="go", tools=[LOOK])
     assert (response.status, response.output) == ("failed", [])
 
 
 async def test_an_error_in_a_stream_is_an_event_and_then_a_failed_response(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="Once upon a time", fault=Cut(after=2))])
-    async with serving(upstream) as client, http_client(str(client.base_url).removesuffix("/v1/")) as http:
+    async with served_to_openai(upstream) as client, http_client(str(client.base_url).removesuffix("/v1/")) as http:
         events = await raw_events(http, {"model": "m", "input": "go"})
     check_events(events)
     error, failed = events[-2:]
@@ -484,7 +474,10 @@ async def test_after_a_tool_that_writes_an_error_is_one_that_clients_do_not_repe
 ) -> None:
     upstream.script("m", [Reply(calls=[ADD]), *[Reply(status=400, body={"error": {"message": "no"}})]])
     tool = {"kind": "python", "function": "tests.harness.toolshed:add", "safety": "write"}
-    async with serving(upstream, tool) as client, http_client(str(client.base_url).removesuffix("/v1/")) as http:
+    async with (
+        served_to_openai(upstream, tool) as client,
+        http_client(str(client.base_url).removesuffix("/v1/")) as http,
+    ):
         if stream:
             events = await raw_events(http, {"model": "m", "input": "go"})
             assert [event["code"] for event in events if event["type"] == "error"] == ["invalid_prompt"]
@@ -496,7 +489,7 @@ async def test_after_a_tool_that_writes_an_error_is_one_that_clients_do_not_repe
 
 async def test_a_response_with_a_key_for_idempotency_is_made_once(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="once")])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream) as client:
         headers = {"idempotency-key": "k-1"}
         first, second = [await client.responses.create(model="m", input="go", extra_headers=headers) for _ in range(2)]
     assert first.id == second.id
@@ -506,7 +499,7 @@ async def test_a_response_with_a_key_for_idempotency_is_made_once(upstream: Upst
 async def test_the_fields_of_a_request_reach_the_model_as_those_of_a_chat(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text='{"a":1}')])
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream) as client:
         response = await client.responses.create(
             model="m",
             input=[
@@ -545,13 +538,13 @@ async def test_a_phase_that_no_chat_has_a_place_for_is_left_out_and_reported(ups
         )
     assert answer.status_code == 200
     assert "`phase`" in answer.headers["x-callgate-warning"]
-    assert asked(upstream)[0] == {"role": "assistant", "content": "I look."}
+    assert messages_sent(upstream)[0] == {"role": "assistant", "content": "I look."}
 
 
 @BOTH
 async def test_a_refusal_alone_is_no_empty_text(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(refusal="I cannot."), Reply(refusal="No.", text="So it is.")])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream) as client:
         response = await responded(client, stream=stream, model="m", input="go")
         parts = [part.to_dict(warnings=False) for part in response.output[0].content]
         both = await responded(client, stream=stream, model="m", input="go")
@@ -562,6 +555,6 @@ async def test_a_refusal_alone_is_no_empty_text(upstream: Upstream, stream: bool
 @BOTH
 async def test_a_message_that_was_cut_is_marked_incomplete(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="And th", finish="length")])
-    async with serving(upstream) as client:
+    async with served_to_openai(upstream) as client:
         response = await responded(client, stream=stream, model="m", input="go")
     assert (response.status, response.output[0].status) == ("incomplete", "incomplete")

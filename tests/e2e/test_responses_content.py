@@ -56,7 +56,7 @@ def history_of(*outputs: Any, kind: str = "function_call") -> list[dict[str, Any
     return [{"role": "user", "content": "go"}, *calls, *answers]
 
 
-async def asked(
+async def response_and_content(
     upstream: Upstream, items: list[dict[str, Any]], *, stream: bool = False, **options: Any
 ) -> tuple[dict[str, Any], list[Any]]:
     """What the model was sent, and the warnings that the client got."""
@@ -84,7 +84,9 @@ async def test_what_no_model_reads_is_a_line(upstream: Upstream, lane: str, part
     if lane in ("anthropic", "gemini"):
         options["entry"] = {"model_info": {"supports_pdf_input": False}}
     before, behind = {"type": "input_text", "text": "before"}, {"type": "input_text", "text": "behind"}
-    body, warnings = await asked(upstream, history_of([before, UNREADABLE[part], behind]), stream=stream, **options)
+    body, warnings = await response_and_content(
+        upstream, history_of([before, UNREADABLE[part], behind]), stream=stream, **options
+    )
     text = json.dumps(body)
     assert LINE in text
     assert "before" in text
@@ -96,7 +98,7 @@ async def test_what_no_model_reads_is_a_line(upstream: Upstream, lane: str, part
 
 @pytest.mark.parametrize("output", [7, None, True, {"a": 1}, [1, "two"], []], ids=json.dumps)
 async def test_an_output_that_is_no_list_of_parts_is_text(upstream: Upstream, output: Any) -> None:
-    body, warnings = await asked(upstream, history_of(output))
+    body, warnings = await response_and_content(upstream, history_of(output))
     text = {"null": "", '{"a": 1}': '{"a":1}', '[1, "two"]': "1\ntwo", "[]": ""}.get(json.dumps(output))
     assert body["messages"][-1]["content"] == (json.dumps(output) if text is None else text)
     assert warnings == []
@@ -117,7 +119,7 @@ async def test_files_that_a_model_reads_reach_it(upstream: Upstream, kind: str) 
         {"type": "input_file", "filename": "b.txt", "file_data": "data:text/plain;base64,aGk="},
         {"type": "input_image", "image_url": "data:image/jpg;base64,/9j/", "detail": "low"},
     ]
-    body, warnings = await asked(upstream, history_of(parts, kind=kind), **READS)
+    body, warnings = await response_and_content(upstream, history_of(parts, kind=kind), **READS)
     result, shown = body["messages"][-2:]
     assert (result["role"], result["content"]) == ("tool", "b.txt\n\nhi")
     assert shown["content"][1:] == [
@@ -130,7 +132,7 @@ async def test_files_that_a_model_reads_reach_it(upstream: Upstream, kind: str) 
 @pytest.mark.parametrize("lane", LANES)
 async def test_images_of_several_calls_stand_behind_all_their_results(upstream: Upstream, lane: str) -> None:
     image = [{"type": "input_image", "image_url": PNG}]
-    body, _ = await asked(upstream, history_of(image, "second", image), **LANES[lane])
+    body, _ = await response_and_content(upstream, history_of(image, "second", image), **LANES[lane])
     assert json.dumps(body).count("iVBORw0KGgo=") == 2
     if lane == "direct":
         assert [message["role"] for message in body["messages"][2:]] == ["tool", "tool", "tool", "user"]

@@ -15,7 +15,7 @@ from tests.harness.configs import make_config
 from tests.harness.messages import MessagesClient, text_of
 from tests.harness.responses import responded
 from tests.harness.server import serve
-from tests.upstream.wire import Request, Server, Wire, serving
+from tests.models.wire import Request, Server, Wire, raw_provider
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +34,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"type": "function_call", "id": f"fc_{name}", "status": "completed", **made}
 
 
-def said(text: str) -> dict[str, Any]:
+def message_item(text: str) -> dict[str, Any]:
     part = {"type": "output_text", "text": text, "annotations": []}
     return {"type": "message", "id": "msg_x", "role": "assistant", "status": "completed", "content": [part]}
 
@@ -42,7 +42,7 @@ def said(text: str) -> dict[str, Any]:
 TURNS = (
     [thought("one"), call("add", a=1, b=2)],
     [thought("two"), call("look", q="x")],
-    [thought("three"), said("It is 3.")],
+    [thought("three"), message_item("It is 3.")],
 )
 
 
@@ -79,7 +79,7 @@ async def answer(request: Request, wire: Wire) -> None:
 
 @contextlib.asynccontextmanager
 async def provided(**options: Any) -> AsyncIterator[tuple[Server, str]]:
-    async with serving(answer) as provider:
+    async with raw_provider(answer) as provider:
         config = make_config(f"{provider.url}/v1", models=[MODEL], tools=["add"], lane="auto", **options)
         async with serve(create_app(config)) as url:
             yield provider, url
@@ -176,7 +176,7 @@ async def test_a_fallback_that_takes_chats_is_not_sent_what_is_sealed() -> None:
         else:
             await answer(request, wire)
 
-    async with serving(both) as provider:
+    async with raw_provider(both) as provider:
         config = make_config(f"{provider.url}/v1", models=[MODEL, "m"], tools=["add"], lane="auto")
         entry = config.model_list[0].model_copy(update={"fallbacks": ("m",)})
         config = config.model_copy(update={"model_list": (entry, *config.model_list[1:])})

@@ -8,10 +8,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from callgate.api.responses.frames import FrameReader
-from callgate.api.responses.socket_limits import MESSAGES_OF_ONE
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
+from callgate.responses.frames import FrameReader
+from callgate.responses.socket_limits import MESSAGES_OF_ONE
+from tests.chaos.scale import held_to
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.loop_probe import LoopProbe
@@ -78,7 +79,7 @@ async def test_a_client_that_leaves_in_the_middle_stops_the_model(upstream: Upst
             await socket.send({"type": "response.create", "model": "m", "input": "go"})
             while (await socket.message())["type"] != "response.in_progress":
                 pass
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await upstream.requests[0].until_closed()
 
 
@@ -139,7 +140,7 @@ async def test_a_message_of_many_values_is_an_error_and_delays_no_other_request(
             await socket.send_raw(message[start : start + 65_536])
         error = await socket.message()
         assert error["error"]["code"] == "too_many_values"
-    assert probe.longest < 0.2
+    held_to(0.2, "a message of many values keeps the loop, of the processor", probe.longest)
 
 
 def test_pieces_without_content_take_no_memory() -> None:

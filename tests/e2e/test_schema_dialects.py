@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from callgate.application import create_app
+from callgate.tools.read_more import PARAMETERS as READ_MORE_PARAMETERS
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -36,13 +37,14 @@ async def test_our_tools_are_sent_in_the_providers_dialect_and_the_clients_as_th
     assert sent(upstream) == {
         "web": {"type": "object", "properties": {"limit": {"type": "integer", "minimum": 1, "nullable": True}}},
         "theirs": PARAMETERS,
+        "read_more": READ_MORE_PARAMETERS,
     }
 
 
 async def test_in_the_full_dialect_schemas_are_sent_unchanged(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="hi")])
     await ask(upstream, "full")
-    assert sent(upstream) == {"web": PARAMETERS}
+    assert sent(upstream) == {"web": PARAMETERS, "read_more": READ_MORE_PARAMETERS}
 
 
 async def test_the_gate_goes_on_checking_what_the_dialect_left_out(upstream: Upstream) -> None:

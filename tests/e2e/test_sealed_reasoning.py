@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
 from callgate.config.load import SEALING_VARIABLE
 from tests.harness.clients import openai_client
 from tests.harness.configs import make_config

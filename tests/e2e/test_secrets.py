@@ -3,20 +3,25 @@
 import asyncio
 import contextlib
 import json
+import re
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
-from callgate.config.schema import Config
-from tests.chaos.load import asking, shoot
+from callgate.config import redaction
+from callgate.config.redaction import Redactor
+from callgate.config.schema.whole import Config
+from callgate.state.responses import ResponseStore, StoredResponse
+from tests.chaos.load import chat_body, shoot
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict
-from tests.harness.process import Child, serving
+from tests.harness.process import Child, serving_command
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Cut, ErrorEvent, Hang, Html, Malformed, Reply, Reset, Shape, Upstream, by_turn
 
@@ -96,7 +101,7 @@ async def started(upstream: Upstream, folder: Path) -> AsyncIterator[Child]:
         entry["litellm_params"]["api_key"] = UPSTREAM_KEY
     file = folder / "config.yaml"
     file.write_text(as_yaml(config))
-    async with serving(file, environment={"CANARY": IN_ENVIRONMENT}) as child:
+    async with serving_command(file, environment={"CANARY": IN_ENVIRONMENT}) as child:
         yield child
 
 
@@ -116,16 +121,16 @@ async def test_none_is_found_in_logs_metrics_answers_or_files(tmp_path: Path) ->
         for model in (*BROKEN_REPLIES, *TOOLS, "hang", "no such model"):
             for stream in (True, False):
                 shot = await shoot(
-                    child.url, asking(f"my password is {IN_MESSAGE}", model=model, stream=stream), headers=key
+                    child.url, chat_body(f"my password is {IN_MESSAGE}", model=model, stream=stream), headers=key
                 )
                 assert shot.status, model
                 answers.append(shot.body)
         bad: list[tuple[Any, dict[str, str]]] = [
-            (asking(IN_MESSAGE, n="x"), key),
-            (asking(IN_MESSAGE, messages=[{"role": "root", "content": IN_MESSAGE}]), key),
-            (asking(IN_MESSAGE), {"authorization": f"Bearer {CLIENT_KEY}x"}),
-            (asking(IN_MESSAGE), {"authorization": f"Basic {CLIENT_KEY}"}),
-            (asking(IN_MESSAGE), {}),
+            (chat_body(IN_MESSAGE, n="x"), key),
+            (chat_body(IN_MESSAGE, messages=[{"role": "root", "content": IN_MESSAGE}]), key),
+            (chat_body(IN_MESSAGE), {"authorization": f"Bearer {CLIENT_KEY}x"}),
+            (chat_body(IN_MESSAGE), {"authorization": f"Basic {CLIENT_KEY}"}),
+            (chat_body(IN_MESSAGE), {}),
             ([IN_MESSAGE], key),
         ]
         for body, headers in bad:
@@ -134,7 +139,7 @@ async def test_none_is_found_in_logs_metrics_answers_or_files(tmp_path: Path) ->
             answers.append(shot.body)
         for path in ("/metrics", "/v1/models", "/openapi.json", "/health/ready", "/nowhere"):
             answers.append((await shoot(child.url, path=path, headers=key)).body)
-        leaving = asyncio.create_task(shoot(child.url, asking(IN_MESSAGE, model="hang"), headers=key))
+        leaving = asyncio.create_task(shoot(child.url, chat_body(IN_MESSAGE, model="hang"), headers=key))
         seen = len(upstream.requests)
         await upstream.requests.wait(seen + 1)
         leaving.cancel()
@@ -164,25 +169,37 @@ async def test_none_is_found_in_logs_metrics_answers_or_files(tmp_path: Path) ->
 ECHOED = f"I was asked with {UPSTREAM_KEY}."
 
 
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 99},
+    "/v1/responses": {"input": "hi"},
+}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tools", [["get_time"], []])
 @pytest.mark.parametrize("model", ["openai/m", "anthropic/m"])
+@pytest.mark.parametrize("path", BODIES)
 async def test_a_provider_that_echoes_its_key_in_an_answer_does_not_show_it(
-    upstream: Upstream, stream: bool, tools: list[str], model: str
+    upstream: Upstream, stream: bool, tools: list[str], model: str, path: str
 ) -> None:
-    upstream.script("m", [Reply(text=ECHOED, shape=Shape(piece=100))])
+    pieces = (100, 6, 1)
+    upstream.script("m", [Reply(text=ECHOED, shape=Shape(piece=piece)) for piece in pieces])
     params = {
         "model": model,
         "api_base": upstream.url if model.startswith("openai") else upstream.url.removesuffix("/v1"),
     }
     entry = {"model_name": "m", "litellm_params": {**params, "api_key": UPSTREAM_KEY}, "tools": ["*"] if tools else []}
     config = Config.model_validate({**config_dict(upstream.url, tools=tools), "model_list": [entry]})
-    body = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
+    body = {"model": "m", "stream": stream, **BODIES[path]}
     async with serve(create_app(config)) as url, http_client(url) as client:
-        answer = await client.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 200
-    assert UPSTREAM_KEY not in answer.text
-    assert "*" * len(UPSTREAM_KEY) in answer.text
+        answers = [await client.post(path, json=body) for _ in pieces]
+    for answer in answers:
+        assert answer.status_code == 200
+        assert UPSTREAM_KEY not in answer.text
+        said = "".join(re.findall(r'"(?:content|text|delta)":\s?"((?:[^"\\]|\\.)*)"', answer.text))
+        assert UPSTREAM_KEY not in said
+        assert "*" * len(UPSTREAM_KEY) in said
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/completions", "/v1/responses"])
@@ -194,3 +211,106 @@ async def test_nor_on_the_routes_that_pass_it_on(upstream: Upstream, path: str) 
         answer = await client.post(path, json={"model": "m", "input": "x", "prompt": "x"})
     assert UPSTREAM_KEY not in answer.text
     assert answer.status_code != 200 or "*" * len(UPSTREAM_KEY) in answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_is_kept_without_it(upstream: Upstream, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    secret = "canary-of-a-tool-0123456789"
+    monkeypatch.setattr(redaction, "current", Redactor([secret]))
+    put = ResponseStore.put
+    kept: list[bytes] = []
+
+    async def put_noted(store: ResponseStore, owner: str, id: str, response: StoredResponse) -> None:
+        kept.append(bytes(response.response))
+        await put(store, owner, id, response)
+
+    monkeypatch.setattr(ResponseStore, "put", put_noted)
+    upstream.script("m", [Reply(text=f"it is {secret}", shape=Shape(piece=4))])
+    async with serve(create_app(Config.model_validate(config_dict(upstream.url)))) as url, http_client(url) as client:
+        answer = await client.post("/v1/responses", json={"model": "m", "input": "hi", "stream": stream})
+    assert answer.status_code == 200
+    assert kept
+    assert secret.encode() not in b"".join(kept)
+    assert b"*" * len(secret) in kept[-1]
+
+
+LANES: dict[str, dict[str, str]] = {
+    "direct": {"lane": "direct"},
+    "litellm": {"lane": "litellm"},
+    "trusted": {"lane": "litellm", "trust_litellm": "on"},
+}
+
+
+@pytest.mark.leaves("litellm", why="litellm keeps its thread for logging")
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+async def test_nor_in_pieces_of_reasoning_and_text_that_take_turns_nor_on_disk(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    entries = []
+    for name, lane in LANES.items():
+        upstream.script(name, [Reply(chunks=alternating(), body=with_key_everywhere())], repeat_last=True)
+        params = {"model": f"openai/{name}", "api_base": upstream.url, "api_key": UPSTREAM_KEY}
+        entries.append({"model_name": name, "litellm_params": params, "tools": ["*"], **lane})
+    sections: dict[str, Any] = {"data_dir": str(tmp_path), "record": {"content": True, "wire": True, "passed": "all"}}
+    config = {**config_dict(upstream.url, tools=["get_time"], **sections), "model_list": entries}
+    answers: dict[str, httpx.Response] = {}
+    async with serve(create_app(Config.model_validate(config))) as url, http_client(url) as client:
+        for model in LANES:
+            for path, body in BODIES.items():
+                for stream in (True, False):
+                    asked = {**body, "model": model, "stream": stream}
+                    answers[f"{model} {path} {stream}"] = await client.post(path, json=asked)
+    for name, answer in answers.items():
+        assert answer.status_code == 200, (name, answer.text)
+        texts = answer.text + "\n".join(streamed_texts(answer.text))
+        assert UPSTREAM_KEY not in texts, name
+        assert "*" * len(UPSTREAM_KEY) in texts, name
+        assert not re.search(r'"token":\s?"[^*"]|"bytes":\s?\[\s*\d', answer.text), name
+    files = contents_of(tmp_path)
+    assert {"ledger.sqlite3", "runs.sqlite3"} <= set(files)
+    assert not [name for name, data in files.items() if UPSTREAM_KEY.encode() in data]
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def with_key_everywhere() -> dict[str, Any]:
+    message = {"role": "assistant", "content": ECHOED, "reasoning_content": ECHOED}
+    tokens = [one for piece in in_threes() for one in as_token(piece)["content"]]
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": {"content": tokens}}
+    return {"id": f"chatcmpl-{UPSTREAM_KEY}", "model": UPSTREAM_KEY, "object": "chat.completion", "choices": [choice]}
+
+
+def alternating() -> list[dict[str, Any]]:
+    """The key in small pieces, of text and of reasoning in turn."""
+    choices: list[dict[str, Any]] = []
+    for piece in in_threes():
+        choices += [
+            {"delta": {"content": piece}, "logprobs": as_token(piece)},
+            {"delta": {"reasoning_content": piece}},
+        ]
+    choices.append({"delta": {}, "finish_reason": "stop"})
+    whole = {**with_key_everywhere(), "object": "chat.completion.chunk"}
+    return [{**whole, "choices": [{"index": 0, "finish_reason": None, **choice}]} for choice in choices]
+
+
+def in_threes() -> list[str]:
+    return [UPSTREAM_KEY[at : at + 3] for at in range(0, len(UPSTREAM_KEY), 3)]
+
+
+def as_token(piece: str) -> dict[str, Any]:
+    token = {"token": piece, "logprob": -0.5, "bytes": list(piece.encode())}
+    return {"content": [{**token, "top_logprobs": [token]}]}
+
+
+def streamed_texts(stream: str) -> list[str]:
+    """Join the pieces of text in a stream, of each kind of event and field."""
+    joined: dict[tuple[str, ...], str] = {}
+    for line in stream.splitlines():
+        kinds = re.findall(r'"type":\s?"([^"]*)"', line)
+        for name, text in re.findall(
+            r'"(content|reasoning_content|text|thinking|delta|token)":\s?"((?:[^"\\]|\\.)*)"', line
+        ):
+            joined[(*kinds, name)] = joined.get((*kinds, name), "") + text
+    return [*joined.values()]

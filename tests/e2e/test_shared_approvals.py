@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from callgate.application import create_app
-from callgate.runtime.shared_approvals import SharedApprovals
+from callgate.tools.approvals.shared_approvals import SharedApprovals
 from tests.chaos import tools
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
@@ -27,7 +28,7 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 async def ledger(request: Any, tmp_path: Path, schema: str) -> dict[str, Any]:
     if request.param == "sqlite":
         return {"data_dir": str(tmp_path)}
-    from callgate.ledger.postgres import migrate
+    from callgate.state.cluster.postgres import migrate
 
     url = request.getfixturevalue("postgres").url
     await migrate(url, schema)
@@ -56,7 +57,7 @@ async def two(upstream: Upstream, ledger: dict[str, Any], **options: Any) -> Asy
 
 
 async def waiting_at(url: str, count: int = 1) -> list[dict[str, Any]]:
-    async with http_client(url) as client, asyncio.timeout(10):
+    async with http_client(url) as client, asyncio.timeout(30):
         while len(found := (await client.get("/v1/approvals")).json()["data"]) != count:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         return list(found)
@@ -87,6 +88,37 @@ async def test_it_is_listed_and_decided_at_the_other_once(
     assert gone.status == 404
 
 
+ROGUE = {
+    "no JSON": "nothing",
+    "another type": "17",
+    "too deep": "[" * 100_000,
+    "too many values": "[" + "{}," * 300_000 + "{}]",
+}
+
+
+async def test_what_somebody_else_wrote_of_a_call_is_not_listed_and_not_decided_and_the_next_is(
+    upstream: Upstream, tmp_path: Path, marks: Path
+) -> None:
+    upstream.script("m", [Reply(calls=[Call("count", {"label": "a"})]), Reply(text="Done.")])
+    async with two(upstream, {"data_dir": str(tmp_path)}) as (one, other):
+        asking = asyncio.create_task(raw_post(one, BODY))
+        [asked] = await waiting_at(other)
+        with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite3", isolation_level=None)) as database:
+            columns = "process, hash, since, expires, state"
+            for id, facts in ROGUE.items():
+                copied = (
+                    f"INSERT INTO approvals (id, facts, {columns}) SELECT ?, ?, {columns} FROM approvals WHERE id = ?"
+                )
+                database.execute(copied, (id.replace(" ", "_"), facts, asked["id"]))
+            assert await waiting_at(other) == [asked]
+            for id in ROGUE:
+                refused = await decide(other, id.replace(" ", "_"), hash=asked["hash"])
+                assert (refused.status, json.loads(refused.body)["error"]["code"]) == (500, "approval_unreadable")
+            assert (await decide(other, asked["id"], hash=asked["hash"])).status == 200
+        assert b"Done." in (await asking).body
+    assert ran(marks) == "a\n"
+
+
 async def test_a_call_whose_beginning_is_still_being_written_is_listed_where_it_waits(
     upstream: Upstream, ledger: dict[str, Any], marks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +136,7 @@ async def test_a_call_whose_beginning_is_still_being_written_is_listed_where_it_
     async with serve(app) as url:
         asking = asyncio.create_task(raw_post(url, BODY))
         shared = app.state.manager.shared
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not shared.approvals.waiting():
                 await shared.approvals.changed()
         listing = asyncio.create_task(shared.decisions.waiting())

@@ -12,14 +12,15 @@ import asyncpg
 import openai
 import pytest
 
-from callgate.auth.keys import mint_key
+from callgate.access.keys import mint_key
 from tests.chaos import tools
 from tests.harness.clients import http_client, openai_client
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
+from tests.harness.ports import free_port
 from tests.harness.postgres import PostgresServer, postgres_server
-from tests.harness.process import Child, serving
-from tests.harness.redis import free_port, redis_server
+from tests.harness.process import Child, serving_command
+from tests.harness.redis import redis_server
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.scripted_upstream.records import RequestRecord
 
@@ -98,7 +99,7 @@ async def redis(tmp_path: Path) -> AsyncIterator[tuple[str, contextlib.AsyncExit
 async def served(
     tmp_path: Path, schema: str, upstream: Upstream, redis: tuple[str, contextlib.AsyncExitStack]
 ) -> AsyncIterator[Serving]:
-    from callgate.ledger.postgres import migrate
+    from callgate.state.cluster.postgres import migrate
 
     upstream.script("m", answers)
     marks = tmp_path / "marks"
@@ -124,7 +125,7 @@ async def served(
         file = tmp_path / "config.yaml"
         file.write_text(as_yaml(config))
         async with (
-            serving(file, environment={tools.MARKS: str(marks)}) as child,
+            serving_command(file, environment={tools.MARKS: str(marks)}) as child,
             openai_client(child.url, api_key=SECRET) as client,
         ):
             begun = Serving(child, postgres, schema, client, marks)
@@ -136,7 +137,7 @@ async def served(
 async def test_while_postgres_takes_no_writes_no_writing_tool_begins_and_each_request_gets_an_error(
     served: Serving, why: str
 ) -> None:
-    tables = ("calls", "runs", "journal", "approvals", "answer_parts", "fleet_calls", "processes")
+    tables = ("calls", "runs", "run_turns", "approvals", "answer_parts", "processes")
     if why == "read_only":
         await served.sql("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
     else:
@@ -162,7 +163,7 @@ async def test_while_postgres_takes_no_writes_no_writing_tool_begins_and_each_re
         await served.sql("ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
     else:
         await served.sql(*(f"DROP TRIGGER disk_is_full ON {{schema}}.{table}" for table in tables))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while await served.ask("write") != "counted write":  # noqa: ASYNC110 - another process finds out
             await asyncio.sleep(0.1)
     again = await served.ask("write", extra_headers={"idempotency-key": "k"})

@@ -93,7 +93,9 @@ def _written(form: str, tool: Mapping[str, Any], arguments: Mapping[str, Any]) -
     return f"<tool_call>\n{call}\n</tool_call>" if form == "hermes" else call
 
 
-async def asked(client: AsyncOpenAI, model: str, *, stream: bool, **fields: Any) -> tuple[str, dict[str, Any], Any]:
+async def ask_and_diagnose(
+    client: AsyncOpenAI, model: str, *, stream: bool, **fields: Any
+) -> tuple[str, dict[str, Any], Any]:
     """The text the client sees, the diagnostics, and the usage."""
     question: dict[str, Any] = {"model": model, "messages": TASK, **fields}
     if not stream:
@@ -127,7 +129,7 @@ async def test_a_task_of_three_steps_is_done_in_text_and_no_mark_is_ever_seen(
     upstream.script("m", model)
     config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": format})
     async with serve(create_app(config)) as url, openai_client(url) as client, http_client(url) as plain:
-        text, diagnostics, usage = await asked(client, "m", stream=stream)
+        text, diagnostics, usage = await ask_and_diagnose(client, "m", stream=stream)
         metrics = (await plain.get("/metrics")).text
     assert text == ANSWER
     assert model.forms == [format] * 4
@@ -151,7 +153,7 @@ async def test_marks_that_arrive_letter_by_letter_are_never_seen(upstream: Upstr
     upstream.script("m", TextOnlyModel(piece=1))
     config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": "xml"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
-        text, _, _ = await asked(client, "m", stream=stream)
+        text, _, _ = await ask_and_diagnose(client, "m", stream=stream)
     assert text == ANSWER
 
 
@@ -168,7 +170,7 @@ async def test_a_model_that_ignores_tools_is_detected_once_and_prompted(upstream
     config = make_config(upstream.url, tools=TOOLS, provider="hosted_vllm", entry={"tool_calling": "auto"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
         for _ in range(2):
-            text, diagnostics, _ = await asked(client, "m", stream=stream)
+            text, diagnostics, _ = await ask_and_diagnose(client, "m", stream=stream)
             assert text == ANSWER
             assert diagnostics["turns"][0]["asked_in_words"]["format"] == "hermes"
     assert len(probes(upstream)) == 1
@@ -188,7 +190,7 @@ async def test_a_server_that_refuses_tools_is_prompted(upstream: Upstream, statu
     config = make_config(upstream.url, tools=TOOLS, lane=lane, provider="hosted_vllm", entry={"tool_calling": "auto"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
         for _ in range(2):
-            text, _, _ = await asked(client, "m", stream=True)
+            text, _, _ = await ask_and_diagnose(client, "m", stream=True)
             assert text == ANSWER
     assert len(probes(upstream)) == 2
 
@@ -198,7 +200,7 @@ async def test_what_was_detected_of_a_model_is_listed_with_it(upstream: Upstream
     config = make_config(upstream.url, tools=TOOLS, provider="hosted_vllm", entry={"tool_calling": "auto"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
         before = await client.models.retrieve("m")
-        await asked(client, "m", stream=True)
+        await ask_and_diagnose(client, "m", stream=True)
         after = await client.models.retrieve("m")
     assert (before.model_extra or {})["x_callgate"]["tool_calling"] == [None]
     assert (after.model_extra or {})["x_callgate"]["tool_calling"] == [{"format": "hermes", "decided_by": "probe"}]
@@ -216,7 +218,7 @@ async def test_a_model_that_calls_natively_is_found_out_once_and_sent_its_tools(
     config = make_config(upstream.url, tools=TOOLS, provider="hosted_vllm", entry={"tool_calling": "auto"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
         for _ in range(2):
-            text, diagnostics, _ = await asked(client, "m", stream=True)
+            text, diagnostics, _ = await ask_and_diagnose(client, "m", stream=True)
             assert text == "21 degrees."
             assert "asked_in_words" not in diagnostics["turns"][0]
     assert len(probes(upstream)) == 1
@@ -226,7 +228,7 @@ async def test_a_request_without_tools_costs_no_probe(upstream: Upstream) -> Non
     upstream.script("m", [Reply(text="Hello.")])
     config = make_config(upstream.url, provider="hosted_vllm", entry={"tool_calling": "auto"})
     async with serve(create_app(config)) as url, openai_client(url) as client:
-        text, _, _ = await asked(client, "m", stream=False)
+        text, _, _ = await ask_and_diagnose(client, "m", stream=False)
     assert text == "Hello."
     assert len(upstream.requests) == 1
 
@@ -236,7 +238,7 @@ async def test_what_model_info_says_needs_no_probe(upstream: Upstream) -> None:
     entry = {"tool_calling": "auto", "model_info": {"supports_function_calling": False}}
     config = make_config(upstream.url, tools=TOOLS, entry=entry)
     async with serve(create_app(config)) as url, openai_client(url) as client:
-        text, _, _ = await asked(client, "m", stream=True)
+        text, _, _ = await ask_and_diagnose(client, "m", stream=True)
     assert text == ANSWER
     assert probes(upstream) == []
 
@@ -296,10 +298,12 @@ async def test_a_demanded_call_is_enforced_where_the_server_can(upstream: Upstre
     entry = {"tool_calling": "json", "constrain_calls": "on"}
     config = make_config(upstream.url, tools=TOOLS, entry=entry)
     async with serve(create_app(config)) as url, openai_client(url) as client:
-        text, diagnostics, _ = await asked(client, "m", stream=True, tool_choice="required")
+        text, diagnostics, _ = await ask_and_diagnose(client, "m", stream=True, tool_choice="required")
     assert text == "4 C."
     shapes = schema_sent(upstream.requests[0])["anyOf"]
-    assert [shape["properties"]["name"]["enum"] for shape in shapes] == [[name] for name in sorted(TOOLS)]
+    assert [shape["properties"]["name"]["enum"] for shape in shapes] == [
+        [name] for name in (*sorted(TOOLS), "read_more")
+    ]
     assert schema_sent(upstream.requests[1]) is None
     assert flaws(diagnostics) == []
 
@@ -318,7 +322,7 @@ async def test_arguments_beyond_the_limit_are_reported_to_the_model_and_not_run(
     upstream.script("m", [large, Reply(text="Too much, I see.")])
     config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": calling}, limits={"argument_bytes": 100_000})
     async with serve(create_app(config)) as url, openai_client(url) as client:
-        seen, diagnostics, _ = await asked(client, "m", stream=stream)
+        seen, diagnostics, _ = await ask_and_diagnose(client, "m", stream=stream)
     assert seen == "Too much, I see."
     assert flaws(diagnostics) == ["arguments_too_large"]
     received = json.dumps(upstream.requests[1].messages[-1])

@@ -11,17 +11,17 @@ import pytest
 from fastapi import FastAPI, HTTPException, Request
 
 from callgate.application import create_app
-from callgate.runtime.builders.errors import BadTool
-from callgate.runtime.builders.tools import registry_of
-from callgate.tools.http_client import Web
-from callgate.tools.process import CommandProcesses
-from callgate.tools.threads import ThreadPool
+from callgate.config.entry_errors import BadTool
+from callgate.tools.building import registry_of
+from callgate.tools.kinds.command.process import CommandProcesses
+from callgate.tools.kinds.http.client import Web
+from callgate.tools.kinds.python.threads import ThreadPool
 from tests.harness.clients import openai_client
 from tests.harness.configs import as_yaml, config_dict, make_config
-from tests.harness.process import serving
+from tests.harness.process import serving_command
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
-from tests.tools.kinds import everything, processes_naming
+from tests.tools.executor_kinds import everything, processes_naming
 
 pytestmark = pytest.mark.anyio
 
@@ -79,7 +79,7 @@ async def test_an_api_is_used_by_the_document_it_serves(upstream: Upstream, stre
         async with serve(create_app(make_config(upstream.url, tools=[entry]))) as url:
             assert await answer_of(url, stream=stream) == "Austen and Melville."
     offered = [tool["function"] for tool in upstream.requests[0].body["tools"]]
-    assert [each["name"] for each in offered] == ["add_book", "find_author"]
+    assert [each["name"] for each in offered] == ["add_book", "find_author", "read_more"]
     assert offered[1]["description"] == "Who wrote a book."
     missing, misspelt, added, emma, moby = results(upstream)
     assert missing == """HTTP 404 Not Found: {"detail":"there is no 'emma'"}"""
@@ -120,7 +120,7 @@ async def test_when_the_client_leaves_the_command_ends(upstream: Upstream, tmp_p
     script = "import sys, signal; open(sys.argv[1], 'w').close(); signal.pause()"
     upstream.script("m", [Reply(calls=[Call("wait", {})])])
     entry = waiting(script, mark)
-    async with serve(create_app(make_config(upstream.url, tools=[entry]))) as url, asyncio.timeout(20):
+    async with serve(create_app(make_config(upstream.url, tools=[entry]))) as url, asyncio.timeout(30):
         asking = asyncio.create_task(answer_of(url, stream=True))
         await everything(mark.exists)
         assert processes_naming(str(mark))
@@ -146,7 +146,7 @@ signal.pause()
     entry = waiting(script, mark)
     config = tmp_path / "config.yaml"
     config.write_text(as_yaml(config_dict(upstream.url, tools=[entry], server={"drain_seconds": 0.1})))
-    async with serving(config) as server, asyncio.timeout(50):
+    async with serving_command(config) as server, asyncio.timeout(50):
         asking = asyncio.create_task(answer_of(server.url, stream=True))
         await everything(mark.exists)
         server.signal(number)

@@ -16,13 +16,15 @@ from structlog.testing import capture_logs
 
 from callgate import Context
 from callgate.application import create_app
-from callgate.config.schema import Config
+from callgate.config import redaction
+from callgate.config.redaction import Redactor
+from callgate.config.schema.whole import Config
 from tests.chaos.scale import held_to
 from tests.harness.clients import http_client
 from tests.harness.collector import Collector, attributes, collecting
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
-from tests.harness.process import serving as serving_process
+from tests.harness.process import serving_command as serving_process
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.tools.servers.http_mcp import HttpMcp
@@ -42,7 +44,9 @@ def traceparent(context: Context) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(model: Upstream, collector: Collector | None, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def served_and_traced(
+    model: Upstream, collector: Collector | None, **options: Any
+) -> AsyncIterator[httpx.AsyncClient]:
     traces = {} if collector is None else {"traces": {"endpoint": collector.url, **options.pop("traces", {})}}
     given: dict[str, Any] = {"tools": ["add"], **options, **traces}
     config = config_dict(model.url, **given)
@@ -50,7 +54,7 @@ async def serving(model: Upstream, collector: Collector | None, **options: Any) 
         yield client
 
 
-async def asked(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
+async def post_chat(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
     answer = await client.post("/v1/chat/completions", json={**ASK, **more})
     assert answer.status_code == 200, answer.text
     return answer
@@ -76,8 +80,8 @@ async def test_a_run_is_exported_with_its_turns_attempts_and_calls(upstream: Ups
     }
     upstream.script("m", [Reply(status=503), Reply(calls=ADD.calls, usage=usage), Reply(text="5", usage=usage)])
     async with collecting() as collector:
-        async with serving(upstream, collector) as client:
-            await asked(client, stream=stream)
+        async with served_and_traced(upstream, collector) as client:
+            await post_chat(client, stream=stream)
         [request] = collector.requests()
         spans = collector.spans()
     resource = attributes(request["resourceSpans"][0]["resource"]["attributes"])
@@ -112,8 +116,8 @@ async def test_a_run_is_exported_with_its_turns_attempts_and_calls(upstream: Ups
 async def test_a_call_says_which_tool_it_was_of_and_what_that_may_do(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[*ADD.calls, Call("send_mail", {"to": "bob", "text": "hi"})]), Reply(text="5")])
     async with collecting() as collector:
-        async with serving(upstream, collector, tools=["add", "send_mail"]) as client:
-            await asked(client)
+        async with served_and_traced(upstream, collector, tools=["add", "send_mail"]) as client:
+            await post_chat(client)
         [add], [mail] = (named(collector.spans(), f"execute_tool {name}") for name in ("add", "send_mail"))
     assert add["attributes"]["gen_ai.tool.description"].startswith("Adds two whole numbers.")
     assert add["attributes"]["callgate.call.safety"] == "read_only"
@@ -130,9 +134,9 @@ async def test_a_conversation_is_named_as_its_client_names_it_and_no_name_is_mad
         return str((await client.post("/v1/responses", json={"model": "m", "input": "hello", **more})).json()["id"])
 
     async with collecting() as collector:
-        async with serving(upstream, collector) as client:
-            await asked(client)
-            await asked(client, metadata={"session_id": "s-1", "topic": "t"})
+        async with served_and_traced(upstream, collector) as client:
+            await post_chat(client)
+            await post_chat(client, metadata={"session_id": "s-1", "topic": "t"})
             first = await respond(client)
             second = await respond(client, previous_response_id=first)
             await respond(client, previous_response_id=second)
@@ -149,9 +153,9 @@ async def test_a_conversation_is_named_as_its_client_names_it_and_no_name_is_mad
 async def test_upstream_requests_carry_the_exported_span_as_traceparent(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(status=503), ADD, Reply(text="5")])
     async with collecting() as collector:
-        async with serving(upstream, collector) as client:
+        async with served_and_traced(upstream, collector) as client:
             client.headers.update({"traceparent": PARENT, "tracestate": "vendor=1"})
-            await asked(client, stream=stream)
+            await post_chat(client, stream=stream)
         spans = collector.spans()
     [run] = named(spans, "invoke_agent callgate")
     attempts = {span["spanId"] for span in named(spans, "POST")}
@@ -188,8 +192,8 @@ async def test_every_kind_of_tool_gets_the_span_of_its_call(upstream: Upstream) 
             {"kind": "http", "name": "where", "description": "-", "url": f"{url}/where", "allow_private": True}
         )
         servers = {"docs": {"url": mcp.url}}
-        async with serving(upstream, collector, tools=tools, mcp_servers=servers) as client:
-            await asked(client)
+        async with served_and_traced(upstream, collector, tools=tools, mcp_servers=servers) as client:
+            await post_chat(client)
         spans = collector.spans()
         [called] = mcp.calls()
     results = upstream.requests[-1].tool_results
@@ -212,13 +216,13 @@ async def test_every_kind_of_tool_gets_the_span_of_its_call(upstream: Upstream) 
 
 async def test_a_trace_is_passed_on_as_it_came_where_none_are_exported(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="5")], repeat_last=True)
-    async with serving(upstream, None) as client:
-        await asked(client)
-        await asked(client)
+    async with served_and_traced(upstream, None) as client:
+        await post_chat(client)
+        await post_chat(client)
         client.headers.update({"traceparent": PARENT, "tracestate": "vendor=1"})
-        await asked(client)
+        await post_chat(client)
         client.headers["traceparent"] = f"00-{TRACE}-{'0' * 16}-01"
-        await asked(client)
+        await post_chat(client)
     said = [(request.headers.get("traceparent"), request.headers.get("tracestate")) for request in upstream.requests]
     assert said == [(None, None), (None, None), (PARENT, "vendor=1"), (None, None)]
 
@@ -226,8 +230,8 @@ async def test_a_trace_is_passed_on_as_it_came_where_none_are_exported(upstream:
 async def test_a_request_that_is_passed_through_is_exported_and_not_listed_as_a_run(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="5"), Reply(status=400)])
     async with collecting() as collector:
-        async with serving(upstream, collector, tools=[]) as client:
-            answer = await asked(client)
+        async with served_and_traced(upstream, collector, tools=[]) as client:
+            answer = await post_chat(client)
             listed = (await client.get("/v1/runs")).json()["data"]
             failed = await client.post("/v1/chat/completions", json=ASK)
             after = (await client.get("/v1/runs")).json()["data"]
@@ -246,8 +250,8 @@ async def test_a_request_that_is_passed_through_is_exported_and_not_listed_as_a_
 async def test_runs_are_exported_where_none_are_kept(upstream: Upstream) -> None:
     upstream.script("m", [ADD, Reply(text="5")])
     async with collecting() as collector:
-        async with serving(upstream, collector, record={"runs": "off"}) as client:
-            await asked(client)
+        async with served_and_traced(upstream, collector, record={"runs": "off"}) as client:
+            await post_chat(client)
             assert (await client.get("/v1/runs")).json()["data"] == []
         assert len(collector.spans()) == 6
 
@@ -255,8 +259,8 @@ async def test_runs_are_exported_where_none_are_kept(upstream: Upstream) -> None
 async def test_what_is_not_sampled_is_not_exported_and_parents_decide(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="5")], repeat_last=True)
     async with collecting() as collector:
-        async with serving(upstream, collector, traces={"sample": 0}) as client:
-            await asked(client)
+        async with served_and_traced(upstream, collector, traces={"sample": 0}) as client:
+            await post_chat(client)
             await client.post("/v1/chat/completions", json=ASK, headers={"traceparent": f"00-{TRACE}-{SPAN}-00"})
             await client.post("/v1/chat/completions", json=ASK, headers={"traceparent": PARENT})
         spans = collector.spans()
@@ -269,13 +273,26 @@ async def test_what_is_not_sampled_is_not_exported_and_parents_decide(upstream: 
 async def test_choices_have_attempts_of_their_own(upstream: Upstream) -> None:
     upstream.script("m", lambda seen: ADD if not seen.tool_results else Reply(text="5"))
     async with collecting() as collector:
-        async with serving(upstream, collector) as client:
-            await asked(client, n=2)
+        async with served_and_traced(upstream, collector) as client:
+            await post_chat(client, n=2)
         spans = collector.spans()
     assert len({span["spanId"] for span in spans}) == len(spans)
     assert {request.headers["traceparent"].split("-")[2] for request in upstream.requests} == {
         span["spanId"] for span in named(spans, "POST")
     }
+
+
+async def test_no_span_holds_a_secret_of_the_process(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "planted-secret-0123456789"
+    monkeypatch.setattr(redaction, "current", Redactor([secret]))
+    upstream.script("m", [Reply(text=f"it is {secret}")])
+    async with collecting() as collector:
+        traces = {"content": "span_and_event", "resource": {"team": secret}}
+        async with served_and_traced(upstream, collector, traces=traces, record={"content": True}) as client:
+            await post_chat(client)
+        exported = json.dumps(collector.requests())
+    assert "*" * len(secret) in exported, "the resource, which is of the config"
+    assert secret not in exported
 
 
 async def test_content_is_exported_only_where_both_settings_ask_for_it(upstream: Upstream) -> None:
@@ -284,8 +301,8 @@ async def test_content_is_exported_only_where_both_settings_ask_for_it(upstream:
     for content, kept in (("no_content", True), ("span_and_event", False), ("span_and_event", True)):
         async with collecting() as collector:
             record = {"content": kept}
-            async with serving(upstream, collector, traces={"content": content}, record=record) as client:
-                await asked(client, messages=[{"role": "user", "content": "planted-question"}])
+            async with served_and_traced(upstream, collector, traces={"content": content}, record=record) as client:
+                await post_chat(client, messages=[{"role": "user", "content": "planted-question"}])
             shown[content, kept] = json.dumps(collector.requests())
             spans = collector.spans()
     assert "planted" not in shown["no_content", True] + shown["span_and_event", False]
@@ -303,8 +320,8 @@ async def test_a_collector_that_is_busy_is_asked_again_and_all_is_compressed(ups
     upstream.script("m", [ADD, Reply(text="5")])
     async with collecting((503, {"retry-after": "0"}, b""), (429, {"retry-after": "0"}, b"")) as collector:
         traces = {"compression": "gzip", "headers": {"x-project": "callgate-1"}}
-        async with serving(upstream, collector, traces=traces) as client:
-            await asked(client)
+        async with served_and_traced(upstream, collector, traces=traces) as client:
+            await post_chat(client)
             await collector.until(taken=1)
             counts = await metric(client, "callgate_spans_")
     assert len(collector.posted) == 3
@@ -319,10 +336,10 @@ async def test_what_a_collector_does_not_take_is_counted_and_logged(upstream: Up
     partial = bytes.fromhex("0a06") + b"\x08\x02\x12\x02no"
     async with collecting((400, {}, b""), (200, {}, partial)) as collector:
         with capture_logs() as lines:
-            async with serving(upstream, collector) as client:
-                await asked(client)
+            async with served_and_traced(upstream, collector) as client:
+                await post_chat(client)
                 await collector.until(posted=1)
-                await asked(client)
+                await post_chat(client)
                 await collector.until(taken=1)
             # counted when the answer was read, which is before the server ended
         logged = [line["reason"] for line in lines if line["event"] == "traces_not_exported"]
@@ -336,8 +353,8 @@ async def test_a_collector_that_is_gone_costs_requests_nothing_and_its_spans_are
     async with collecting() as collector:
         pass
     with capture_logs() as lines:
-        async with serving(upstream, collector, data_dir=str(tmp_path)) as client:
-            run = (await asked(client)).headers["x-callgate-run"]
+        async with served_and_traced(upstream, collector, data_dir=str(tmp_path)) as client:
+            run = (await post_chat(client)).headers["x-callgate-run"]
             assert (await client.get(f"/v1/runs/{run}")).json()["state"] == "answered"
     logged = [line for line in lines if line["event"] == "traces_not_exported"]
     assert [line["log_level"] for line in logged] == ["warning"]
@@ -355,7 +372,7 @@ async def test_a_collector_that_never_answers_keeps_nothing_from_being_written_a
         config.write_text(as_yaml(config_dict(upstream.url, tools=["add"], **options)), encoding="utf-8")
         async with serving_process(config) as child:
             async with http_client(child.url) as client:
-                await asked(client)
+                await post_chat(client)
             await collector.until(posted=1)
             began = time.monotonic()
             child.signal(signal.SIGTERM)

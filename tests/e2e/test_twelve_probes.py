@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from callgate.application import create_app
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from tests.harness import toolshed
 from tests.harness.configs import config_dict, make_config
 from tests.harness.server import serve
@@ -71,7 +71,7 @@ TOOLS = [tool("delete"), tool("search"), tool("meet")]
 
 
 @contextlib.asynccontextmanager
-async def serving(provider: Upstream, form: str = "native", **options: Any) -> AsyncIterator[str]:
+async def served_in_form(provider: Upstream, form: str = "native", **options: Any) -> AsyncIterator[str]:
     config = make_config(provider.url, tools=TOOLS, entry={"tool_calling": form}, **options)
     async with serve(create_app(config)) as url:
         yield url
@@ -144,7 +144,7 @@ async def test_a_call_cut_by_the_limit_is_not_run_and_the_model_repeats_it(
             Reply(text="Gone."),
         ],
     )
-    async with serving(upstream) as url:
+    async with served_in_form(upstream) as url:
         answer = await ask(url, stream)
     assert work.deleted == [PATH]
     assert (answer.text, answer.finish_reason, answer.calls) == ("Gone.", "stop", [])
@@ -157,7 +157,7 @@ async def test_a_call_that_is_cut_every_time_is_never_run_and_never_shown(
     upstream: Upstream, work: Workplace, stream: bool
 ) -> None:
     upstream.script("m", [Reply(calls=[Call("delete", '{"path":"/rep')], finish="length")], repeat_last=True)
-    async with serving(upstream) as url:
+    async with served_in_form(upstream) as url:
         answer = await ask(url, stream)
     assert work.deleted == []
     assert answer.calls == []
@@ -175,7 +175,7 @@ async def test_whole_calls_run_whatever_the_finish_reason(
     upstream: Upstream, work: Workplace, stream: bool, finish: str | None
 ) -> None:
     upstream.script("m", [Reply(calls=[Call("search", {"query": "2019"})], finish=finish), Reply(text="One file.")])
-    async with serving(upstream) as url:
+    async with served_in_form(upstream) as url:
         answer = await ask(url, stream)
     assert work.searched == ["2019"]
     assert (answer.text, answer.finish_reason, answer.calls) == ("One file.", "stop", [])
@@ -194,7 +194,7 @@ async def test_a_chain_goes_on_until_the_model_answers(upstream: Upstream, work:
             Reply(text="Cleared."),
         ],
     )
-    async with serving(upstream) as url:
+    async with served_in_form(upstream) as url:
         answer = await ask(url, stream)
     assert (work.searched, work.deleted) == (["2019"], [PATH])
     assert (answer.text, answer.finish_reason, answer.calls) == ("Cleared.", "stop", [])
@@ -210,7 +210,7 @@ async def test_a_turn_with_tools_of_both_sides_loses_no_result(
 ) -> None:
     both = [Call("delete", {"path": PATH}, id="call_s"), Call("ask_user", {"what": "more?"}, id="call_c")]
     upstream.script("m", [Reply(calls=both), Reply(text="Both done.")])
-    async with serving(upstream) as url:
+    async with served_in_form(upstream) as url:
         first = await ask(url, stream, tools=[CLIENT_TOOL])
         [call] = first.calls
         assert (call["id"], call["function"]["name"], first.finish_reason) == ("call_c", "ask_user", "tool_calls")
@@ -229,7 +229,7 @@ async def test_a_cut_call_beside_a_clients_whole_call_is_not_run_and_the_model_r
 ) -> None:
     cut = [Call("ask_user", {"what": "more?"}, id="call_c"), Call("delete", '{"path":"/rep', id="call_s")]
     upstream.script("m", [Reply(calls=cut, finish="length"), Reply(text="Never mind.")])
-    async with serving(upstream) as url:
+    async with served_in_form(upstream) as url:
         first = await ask(url, stream, tools=[CLIENT_TOOL])
         [call] = first.calls
         assert (call["id"], first.finish_reason) == ("call_c", "tool_calls")
@@ -255,7 +255,7 @@ async def test_a_demanded_call_is_demanded_once(upstream: Upstream, work: Workpl
         return Reply(calls=[Call("search", {"query": "2019"})]) if demanded else Reply(text="One file.")
 
     upstream.script("m", obedient)
-    async with serving(upstream) as url:
+    async with served_in_form(upstream) as url:
         answer = await ask(url, stream, tool_choice=choice)
     assert work.searched == ["2019"]
     assert (answer.text, answer.finish_reason) == ("One file.", "stop")
@@ -269,7 +269,7 @@ async def test_five_calls_of_one_turn_are_under_way_at_the_same_time(
     upstream: Upstream, work: Workplace, stream: bool
 ) -> None:
     upstream.script("m", [Reply(calls=[Call("meet", {"label": str(n)}) for n in range(5)]), Reply(text="All met.")])
-    async with asyncio.timeout(10), serving(upstream) as url:
+    async with asyncio.timeout(30), served_in_form(upstream) as url:
         answer = await ask(url, stream)
     assert results(upstream) == [f"met {n}" for n in range(5)]
     assert answer.text == "All met."
@@ -288,7 +288,7 @@ async def test_at_the_limit_of_turns_the_model_answers_with_what_it_has(
         return Reply(calls=[Call("search", {"query": str(request.turn)})])
 
     upstream.script("m", endless)
-    async with serving(upstream, loop={"max_iterations": 3}) as url:
+    async with served_in_form(upstream, loop={"max_iterations": 3}) as url:
         answer = await ask(url, stream)
     assert work.searched == ["0", "1", "2"]
     *found, refused = results(upstream)
@@ -303,7 +303,7 @@ async def test_a_model_that_calls_on_past_the_limit_runs_nothing_more_and_shows_
     upstream: Upstream, work: Workplace, stream: bool
 ) -> None:
     upstream.script("m", lambda request: Reply(calls=[Call("search", {"query": str(request.turn)})]))
-    async with serving(upstream, loop={"max_iterations": 3}) as url:
+    async with served_in_form(upstream, loop={"max_iterations": 3}) as url:
         answer = await ask(url, stream)
     assert work.searched == ["0", "1", "2"]
     assert (answer.finish_reason, answer.diagnostics["ending"], answer.calls) == ("stop", "turn_limit", [])
@@ -317,7 +317,7 @@ async def test_a_text_answer_while_tools_are_on_offer_is_asked_for_once(
     upstream: Upstream, work: Workplace, stream: bool
 ) -> None:
     upstream.script("m", [Reply(text="There is nothing to clear away.")])
-    async with serving(upstream) as url:
+    async with served_in_form(upstream) as url:
         answer = await ask(url, stream)
     assert len(upstream.requests) == 1
     assert (answer.text, answer.finish_reason, answer.calls) == ("There is nothing to clear away.", "stop", [])
@@ -350,7 +350,7 @@ async def test_a_call_that_is_only_quoted_is_shown_as_written_and_not_run(
     call = MARKED[form] if quote != "inline" else MARKED[form].replace("\n", "")
     text = QUOTES[quote].format(call=call, quoted="\n".join(f"> {line}" for line in call.splitlines()))
     upstream.script("m", [Reply(text=text, shape=Shape(piece=piece))])
-    async with serving(upstream, form) as url:
+    async with served_in_form(upstream, form) as url:
         answer = await ask(url, stream)
     assert work.deleted == []
     assert (answer.text, answer.finish_reason, answer.calls) == (text, "stop", [])
@@ -363,7 +363,7 @@ async def test_what_a_model_with_calls_of_its_own_writes_as_text_is_text_where_i
 ) -> None:
     text = QUOTES["fenced"].format(call=MARKED[form])
     upstream.script("m", [Reply(text=text)])
-    async with serving(upstream) as url:
+    async with served_in_form(upstream) as url:
         answer = await ask(url, stream)
     assert work.deleted == []
     assert answer.text == text
@@ -376,7 +376,7 @@ async def test_a_fence_that_ends_the_message_and_holds_only_a_call_runs(
     upstream: Upstream, work: Workplace, stream: bool, form: str, lead: str
 ) -> None:
     upstream.script("m", [Reply(text=f"{lead}```\n{MARKED[form]}\n```"), Reply(text="Done.")], repeat_last=True)
-    async with serving(upstream, form) as url:
+    async with served_in_form(upstream, form) as url:
         answer = await ask(url, stream)
     assert work.deleted == [PATH]
     assert answer.text == f"{lead}Done."
@@ -390,7 +390,7 @@ async def test_a_call_with_prose_behind_it_is_asked_back_and_runs_once_it_stands
 ) -> None:
     shown, alone = FENCED.format(call=MARKED[form]), f"I delete it:\n\n{MARKED[form]}"
     upstream.script("m", [Reply(text=shown, shape=Shape(piece=piece)), Reply(text=alone), Reply(text="Done.")])
-    async with serving(upstream, form) as url:
+    async with served_in_form(upstream, form) as url:
         answer = await ask(url, stream)
     assert work.deleted == [PATH]
     assert answer.text == "To delete it one would write:\n\nShall I?\n\nI delete it:\n\nDone."
@@ -405,7 +405,7 @@ async def test_the_third_answer_running_with_prose_behind_its_call_is_passed_on_
 ) -> None:
     text = FENCED.format(call=MARKED[form])
     upstream.script("m", [Reply(text=text, shape=Shape(piece=piece))], repeat_last=True)
-    async with serving(upstream, form) as url:
+    async with served_in_form(upstream, form) as url:
         answer = await ask(url, stream)
     assert (work.deleted, answer.calls, answer.finish_reason) == ([], [], "stop")
     assert len(upstream.requests) == 3
@@ -429,7 +429,7 @@ async def test_what_stands_inside_a_truncated_call_in_text_is_not_taken_for_a_ca
         "xml": f'<function_calls>\n<invoke name="search">\n<parameter name="query">{CALL} and {MARKED["hermes"]}',
     }[form]
     upstream.script("m", [Reply(text=cut, finish=finish), Reply(text="Never mind.")], repeat_last=True)
-    async with serving(upstream, form) as url:
+    async with served_in_form(upstream, form) as url:
         answer = await ask(url, stream)
     assert (work.deleted, work.searched) == ([], [])
     assert answer.calls == []
@@ -445,7 +445,7 @@ async def test_an_answer_cut_by_the_limit_is_given_once_with_the_reason(
     upstream: Upstream, work: Workplace, stream: bool
 ) -> None:
     upstream.script("m", [Reply(text="There are many reports, of whi", finish="length")])
-    async with serving(upstream) as url:
+    async with served_in_form(upstream) as url:
         answer = await ask(url, stream)
     assert len(upstream.requests) == 1
     assert (answer.text, answer.finish_reason) == ("There are many reports, of whi", "length")
@@ -456,7 +456,7 @@ async def test_an_answer_cut_by_the_limit_after_a_tool_keeps_the_work_and_does_i
     upstream: Upstream, work: Workplace, stream: bool
 ) -> None:
     upstream.script("m", [Reply(calls=[Call("delete", {"path": PATH})]), Reply(text="I have del", finish="length")])
-    async with serving(upstream) as url:
+    async with served_in_form(upstream) as url:
         answer = await ask(url, stream)
     assert work.deleted == [PATH]
     assert len(upstream.requests) == 2
@@ -506,7 +506,7 @@ async def test_a_call_of_which_a_fragment_came_before_the_break_is_run_once_as_t
             Reply(text="Gone."),
         ],
     )
-    async with serving(upstream) as url:
+    async with served_in_form(upstream) as url:
         answer = await ask(url, stream)
     assert work.deleted == [PATH]
     assert results(upstream) == [f"deleted {PATH}"]
@@ -533,7 +533,7 @@ async def test_a_call_that_breaks_off_after_text_was_shown_is_one_error_and_runs
     upstream: Upstream, work: Workplace
 ) -> None:
     upstream.script("m", [Reply(text="At once.", calls=[Call("delete", {"path": PATH})], fault=Cut(after=5))])
-    async with serving(upstream) as url:
+    async with served_in_form(upstream) as url:
         answer = await raw_post(url, {"model": "m", "messages": [QUESTION], "stream": True})
     assert work.deleted == []
     assert [chunk["error"]["code"] for chunk in answer.chunks if "error" in chunk] == ["upstream_broke_off"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from callgate.application import create_app
-from callgate.upstream.tap import Exchange
+from callgate.models.litellm_lane.tap import Exchange
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.harness.wire import raw_post

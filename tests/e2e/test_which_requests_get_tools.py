@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from callgate.access.keys import hash_key
 from callgate.application import create_app
-from callgate.auth.keys import hash_key
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.messages import put_together
@@ -94,7 +94,7 @@ async def test_without_a_list_our_tools_are_on_offer_as_before(upstream: Upstrea
     path, body = request_of(api)
     async with serve(create_app(make_config(upstream.url, tools=["add"]))) as url, http_client(url) as client:
         answer = await client.post(path, json=body)
-    assert [request.tool_names for request in upstream.requests] == [["add"], ["add"]]
+    assert [request.tool_names for request in upstream.requests] == [["add", "read_more"]] * 2
     assert "warnings" not in body_of(api, answer)["x_callgate"]
 
 
@@ -172,7 +172,7 @@ async def test_a_request_that_names_our_tools_is_offered_them(upstream: Upstream
     path, body = request_of(api, **OURS[api])
     async with serve(create_app(config)) as url, http_client(url) as client:
         assert (await client.post(path, json=body)).status_code == 200
-    assert [request.tool_names for request in upstream.requests] == [["add"], ["add"]]
+    assert [request.tool_names for request in upstream.requests] == [["add", "read_more"]] * 2
 
 
 @BOTH
@@ -201,7 +201,7 @@ async def test_the_same_holds_in_the_background_and_on_a_socket(upstream: Upstre
             async with websocket(url) as socket:
                 events = await socket.turn({"model": "m", "input": "hi", **fields})
             assert [item["type"] for item in events[-1]["response"]["output"]] == ["message"]
-    assert [request.tool_names for request in upstream.requests] == [["add"]] * 4 + [[]] * 2
+    assert [request.tool_names for request in upstream.requests] == [["add", "read_more"]] * 4 + [[]] * 2
 
 
 @pytest.mark.parametrize("api", ["responses", "messages"])

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sqlite3
 from collections.abc import AsyncIterator
@@ -12,14 +13,24 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
-from callgate.auth.keys import mint_key
+from callgate.access.key_store import KeyStore
+from callgate.access.keys import KeyEntry, hash_key, mint_key
+from callgate.application import create_app
+from callgate.config.load import load
+from callgate.runtime.reload import ConfigSource
+from callgate.state.cluster.postgres import migrate
+from callgate.state.cluster.redis_news import RedisNews
 from tests.harness.clients import http_client
 from tests.harness.command import run_command
-from tests.harness.configs import as_yaml, config_dict
+from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.needs import needs
-from tests.harness.process import Child, serving
+from tests.harness.postgres import PostgresServer
+from tests.harness.process import Child, serving_command
 from tests.harness.redis import redis_server
+from tests.harness.served import served_to_http
+from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +53,7 @@ def a_config(upstream: Upstream, **sections: Any) -> dict[str, Any]:
 @contextlib.asynccontextmanager
 async def served(file: Path, config: dict[str, Any]) -> AsyncIterator[tuple[Child, httpx.AsyncClient]]:
     file.write_text(as_yaml(config))  # noqa: ASYNC240 - a small file, before anything runs
-    async with serving(file) as child, http_client(child.url) as client:
+    async with serving_command(file) as child, http_client(child.url) as client:
         yield child, client
 
 
@@ -129,8 +140,8 @@ async def test_what_widens_is_taken_when_an_admin_says_so_and_is_an_event(upstre
         assert all(each["refused"] for each in told[:-1])
         assert told[-1]["widened"] == ["keys.user.approve was `off`, and would be `on`"]
         line = await child.line("authority_widened.*")
-        assert "keys.user.approve" in line[0]
-        assert "boss" in line[0]
+        for named in ("keys.user.approve", "boss", "POST /admin/reload", f"{file}:"):
+            assert named in line[0]
         assert (await client.get("/v1/approvals", headers=by_user)).status_code == 200
         assert await metric(client, "callgate_authority_widened_total", BY_BOSS) == 1
 
@@ -218,7 +229,7 @@ async def test_a_server_that_had_keys_does_not_start_without_any(upstream: Upstr
         assert refused.returncode == 2
         assert "had keys, and none is left" in refused.stderr
     file.write_text(as_yaml(a_config(upstream, data_dir=str(tmp_path / "data"), keys=[], auth="off")))
-    async with serving(file) as child, http_client(child.url) as client:
+    async with serving_command(file) as child, http_client(child.url) as client:
         assert (await client.get("/v1/models")).status_code == 200
 
 
@@ -249,7 +260,7 @@ async def test_what_one_process_took_the_others_of_its_redis_take_too(upstream: 
     file = tmp_path / "config.yaml"
     async with redis_server(tmp_path) as redis:
         shared = {"reload": {"watch": False}, "store": {"redis_url": redis}}
-        async with served(file, a_config(upstream, **shared)) as (_, client), serving(file) as other:  # noqa: SIM117
+        async with served(file, a_config(upstream, **shared)) as (_, client), serving_command(file) as other:  # noqa: SIM117
             async with http_client(other.url) as there:
                 assert (await there.get("/health/ready")).status_code == 200
                 wider = [{**KEYS[0], "approve": True}, KEYS[1]]
@@ -260,3 +271,143 @@ async def test_what_one_process_took_the_others_of_its_redis_take_too(upstream: 
                 assert "another process" in line[0]
                 by_user = {"Authorization": f"Bearer {USER}"}
                 assert (await there.get("/v1/approvals", headers=by_user)).status_code == 200
+
+
+@needs("redis-server", "module:redis")
+async def test_what_was_taken_before_a_process_listened_is_taken_when_it_does(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    by_user = {"Authorization": f"Bearer {USER}"}
+    async with redis_server(tmp_path) as redis:
+        shared = {"reload": {"watch": False}, "store": {"redis_url": redis}}
+        file.write_text(as_yaml(a_config(upstream, **shared)))
+        first, second = (create_app(load(file, environ={}).config, a_source(file)) for _ in range(2))
+        async with serve(first) as url, http_client(url) as client:
+            with monkeypatch.context() as deaf:
+                deaf.setattr(RedisNews, "open", lambda _: None)
+                life = contextlib.AsyncExitStack()
+                there = await life.enter_async_context(http_client(await life.enter_async_context(serve(second))))
+            async with life:
+                wider = [{**KEYS[0], "approve": True}, KEYS[1]]
+                file.write_text(as_yaml(a_config(upstream, keys=wider, **shared)))
+                assert (await client.post("/admin/reload", headers=BY_BOSS, json={"widen": True})).json()["widened"]
+                assert (await there.get("/v1/approvals", headers=by_user)).status_code == 403
+                news = second.state.manager._news
+                news.open()
+                async with asyncio.timeout(30):
+                    while (await there.get("/v1/approvals", headers=by_user)).status_code != 200:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                # Another file is nothing that anybody has taken.
+                widest = [{**KEYS[0], "approve": True, "admin": True}, KEYS[1]]
+                file.write_text(as_yaml(a_config(upstream, keys=widest, **shared)))
+                with capture_logs() as logs:
+                    news._on_news("listening")
+                    async with asyncio.timeout(30):
+                        while "config_not_reloaded" not in [line["event"] for line in logs]:  # noqa: ASYNC110
+                            await asyncio.sleep(0.01)
+
+
+def a_source(file: Path) -> ConfigSource:
+    return ConfigSource(lambda: load(file, environ={}), lambda: (file,))
+
+
+async def test_what_a_restart_widens_is_an_event_too(upstream: Upstream, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    kept: dict[str, Any] = {"data_dir": str(tmp_path / "data"), "reload": {"watch": False}}
+    waiting = a_config(upstream, require_approval={"always": ["get_time"]}, **kept)
+    async with served(file, waiting) as (_, client):
+        assert await metric(client, "callgate_authority_widened_total", BY_BOSS) == 0
+    wider = a_config(upstream, keys=[{**KEYS[0], "see": "all"}, KEYS[1]], **kept)
+    async with served(file, wider) as (child, client):
+        line = (await child.line("authority_widened.*"))[0]
+        for named in (
+            "keys.user.see was `none`",
+            "tools.get_time.require_approval",
+            "require_approval would",
+            "a restart",
+        ):
+            assert named in line
+        assert re.search(rf"{file}:[0-9]+:[0-9]+", line)
+        assert await metric(client, "callgate_authority_widened_total", BY_BOSS) == 3
+
+
+async def test_a_file_of_what_was_allowed_that_cannot_be_read_is_told_and_the_server_starts(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    for damaged in (b"[", b"[" * 100_000, b"[" + b"{}," * 300_000 + b"{}]"):
+        (tmp_path / "authority.json").write_bytes(damaged)
+        app = create_app(make_config(upstream.url, data_dir=str(tmp_path)))
+        with capture_logs() as logs:
+            async with serve(app) as url, http_client(url) as client:
+                assert (await client.get("/health/ready")).status_code == 200
+        [told] = [line for line in logs if line["event"] == "authority_widened"]
+        assert "cannot be read" in str(told)
+        json.loads((tmp_path / "authority.json").read_bytes())
+
+
+@pytest.mark.parametrize(("keyless", "status"), [("nobody", 403), ("this_machine", 403), ("everybody", 200)])
+async def test_without_a_key_the_config_says_who_approves_on_an_open_address(
+    upstream: Upstream, keyless: str, status: int
+) -> None:
+    options = {"auth": "off", "server": {"host": "0.0.0.0"}, "approvals": {"keyless": keyless}}
+    async with served_to_http(upstream, **options) as client:
+        assert (await client.get("/v1/approvals")).status_code == status
+
+
+@pytest.mark.parametrize(("keyless", "status"), [({}, 200), ({"keyless": "nobody"}, 403)])
+async def test_alone_at_the_machine_one_approves_unless_the_config_says_nobody(
+    upstream: Upstream, keyless: dict[str, str], status: int
+) -> None:
+    async with served_to_http(upstream, approvals=keyless) as client:
+        assert (await client.get("/v1/approvals")).status_code == status
+
+
+async def told_by_start(upstream: Upstream, **sections: Any) -> list[str]:
+    """What a start with these settings says that is allowed more."""
+    app = create_app(make_config(upstream.url, tools=["get_time"], **sections))
+    with capture_logs() as logs:
+        async with serve(app) as url, http_client(url) as client:
+            assert (await client.get("/health/ready")).status_code == 200
+    return [str(line["widened"]) for line in logs if line["event"] == "authority_widened"]
+
+
+@needs("postgres", "module:asyncpg")
+async def test_where_there_is_only_a_ledger_it_holds_what_was_allowed(
+    upstream: Upstream, postgres: PostgresServer, schema: str
+) -> None:
+    await migrate(postgres.url, schema)
+    ledger = {"url": postgres.url, "namespace": schema}
+    async with asyncio.timeout(60):
+        assert await told_by_start(upstream, ledger=ledger, require_approval="always") == []
+        [told] = await told_by_start(upstream, ledger=ledger)
+        assert "tools.get_time.require_approval would not wait" in told
+        assert await told_by_start(upstream, ledger=ledger) == []
+
+
+async def test_a_key_made_with_rights_is_counted_by_one_of_the_processes_that_see_it(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("callgate.access.key_store.LOOK_SECONDS", 0.0)
+    config = make_config(upstream.url, data_dir=str(tmp_path), auth="keys", keys=KEYS)
+    store = KeyStore(tmp_path)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(asyncio.timeout(60))
+        apps = [create_app(config) for _ in range(3)]
+        urls = [await stack.enter_async_context(serve(app)) for app in apps]
+        clients = [await stack.enter_async_context(http_client(url)) for url in urls]
+        feeds = [app.state.manager.recorder.watchers.watch("anonymous") for app in apps]
+        with capture_logs() as logs:
+            for name in ("eve", "mallory"):
+                store.add(KeyEntry(name, hash_key(name), approve=True))
+                for client in clients:
+                    await client.get("/v1/models", headers=BY_BOSS)
+                for feed in feeds:
+                    while f"keys.{name} may approve" not in str((await feed.get())[1]):
+                        pass
+            for app in apps:
+                await app.state.manager.shared.widenings.close()
+        for app, feed in zip(apps, feeds, strict=True):
+            app.state.manager.recorder.watchers.unwatch(feed)
+    store.close()
+    assert [line["event"] for line in logs if "authority" in line["event"]] == ["authority_widened"] * 2

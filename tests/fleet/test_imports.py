@@ -20,7 +20,7 @@ async def main():
         pass
 
 asyncio.run(main())
-print(*sorted({"celery", "kombu", "asyncpg", "psycopg", "redis", "callgate.fleet.fleet", "callgate.worker"} & sys.modules.keys()))
+print(*sorted({"celery", "kombu", "asyncpg", "psycopg", "redis", "callgate.fleet.fleet", "callgate.fleet.worker"} & sys.modules.keys()))
 """
 
 

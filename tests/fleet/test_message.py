@@ -59,8 +59,9 @@ async def test_they_are_those_of_celerys_own_producer(tmp_path: Path) -> None:
     assert isinstance(theirs, bytes)
     assert unfolded(task_message(CALL, queue, 35.0)) == unfolded(theirs)
     assert published["channel"].decode() == control_channel("callgate:", f"{url}/3")
-    ours = unfolded(revoke_message("id1", exchange, b"key"))
+    ours = unfolded(revoke_message("id1", exchange, "gpu", b"key"))
     assert ours["body"]["arguments"].pop("signature")
+    assert ours["body"]["arguments"].pop("pool") == "gpu"
     assert ours == unfolded(published["data"])
 
 
@@ -72,7 +73,7 @@ def test_a_call_arrives_as_it_was_sent_whatever_the_model_wrote() -> None:
     ids = sent["headers"]["id"], sent["headers"]["root_id"], sent["properties"]["correlation_id"]
     assert ids == (call.id, call.id, call.id)
     hashed = json.dumps([call.tool, call.arguments, call.text, call.run_id, call.key]).encode()
-    assert call.arguments_hash == hashlib.sha256(hashed).hexdigest(), "workers of another version know it"
+    assert call.arguments_hash() == hashlib.sha256(hashed).hexdigest(), "workers of another version know it"
 
 
 def test_the_hash_is_of_all_that_decides_what_is_done() -> None:
@@ -83,15 +84,28 @@ def test_the_hash_is_of_all_that_decides_what_is_done() -> None:
         msgspec.structs.replace(CALL, key="other"),
         msgspec.structs.replace(CALL, run_id="other"),
     ]
-    assert len({each.arguments_hash for each in (CALL, *others)}) == 6
-    assert msgspec.structs.replace(CALL, reply="other").arguments_hash == CALL.arguments_hash
+    assert len({each.arguments_hash() for each in (CALL, *others)}) == 6
+    assert msgspec.structs.replace(CALL, reply="other").arguments_hash() == CALL.arguments_hash()
+
+
+OTHER_VALUES = {"turn": 7, "max_bytes": 1 << 40}
+
+
+@pytest.mark.parametrize("name", [name for name in CALL.__struct_fields__ if name != "signature"])
+def test_a_call_of_which_anything_was_changed_is_not_signed(name: str) -> None:
+    signed = CALL.signed(b"key")
+    assert signed.is_signed(b"key")
+    assert not signed.is_signed(b"key of another pool")
+    assert not CALL.is_signed(b"key")
+    assert not msgspec.structs.replace(signed, **{name: OTHER_VALUES.get(name, "other")}).is_signed(b"key")
+    assert not msgspec.structs.replace(signed, signature="\ud83d").is_signed(b"key")
 
 
 @pytest.mark.parametrize("more", ["", "?ssl_ca_certs=/etc/ca.pem"])
 def test_a_worker_checks_the_certificate_of_redis_as_a_proxy_does(more: str) -> None:
-    from callgate.worker.celery_app import celery_app
+    from callgate.fleet.worker.celery_app import celery_app
 
-    with celery_app(f"rediss://localhost:1/0{more}", "callgate:", ["gpu"], b"key").connection_for_read() as connection:
+    with celery_app(f"rediss://localhost:1/0{more}", "callgate:", {"gpu": b"key"}).connection_for_read() as connection:
         assert connection.ssl
         assert connection.ssl.get("ssl_cert_reqs", ssl.CERT_REQUIRED) is ssl.CERT_REQUIRED
         assert connection.ssl.get("ssl_check_hostname", True)

@@ -75,7 +75,7 @@ async def test_what_is_published_is_handed_on_until_the_connection_is_lost(link:
         news.set()
 
     listening = asyncio.create_task(link.listen("channel", hear))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not await link.command("PUBLISH", "channel", b"\xff\x00"):  # noqa: ASYNC110 - asks a server
             await asyncio.sleep(0.01)
         await news.wait()
@@ -105,14 +105,14 @@ async def test_what_is_sent_unanswered_arrives_and_over_another_connection_where
     assert not over.done()
     mine = await link.command("CLIENT", "ID")
     await link.command("CLIENT", "KILL", "SKIPME", "yes")
-    await asyncio.wait([over], timeout=5)
+    await asyncio.wait([over], timeout=60)
     assert isinstance(over.exception(), OSError)
     assert await link.send("RPUSH", "list", "3") is not over
     await until_listed(link, [b"1", b"2", b"3"])
     over = await link.send("RPUSH", "list", "4")
     await until_listed(link, [b"1", b"2", b"3", b"4"])
     await link.renew()
-    await asyncio.wait([over], timeout=5)
+    await asyncio.wait([over], timeout=60)
     assert await link.send("RPUSH", "list", "5") is not over
     await until_listed(link, [b"1", b"2", b"3", b"4", b"5"])
     assert await link.command("CLIENT", "ID") == mine, "that for commands is another"
@@ -128,7 +128,7 @@ async def test_unwanted_replies_of_the_server_are_ignored(link: RedisLink, url: 
 
 
 async def until_listed(link: RedisLink, expected: list[bytes]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while await link.command("LRANGE", "list", "0", "-1") != expected:  # noqa: ASYNC110 - asks a server
             await asyncio.sleep(0.01)
 
@@ -141,6 +141,25 @@ def test_a_reply_is_read_wherever_its_bytes_are_cut() -> None:
         read_reply(b"?1\r\n", 0)
 
 
+@pytest.mark.parametrize("reply", [b"*1\r\n" * 100_000, b"$134217728\r\n", b"*3\r\n$7\r\nmessage\r\n$9999999\r\n"])
+def test_what_is_too_long_or_too_deep_is_refused_by_its_beginning(reply: bytes) -> None:
+    with pytest.raises(ValueError, match="Redis sent a reply"):
+        read_reply(reply, 0)
+
+
+async def test_a_message_without_end_is_a_lost_connection_and_not_kept(link: RedisLink, url: str) -> None:
+    taken: list[bytes] = []
+    listening = asyncio.create_task(link.listen("channel", taken.append))
+    other = RedisLink(url)
+    while not await other.command("PUBLISH", "channel", b"short"):
+        pass
+    assert await other.command("PUBLISH", "channel", b"x" * (redis_link.MAX_REPLY + 1)) == 1
+    with pytest.raises(ConnectionError, match="a reply of"):
+        await listening
+    assert taken == [b"short"]
+    await other.close()
+
+
 async def test_a_refused_listening_says_why(link: RedisLink, url: str) -> None:
     import redis
 
@@ -150,3 +169,15 @@ async def test_a_refused_listening_says_why(link: RedisLink, url: str) -> None:
     with pytest.raises(redis.ResponseError, match="NOPERM"):
         await deaf.listen("channel", lambda _: None)
     await deaf.close()
+
+
+async def test_who_listens_is_told_once_it_is_subscribed(link: RedisLink) -> None:
+    subscribed = asyncio.Event()
+    messages: asyncio.Queue[bytes] = asyncio.Queue()
+    listening = asyncio.create_task(link.listen("replies", messages.put_nowait, subscribed.set))
+    async with asyncio.timeout(30):
+        await subscribed.wait()
+        await link.command("PUBLISH", "replies", "hello")
+        assert await messages.get() == b"hello"
+    listening.cancel()
+    await asyncio.wait({listening})

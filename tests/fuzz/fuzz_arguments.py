@@ -11,7 +11,7 @@ LIMIT = 2000
 
 def run(data: bytes) -> None:
     pieces = cut(data, as_text)
-    written = Fragments(LIMIT)
+    written = Fragments(limit=LIMIT)
     for piece in pieces:
         written.add(piece)
         seen = written.object_so_far()

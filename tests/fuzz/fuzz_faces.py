@@ -1,11 +1,12 @@
 """Bodies of the Responses and the Messages API: refused with a status below 500, or a request for a chat."""
 
-from callgate.api.messages.requests import read_messages_request
-from callgate.api.responses.approvals import decisions_of
-from callgate.api.responses.input_items import messages_of
-from callgate.api.responses.offered import offered_tools
-from callgate.api.responses.request import chat_fields, read_body_of, shown_fields
 from callgate.conversation.errors import ChatError
+from callgate.messages.requests import read_messages_request
+from callgate.responses.approvals import decisions_of
+from callgate.responses.input_items import messages_of
+from callgate.responses.offered import offered_tools
+from callgate.responses.request import chat_fields, read_body_of, shown_fields
+from callgate.untrusted.doors import written_here
 
 
 def run(data: bytes) -> None:
@@ -17,8 +18,8 @@ def run(data: bytes) -> None:
 
 
 def _response(data: bytes) -> None:
-    asked, fields = read_body_of(data, 100)
-    offered = offered_tools(asked.tools or (), {"web_search": "search"}, frozenset({"files"}))
+    asked, fields = read_body_of(written_here(data), 100)
+    offered = offered_tools(asked.tools or (), {"web_search": "search"}, lambda: frozenset({"files"}))
     items = asked.input
     decisions_of(items, None, {})
     messages_of(items, [], lambda sealed: None)
@@ -27,4 +28,4 @@ def _response(data: bytes) -> None:
 
 
 def _message(data: bytes) -> None:
-    read_messages_request(data, {}, 2000)
+    read_messages_request(written_here(data), {}, 2000)

@@ -8,7 +8,7 @@ from email.message import EmailMessage
 from email.policy import HTTP
 
 from callgate.conversation.errors import ChatError
-from callgate.upstream.multipart import read_form, write_form
+from callgate.models.multipart import read_form, write_form
 
 
 def run(data: bytes) -> None:

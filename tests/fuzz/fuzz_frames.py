@@ -1,7 +1,7 @@
 """Frames of a WebSocket: messages and control frames, or a reason to end; the same however they are cut, and nothing held beyond
 the limit."""
 
-from callgate.api.responses.frames import FrameError, FrameReader
+from callgate.responses.frames import FrameError, FrameReader
 
 MOST = 2000
 

@@ -2,8 +2,9 @@
 
 import json
 
-from callgate.tools.openapi import Api, OpenApiSource
-from callgate.tools.openapi_document import BadDocument
+from callgate.tools.kinds.openapi.document import BadDocument
+from callgate.tools.kinds.openapi.reading import read_document
+from callgate.tools.kinds.openapi.source import Api, OpenApiSource
 
 SOURCE = OpenApiSource("api", Api(base_url="http://127.0.0.1:1", auth={}), "http://127.0.0.1:1/openapi.json")
 
@@ -14,12 +15,13 @@ def run(data: bytes) -> None:
     except UnicodeDecodeError:
         return  # said of the file or of the answer before a document is made of it
     try:
-        tools, left_out = SOURCE._built(text)
+        reading = read_document(text, SOURCE.terms())
+        SOURCE._take((*reading.operations, *reading.left_out))
     except BadDocument as error:
         assert str(error)  # noqa: PT017 - the error is one of two good ends
         return
-    assert tools
-    for tool in tools:
-        assert tool.wanted
+    assert SOURCE.tools()
+    for tool in SOURCE.tools():
+        assert tool.claimed
         json.dumps(tool.parameters)
-    assert all(reason for _, reason in left_out)
+    assert all(reason for _, reason in SOURCE.left_out())

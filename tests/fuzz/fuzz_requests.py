@@ -4,22 +4,23 @@ import json
 
 import msgspec
 
-from callgate.api.requests import read_chat_request
+from callgate.chat.requests import read_chat_request
 from callgate.conversation.errors import ChatError
+from callgate.untrusted.doors import written_here
 
 MAX_MESSAGES = 50
 
 
 def run(data: bytes) -> None:
     try:
-        request = read_chat_request(data, {}, MAX_MESSAGES)
+        request = read_chat_request(written_here(data), {}, MAX_MESSAGES)
     except ChatError as error:
         assert 400 <= error.status < 500, error  # noqa: PT017 - the error is one of two good ends
         str(error).encode("utf-8", "surrogatepass")
         return
     body = json.loads(data.decode())
     assert body["model"] == request.model
-    assert bool(body.get("stream")) is request.stream
-    for raw in (*request.messages, *request.tools, *request.fields.values()):
+    assert bool(body.get("stream")) is request.delivery.stream
+    for raw in (*request.read_tools(), *request.fields.values()):
         json.loads(bytes(raw))  # msgspec refuses numbers that no double can hold, and these may be passed on
-    msgspec.json.encode(request.params)
+    msgspec.json.encode(request.other_fields())

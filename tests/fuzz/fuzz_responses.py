@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from callgate.conversation.events import StreamEnd
 from callgate.conversation.ports import ModelRequest
 from callgate.conversation.turn import Turn, TurnBuilder
-from callgate.upstream.responses_answer import ResponseEvents, ResponseObject
-from callgate.upstream.responses_question import body_of
+from callgate.models.translated.responses_answer import ResponseEvents, ResponseObject
+from callgate.models.translated.responses_request import body_of
 from tests.fuzz.fuzz_stream import OFFER, content_of
 from tests.fuzz.harness import cut
 
@@ -35,9 +35,9 @@ def read(pieces: Iterable[bytes]) -> Turn:
         building.feed(body.feed(piece))
         if body.fault is not None:
             return building.finish(StreamEnd.ERROR)
-        if body.done:
+        if body.is_done:
             return building.finish()
     if body is None:
         return building.finish(StreamEnd.EOF)
     building.feed(body.finish())
-    return building.finish(StreamEnd.DONE if body.done else StreamEnd.EOF)
+    return building.finish(StreamEnd.DONE if body.is_done else StreamEnd.EOF)

@@ -8,7 +8,7 @@ from typing import Any
 from callgate.calls.states import ReadyCall
 from callgate.conversation.events import StreamEnd
 from callgate.conversation.turn import Turn, TurnBuilder
-from callgate.upstream.direct_model import StreamedBody
+from callgate.models.direct.model import StreamedBody
 from tests.corpus.judge import offer_of
 from tests.fuzz.harness import cut
 
@@ -39,10 +39,10 @@ def read(pieces: Iterable[bytes]) -> Turn:
         building.feed(body.feed(piece))
         if body.fault is not None:
             return building.finish(StreamEnd.ERROR)
-        if body.done:
+        if body.is_done:
             return building.finish()
     building.feed(body.finish())
-    return building.finish(StreamEnd.DONE if body.done else StreamEnd.EOF)
+    return building.finish(StreamEnd.DONE if body.is_done else StreamEnd.EOF)
 
 
 def content_of(turn: Turn) -> Any:

@@ -16,7 +16,7 @@ from callgate.text_calls.formats import GRAMMARS
 from callgate.text_calls.reader import FORMATS
 from tests.corpus.judge import offer_of
 from tests.fuzz.harness import as_text, cut
-from tests.text_calls.reading import TOOLS, read
+from tests.text_calls.reading import TOOLS, events_of_text
 
 KNOWN = sorted(FORMATS)
 OFFER = offer_of([{"function": {"name": name, "parameters": {"type": "object"}}} for name in TOOLS])
@@ -31,8 +31,8 @@ def run(data: bytes) -> None:
     if format not in FORMATS:
         format = KNOWN[sum(name) % len(KNOWN)]
     pieces = cut(rest, as_text)
-    events = read(format, pieces)
-    assert repr(events) == repr(read(format, ["".join(pieces)]))
+    events = events_of_text(format, pieces)
+    assert repr(events) == repr(events_of_text(format, ["".join(pieces)]))
     check_quoted("".join(pieces), format)
     building = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__)
     building.feed([PromptedCalling(format), *events])
@@ -48,7 +48,7 @@ def check_quoted(text: str, format: str) -> None:
     longest = max((len(run) for run in re.findall(r"`+|~+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     for around in (f"Like this:\n\n{fence}\n# so:\n{text}\n{fence}\n\nDone.", f"{text}\n</think>\n\nDone."):
-        events = read(format, [around], whole=True)
+        events = events_of_text(format, [around], whole=True)
         assert not [call for call in events if isinstance(call, CallWritten) and call.flaw is None and call.is_alone], (
             around
         )

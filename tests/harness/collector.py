@@ -15,7 +15,7 @@ from tests.harness.environment import Environment
 from tests.harness.server import serve
 
 DRIVER = Path(__file__).parents[1] / "recorder" / "drivers" / "read_otlp.py"
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.harness.process import ROOT, child_environment
 
-PATIENCE = 50.0
+PATIENCE = 150.0
 IMPORTED = ("callgate.__main__", "callgate.application", "callgate.cli.making", "callgate.cli.own_tools")
 
 Ran = subprocess.CompletedProcess[str]

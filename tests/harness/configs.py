@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from tests.harness import toolshed
 
 

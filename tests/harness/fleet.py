@@ -14,15 +14,16 @@ from anyio.from_thread import start_blocking_portal
 
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import ReadyCall
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
+from callgate.conversation.ports import ProgressReport
 from callgate.fleet.fleet import Fleet
-from callgate.ledger.fleet_calls import FleetLedger
-from callgate.ledger.postgres import PostgresLedger, migrate
-from callgate.ledger.shared import SharedLedger, open_ledger
-from callgate.runtime.builders.limits import processes_of, threads_of
-from callgate.runtime.builders.tools import registry_of
+from callgate.runtime.limits import processes_of, threads_of
+from callgate.state.cluster.postgres import PostgresLedger, migrate
+from callgate.state.fleet_calls import FleetLedger
+from callgate.state.ledger import SharedLedger, open_ledger
+from callgate.tools.building import registry_of
 from callgate.tools.registry import Registry
-from callgate.tools.toolbox import RequestToolbox
+from callgate.tools.toolbox import RequestToolbox, ToolSet
 from tests.harness import fleet_tools
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.process import Child, child
@@ -106,23 +107,23 @@ class Proxy:
         return await toolbox.run(call, self._report)
 
     def toolbox(self, run_id: str = "") -> RequestToolbox:
-        from callgate.ledger.journal import LedgerJournal
+        from callgate.state.journal import LedgerJournal
 
         run_id = run_id or f"run_{next(_count)}"
         journal = LedgerJournal(self.shared.calls, run_id=run_id, key_name="alice")
-        return RequestToolbox(self.registry.tools(), run_id=run_id, journal=journal)
+        return RequestToolbox(server_tools=ToolSet(self.registry.tools()), run_id=run_id, journal=journal)
 
-    async def _report(self, message: str, fraction: float | None = None) -> None:
-        self.said.append((message, fraction))
+    async def _report(self, progress: ProgressReport) -> None:
+        self.said.append((progress.message, progress.fraction))
 
     async def states(self) -> dict[str, str]:
         """Of this proxy's calls, by id."""
         rows = await self.database.fetch(
-            "SELECT id, state FROM fleet_calls WHERE process = ?1", self.shared.calls.process
+            "SELECT id, state FROM calls WHERE pool IS NOT NULL AND process = ?1", self.shared.calls.process
         )
         return dict(rows)
 
-    async def until(self, expected: Callable[[list[str]], bool], within: float = 20.0) -> list[str]:
+    async def until(self, expected: Callable[[list[str]], bool], within: float = 40.0) -> list[str]:
         """The states of all calls, once they are as expected."""
         async with asyncio.timeout(within):
             while not expected(found := sorted((await self.states()).values())):  # noqa: ASYNC110 - asks a server
@@ -159,7 +160,7 @@ async def proxying(stores: Stores) -> AsyncIterator[Proxy]:
     threads, processes = threads_of(config), processes_of(config)
 
     def no_web() -> Any:
-        from callgate.tools.http_client import Web
+        from callgate.tools.kinds.http.client import Web
 
         return Web()
 

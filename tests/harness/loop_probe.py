@@ -1,5 +1,5 @@
-"""How long one piece of work keeps the event loop, in time of the processor: a machine that is busy with others does not
-make it longer."""
+"""How long one piece of work keeps the event loop, in time of the processor: a machine that is busy with others makes it
+longer by what they take of its caches, not by what they compute. For `held_to`."""
 
 import asyncio
 import gc

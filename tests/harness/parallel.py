@@ -8,8 +8,15 @@ from xdist.scheduler import LoadScopeScheduling
 TOGETHER = ("tests/chaos/", "tests/clients/", "tests/page/")
 """Folders that stay whole: load tests would disturb one another, the table of clients wants to have seen all of them, and a
 browser is as much work as its tests."""
-FIRST = ("tests/clients/", "tests/chaos/", "tests/text_calls/", "tests/page/", "tests/worker/")
-"""Folders that begin: what takes minutes and mostly waits, and beside it what computes. The small files are left for the end."""
+FIRST = (
+    *("tests/clients/", "tests/chaos/", "tests/text_calls/", "tests/page/", "tests/fleet/worker/"),
+    *("tests/test_clocks.py", "tests/e2e/test_durable_runs.py", "tests/e2e/test_fleet.py", "tests/docs/"),
+    *("tests/local_model/", "tests/tools/kinds/", "tests/untrusted/", "tests/walk/", "tests/server/", "tests/state/"),
+    *("tests/models/test_lane", "tests/e2e/test_corpus", "tests/test_any_cut.py", "tests/test_docs.py", "tests/cli/"),
+    *("tests/test_public_api.py", "tests/test_one_path.py", "tests/e2e/"),
+)
+"""Folders and files that begin: what takes minutes and mostly waits, and beside it what computes. The small files are left for
+the end, so that no process works alone there."""
 
 
 def in_order(items: list[pytest.Item]) -> None:

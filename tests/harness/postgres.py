@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.needs import POSTGRES
-from tests.harness.redis import free_port
+from tests.harness.ports import free_port
 
 START_PATIENCE = 30.0
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"http://127\.0\.0\.1:(\d+)")
 START_PATIENCE = 40.0
 """Seconds until the child listens; it imports everything, on a machine that may be busy."""
-STOP_PATIENCE = 10.0
+STOP_PATIENCE = 30.0
 LINE_LIMIT = 4 * 1024 * 1024
 
 
@@ -113,7 +113,7 @@ async def child(
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def serving_command(
     config: Path,
     *options: str,
     command: Sequence[str] = (),

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-START_PATIENCE = 20.0
+from tests.harness.ports import free_port
+
+START_PATIENCE = 40.0
 
 
 @contextlib.asynccontextmanager
@@ -33,8 +34,3 @@ async def redis_server(folder: Path, port: int | None = None) -> AsyncIterator[s
         if process.returncode is None:
             process.terminate()
         await process.communicate()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])

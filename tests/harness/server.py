@@ -10,9 +10,9 @@ import uvicorn
 
 from callgate.server import ProtocolFactory
 
-START_PATIENCE = 20.0
+START_PATIENCE = 40.0
 """Seconds for the lifespan to start: building a runtime imports litellm, which is slow on a busy machine."""
-STOP_PATIENCE = 15.0
+STOP_PATIENCE = 30.0
 LOOK_SECONDS = 0.002
 """Between two looks at connections that are to close. uvicorn takes a tenth of a second, and as much twice more on the way
 out: minutes, over thousands of tests."""
@@ -78,7 +78,7 @@ async def serve(app: Any, **uvicorn_options: Any) -> AsyncIterator[str]:
         "ws": "none",
         **uvicorn_options,
     }
-    server = ServerInLoop(uvicorn.Config(app, **options))
+    server = ServerInLoop(uvicorn.Config(getattr(app, "outermost", app), **options))  # as `serve` does
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
         running = asyncio.create_task(server.run_on(listening), name="the app's server")
         try:

@@ -6,15 +6,16 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 
 from callgate.application import create_app
-from tests.harness import toolshed
+from tests.harness import sessions, toolshed
 from tests.harness.clients import openai_client, streamed, whole
 from tests.harness.command import run_command
 from tests.harness.configs import as_yaml, config_dict, make_config, tool_entry
-from tests.harness.process import ChildFailed, child, serving
+from tests.harness.process import ChildFailed, child, serving_command
 from tests.harness.server import NotStarted, serve
 from tests.scripted_upstream import Call, Reply, Upstream
 
@@ -122,7 +123,7 @@ async def test_the_command_serves_a_config_file_in_a_child(upstream: Upstream, t
     upstream.script("m", [Reply(calls=[Call("add", {"a": 2, "b": 3}, id="c1")]), Reply(text="five")])
     path = tmp_path / "config.yaml"
     path.write_text(as_yaml(config_dict(upstream.url, tools=["add"])), encoding="utf-8")
-    async with serving(path) as running, openai_client(running.url) as client:
+    async with serving_command(path) as running, openai_client(running.url) as client:
         answer = await whole(client, **ASKED)
         assert answer.choices[0].message.content == "five"
         assert upstream.requests[1].tool_results == {"c1": "5"}
@@ -165,3 +166,9 @@ def test_a_command_that_is_forked_does_what_a_fresh_one_does(forking, tmp_path):
         )
         assert (forked.returncode, forked.stdout, forked.stderr) == (fresh.returncode, fresh.stdout, fresh.stderr)
     assert forked.returncode == 2
+
+
+async def test_a_session_that_a_library_keeps_is_closed_with_its_test() -> None:
+    kept = aiohttp.ClientSession()
+    await sessions.close()
+    assert kept.closed

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Literal
 
-from callgate.tools.authoring import ToolError
+from callgate.tools.kinds.python.authoring import ToolError
 
 WEATHER = {"Lisbon": 21, "Oslo": 4, "São Paulo": 27, "東京": 18}
 HANDBOOK = ["Holidays are booked in the portal.", "The office opens at eight.", "Keys are lent by the front desk."]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-PATIENCE = 10.0
+PATIENCE = 30.0
 Ended = Literal["complete", "eof", "reset"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from callgate.http.client import HttpClient
 from callgate.http.interface import Broken, ConnectFailed, Deadlines, TimedOut, TooLarge
-from tests.upstream.wire import QUICK, closing, serving
+from tests.models.wire import QUICK, closing, raw_provider
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ async def until_drained(client):
 
 
 async def read_all(client, url, deadlines=QUICK):
-    async with asyncio.timeout(10), client.post(url, {}, b"{}", deadlines) as response:
+    async with asyncio.timeout(30), client.post(url, {}, b"{}", deadlines) as response:
         return b"".join([part async for part in response.chunks()])
 
 
@@ -36,9 +36,12 @@ async def test_status_headers_and_body_come_through(client):
     async def serve(request, wire):
         await wire.whole("hello", 418, "X-Thing: A", kind="text/plain")
 
-    async with serving(serve) as server, client.post(f"{server.url}/v1/x", {"X-Key": "k"}, b"body", QUICK) as response:
+    async with (
+        raw_provider(serve) as server,
+        client.post(f"{server.url}/v1/x", {"X-Key": "k"}, b"body", QUICK) as response,
+    ):
         assert response.status == 418
-        assert response.headers["x-thing"] == "A"
+        assert response.headers()["x-thing"] == "A"
         assert await response.read(100) == b"hello"
     request = server.requests[0]
     assert request.target == "/v1/x"
@@ -51,7 +54,7 @@ async def test_a_connection_whose_answer_was_read_is_used_again(client):
     async def serve(request, wire):
         await wire.whole("x")
 
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         for _ in range(3):
             assert await read_all(client, server.url) == b"x"
     assert server.connections == 1
@@ -68,7 +71,7 @@ async def test_after_settling_the_rest_is_drained_and_the_connection_kept(client
         await wire.send("0\r\n\r\n")
         drained.set()
 
-    async with serving(serve) as server, asyncio.timeout(5):
+    async with raw_provider(serve) as server, asyncio.timeout(30):
         async with client.post(server.url, {}, b"", QUICK) as response:
             assert await anext(response.chunks()) == b"first"
             response.settle()
@@ -88,10 +91,10 @@ async def test_leaving_before_the_end_closes_the_connection_at_once(client):
         await wire.peer_left()
         left.set()
 
-    async with serving(serve) as server, asyncio.timeout(5):
+    async with raw_provider(serve) as server, asyncio.timeout(30):
         async with client.post(server.url, {}, b"", QUICK) as response:
             await anext(response.chunks())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await left.wait()
 
 
@@ -107,13 +110,13 @@ async def test_cancelling_closes_the_connection_at_once(client, when):
         await wire.peer_left()
         left.set()
 
-    async with serving(serve) as server, asyncio.timeout(5):
+    async with raw_provider(serve) as server, asyncio.timeout(30):
         task = asyncio.create_task(read_all(client, server.url))
         await arrived.wait()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await left.wait()
 
 
@@ -150,7 +153,7 @@ async def test_no_body_in_time_is_the_first_byte_deadline(client, answer):
         await wire.send(answer)
         await wire.peer_left()
 
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         with pytest.raises(TimedOut) as caught:
             await read_all(client, server.url, Deadlines(2, 0.2, 5, 5))
     assert caught.value.which == "first_byte"
@@ -162,7 +165,7 @@ async def test_silence_in_the_body_is_the_idle_deadline(client):
         await wire.send("x")
         await wire.peer_left()
 
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         with pytest.raises(TimedOut) as caught:
             await read_all(client, server.url, Deadlines(2, 5, 0.2, 5))
     assert caught.value.which == "idle"
@@ -179,7 +182,7 @@ async def test_a_slow_drip_passes_every_gap_and_meets_the_total_deadline(client)
             drops += 1
             await asyncio.sleep(0.02)
 
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         with pytest.raises(TimedOut) as caught:
             await read_all(client, server.url, Deadlines(2, 5, 5, 0.3))
     assert caught.value.which == "total"
@@ -195,7 +198,10 @@ async def test_the_time_our_side_takes_with_a_chunk_is_not_the_upstreams(client)
         await sent_more.wait()
         await wire.send("two")
 
-    async with serving(closing(serve)) as server, client.post(server.url, {}, b"", Deadlines(2, 5, 0.2, 5)) as response:
+    async with (
+        raw_provider(closing(serve)) as server,
+        client.post(server.url, {}, b"", Deadlines(2, 5, 0.2, 5)) as response,
+    ):
         chunks = response.chunks()
         assert await anext(chunks) == b"one"
         await asyncio.sleep(0.5)  # longer than the idle deadline: this is the slowness under test
@@ -219,7 +225,7 @@ async def test_what_is_not_whole_http_is_broken(client, answer):
     async def serve(request, wire):
         await wire.send(answer)
 
-    async with serving(closing(serve)) as server:
+    async with raw_provider(closing(serve)) as server:
         with pytest.raises(Broken):
             await read_all(client, server.url)
 
@@ -229,7 +235,7 @@ async def test_a_reset_is_broken(client):
         await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
         wire.reset()
 
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         with pytest.raises(Broken):
             await read_all(client, server.url)
 
@@ -244,7 +250,7 @@ async def test_a_body_over_the_limit_is_not_read_on(client):
                 await wire.send("x" * 65536)
         left.set()
 
-    async with serving(serve) as server, asyncio.timeout(5):
+    async with raw_provider(serve) as server, asyncio.timeout(30):
         async with client.post(server.url, {}, b"", QUICK) as response:
             with pytest.raises(TooLarge):
                 await response.read(100_000)
@@ -256,9 +262,9 @@ async def test_an_interim_answer_is_passed_over(client):
         await wire.send("HTTP/1.1 100 Continue\r\nX-Early: 1\r\n\r\n")
         await wire.whole("real")
 
-    async with serving(serve) as server, client.post(server.url, {}, b"", QUICK) as response:
+    async with raw_provider(serve) as server, client.post(server.url, {}, b"", QUICK) as response:
         assert response.status == 200
-        assert "x-early" not in response.headers
+        assert "x-early" not in response.headers()
         assert await response.read(10) == b"real"
 
 
@@ -266,7 +272,7 @@ async def test_a_large_body_goes_out_whole(client):
     async def serve(request, wire):
         await wire.whole("x")
 
-    async with serving(serve) as server, client.post(server.url, {}, b"y" * 3_000_000, QUICK) as response:
+    async with raw_provider(serve) as server, client.post(server.url, {}, b"y" * 3_000_000, QUICK) as response:
         assert await response.read(10) == b"x"
     assert server.requests[0].raw == b"y" * 3_000_000
 
@@ -286,7 +292,7 @@ async def test_a_server_is_made_to_wait_while_its_answer_is_not_read(client):
                 blocked.set()
                 await wire.writer.drain()
 
-    async with serving(serve) as server, asyncio.timeout(10), client.post(server.url, {}, b"", QUICK) as response:
+    async with raw_provider(serve) as server, asyncio.timeout(30), client.post(server.url, {}, b"", QUICK) as response:
         await blocked.wait()
         assert len(await response.read(size)) == size
 
@@ -299,7 +305,7 @@ async def test_a_body_that_comes_with_its_head_in_one_read_is_not_taken_for_head
     async def serve(request, wire):
         wire.writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n".encode() + b"x" * size)
 
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         assert len(await read_all(client, server.url)) == size
 
 
@@ -307,10 +313,10 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_not_asked_again(
     async def serve(request, wire):
         await wire.whole("x")
 
-    async with serving(closing(serve)) as server:
+    async with raw_provider(closing(serve)) as server:
         for _ in range(3):
             assert await read_all(client, server.url) == b"x"
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 await server.nobody_connected()
     assert server.connections == 3
 
@@ -319,7 +325,7 @@ async def test_an_answer_that_says_close_is_the_last_on_its_connection(client):
     async def serve(request, wire):
         await wire.whole("x", 200, "Connection: close")
 
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         for _ in range(2):
             assert await read_all(client, server.url) == b"x"
     assert server.connections == 2
@@ -331,7 +337,7 @@ async def test_a_second_answer_to_one_question_is_never_taken_for_the_next(clien
         more = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother" if number == 1 else ""
         await wire.send(f"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nright{more}")
 
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         assert await read_all(client, server.url) == b"right"
         assert await read_all(client, server.url) == b"right"
     assert server.connections == 2
@@ -350,7 +356,7 @@ async def test_nor_is_the_beginning_of_one_that_came_with_the_rest_of_a_settled_
         else:
             await wire.send("0\r\n\r\n")
 
-    async with serving(serve) as server, asyncio.timeout(5):
+    async with raw_provider(serve) as server, asyncio.timeout(30):
         async with client.post(server.url, {}, b"", QUICK) as response:
             assert await anext(response.chunks()) == b"right"
             response.settle()
@@ -374,7 +380,7 @@ async def test_a_server_that_answers_twice_is_not_given_a_kept_connection_again(
             await wire.peer_left()
             came.set()
 
-    async with serving(serve) as server, asyncio.timeout(5):
+    async with raw_provider(serve) as server, asyncio.timeout(30):
         assert await read_all(client, f"{server.url}/first") == b"first"
         await came.wait()
         for number in range(20):
@@ -391,9 +397,9 @@ async def test_a_server_that_doubles_every_answer_answers_only_its_own_question_
     async def ask(path):
         return await read_all(client, f"{server.url}{path}") == path.encode()
 
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         assert await ask("/first")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while client._all:  # noqa: ASYNC110 -- until the second answer was seen
                 await asyncio.sleep(0)
         assert all(await asyncio.gather(*(ask(f"/{number}") for number in range(200))))
@@ -410,7 +416,7 @@ async def test_a_goodbye_on_an_idle_connection_is_no_reason_to_distrust_a_server
             await wire.send("HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n")
             await wire.peer_left()
 
-    async with serving(closing(serve), serve) as server, asyncio.timeout(5):
+    async with raw_provider(closing(serve), serve) as server, asyncio.timeout(30):
         assert await read_all(client, server.url) == b"x"
         idle.set()
         while client._all:  # noqa: ASYNC110 -- until it was closed
@@ -434,7 +440,7 @@ async def test_a_connection_with_an_unsent_request_is_not_kept(client, size):
     accepted: list[asyncio.StreamWriter] = []
     listener = await asyncio.start_server(accept, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/"
-    async with asyncio.timeout(10), client.post(url, {}, b"b" * size, QUICK) as response:
+    async with asyncio.timeout(30), client.post(url, {}, b"b" * size, QUICK) as response:
         assert await response.read(10) == b"x"
     assert len([one for idle in client._idle.values() for one in idle]) == (1 if size == 10 else 0)
     answered.set()
@@ -447,9 +453,9 @@ async def test_a_trailer_is_no_header(client):
     async def serve(request, wire):
         await wire.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX-Late: 1\r\n\r\n")
 
-    async with serving(serve) as server, client.post(server.url, {}, b"", QUICK) as response:
+    async with raw_provider(serve) as server, client.post(server.url, {}, b"", QUICK) as response:
         assert await response.read(10) == b"x"
-        assert "x-late" not in response.headers
+        assert "x-late" not in response.headers()
 
 
 async def test_an_encoding_given_in_two_header_lines_is_still_one_we_cannot_read():
@@ -459,7 +465,7 @@ async def test_an_encoding_given_in_two_header_lines_is_still_one_we_cannot_read
         lines = "Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n"
         await wire.send(f"HTTP/1.1 200 OK\r\n{lines}\r\n1\r\nx\r\n0\r\n\r\n")
 
-    async with serving(closing(serve)) as server:
+    async with raw_provider(closing(serve)) as server:
         with pytest.raises(Broken):
             await read_all(client, server.url)
         await client.close()
@@ -471,7 +477,7 @@ async def test_switching_protocols_is_no_answer():
     async def serve(request, wire):
         await wire.send("HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc")
 
-    async with serving(closing(serve)) as server:
+    async with raw_provider(closing(serve)) as server:
         with pytest.raises(Broken):
             await read_all(client, server.url)
         await client.close()
@@ -485,7 +491,7 @@ async def test_a_closed_client_fails_requests_at_once():
         await wire.peer_left()
 
     client = HttpClient()
-    async with serving(serve) as server, asyncio.timeout(5):
+    async with raw_provider(serve) as server, asyncio.timeout(30):
         waiting = asyncio.create_task(read_all(client, server.url))
         await asked.wait()
         await client.close()
@@ -505,7 +511,7 @@ async def test_an_address_may_hold_a_port_a_query_a_user_and_letters_of_any_kind
     async def serve(request, wire):
         await wire.whole("x")
 
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         port = server.url.rpartition(":")[2]
         await read_all(client, f"http://me:s%20t@127.0.0.1:{port}/v1/caf\u00e9/x?api-version=2&b=c%20d")
     request = server.requests[0]
@@ -519,7 +525,7 @@ async def test_a_connection_that_was_free_for_long_is_not_asked_again():
         await wire.whole("x")
 
     client = HttpClient(keep_alive=0.0)
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         for _ in range(2):
             assert await read_all(client, server.url) == b"x"
         await client.close()
@@ -543,7 +549,7 @@ async def test_only_what_the_resolver_lets_through_is_dialled_and_it_is_asked_fo
 
     hosts: list[str] = []
     client = HttpClient(resolve=resolve)
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         url = server.url.replace("127.0.0.1", "example.com")
         assert await read_all(client, url) == b"x"
         with pytest.raises(Refused):
@@ -557,7 +563,7 @@ async def test_only_what_the_resolver_lets_through_is_dialled_and_it_is_asked_fo
 
 async def test_a_client_that_was_closed_opens_no_connection():
     client = HttpClient()
-    async with serving() as server:
+    async with raw_provider() as server:
         await client.close()
         with pytest.raises(ConnectFailed):
             await read_all(client, server.url)
@@ -569,7 +575,7 @@ async def test_what_is_got_has_no_body():
         await wire.whole("x")
 
     client = HttpClient()
-    async with serving(serve) as server, client.get(f"{server.url}/a", {"X-Key": "k"}, QUICK) as response:
+    async with raw_provider(serve) as server, client.get(f"{server.url}/a", {"X-Key": "k"}, QUICK) as response:
         assert await response.read(10) == b"x"
     await client.close()
     [request] = server.requests
@@ -581,7 +587,7 @@ async def test_redirects_are_not_followed(client):
     async def serve(request, wire):
         await wire.whole("", 307, f"Location: {server.url}/elsewhere")
 
-    async with serving(serve) as server, client.post(server.url, {}, b"", QUICK) as response:
+    async with raw_provider(serve) as server, client.post(server.url, {}, b"", QUICK) as response:
         assert response.status == 307
     assert len(server.requests) == 1
 
@@ -590,7 +596,7 @@ async def test_cookies_of_one_answer_do_not_go_out_with_the_next_request(client)
     async def serve(request, wire):
         await wire.whole("x", 200, "Set-Cookie: who=me; Path=/")
 
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         await read_all(client, server.url)
         await read_all(client, server.url)
     assert all("cookie" not in request.headers for request in server.requests)
@@ -604,7 +610,7 @@ async def test_over_tls_a_server_must_be_trusted(client, certificate):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     trusting = HttpClient(tls=ssl.create_default_context(cafile=certificate))
-    async with serving(serve, tls=context) as server:
+    async with raw_provider(serve, tls=context) as server:
         with pytest.raises(ConnectFailed):
             await read_all(client, server.url)
         try:

@@ -4,16 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from callgate.config.secret_mask import Needles, SecretMask
 from callgate.http.client import HttpClient
-from callgate.http.credentials import CredentialMask, credentials_in
-from tests.upstream.wire import QUICK, serving
+from callgate.http.credentials import credentials_in
+from tests.models.wire import QUICK, raw_provider
 
 KEY = b"sk-aab1-sk-aab12345"
 STARS = b"*" * len(KEY)
 
 
 def masked(pieces: list[bytes], *secrets: bytes) -> bytes:
-    mask = CredentialMask(secrets or (KEY,))
+    mask = SecretMask(Needles(secrets or (KEY,)))
     return b"".join(map(mask.feed, pieces)) + mask.finish()
 
 
@@ -34,7 +35,7 @@ def test_masking_pieces_is_masking_the_whole(pieces):
 
 
 def test_only_what_could_be_the_beginning_of_a_credential_waits():
-    mask = CredentialMask((KEY,))
+    mask = SecretMask(Needles((KEY,)))
     assert mask.feed(b'data: {"a": 1}\n\n') == b'data: {"a": 1}\n\n'
     assert mask.feed(b"data: sk-a") == b"data: "
     assert mask.feed(b" is no key\n") == b"sk-a is no key\n"
@@ -68,7 +69,7 @@ async def test_an_echoed_credential_is_masked_in_the_response(size):
     client = HttpClient()
     headers = {"Authorization": f"Bearer {KEY.decode()}"}
     expected = body.replace(KEY, STARS)
-    async with serving(serve) as server:
+    async with raw_provider(serve) as server:
         async with client.post(server.url, headers, b"{}", QUICK) as response:
             assert b"".join([part async for part in response.chunks()]) == expected
         async with client.post(server.url, headers, b"{}", QUICK) as response:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callgate.http.event_stream import Event, EventStreamReader, EventTooLarge, looks_like_keep_alive
+from callgate.http.event_stream import Event, EventStreamReader, EventTooLarge, Payload, looks_like_keep_alive
 
 
 def plain_reader(data: bytes) -> list[bytes]:
@@ -29,9 +29,10 @@ def plain_reader(data: bytes) -> list[bytes]:
     return events
 
 
-def read(*pieces: bytes) -> list[bytes]:
+def payloads_of(*pieces: bytes) -> list[bytes]:
     reader = EventStreamReader()
-    return [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
+    payloads = [payload for piece in pieces for payload in reader.feed(piece)] + reader.finish()
+    return [payload.data for payload in payloads]
 
 
 LINES = st.sampled_from(
@@ -55,8 +56,8 @@ def test_however_a_body_is_cut_the_same_events_come_out(lines, bom, ended, cuts)
     body = body if ended else body[:-1]
     places = sorted({0, len(body), *(cut % (len(body) + 1) for cut in cuts)})
     pieces = [body[start:end] for start, end in pairwise(places)]
-    assert read(*pieces) == plain_reader(body)
-    assert read(*(body[i : i + 1] for i in range(len(body)))) == plain_reader(body)
+    assert payloads_of(*pieces) == plain_reader(body)
+    assert payloads_of(*(body[i : i + 1] for i in range(len(body)))) == plain_reader(body)
     assert read_whole(*pieces) == plain_reader(body)
 
 
@@ -70,21 +71,21 @@ def read_whole(*pieces: bytes) -> list[bytes]:
 
 def test_an_event_is_given_out_as_soon_as_its_blank_line_is_there():
     reader = EventStreamReader()
-    assert reader.feed(b"data: one\n\n") == [b"one"]
-    assert reader.feed(b"data: two\r\n\r") == [b"two"]
-    assert reader.feed(b"\ndata: three\n\n") == [b"three"]
+    assert reader.feed(b"data: one\n\n") == [Payload(b"one")]
+    assert reader.feed(b"data: two\r\n\r") == [Payload(b"two")]
+    assert reader.feed(b"\ndata: three\n\n") == [Payload(b"three")]
     assert reader.feed(b"data: four\n") == []
-    assert reader.feed(b"\n") == [b"four"]
+    assert reader.feed(b"\n") == [Payload(b"four")]
 
 
 def test_a_character_cut_in_two_comes_out_whole():
     body = "data: é€😀\n\n".encode()
     for cut in range(len(body)):
-        assert read(body[:cut], body[cut:]) == ["é€😀".encode()]
+        assert payloads_of(body[:cut], body[cut:]) == ["é€😀".encode()]
 
 
 def test_lines_of_one_event_are_joined():
-    assert read(b"data: a\ndata: b\n\n") == [b"a\nb"]
+    assert payloads_of(b"data: a\ndata: b\n\n") == [b"a\nb"]
 
 
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 50, b"data: xxxx\n" * 10])
@@ -126,7 +127,7 @@ def test_an_event_that_is_too_large_is_known_before_it_ends():
 @pytest.mark.parametrize("last", [b"data: " + b"x" * 50, b"data: " + b"x" * 50 + b"\n\ndata: never\n\n"])
 def test_the_events_before_one_that_is_too_large_are_given_out(last):
     reader = EventStreamReader(limit=40)
-    assert reader.feed(b"data: one\n\ndata: two\n\n" + last) == [b"one", b"two"]
+    assert reader.feed(b"data: one\n\ndata: two\n\n" + last) == [Payload(b"one"), Payload(b"two")]
     for read_on in (lambda: reader.feed(b"more\n\n"), reader.finish):
         with pytest.raises(EventTooLarge):
             read_on()
@@ -137,7 +138,7 @@ def test_an_event_in_single_bytes_takes_linear_time():
     reader = EventStreamReader()
     body = b"data: " + b"x" * 1_000_000 + b"\n\n"
     events = [event for i in range(len(body)) for event in reader.feed(body[i : i + 1])]
-    assert [len(event) for event in events] == [1_000_000]
+    assert [len(event.data) for event in events] == [1_000_000]
 
 
 @pytest.mark.parametrize("payload", [b": keepalive", b"ping", b" PING ", b"", b": OPENROUTER PROCESSING"])

@@ -9,7 +9,7 @@ from callgate.http.client import HttpClient
 from callgate.http.interface import ConnectFailed, TimedOut
 from callgate.http.proxies import Proxies
 from tests.harness.proxy import proxying
-from tests.upstream.wire import QUICK, serving
+from tests.models.wire import QUICK, raw_provider
 
 pytestmark = pytest.mark.anyio
 
@@ -18,11 +18,11 @@ async def answer(request, wire):
     await wire.whole("x")
 
 
-async def asked(proxies, url, times=1, **options):
+async def post_through(proxies, url, times=1, **options):
     client = HttpClient(proxies=proxies, **options)
     try:
         for _ in range(times):
-            async with asyncio.timeout(10), client.post(url, {"X-Key": "k"}, b"body", QUICK) as response:
+            async with asyncio.timeout(30), client.post(url, {"X-Key": "k"}, b"body", QUICK) as response:
                 assert response.status == 200
                 assert await response.read(10) == b"x"
     finally:
@@ -43,9 +43,9 @@ def trusting(certificate):
 
 @pytest.mark.parametrize("credentials", ["", "me:s%20t"])
 async def test_a_plain_request_is_sent_to_the_proxy_with_its_whole_address(credentials):
-    async with serving(answer) as server, proxying(credentials.replace("%20", " ")) as proxy:
+    async with raw_provider(answer) as server, proxying(credentials.replace("%20", " ")) as proxy:
         proxies = Proxies(http=proxy.url.replace(" ", "%20"))
-        await asked(proxies, f"{server.url}/v1/x?a=b", times=2)
+        await post_through(proxies, f"{server.url}/v1/x?a=b", times=2)
     assert proxy.forwarded == [f"{server.url}/v1/x?a=b"] * 2
     assert proxy.refused == 0
     assert proxy.connections == 1
@@ -60,8 +60,8 @@ async def test_a_plain_request_is_sent_to_the_proxy_with_its_whole_address(crede
 async def test_tls_goes_through_a_tunnel_that_is_kept_and_the_proxy_sees_nothing_of_it(
     credentials, server_tls, trusting
 ):
-    async with serving(answer, tls=server_tls) as server, proxying(credentials) as proxy:
-        await asked(Proxies(https=proxy.url), f"{server.url}/v1/x", times=3, tls=trusting)
+    async with raw_provider(answer, tls=server_tls) as server, proxying(credentials) as proxy:
+        await post_through(Proxies(https=proxy.url), f"{server.url}/v1/x", times=3, tls=trusting)
     assert proxy.tunnels == [server.url.removeprefix("https://")]
     assert proxy.refused == 0
     assert [request.target for request in server.requests] == ["/v1/x"] * 3
@@ -70,26 +70,26 @@ async def test_tls_goes_through_a_tunnel_that_is_kept_and_the_proxy_sees_nothing
 
 @pytest.mark.needs("module:cryptography")
 async def test_a_proxy_may_itself_speak_tls(server_tls, trusting):
-    async with serving(answer, tls=server_tls) as server, proxying(tls=server_tls) as proxy:
-        await asked(Proxies(https=proxy.url), server.url, tls=trusting)
+    async with raw_provider(answer, tls=server_tls) as server, proxying(tls=server_tls) as proxy:
+        await post_through(Proxies(https=proxy.url), server.url, tls=trusting)
     assert len(proxy.tunnels) == len(server.requests) == 1
 
 
 @pytest.mark.needs("module:cryptography")
 async def test_the_server_behind_a_tunnel_must_be_trusted(server_tls):
-    async with serving(answer, tls=server_tls) as server, proxying() as proxy:
+    async with raw_provider(answer, tls=server_tls) as server, proxying() as proxy:
         with pytest.raises(ConnectFailed, match="CERTIFICATE_VERIFY_FAILED"):
-            await asked(Proxies(https=proxy.url), server.url)
+            await post_through(Proxies(https=proxy.url), server.url)
     assert server.requests == []
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize(("given", "says"), [("", "wants credentials"), ("me:wrong@", "takes other credentials")])
 async def test_a_proxy_that_wants_other_credentials_is_a_failed_connection_without_them(scheme, given, says):
-    async with serving(answer) as server, proxying("me:secret") as proxy:
+    async with raw_provider(answer) as server, proxying("me:secret") as proxy:
         address = f"http://{given}{proxy.url.rpartition('@')[2]}"
         with pytest.raises(ConnectFailed, match=rf"{says}.*407") as failed:
-            await asked(Proxies(http=address, https=address), server.url.replace("http", scheme, 1))
+            await post_through(Proxies(http=address, https=address), server.url.replace("http", scheme, 1))
     assert "wrong" not in str(failed.value)
     assert proxy.refused == 1
     assert server.requests == []
@@ -99,13 +99,13 @@ async def test_a_proxy_that_refuses_a_tunnel_is_named_with_its_status():
     async with proxying(refuses=403) as proxy:
         port = proxy.url.rpartition(":")[2]
         with pytest.raises(ConnectFailed, match=rf"proxy 127.0.0.1:{port} refuses the connection \(403\)"):
-            await asked(Proxies(https=proxy.url), "https://example.invalid/v1")
+            await post_through(Proxies(https=proxy.url), "https://example.invalid/v1")
     assert proxy.tunnels == ["example.invalid:443"]
 
 
 async def test_a_proxy_that_is_not_there_is_named(free_tcp_port):
     with pytest.raises(ConnectFailed, match=f"through the proxy 127.0.0.1:{free_tcp_port}"):
-        await asked(Proxies(https=f"http://me:secret@127.0.0.1:{free_tcp_port}"), "https://example.invalid/v1")
+        await post_through(Proxies(https=f"http://me:secret@127.0.0.1:{free_tcp_port}"), "https://example.invalid/v1")
 
 
 async def test_a_proxy_that_does_not_answer_meets_the_connect_deadline():
@@ -137,13 +137,13 @@ async def test_a_proxy_that_answers_nonsense_or_hangs_up_is_a_failed_connection(
     listener = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     with pytest.raises(ConnectFailed, match="proxy"):
-        await asked(Proxies(https=f"http://127.0.0.1:{port}"), "https://example.invalid/v1")
+        await post_through(Proxies(https=f"http://127.0.0.1:{port}"), "https://example.invalid/v1")
     listener.close()
 
 
 async def test_a_host_that_is_exempt_is_asked_past_the_proxy():
-    async with serving(answer) as server, proxying() as proxy:
-        await asked(Proxies(http=proxy.url, no_proxy="localhost,127.0.0.0/8"), server.url)
+    async with raw_provider(answer) as server, proxying() as proxy:
+        await post_through(Proxies(http=proxy.url, no_proxy="localhost,127.0.0.0/8"), server.url)
     assert (len(server.requests), proxy.connections) == (1, 0)
 
 
@@ -218,9 +218,9 @@ def test_the_environment_names_proxies_in_either_case(environ, http, https):
 )
 async def test_a_proxy_that_cannot_be_used_is_not_gone_past(address, says):
     proxies = Proxies.from_environment({"ALL_PROXY": address})
-    async with serving(answer) as server:
+    async with raw_provider(answer) as server:
         with pytest.raises(ConnectFailed, match=says):
-            await asked(proxies, server.url)
+            await post_through(proxies, server.url)
     assert server.requests == []
 
 

@@ -21,10 +21,10 @@ from callgate.conversation.errors import AnswerTooLarge
 from callgate.conversation.events import ModelEvent, ProviderError, StreamEnd
 from callgate.conversation.finish_words import OPEN, FinishWords
 from callgate.conversation.turn import Turn, TurnBuilder
-from callgate.upstream import bedrock, claude, cohere, gemini, messages_lane
-from callgate.upstream.direct_model import Body, StreamedBody, WholeBody
-from callgate.upstream.first_content import first_content_event
-from callgate.upstream.responses_answer import ResponseEvents, ResponseObject
+from callgate.models.direct.model import Body, StreamedBody, WholeBody
+from callgate.models.retry import first_content_event
+from callgate.models.translated import bedrock, claude, cohere, gemini, messages_lane
+from callgate.models.translated.responses_answer import ResponseEvents, ResponseObject
 from tests.corpus.judge import offer_of
 from tests.lanes.wires import frame_of
 
@@ -388,7 +388,7 @@ def _unread(error: Exception) -> None:
 
 @cache
 def _litellm() -> Any:
-    from callgate.upstream.litellm_model import _load
+    from callgate.models.litellm_model import _load
 
     return _load()
 
@@ -416,7 +416,7 @@ def _google_parser() -> Any:
 
 
 def _google_message() -> Body:
-    return gemini.GeminiMessage(_litellm(), "m", SimpleNamespace(optional_params={}), _unread)
+    return gemini.GeminiMessage("m", SimpleNamespace(optional_params={}), _unread)
 
 
 def _named(event: Event) -> bytes:
@@ -1021,7 +1021,7 @@ WHOLE_DAMAGE = (
 # What runs of it -------------------------------------------------------------------------------------------------------
 
 
-def run(body: Body, reads: Iterable[bytes]) -> Turn | None:
+def turn_of_reads(body: Body, reads: Iterable[bytes]) -> Turn | None:
     """The turn that comes of a body; None where it is refused before it has begun. As `HttpAnswer` reads it."""
     building, begun = TurnBuilder(OFFER, map("made_{}".format, itertools.count()).__next__), False
 
@@ -1039,7 +1039,7 @@ def run(body: Body, reads: Iterable[bytes]) -> Turn | None:
         for data in reads:
             if not took(body.feed(data)):
                 return None
-            if body.done or body.fault is not None:
+            if body.is_done or body.fault is not None:
                 break
         else:
             if not took(body.finish()):
@@ -1049,7 +1049,11 @@ def run(body: Body, reads: Iterable[bytes]) -> Turn | None:
     if not begun:
         return None
     end = (
-        StreamEnd.ERROR if body.fault is not None else StreamEnd.DONE if body.done or body.has_ended else StreamEnd.EOF
+        StreamEnd.ERROR
+        if body.fault is not None
+        else StreamEnd.DONE
+        if body.is_done or body.has_ended
+        else StreamEnd.EOF
     )
     return building.finish(end)
 
@@ -1063,11 +1067,11 @@ def outcome(wire: str, seed: int) -> tuple[Attack, Counter[str], Counter[str]]:
     """An attack, what ran of it, and what ran that must not."""
     attack = Attack(wire, seed)
     make = attack.shape.stream_body if attack.plan.stream else attack.shape.whole_body
-    ran = executed(run(make(), [attack.body]))
+    ran = executed(turn_of_reads(make(), [attack.body]))
     chance = random.Random(seed)
     places = sorted(chance.randrange(len(attack.body) + 1) for _ in range(chance.randint(0, 6)))
     reads = [attack.body[a:b] for a, b in itertools.pairwise([0, *places, len(attack.body)])]
-    again = executed(run(make(), [read for read in reads if read]))
+    again = executed(turn_of_reads(make(), [read for read in reads if read]))
     if again != ran:
         attack.plan.done_to_it.append("cut on its way, and that makes a difference")
         return attack, ran, (ran - again) + (again - ran)

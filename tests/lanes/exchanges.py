@@ -12,15 +12,15 @@ from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import ChatError
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines
-from callgate.upstream import litellm_model
-from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.resolve import ModelConfig
-from callgate.upstream.retry import RetryPolicy
+from callgate.models import litellm_model
+from callgate.models.catalogue import Catalogue
+from callgate.models.resolve import ModelConfig
+from callgate.models.retry import RetryPolicy
 from tests.lanes.matrix import AWS, KEY
-from tests.lanes.wires import ANTHROPIC, GOOGLES, WIRES, openai_stream, openai_whole, said
+from tests.lanes.wires import ANTHROPIC, GOOGLES, WIRES, openai_stream, openai_whole, wire_event
 from tests.lanes.wires import Wire as Form
-from tests.upstream.through_litellm import turn_of
-from tests.upstream.wire import Request, Server, Wire, asking, chunk, serving, tool
+from tests.models.through_litellm import turn_of
+from tests.models.wire import Request, Server, Wire, asking, chunk, raw_provider, tool
 
 ENDINGS: Final = ("good", "error", "refusal", "no reason", "cut", "reset")
 REASONS: Final = {"good": "tool_calls", "error": "error", "refusal": "content_filter"}
@@ -90,7 +90,7 @@ class Exchange:
 async def exchanges(providers: Iterable[str] = PROVIDERS) -> list[Exchange]:
     client = HttpClient()
     try:
-        async with serving(_serve) as server:
+        async with raw_provider(_serve) as server:
             return [
                 await _exchanged(server, client, name, ending, streamed=streamed)
                 for name in providers
@@ -128,7 +128,7 @@ async def _serve(request: Request, wire: Wire) -> None:
     if provider.form is OPENAI:
         body = (openai_stream if stream else openai_whole)(case)
     else:
-        body = (provider.form.stream if stream else provider.form.whole)(said(case))
+        body = (provider.form.stream if stream else provider.form.whole)(wire_event(case))
     if ending in ("cut", "reset"):
         body = body[: len(body) * 2 // 3]
     kind = provider.form.kind if stream else "application/json"

@@ -13,16 +13,17 @@ import msgspec
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import StreamEnd
-from callgate.conversation.ports import Message, Model, ModelRequest
+from callgate.conversation.ports import NO_FIELDS, JudgedFields, Message, Model, ModelRequest
 from callgate.conversation.turn import TurnBuilder
 from callgate.http.client import HttpClient
-from callgate.upstream import litellm_model
-from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.resolve import ModelConfig
-from callgate.upstream.retry import RetryPolicy
+from callgate.models import litellm_model
+from callgate.models.catalogue import Catalogue
+from callgate.models.resolve import ModelConfig
+from callgate.models.retry import RetryPolicy
+from callgate.policy.litellm_settings import without_settings
 from tests.corpus.judge import Case, cases, offer_of
-from tests.lanes.wires import WIRES, Inexpressible, openai_stream, openai_whole, said
-from tests.upstream.wire import QUICK, Request, Server, Wire, closing, serving
+from tests.lanes.wires import WIRES, Inexpressible, openai_stream, openai_whole, wire_event
+from tests.models.wire import QUICK, Request, Server, Wire, closing, raw_provider
 
 KEY = "key-of-a-scripted-provider"
 AWS = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "secret-example", "aws_region_name": "us-east-1"}
@@ -90,7 +91,7 @@ def native_cases() -> list[Case]:
 async def play(found: Sequence[Case], providers: Iterable[str] = MODELS) -> list[Figures]:
     client = HttpClient()
     try:
-        async with serving(closing(_Answers(found).serve)) as server:
+        async with raw_provider(closing(_Answers(found).serve)) as server:
             reference = [await _executed(server, client, REFERENCE, at, case, set()) for at, case in enumerate(found)]
             return [await _played(server, client, provider, found, reference) for provider in providers]
     finally:
@@ -105,7 +106,7 @@ async def _played(
     for at, (case, expected) in enumerate(zip(found, reference, strict=True)):
         try:
             if provider in WIRES:
-                said(case.data)
+                wire_event(case.data)
         except Inexpressible:
             figures.without_form += 1
             continue
@@ -132,7 +133,7 @@ async def _executed(
     building = TurnBuilder(offer_of(data["tools"]), lambda: f"made_{next(count)}")
     tools = [msgspec.Raw(json.dumps(tool).encode()) for tool in data["tools"]]
     original = _Original() if provider == "messages" else None
-    asked = ModelRequest([{"role": "user", "content": "hi"}], tools, None, {}, "chunks" in data, original)
+    asked = ModelRequest([{"role": "user", "content": "hi"}], tools, None, NO_FIELDS, "chunks" in data, original)
     end = await _read(answering, asked, building, lanes)
     if end is None:
         return Counter()
@@ -143,7 +144,7 @@ async def _executed(
 async def _read(model: Model, request: ModelRequest, building: TurnBuilder, lanes: set[str]) -> StreamEnd | None:
     """How the answer ended; None where it failed before it had begun, so that there is no turn."""
     try:
-        async with asyncio.timeout(20), model.ask(request) as answer:
+        async with asyncio.timeout(120), model.send(request) as answer:
             try:
                 async for batch in answer:
                     building.feed(batch)
@@ -162,9 +163,13 @@ class _Original:
     """The question as such a client asks it."""
 
     api: Literal["messages"] = "messages"
-    fields: Mapping[str, msgspec.Raw] = {"max_tokens": msgspec.Raw(b"99")}
+    fields: JudgedFields = without_settings({"max_tokens": msgspec.Raw(b"99")})
+    is_chat: bool = False
     betas: Sequence[str] = ()
     foreign: Sequence[tuple[str, str]] = ()
+    unplaced: Sequence[str] = ()
+    functions: Mapping[str, Mapping[str, Any]] = {}
+    native: Mapping[str, Mapping[str, Any]] = {}
 
     def blocks_of(self, message: Message) -> tuple[str, Sequence[Any]] | None:
         return None
@@ -184,7 +189,7 @@ class _Answers:
         if form is None:
             body, kind = (openai_stream if stream else openai_whole)(data), "text/event-stream"
         else:
-            body, kind = (form.stream if stream else form.whole)(said(data)), form.kind
+            body, kind = (form.stream if stream else form.whole)(wire_event(data)), form.kind
         await wire.head(200, kind if stream else "application/json")
         await wire.send(body)
         if data.get("end") == "error":

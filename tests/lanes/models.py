@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from callgate.upstream import litellm_model, resolve
-from callgate.upstream.resolve import ModelConfig
+from callgate.models import litellm_model, resolve
+from callgate.models.resolve import ModelConfig
 
 MODES: Final = frozenset({"chat", "responses"})
 PREFIXES: Final = {"bedrock_converse": "bedrock", "text-completion-openai": "text-completion-openai"}

@@ -54,7 +54,7 @@ class WireEvent:
     end: str = "done"
 
 
-def said(case: Mapping[str, Any]) -> WireEvent:
+def wire_event(case: Mapping[str, Any]) -> WireEvent:
     return _of_stream(case) if "chunks" in case else _of_message(case)
 
 

@@ -39,7 +39,7 @@ def made() -> Path:
 
 
 @contextlib.asynccontextmanager
-async def serving(interpreter: Path) -> AsyncIterator[str]:
+async def model_server(interpreter: Path) -> AsyncIterator[str]:
     """The server as a child on a loopback port of its own; gives the base URL of its API."""
     process = await asyncio.create_subprocess_exec(
         str(interpreter),

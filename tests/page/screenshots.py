@@ -9,7 +9,7 @@ from typing import Any
 from tests.harness.clients import http_client
 from tests.harness.environment import ROOT, Environment
 from tests.page.browsers import chromium
-from tests.page.served import ask, serving
+from tests.page.served import ask, served_page
 from tests.page.tabs import Tabs
 from tests.scripted_upstream import Call, Pace, Reply, Upstream, by_turn
 
@@ -38,7 +38,7 @@ async def take(browser: Any, folder: Path) -> list[Path]:
             "record": {"content": True},
             "require_approval": {"always": ["echo"]},
         }
-        async with serving(upstream, tabs, {"gpt": ["spare"]}, **settings) as url, http_client(url) as client:
+        async with served_page(upstream, tabs, {"gpt": ["spare"]}, **settings) as url, http_client(url) as client:
             upstream.script("gpt", by_turn(TALK))
             upstream.script("spare", by_turn([replace(each, pace=Pace()) for each in TALK]))
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from callgate.access.keys import mint_key
 from callgate.application import create_app
-from callgate.auth.keys import mint_key
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from tests.harness.configs import config_dict
 from tests.harness.server import serve
 from tests.page.tabs import Tabs
@@ -21,7 +21,7 @@ TOOLS = ("get_weather", "add", "send_mail", "echo")
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def served_page(
     upstream: Upstream, tabs: Tabs, fallbacks: Mapping[str, list[str]] = MappingProxyType({}), /, **options: Any
 ) -> AsyncIterator[str]:
     """Tabs are closed before the server, which would wait for their feeds. `fallbacks` are by model."""

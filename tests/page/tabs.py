@@ -4,7 +4,7 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-PATIENCE = 10_000
+PATIENCE = 30_000
 """Milliseconds to wait for something to appear: the machine may be busy."""
 REFUSED = re.compile(r"Failed to load resource: the server responded with a status of (4|5)\d\d")
 """Chromium writes one such line for every answer that is an error, whether or not the page deals with it."""

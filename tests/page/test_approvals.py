@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.clients import http_client
 from tests.harness.needs import needs
-from tests.page.served import IMG, keyring, say, serving
+from tests.page.served import IMG, keyring, say, served_page
 from tests.page.tabs import Tabs
 from tests.scripted_upstream import Call, Reply, Upstream, by_turn
 
@@ -35,7 +35,7 @@ async def waiting(upstream: Upstream, client: httpx.AsyncClient, text: str, **mo
 
 async def test_an_approved_call_runs_and_every_other_tab_says_by_whom(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(carol={"approve": True}, dave={"approve": True}, user={})
-    async with serving(upstream, tabs, **ASKS, **auth) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, **ASKS, **auth) as url, http_client(url) as client:
         page = await tabs.open(f"{url}/#/approvals", key=keys["carol"])
         other = await tabs.open(f"{url}/#/approvals", key=keys["dave"])
         for each in (page, other):
@@ -61,7 +61,7 @@ async def test_an_approved_call_runs_and_every_other_tab_says_by_whom(upstream: 
 
 
 async def test_a_denied_call_is_answered_with_the_reason(upstream: Upstream, tabs: Tabs) -> None:
-    async with serving(upstream, tabs, **ASKS) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, **ASKS) as url, http_client(url) as client:
         page = await tabs.open(f"{url}/#/approvals")
         async with waiting(upstream, client, "x"):
             reason = page.get_by_label("Reason")
@@ -76,7 +76,7 @@ async def test_a_denied_call_is_answered_with_the_reason(upstream: Upstream, tab
 
 
 async def test_a_click_on_a_card_that_has_just_moved_decides_nothing(upstream: Upstream, tabs: Tabs) -> None:
-    async with serving(upstream, tabs, **ASKS) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, **ASKS) as url, http_client(url) as client:
         page = await tabs.open(f"{url}/#/approvals")
         await page.get_by_text("No call waits for a person.").wait_for()
         await page.evaluate(
@@ -92,7 +92,7 @@ async def test_a_click_on_a_card_that_has_just_moved_decides_nothing(upstream: U
 
 
 async def test_what_has_changed_between_the_list_and_the_click_is_not_run(upstream: Upstream, tabs: Tabs) -> None:
-    async with serving(upstream, tabs, **ASKS) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, **ASKS) as url, http_client(url) as client:
         page = await tabs.open(url)
         await page.get_by_text("● live").wait_for()
 
@@ -121,7 +121,7 @@ async def test_what_has_changed_between_the_list_and_the_click_is_not_run(upstre
 
 async def test_the_playground_and_the_run_show_the_wait_for_a_person(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", by_turn([Reply(calls=[Call("echo", {"text": "x"})]), Reply(text="So be it.")]))
-    async with serving(upstream, tabs, **ASKS) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, **ASKS) as url, http_client(url) as client:
         page = await tabs.open(url)
         await say(page)
         await page.get_by_text("waiting for approval").wait_for()
@@ -148,7 +148,7 @@ async def test_a_card_shows_the_very_arguments_that_will_run(upstream: Upstream,
         "stdin": "json",
         "parameters": OBJECT,
     }
-    async with serving(upstream, tabs, tools=[echo], **ASKS) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, tools=[echo], **ASKS) as url, http_client(url) as client:
         page = await tabs.open(f"{url}/#/approvals")
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
         said = await page.get_by_role("article", name="echo waits").locator("pre").inner_text()
@@ -163,7 +163,7 @@ async def test_a_card_shows_the_very_arguments_that_will_run(upstream: Upstream,
 
 async def test_a_key_that_may_not_decide_sees_why(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(user={})
-    async with serving(upstream, tabs, **auth) as url:
+    async with served_page(upstream, tabs, **auth) as url:
         page = await tabs.open(f"{url}/#/approvals", key=keys["user"])
         await page.get_by_text("This key may not decide about calls").wait_for()
         assert await page.title() == "Approvals · Callgate"

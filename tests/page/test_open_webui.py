@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from callgate.application import create_app
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from tests.harness.configs import config_dict
 from tests.harness.needs import needs
 from tests.harness.process import child

@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos.scale import held_to
 from tests.harness.needs import needs
-from tests.page.served import IMG, answered, ask, keyring, say, serving
+from tests.page.served import IMG, answered, ask, keyring, say, served_page
 from tests.page.tabs import Tabs
 from tests.scripted_upstream import Call, Cut, Hang, Hold, Pace, Reply, Shape, Upstream
 
@@ -32,7 +32,7 @@ WATCH = """() => {
 
 async def test_a_call_is_seen_growing_before_its_verdict(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", [Reply(calls=[OSLO], shape=Shape(piece=4), pace=Pace(between=0.05)), Reply(text="4 degrees.")])
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(url)
         await page.evaluate(WATCH)
         await ask(page, "How is Oslo?")
@@ -54,7 +54,7 @@ async def test_a_call_is_seen_growing_before_its_verdict(upstream: Upstream, tab
 async def test_what_may_be_tried_needs_the_tools_that_are_there(
     upstream: Upstream, tabs: Tabs, tools: Sequence[Any], tries: list[str]
 ) -> None:
-    async with serving(upstream, tabs, tools=tools) as url:
+    async with served_page(upstream, tabs, tools=tools) as url:
         page = await tabs.open(url)
         buttons = page.locator(".tries button")
         await buttons.first.wait_for()
@@ -67,7 +67,7 @@ async def test_a_verdict_waits_for_the_end_of_the_turn(upstream: Upstream, tabs:
     gate = asyncio.Event()
     held = Pace(hold=Hold(gate, after=3))
     upstream.script("m", [Reply(calls=[OSLO], shape=Shape(one_chunk=True), pace=held), Reply(text="4 degrees.")])
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(url)
         await say(page)
         call = page.locator(".trace .call")
@@ -83,7 +83,7 @@ async def test_a_verdict_waits_for_the_end_of_the_turn(upstream: Upstream, tabs:
 async def test_a_call_that_was_cut_off_is_red_with_its_flaw_and_never_runs(upstream: Upstream, tabs: Tabs) -> None:
     cut = Call("send_mail", '{"to": "bob@example.com", "subj', id="call_cut")
     upstream.script("m", [Reply(calls=[cut], finish="length"), Reply(text="Sorry.")])
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(url)
         await page.evaluate(WATCH)
         await ask(page)
@@ -104,7 +104,7 @@ async def test_calls_whose_fragments_take_turns_grow_in_rows_of_their_own(upstre
     calls = [OSLO, Call("add", {"a": 4, "b": 38}, id="call_add")]
     shape = Shape(piece=4, interleave=True)
     upstream.script("m", [Reply(calls=calls, shape=shape, pace=Pace(between=0.02)), Reply(text="Both.")])
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(url)
         await page.evaluate(WATCH)
         await ask(page)
@@ -123,7 +123,7 @@ async def test_what_a_hostile_model_or_tool_writes_stays_text(upstream: Upstream
     echoed = Call("echo", {"text": IMG}, id="call_1")
     named = Call(IMG, {}, id="call_2")
     upstream.script("m", [Reply(calls=[echoed, named]), Reply(text=IMG)])
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(url)
         await ask(page, IMG)
         await page.locator(".messages .assistant").get_by_text(IMG).wait_for()
@@ -144,7 +144,7 @@ async def test_what_a_hostile_model_or_tool_writes_stays_text(upstream: Upstream
 
 async def test_stop_closes_the_request_upstream(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", [Reply(text="a long story that", fault=Hang(after=3))])
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(url)
         await say(page)
         [asked] = await upstream.requests.wait(1)
@@ -164,7 +164,7 @@ async def test_a_refusal_before_the_first_byte_is_shown_with_its_status(upstream
         "error": {"message": "Incorrect API key provided.", "type": "invalid_request_error", "code": "invalid_api_key"}
     }
     upstream.script("m", [Reply(status=401, body=body)], repeat_last=True)
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(url)
         await ask(page)
         said = await page.get_by_role("alert").inner_text()
@@ -176,7 +176,7 @@ async def test_a_refusal_before_the_first_byte_is_shown_with_its_status(upstream
 
 async def test_a_stream_that_breaks_keeps_its_text_and_says_where(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", [Reply(text="It was a dark and stormy night", fault=Cut(after=3))], repeat_last=True)
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(url)
         await ask(page)
         answer = page.locator(".messages .assistant")
@@ -191,7 +191,7 @@ async def test_a_megabyte_of_arguments_in_ten_thousand_fragments_leaves_the_page
     big = Call("echo", {"text": "x" * 1_000_000}, id="call_big")
     held = Pace(hold=Hold(gate, after=8_000))
     upstream.script("m", [Reply(calls=[big], shape=Shape(piece=100), pace=held), Reply(text="Done.")])
-    async with serving(upstream, tabs, limits={"argument_bytes": 4_000_000}) as url:
+    async with served_page(upstream, tabs, limits={"argument_bytes": 4_000_000}) as url:
         page = await tabs.open(url)
         await say(page)
         await page.get_by_text(re.compile(r"7\d\d\d fragments")).wait_for()
@@ -211,7 +211,7 @@ async def test_a_megabyte_of_arguments_in_ten_thousand_fragments_leaves_the_page
 
 async def test_what_is_copied_as_curl_is_the_request_without_a_key(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", [Reply(text="fine")], repeat_last=True)
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(url, permissions=["clipboard-read", "clipboard-write"])
         await ask(page, "it's me")
         copied: dict[str, Any] = {}
@@ -234,7 +234,7 @@ async def test_what_is_copied_as_curl_is_the_request_without_a_key(upstream: Ups
 
 async def test_a_key_that_may_see_no_run_is_answered_all_the_same(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(alice={})
-    async with serving(upstream, tabs, **auth) as url:
+    async with served_page(upstream, tabs, **auth) as url:
         page = await tabs.open(url, key=keys["alice"])
         for _ in range(2):  # streamed, and whole
             upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2}, id="c")]), Reply(text="It is three.")])

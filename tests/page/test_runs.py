@@ -16,7 +16,7 @@ from callgate.recorder.last_hour import minute_of
 from tests.chaos.scale import held_to
 from tests.harness.clients import http_client
 from tests.harness.needs import needs
-from tests.page.served import IMG, keyring, serving
+from tests.page.served import IMG, keyring, served_page
 from tests.page.tabs import Tabs
 from tests.recordings import load
 from tests.scripted_upstream import Call, Reply, Upstream
@@ -41,7 +41,7 @@ def kept_in(folder: Path) -> bytes:
 
 
 async def test_a_run_that_others_start_appears_without_asking_again(upstream: Upstream, tabs: Tabs) -> None:
-    async with serving(upstream, tabs) as url, http_client(url) as client:
+    async with served_page(upstream, tabs) as url, http_client(url) as client:
         page = await tabs.open(f"{url}/#/runs")
         await page.get_by_text("● live").wait_for()
         await page.get_by_text("No runs yet.").wait_for()
@@ -54,7 +54,7 @@ async def test_a_run_that_others_start_appears_without_asking_again(upstream: Up
 
 async def test_two_hundred_runs_leave_the_row_under_the_mouse_where_it_is(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", lambda asked: TURNS[min(asked.turn, 1)])
-    async with serving(upstream, tabs) as url, http_client(url) as client:
+    async with served_page(upstream, tabs) as url, http_client(url) as client:
         await client.post("/v1/chat/completions", json=QUESTION)
         page = await tabs.open(f"{url}/#/runs")
         await page.get_by_text("● live").wait_for()
@@ -77,7 +77,7 @@ async def test_the_last_hour_is_a_strip_with_what_failed_in_red(
 ) -> None:
     now = minute_of(time.time())
     monkeypatch.setattr("callgate.recorder.last_hour.minute_of", lambda moment: now)  # no minute ends meanwhile
-    async with serving(upstream, tabs) as url, http_client(url) as client:
+    async with served_page(upstream, tabs) as url, http_client(url) as client:
         await run_of(client, upstream)
         await run_of(client, upstream, [Reply(status=400, body={"error": {"message": "no"}})])
         page = await tabs.open(f"{url}/#/runs")
@@ -91,7 +91,7 @@ async def test_the_last_hour_is_a_strip_with_what_failed_in_red(
 
 
 async def test_filters_are_in_the_address_and_an_empty_list_says_why(upstream: Upstream, tabs: Tabs) -> None:
-    async with serving(upstream, tabs) as url, http_client(url) as client:
+    async with served_page(upstream, tabs) as url, http_client(url) as client:
         await run_of(client, upstream)
         await run_of(client, upstream, [Reply(calls=[Call("add", '{"a": 2, "b"')]), Reply(text="Oh.")])
         page = await tabs.open(f"{url}/#/runs")
@@ -121,7 +121,7 @@ async def test_the_parts_of_a_turn_add_up_and_a_fallback_shows_who_failed(upstre
     upstream.script("m", [Reply(status=500, body={"error": {"message": "down"}})], repeat_last=True)
     both = [ADD, Call("get_weather", {"city": "Oslo"}, id="call_oslo")]
     upstream.script("spare", [Reply(calls=both), Reply(text="It is 5.")])
-    async with serving(upstream, tabs, {"m": ["spare"]}, models=["m", "spare"]) as url:
+    async with served_page(upstream, tabs, {"m": ["spare"]}, models=["m", "spare"]) as url:
         async with http_client(url) as client:
             run = (await client.post("/v1/chat/completions", json=QUESTION)).headers["x-callgate-run"]
             row = (await client.get(f"/v1/runs/{run}")).json()
@@ -153,7 +153,7 @@ async def test_the_parts_of_a_turn_add_up_and_a_fallback_shows_who_failed(upstre
 
 async def test_a_failed_run_says_why_and_one_that_was_kept_what_was_asked(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", [Reply(status=401, body={"error": {"message": "no such account"}})])
-    async with serving(upstream, tabs, **CONTENT) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, **CONTENT) as url, http_client(url) as client:
         failed = (await client.post("/v1/chat/completions", json=QUESTION)).headers["x-callgate-run"]
         answered = await run_of(client, upstream, [Reply(calls=[ADD]), Reply(text="It is 5.")])
         page = await tabs.open(f"{url}/#/run/{failed}")
@@ -178,7 +178,7 @@ async def test_a_huge_run_is_shown_whole_and_scrolls(upstream: Upstream, tabs: T
         for turn in range(10)
     ]
     loop = {"max_iterations": 20}
-    async with serving(upstream, tabs, loop=loop) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, loop=loop) as url, http_client(url) as client:
         run = await run_of(client, upstream, [*many, Reply(text="Done.")])
         page = await tabs.open(f"{url}/#/runs")
         await page.get_by_role("link", name="answered").wait_for()
@@ -213,7 +213,7 @@ async def test_without_content_no_text_is_in_the_page_the_file_or_an_answer(
     secret = "PLANTED-WORD"
     turns = [Reply(calls=[Call("echo", {"text": secret}, id="call_echo")]), Reply(text=f"said {secret}")]
     question = {"model": "m", "messages": [{"role": "user", "content": secret}]}
-    async with serving(upstream, tabs, data_dir=str(tmp_path)) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, data_dir=str(tmp_path)) as url, http_client(url) as client:
         upstream.script("m", turns)
         run = (await client.post("/v1/chat/completions", json=question)).headers["x-callgate-run"]
         page = await tabs.open(f"{url}/#/run/{run}?call=call_echo")
@@ -248,7 +248,7 @@ async def test_without_content_no_text_is_in_the_page_the_file_or_an_answer(
 
 async def test_a_secret_that_a_tool_echoes_is_masked_everywhere(upstream: Upstream, tabs: Tabs, tmp_path: Path) -> None:
     turns = [Reply(calls=[Call("echo", {"text": f"the key is {SECRET}"}, id="call_echo")]), Reply(text="told")]
-    async with serving(upstream, tabs, data_dir=str(tmp_path), **CONTENT) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, data_dir=str(tmp_path), **CONTENT) as url, http_client(url) as client:
         run = await run_of(client, upstream, turns)
         page = await tabs.open(f"{url}/#/run/{run}?tab=conversation")
         await page.get_by_text("the key is").first.wait_for()
@@ -262,7 +262,7 @@ async def test_a_secret_that_a_tool_echoes_is_masked_everywhere(upstream: Upstre
 
 async def test_a_key_that_sees_its_own_runs_sees_no_other(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(alice={"see": "own"}, bob={"see": "own"}, carl={})
-    async with serving(upstream, tabs, **auth, **CONTENT) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, **auth, **CONTENT) as url, http_client(url) as client:
         by = {name: {"authorization": f"Bearer {key}"} for name, key in keys.items()}
         bobs = await run_of(client, upstream, headers=by["bob"])
         page = await tabs.open(f"{url}/#/runs", key=keys["alice"])
@@ -288,7 +288,7 @@ async def test_a_key_that_sees_its_own_runs_sees_no_other(upstream: Upstream, ta
 async def test_a_replay_with_recorded_results_runs_nothing_and_links_both_ways(
     upstream: Upstream, tabs: Tabs, tmp_path: Path
 ) -> None:
-    async with serving(upstream, tabs, models=["m", "other"], data_dir=str(tmp_path), **CONTENT) as url:
+    async with served_page(upstream, tabs, models=["m", "other"], data_dir=str(tmp_path), **CONTENT) as url:
         async with http_client(url) as client:
             run = await run_of(client, upstream)
         upstream.script("other", [Reply(calls=[Call("add", {"b": 3, "a": 2})]), Reply(text="Five.")])
@@ -314,7 +314,7 @@ async def test_a_replay_with_recorded_results_runs_nothing_and_links_both_ways(
 
 async def test_a_run_that_was_cut_offers_no_replay_and_shows_the_reason(upstream: Upstream, tabs: Tabs) -> None:
     turns = [Reply(calls=[Call("echo", {"text": "x" * 2000})]), Reply(text="told")]
-    async with serving(upstream, tabs, record={"content": True, "content_bytes": 300}) as url:
+    async with served_page(upstream, tabs, record={"content": True, "content_bytes": 300}) as url:
         async with http_client(url) as client:
             run = await run_of(client, upstream, turns)
         page = await tabs.open(f"{url}/#/run/{run}")
@@ -325,7 +325,7 @@ async def test_a_run_that_was_cut_offers_no_replay_and_shows_the_reason(upstream
 async def test_what_is_exported_is_what_was_asked_for_and_can_be_used(
     upstream: Upstream, tabs: Tabs, tmp_path: Path
 ) -> None:
-    async with serving(upstream, tabs, **CONTENT) as url:
+    async with served_page(upstream, tabs, **CONTENT) as url:
         async with http_client(url) as client:
             run = await run_of(client, upstream)
         page = await tabs.open(f"{url}/#/run/{run}")
@@ -350,7 +350,7 @@ async def test_what_is_exported_is_what_was_asked_for_and_can_be_used(
 async def test_a_call_is_shown_as_written_as_read_and_as_sent_to_the_model(upstream: Upstream, tabs: Tabs) -> None:
     fenced = Call("add", '```json\n{"a": "2", "b": 3}\n```', id="call_fenced")
     broken = Call("add", {"a": "many", "b": 3}, id="call_broken")
-    async with serving(upstream, tabs, **CONTENT) as url:
+    async with served_page(upstream, tabs, **CONTENT) as url:
         async with http_client(url) as client:
             run = await run_of(client, upstream, [Reply(calls=[fenced, broken], finish="stop"), Reply(text="5")])
         page = await tabs.open(f"{url}/#/run/{run}")
@@ -376,7 +376,7 @@ async def test_a_call_is_shown_as_written_as_read_and_as_sent_to_the_model(upstr
 
 
 async def test_a_hostile_address_stays_text(upstream: Upstream, tabs: Tabs) -> None:
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(f"{url}/#/runs?model={IMG}&state={IMG}")
         await page.get_by_text("No run matches").wait_for()
         for path, said in (("run", "was recorded here"), ("compare/x", "was recorded here"), ("tools", "get_weather")):
@@ -390,7 +390,7 @@ async def test_a_hostile_address_stays_text(upstream: Upstream, tabs: Tabs) -> N
 
 
 async def test_what_was_recorded_of_a_run_is_deleted_after_a_question(upstream: Upstream, tabs: Tabs) -> None:
-    async with serving(upstream, tabs) as url, http_client(url) as client:
+    async with served_page(upstream, tabs) as url, http_client(url) as client:
         run = await run_of(client, upstream)
         page = await tabs.open(f"{url}/#/run/{run}")
         await page.get_by_role("button", name="Delete").click()  # a question that nobody answers is a no

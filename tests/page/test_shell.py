@@ -13,8 +13,8 @@ from tests.chaos.scale import held_to
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
-from tests.harness.process import serving as serving_process
-from tests.page.served import IMG, ask, keyring, serving
+from tests.harness.process import serving_command
+from tests.page.served import IMG, ask, keyring, served_page
 from tests.page.tabs import Tabs
 from tests.scripted_upstream import Call, Reply, Upstream
 
@@ -26,7 +26,7 @@ SHOUT = Call("echo", {"text": "wide" * 100}, id="call_shout")
 
 
 async def test_it_opens_without_a_console_message_or_a_request_elsewhere(upstream: Upstream, tabs: Tabs) -> None:
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(url)
         await page.get_by_text("● live").wait_for()
         for name in PAGES:
@@ -47,7 +47,7 @@ async def test_an_answer_that_comes_after_its_page_was_left_is_not_drawn_over_th
         await gate.wait()
         await route.continue_()
 
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(f"{url}/#/usage")
         await page.get_by_text("Nothing was used").wait_for()
         await page.route("**/v1/models", delayed)
@@ -68,7 +68,7 @@ async def test_without_a_key_there_is_the_shell_alone_and_a_wrong_key_is_not_kep
     upstream: Upstream, tabs: Tabs
 ) -> None:
     keys, auth = keyring(alice={"see": "all"})
-    async with serving(upstream, tabs, **auth) as url:
+    async with served_page(upstream, tabs, **auth) as url:
         page = await tabs.open(url)
         dialog = page.get_by_role("dialog")
         await dialog.get_by_text("This server asks for a key.").wait_for()
@@ -88,7 +88,7 @@ async def test_without_a_key_there_is_the_shell_alone_and_a_wrong_key_is_not_kep
 
 async def test_it_shows_the_name_and_rights_of_its_key(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(alice={"see": "own", "tools": ["get_*"]}, boss={"admin": True})
-    async with serving(upstream, tabs, **auth) as url:
+    async with served_page(upstream, tabs, **auth) as url:
         page = await tabs.open(url, key=keys["alice"])
         button = page.get_by_role("button", name="Key: alice")
         await button.click()
@@ -98,7 +98,7 @@ async def test_it_shows_the_name_and_rights_of_its_key(upstream: Upstream, tabs:
         await dialog.get_by_role("button", name="Use it").click()
         await page.get_by_role("button", name="Key: boss").wait_for()
         title = await page.get_by_role("button", name="Key: boss").get_attribute("title")
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(url)
         nobody = await page.get_by_role("button", name="Key: none").get_attribute("title")
 
@@ -108,7 +108,7 @@ async def test_it_shows_the_name_and_rights_of_its_key(upstream: Upstream, tabs:
 
 async def test_a_key_that_a_link_brings_is_not_used_unasked(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(mallory={"see": "own"})
-    async with serving(upstream, tabs, **auth) as url:
+    async with served_page(upstream, tabs, **auth) as url:
         page = await tabs.open(f"{url}/#key={keys['mallory']}")
         await page.get_by_text("This link brings a key").wait_for()
         asked = [each for each in tabs.requests if "/v1/" in each]
@@ -124,7 +124,7 @@ async def test_the_key_is_in_no_url_cookie_store_log_or_export(
 ) -> None:
     keys, auth = keyring(alice={"see": "all"})
     upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2})]), Reply(text="3")])
-    async with serving(upstream, tabs, record={"content": True}, **auth) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, record={"content": True}, **auth) as url, http_client(url) as client:
         page = await tabs.open(url, key=keys["alice"])
         await ask(page)
         address = page.url
@@ -145,7 +145,7 @@ async def test_the_key_is_in_no_url_cookie_store_log_or_export(
 
 
 async def test_nothing_can_write_markup_into_it(upstream: Upstream, tabs: Tabs) -> None:
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(url)
         said = await page.evaluate(
             """(text) => { try { document.body.innerHTML = text; return "written"; } catch (e) { return e.name; } }""",
@@ -207,7 +207,7 @@ async def test_a_page_on_another_port_gets_nothing_from_a_server_without_keys(up
         writer.close()
 
     other = await asyncio.start_server(evil, "127.0.0.1", 0)
-    async with other, serving(upstream, tabs) as url, http_client(url) as client:
+    async with other, served_page(upstream, tabs) as url, http_client(url) as client:
         page = await tabs.open(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}/")
         found = await page.evaluate(ATTACK, url)
         runs = (await client.get("/v1/runs")).json()["data"]
@@ -222,7 +222,7 @@ async def test_a_server_that_ends_sends_five_tabs_away_at_once_and_they_find_the
 ) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(as_yaml(config_dict(upstream.url)), encoding="utf-8")
-    async with serving_process(config) as child:
+    async with serving_command(config) as child:
         url = child.url
         pages = [await tabs.open(f"{url}/#/runs") for _ in range(5)]
         for page in pages:
@@ -234,7 +234,7 @@ async def test_a_server_that_ends_sends_five_tabs_away_at_once_and_they_find_the
         for page in pages:
             await page.get_by_text("○ restarting").wait_for()
         lines = child.log
-    async with serving_process(config, "--port", url.rpartition(":")[2]) as again:
+    async with serving_command(config, "--port", url.rpartition(":")[2]) as again:
         await pages[0].get_by_text("● live").wait_for(timeout=20_000)
         assert again.url == url
         await tabs.close()
@@ -254,7 +254,7 @@ async def test_no_page_has_a_serious_barrier(upstream: Upstream, tabs: Tabs, axe
         "record": {"content": True},
         "require_approval": {"always": ["echo"]},
     }
-    async with serving(upstream, tabs, **options) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, **options) as url, http_client(url) as client:
         question = {"model": LONG, "messages": [{"role": "user", "content": "wide" * 200}]}
         failed = (await client.post("/v1/chat/completions", json=question)).headers["x-callgate-run"]
         waiting = asyncio.create_task(client.post("/v1/chat/completions", json=question))
@@ -292,7 +292,7 @@ async def test_no_page_has_a_serious_barrier(upstream: Upstream, tabs: Tabs, axe
 
 async def test_it_can_be_worked_by_keyboard_alone(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2}, id="c")]), Reply(text="It is three.")])
-    async with serving(upstream, tabs) as url:
+    async with served_page(upstream, tabs) as url:
         page = await tabs.open(url)
         await page.keyboard.press("Tab")
         assert await page.evaluate("() => document.activeElement.className") == "skip"

@@ -7,10 +7,10 @@ import pytest
 
 from tests.harness.clients import http_client
 from tests.harness.needs import needs
-from tests.page.served import IMG, PRICE, keyring, serving
+from tests.page.served import IMG, PRICE, keyring, served_page
 from tests.page.tabs import Tabs
 from tests.scripted_upstream import Call, Reply, Upstream
-from tests.tools.kinds import RAW_MCP
+from tests.tools.executor_kinds import RAW_MCP
 
 pytestmark = [pytest.mark.anyio, needs("environment:page", "chromium-headless-shell")]
 
@@ -46,7 +46,7 @@ def cat(name: str, parameters: Any, **more: Any) -> dict[str, Any]:
 
 
 async def test_a_form_sends_what_the_schema_wants(upstream: Upstream, tabs: Tabs) -> None:
-    async with serving(upstream, tabs, tools=[cat("shape", FIELDS, safety="read_only")]) as url:
+    async with served_page(upstream, tabs, tools=[cat("shape", FIELDS, safety="read_only")]) as url:
         page = await tabs.open(f"{url}/#/tools/shape")
         form = page.get_by_role("form", name="Call shape")
         await form.get_by_role("button", name="Call it").click()
@@ -72,7 +72,7 @@ async def test_a_form_sends_what_the_schema_wants(upstream: Upstream, tabs: Tabs
 async def test_a_schema_that_is_no_plain_object_gets_an_editor_and_the_gate_answers(
     upstream: Upstream, tabs: Tabs
 ) -> None:
-    async with serving(upstream, tabs, tools=[cat("union", UNION, safety="read_only")]) as url:
+    async with served_page(upstream, tabs, tools=[cat("union", UNION, safety="read_only")]) as url:
         page = await tabs.open(f"{url}/#/tools/union")
         editor = page.get_by_label("Arguments, as a model might write them")
         await editor.fill('{"a": 1')
@@ -86,18 +86,21 @@ async def test_a_schema_that_is_no_plain_object_gets_an_editor_and_the_gate_answ
 
 
 async def test_the_tokens_of_the_tools_are_shown_for_each_model(upstream: Upstream, tabs: Tabs) -> None:
-    async with serving(upstream, tabs, models=["gpt", "spare"], entry={"tools": ["add"]}) as url:
+    async with served_page(upstream, tabs, models=["gpt", "spare"], entry={"tools": ["add"]}) as url:
         page = await tabs.open(f"{url}/#/tools")
         line = page.get_by_text("it reads with every request")
         await line.wait_for()
-        said, cells = await line.inner_text(), await page.get_by_role("row", name="add").locator("td").all_inner_texts()
-
-    assert f"gpt, spare: 1 tool, ≈ {cells[4]} tokens." in said
+        said = await line.inner_text()
+        tokens = [
+            int((await page.get_by_role("row", name=name).locator("td").all_inner_texts())[4])
+            for name in ("add", "read_more")
+        ]
+    assert f"gpt, spare: 2 tools, ≈ {sum(tokens)} tokens." in said
 
 
 async def test_a_key_that_may_call_no_tool_is_offered_no_form(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(alice={}, boss={"admin": True})
-    async with serving(upstream, tabs, **auth) as url:
+    async with served_page(upstream, tabs, **auth) as url:
         for name, forms in (("alice", 0), ("boss", 1)):
             page = await tabs.open(f"{url}/#/tools/add", key=keys[name])
             await page.get_by_text("As sent to a model (all of it)").wait_for()
@@ -107,7 +110,7 @@ async def test_a_key_that_may_call_no_tool_is_offered_no_form(upstream: Upstream
 
 
 async def test_a_call_without_a_model_has_no_price(upstream: Upstream, tabs: Tabs) -> None:
-    async with serving(upstream, tabs) as url, http_client(url) as client:
+    async with served_page(upstream, tabs) as url, http_client(url) as client:
         await client.post("/v1/tools/add/call", json={"arguments": {"a": 1, "b": 2}})
         page = await tabs.open(f"{url}/#/runs")
         row = page.get_by_role("row", name="answered")
@@ -118,7 +121,7 @@ async def test_a_call_without_a_model_has_no_price(upstream: Upstream, tabs: Tab
 
 
 async def test_a_tool_that_writes_asks_before_it_is_called(upstream: Upstream, tabs: Tabs) -> None:
-    async with serving(upstream, tabs) as url, http_client(url) as client:
+    async with served_page(upstream, tabs) as url, http_client(url) as client:
         page = await tabs.open(f"{url}/#/tools/send_mail")
         asked: list[str] = []
 
@@ -139,8 +142,8 @@ async def test_a_tool_that_writes_asks_before_it_is_called(upstream: Upstream, t
 
 
 async def test_a_server_that_dies_is_shown_down_and_back_without_reloading(upstream: Upstream, tabs: Tabs) -> None:
-    server = {"command": sys.executable, "args": ["-S", str(RAW_MCP)]}
-    async with serving(upstream, tabs, mcp_servers={"raw": server}) as url, http_client(url) as client:
+    server = {"command": sys.executable, "args": ["-S", str(RAW_MCP)], "require_approval": "never"}
+    async with served_page(upstream, tabs, mcp_servers={"raw": server}) as url, http_client(url) as client:
         page = await tabs.open(f"{url}/#/tools")
         await page.get_by_text("● live").wait_for()
         row = page.get_by_role("table", name="Servers").get_by_role("row", name="raw")
@@ -164,7 +167,7 @@ async def test_models_say_how_they_are_reached_what_they_cost_and_whether_they_a
     upstream.script("m", [Reply(text="OK")])
     upstream.script("bad", [Reply(status=401, body={"error": {"message": IMG}})], repeat_last=True)
     entry = {"model_info": PRICE, "concurrency": 8}
-    async with serving(upstream, tabs, models=["m", "bad"], entry=entry) as url:
+    async with served_page(upstream, tabs, models=["m", "bad"], entry=entry) as url:
         page = await tabs.open(f"{url}/#/models")
         await page.get_by_role("button", name="Ask m").click()
         await page.get_by_text("answers in").wait_for()
@@ -186,7 +189,7 @@ async def test_the_share_of_tokens_is_a_share_of_all_of_them(upstream: Upstream,
     keys, auth = keyring(boss={"admin": True}, user={})
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     upstream.script("m", [Reply(text="hi", usage=usage)], repeat_last=True)
-    async with serving(upstream, tabs, **auth) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, **auth) as url, http_client(url) as client:
         for name in ("boss", "user", "user"):
             head = {"authorization": f"Bearer {keys[name]}"}
             question = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -201,7 +204,7 @@ async def test_the_share_of_tokens_is_a_share_of_all_of_them(upstream: Upstream,
 async def test_keys_and_what_they_used_are_listed_without_a_secret(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(boss={"admin": True, "approve": True}, user={"budget_per_day": 5.0, "models": ["m"]})
     upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2})]), Reply(text="3")])
-    async with serving(upstream, tabs, **auth) as url, http_client(url) as client:
+    async with served_page(upstream, tabs, **auth) as url, http_client(url) as client:
         head = {"authorization": f"Bearer {keys['user']}"}
         question = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
         assert (await client.post("/v1/chat/completions", json=question, headers=head)).status_code == 200

@@ -15,11 +15,11 @@ from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent
 from callgate.conversation.ports import ModelRequest, Passthrough
 from callgate.conversation.turn import TurnBuilder
+from callgate.models.direct.chunks import ChunkReader, read_completion
 from callgate.text_calls import families, prompted
 from callgate.text_calls.prompted import PromptedModel
 from callgate.text_calls.thinking import ThinkingMemory
 from callgate.tools.schema import SchemaError, compile_schema
-from callgate.upstream.chunks import ChunkReader, read_completion
 
 Case: TypeAlias = Mapping[str, Any]
 
@@ -99,8 +99,8 @@ async def _read_text(case: Case, reading: Family, batches: Iterable[Sequence[Mod
     )
     builder = _builder(case)
     # Past the check of the request: some projects' cases have tools with names that OpenAI refuses.
-    asked = prompted._prompted_ask(ask, model._style, constrain=False)
-    async with model._ask_prompted(asked) as answer:
+    asked = prompted._prompted_request(ask, model._style, constrain=False)
+    async with model._send_prompted(asked) as answer:
         async for batch in answer:
             builder.feed(batch)
     return _read(builder)
@@ -154,8 +154,8 @@ class _ScriptedModel:
         self._batches = batches
 
     @asynccontextmanager
-    async def ask(
-        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    async def send(
+        self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AsyncIterator["_ScriptedAnswer"]:
         yield _ScriptedAnswer(self._batches)
 

@@ -1,5 +1,5 @@
 from callgate.recorder.last_hour import MINUTES, ROWS_PER_MINUTE, LastHour
-from callgate.recorder.row import KeyUsage
+from callgate.recorder.usage import KeyUsage
 
 NOON = 1_795_089_600.0
 """2026-11-19T12:00Z"""

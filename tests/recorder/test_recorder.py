@@ -9,7 +9,6 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from callgate.api.conversation import emit_to_listeners
 from callgate.calls.outcome import Returned
 from callgate.calls.states import BrokenCall, Finding, Flaw, FlawDetail, ReadyCall
 from callgate.conversation.events import (
@@ -26,35 +25,35 @@ from callgate.conversation.events import (
     TurnEnded,
     TurnStarted,
 )
-from callgate.conversation.ports import APPROVAL_GIVEN, APPROVAL_WANTED
-from callgate.conversation.prices import MOST_TOKENS, Price
-from callgate.recorder.packed import PackedRun
-from callgate.recorder.packing import Mask
-from callgate.recorder.recorder import (
-    BACKLOG_BYTES,
-    FEED_BACKLOG,
-    IN_MEMORY,
-    IN_MEMORY_BYTES,
-    PACKED_TOGETHER,
-    Recorder,
-)
-from callgate.recorder.recording import PACKED_AT_ONCE, RecordPolicy, RunRecording, TextsListener
-from callgate.recorder.row import Kept, Recording, RunRow
-from callgate.recorder.store import FILE, RunFilter, RunStore, StoreUnusable, day_of
+from callgate.conversation.listeners import emit_to_listeners
+from callgate.conversation.ports import APPROVED
+from callgate.conversation.prices import Price
+from callgate.conversation.usage import MOST_TOKENS, Usage
+from callgate.recorder import backlog
+from callgate.recorder.backlog import FellBehind
+from callgate.recorder.ended_run import EndedRun
+from callgate.recorder.events import Mask
+from callgate.recorder.newest_runs import IN_MEMORY, IN_MEMORY_BYTES
+from callgate.recorder.recorder import Recorder
+from callgate.recorder.recording import ENCODED_AT_ONCE, EventsListener, RunRecording, TextsListener
+from callgate.recorder.run_filter import RunFilter
+from callgate.recorder.store import FILE, RunStore, StoreDamaged, StoreUnusable, day_of
+from callgate.recorder.writer import BACKLOG_BYTES, ENCODED_TOGETHER
+from callgate.records.policy import RecordPolicy
+from callgate.records.row import Kept, RecordedRun, RunRow
 
 pytestmark = pytest.mark.anyio
 
 CALL = ReadyCall("call_1", "clock", {"zone": "planted-secret"}, '{"zone": "planted-secret"}')
 BROKEN = BrokenCall("call_2", "send", Flaw.TRUNCATED, '{"to": "bo')
-USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+SMALL = Usage({"prompt_tokens": 7, "completion_tokens": 3})
+USAGE = Usage({"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}})
 EVENTS = (
     TurnStarted(0),
-    TurnEnded(
-        0, TurnAccount(("stop",), (), (CALL,), (), (BROKEN,), {"prompt_tokens": 7, "completion_tokens": 3}, 0.25)
-    ),
+    TurnEnded(0, TurnAccount(("stop",), (), (CALL,), (), (BROKEN,), SMALL, 0.25, counts=SMALL.counts())),
     CallStarted(0, CALL, writes=False),
     CallEnded(0, CALL, Returned("it is noon, planted-secret"), 0.125),
-    ChatEnded(Ending(EndingKind.ANSWERED, "stop"), {"prompt_tokens": 7, "completion_tokens": 3}),
+    ChatEnded(Ending(EndingKind.ANSWERED, "stop"), Usage({"prompt_tokens": 7, "completion_tokens": 3})),
 )
 
 
@@ -82,7 +81,7 @@ def recorded(recorder: Recorder, id: str = "run_1", policy: RecordPolicy = EVERY
 def note(recording: RunRecording, event: ChatEvent) -> None:
     """As `emit_to_listeners` does."""
     if recording.has_texts:
-        TextsListener(recording, 0).handle(event)
+        TextsListener(_recording=recording, _choice=0).handle(event)
     recording.note(0, event)
 
 
@@ -93,7 +92,7 @@ def recorded_plain(recorder: Recorder, id: str) -> RunRecording:
     return recording
 
 
-async def written(recorder: Recorder, id: str = "run_1") -> Recording:
+async def run_in_file(recorder: Recorder, id: str = "run_1") -> RecordedRun:
     """The run as the file has it."""
     await recorder.close()
     found = recorder.get(id)
@@ -106,7 +105,7 @@ async def test_a_run_is_seen_while_it_is_under_way_and_after_it_was_written(reco
     assert [row.state for row in recorder.page(RunFilter(), 10)] == ["answered"]
 
     recorder.end(recording)
-    found = await written(recorder)
+    found = await run_in_file(recorder)
 
     assert (found.row.state, found.row.turns, found.row.calls, found.row.broken_calls) == ("answered", 1, 1, 1)
     assert (found.row.tokens_in, found.row.tokens_out, found.row.finish_reason) == (7, 3, "stop")
@@ -124,10 +123,15 @@ async def test_a_run_is_seen_while_it_is_under_way_and_after_it_was_written(reco
 PLAIN = (
     *(
         TurnStarted(0),
-        TurnEnded(0, TurnAccount(("tool_calls",), (Finding.TOOL_CALLS_WITH_STOP,), (CALL,), (), (), USAGE, 0.5)),
+        TurnEnded(
+            0,
+            TurnAccount(
+                ("tool_calls",), (Finding.TOOL_CALLS_WITH_STOP,), (CALL,), (), (), USAGE, 0.5, counts=USAGE.counts()
+            ),
+        ),
     ),
     *(CallStarted(0, CALL, writes=False), CallEnded(0, CALL, Returned("it is noon"), 0.125)),
-    *(TurnStarted(1), TurnEnded(1, TurnAccount(("stop",), (), (), (), (), USAGE, 0.25))),
+    *(TurnStarted(1), TurnEnded(1, TurnAccount(("stop",), (), (), (), (), USAGE, 0.25, counts=USAGE.counts()))),
     ChatEnded(Ending(EndingKind.ANSWERED, "stop"), None),
 )
 
@@ -162,7 +166,7 @@ async def test_streamed_deltas_are_not_recorded():
     async def write(event: ChatEvent) -> None:
         written.append(event)
 
-    emit = emit_to_listeners([], write, recording=recording)
+    emit = emit_to_listeners([EventsListener(_recording=recording, _choice=0)], write)
     for event in (words, *EVENTS):
         await emit(event)
     assert [event for _, _, event in recording.happened] == list(EVENTS)
@@ -182,16 +186,16 @@ async def test_streamed_deltas_are_not_recorded():
 )
 async def test_of_what_a_provider_counts_numbers_are_kept(recorder, counted, kept):
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
-    note(recording, TurnEnded(0, TurnAccount(("stop",), (), (), (), (), counted, 0.25)))
+    note(recording, TurnEnded(0, TurnAccount(("stop",), (), (), (), (), Usage(counted), 0.25)))
     recorder.end(recording)
-    [event] = (await written(recorder)).events
+    [event] = (await run_in_file(recorder)).events
 
     assert event.facts["usage"] == kept
 
 
 async def test_without_content_no_text_is_in_the_file(recorder, tmp_path):
     recorder.end(recorded(recorder))
-    found = await written(recorder)
+    found = await run_in_file(recorder)
 
     assert (found.content, found.row.kept) == ({}, Kept.NOTHING)
     for file in tmp_path.glob(f"{FILE}*"):
@@ -208,9 +212,9 @@ async def test_without_content_only_the_rule_of_a_broken_call_is_kept(recorder, 
         ),
     )
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
-    note(recording, TurnEnded(0, TurnAccount(("stop",), (), (), (), calls, {}, 0.25)))
+    note(recording, TurnEnded(0, TurnAccount(("stop",), (), (), (), calls, Usage({}), 0.25)))
     recorder.end(recording)
-    [event] = (await written(recorder)).events
+    [event] = (await run_in_file(recorder)).events
 
     assert [call["problem"] for call in event.facts["calls"]] == [
         {"rule": "/additionalProperties/type"},
@@ -223,7 +227,7 @@ async def test_with_content_every_text_is_kept_masked(recorder, tmp_path):
     recording = recorded(recorder, policy=RecordPolicy(content_bytes=1000))
     recording.keep_text("request", "hello planted-secret")
     recorder.end(recording)
-    found = await written(recorder)
+    found = await run_in_file(recorder)
 
     assert found.row.kept is Kept.CONTENT
     assert found.content == {
@@ -242,7 +246,7 @@ async def test_of_a_call_that_was_repaired_both_what_was_written_and_what_was_re
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), RecordPolicy(content_bytes=1000))
     note(recording, TurnEnded(0, TurnAccount(("stop",), (), (call,), (), (), None, 0.25)))
     recorder.end(recording)
-    found = await written(recorder)
+    found = await run_in_file(recorder)
 
     assert found.content == {
         "call.call_3.arguments": "{zone: ***}",
@@ -253,13 +257,13 @@ async def test_of_a_call_that_was_repaired_both_what_was_written_and_what_was_re
 async def test_it_is_kept_without_content_when_a_person_was_waited_for(recorder):
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
     for event in (
-        CallProgress(0, CALL, APPROVAL_WANTED + "apr_1", waits_for="apr_1"),
-        CallProgress(0, CALL, APPROVAL_GIVEN, approved=True),
-        CallProgress(0, CALL, str(APPROVAL_GIVEN)),  # in the words of a tool
+        CallProgress(0, CALL, "waiting for approval apr_1", waits_for="apr_1"),
+        CallProgress(0, CALL, APPROVED.message, approved=True),
+        CallProgress(0, CALL, APPROVED.message),  # in the words of a tool
     ):
         note(recording, event)
     recorder.end(recording)
-    found = await written(recorder)
+    found = await run_in_file(recorder)
 
     assert [{name: event.facts[name] for name in event.facts.keys() - {"id"}} for event in found.events] == [
         {"fraction": None, "approval": "apr_1"},
@@ -272,7 +276,7 @@ async def test_a_long_text_is_cut_and_the_run_is_marked(recorder):
     recording = recorded(recorder, policy=RecordPolicy(content_bytes=300))
     recording.keep_text("request", "é" * 300)
     recorder.end(recording)
-    found = await written(recorder)
+    found = await run_in_file(recorder)
 
     assert found.row.kept is Kept.CUT
     assert found.content["request"] == "é" * 150
@@ -283,7 +287,7 @@ async def test_of_a_secret_that_is_cut_not_its_beginning_stays(recorder, before)
     recording = recorded(recorder, policy=RecordPolicy(content_bytes=300))
     recording.keep_text("request", "x" * before + "planted-secret" + "y" * 500)
     recorder.end(recording)
-    found = await written(recorder)
+    found = await run_in_file(recorder)
 
     assert found.row.kept is Kept.CUT
     assert found.content["request"].strip("xy") in {"***", "**", "*"}
@@ -344,16 +348,16 @@ async def test_a_run_that_ends_while_the_recorder_is_closed_is_written(tmp_path)
     is_masking, may_go_on, slow_mask = held_mask()
     recorder = Recorder(slow_mask, tmp_path)
     recorder.end(recorded(recorder, policy=RecordPolicy(content_bytes=100)))
-    recorder._pack()
+    recorder.writer.encode_waiting()
     assert await asyncio.to_thread(is_masking.wait, 5)
     closing = asyncio.create_task(recorder.close())
     await asyncio.sleep(0)
     recorder.end(recorded_plain(recorder, "run_2"))
-    recorder._pack()
+    recorder.writer.encode_waiting()
     may_go_on.set()
     await closing
 
-    assert not recorder.has_waiting
+    assert not recorder.writer.has_waiting
     with contextlib.closing(RunStore(tmp_path)) as store:
         assert store.get("run_2") is not None
 
@@ -409,7 +413,7 @@ async def test_what_waits_to_be_written_is_bounded_by_the_texts_of_its_calls():
 
 
 async def written_until(recorder: Recorder, is_done) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not is_done():  # noqa: ASYNC110 - a thread writes, and emits no event
             await asyncio.sleep(0.01)
 
@@ -427,34 +431,65 @@ async def test_runs_wait_for_a_file_that_cannot_be_written(tmp_path, monkeypatch
         assert {row.id for row in recorder.page(RunFilter(), 10)} == {"run_1", "run_2"}
         other.execute("ROLLBACK")
         recorder.end(recorded(recorder, "run_3"))
-        await written_until(recorder, lambda: not recorder.has_waiting)
+        await written_until(recorder, lambda: not recorder.writer.has_waiting)
         await recorder.close()
     assert [row.id for row in recorder.page(RunFilter(), 10)] == ["run_3", "run_2", "run_1"]
-    assert (dropped, recorder._bytes_in - recorder._bytes_out) == ([], 0)
+    assert (dropped, recorder.writer._bytes) == ([], 0)
     assert [each["event"] for each in log] == ["runs_not_recorded", "runs_recorded_again"]
+
+
+@pytest.mark.parametrize("when", ["at the start", "while it runs"])
+async def test_a_damaged_file_is_set_aside_in_one_line_and_runs_go_into_a_new_one(tmp_path, monkeypatch, when):
+    before = Recorder(mask, tmp_path)
+    for number in range(5):
+        before.end(recorded(before, f"run_of_before_{number}"))
+    await before.close()
+    recorder = Recorder(mask, tmp_path)
+    with capture_logs() as log:
+        if when == "while it runs":
+            recorder.end(recorded(recorder, "run_0"))
+            await written_until(recorder, lambda: not recorder.writer.has_waiting)
+            damaged, add = (tmp_path / FILE).stat().st_ino, RunStore.add
+
+            def add_unless_damaged(store: RunStore, runs: list[EndedRun]) -> None:
+                if store.inode == damaged:
+                    raise StoreDamaged("database disk image is malformed")
+                add(store, runs)
+
+            monkeypatch.setattr(RunStore, "add", add_unless_damaged)
+        else:
+            (tmp_path / FILE).write_bytes(b"\xa5" * 9000)
+            recorder.open()
+            await written_until(recorder, lambda: bool(log))
+        recorder.end(recorded(recorder, "run_1"))
+        await written_until(recorder, lambda: not recorder.writer.has_waiting)
+        recorder.end(recorded(recorder, "run_2"))
+        await recorder.close()
+    assert [(each["event"], each["reason"]) for each in log] == [("runs_file_set_aside", "it is damaged")]
+    with contextlib.closing(RunStore(tmp_path, read_only=True)) as store:
+        assert {"run_1", "run_2"} <= {row.id for row in store.page(RunFilter(), 10)}
+    assert (tmp_path / "runs-damaged.sqlite3").is_file()
 
 
 async def test_runs_that_were_written_are_not_written_again_because_usage_was_not(tmp_path, monkeypatch):
     used, failing = Used(), [True]
     count = RunStore.count
 
-    def count_at_last(store: RunStore, used: object) -> None:
+    def count_at_last(store: RunStore, used: object, hours: object) -> None:
         if failing:
             raise StoreUnusable("the disk is full")
-        count(store, used)  # type: ignore[arg-type]
+        count(store, used, hours)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RunStore, "count", count_at_last)
     recorder = Recorder(mask, tmp_path, counted=lambda: [used])
     recorder.end(recorded_plain(recorder, "run_1"))
-    await written_until(recorder, lambda: not recorder.has_waiting)
+    await written_until(recorder, lambda: not recorder.writer.has_waiting)
     failing.clear()
     recorder.end(recorded_plain(recorder, "run_2"))
     await recorder.close()
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
-        assert database.execute("SELECT (SELECT sum(runs) FROM chunks), count(*) FROM runs").fetchone() in [
-            (2, 0),
-            (None, 2),
-        ]
+        assert database.execute("SELECT count(*) FROM runs").fetchone() == (2,)
+        assert database.execute("SELECT count FROM hours WHERE subject = 'run'").fetchone() == (2,)
     assert [each.requests for each in recorder.usage(day_of(time.time()))] == [2]
 
 
@@ -499,46 +534,44 @@ async def test_runs_that_take_long_to_pack_do_not_hold_the_event_loop_together(t
         turns[-1] += 1
         time.sleep(0.001)
 
-    for number in range(PACKED_TOGETHER):
+    for number in range(ENCODED_TOGETHER):
         recording = recorder.begin(RunRow(f"run_{number:02}", time.time(), "gpt"), EVERYTHING, slow_price)
         for event in PLAIN:
             note(recording, event)
         turns.append(0)
         recorder.end(recording)
-    while recorder._unpacked:
+    while recorder.writer._unencoded:
         turns.append(0)
         await asyncio.sleep(0)
     await recorder.close()
-    assert max(turns) < PACKED_TOGETHER
-    assert len(recorder.page(RunFilter(), 100)) == PACKED_TOGETHER
+    assert max(turns) < ENCODED_TOGETHER
+    assert len(recorder.page(RunFilter(), 100)) == ENCODED_TOGETHER
     assert [row.id for row in recorder.page(RunFilter(), 2)] == [
-        f"run_{PACKED_TOGETHER - 1}",
-        f"run_{PACKED_TOGETHER - 2}",
+        f"run_{ENCODED_TOGETHER - 1}",
+        f"run_{ENCODED_TOGETHER - 2}",
     ]
 
 
-async def test_a_run_that_counts_very_much_is_weighed_and_shares_no_row(tmp_path):
+async def test_a_run_that_counts_very_much_is_weighed(tmp_path):
     usage = {"n" * 60 + str(number): {"m" * 60 + str(part): 1 for part in range(32)} for number in range(32)}
     recorder = Recorder(mask)
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
     for turn in range(3):
-        note(recording, TurnEnded(turn, TurnAccount(("stop",), (), (), (), (), usage, 0.25)))
+        note(recording, TurnEnded(turn, TurnAccount(("stop",), (), (), (), (), Usage(usage), 0.25)))
     note(recording, PLAIN[-1])
     recorder.end(recording)
-    recorder._pack()
-    [waiting] = recorder._waiting.values()
-    assert waiting.weight > 100_000
-    assert waiting.row
+    recorder.writer.encode_waiting()
+    [waiting] = recorder.writer.waiting()
+    assert waiting.weight() > 100_000
     await recorder.close()
 
 
 async def test_results_that_wait_to_be_packed_by_the_thread_are_weighed(recorder):
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
-    for _ in range(PACKED_AT_ONCE + 1):
+    for _ in range(ENCODED_AT_ONCE + 1):
         note(recording, CallEnded(0, CALL, Returned("x" * 10_000), 0.1))
-    waiting = recording.to_write()
-    assert waiting is recording
-    assert waiting.weight > PACKED_AT_ONCE * 10_000
+    assert not recording.is_encoded_quickly()
+    assert recording.weight() > ENCODED_AT_ONCE * 10_000
     recorder.end(recording)
 
 
@@ -546,19 +579,19 @@ async def test_nobody_who_looks_waits_for_a_file_that_is_being_written(tmp_path,
     is_writing, may_go_on = threading.Event(), threading.Event()
     add = RunStore.add
 
-    def slow_add(store: RunStore, runs: list[PackedRun]) -> None:
+    def slow_add(store: RunStore, runs: list[EndedRun]) -> None:
         is_writing.set()
         assert may_go_on.wait(10)
         add(store, runs)
 
     recorder = Recorder(mask, tmp_path)
     recorder.end(recorded(recorder, "run_1"))
-    await written_until(recorder, lambda: not recorder.has_waiting)
+    await written_until(recorder, lambda: not recorder.writer.has_waiting)
     monkeypatch.setattr(RunStore, "add", slow_add)
     recorder.end(recorded(recorder, "run_2"))
     assert await asyncio.to_thread(is_writing.wait, 5)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             for id in ("run_1", "run_2"):
                 assert await asyncio.to_thread(recorder.get, id) is not None
             assert await asyncio.to_thread(recorder.replays_of, "run_1") == []
@@ -581,7 +614,7 @@ async def test_where_no_file_can_be_made_the_newest_runs_are_listed_from_memory(
 async def test_a_file_that_is_removed_meanwhile_is_begun_anew(tmp_path):
     recorder = Recorder(mask, tmp_path)
     recorder.end(recorded(recorder, "run_1"))
-    await written_until(recorder, lambda: not recorder.has_waiting)
+    await written_until(recorder, lambda: not recorder.writer.has_waiting)
     for file in tmp_path.glob(f"{FILE}*"):
         file.unlink()
     with capture_logs() as log:
@@ -607,7 +640,7 @@ async def test_in_memory_the_newest_runs_stay(tmp_path):
 async def test_who_follows_a_run_in_which_nothing_happens_is_given_a_sign_of_life(recorder):
     recording = recorded(recorder)
     following = recorder.follow(recorder.get("run_1"), idle_seconds=0.01)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         seen = [await anext(following) for _ in range(len(EVENTS) + 1)]
     await following.aclose()
     recorder.end(recording)
@@ -617,36 +650,77 @@ async def test_who_follows_a_run_in_which_nothing_happens_is_given_a_sign_of_lif
 
 
 async def test_who_watches_gets_what_begins_and_what_ends(recorder):
-    feed = recorder.watch()
+    feed = recorder.watchers.watch("anonymous")
     recorder.end(recorded(recorder))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         first, second = await feed.get(), await feed.get()
-    recorder.end_feeds()
-    async with asyncio.timeout(5):
+    recorder.watchers.end()
+    async with asyncio.timeout(30):
         last = await feed.get()
 
     assert (first[0], second[0], last[0]) == ("run", "run", "end")
     assert (first[1].state, second[1].state) == ("under_way", "answered")
-    recorder.unwatch(feed)
+    recorder.watchers.unwatch(feed)
 
 
-async def test_a_watcher_that_is_far_behind_is_still_sent_away(recorder):
-    feed = recorder.watch()
-    for _ in range(FEED_BACKLOG + 10):
-        recorder.publish("server")
-    recorder.end_feeds()
-    async with asyncio.timeout(5):
-        kinds = [(await feed.get())[0] for _ in range(FEED_BACKLOG + 1)]
+@pytest.mark.parametrize("bound", ["messages", "bytes", "bytes of its key"])
+async def test_a_watcher_that_is_far_behind_is_ended_and_no_other(recorder, monkeypatch, bound):
+    monkeypatch.setattr(backlog, "WAITING", 10 if bound == "messages" else 10_000)
+    monkeypatch.setattr(backlog, "WAITING_BYTES", 1000 if bound == "bytes" else 1_000_000)
+    monkeypatch.setattr(backlog, "WAITING_BYTES_OF_KEY", 1000 if bound == "bytes of its key" else 1_000_000)
+    slow = recorder.watchers.watch("key eve")
+    also_eves = recorder.watchers.watch("key eve")
+    quick = recorder.watchers.watch("key boss")
+    async with asyncio.timeout(30):
+        for number in range(11):
+            recorder.watchers.publish("server", {"number": number, "text": "x" * 100})
+            assert (await quick.get())[1]["number"] == number
+            assert (await also_eves.get())[1]["number"] == number
+        with pytest.raises(FellBehind):
+            await slow.get()
+        recorder.watchers.publish("server", {})
+        recorder.watchers.end()
+        assert [(await also_eves.get())[0] for _ in range(2)] == ["server", "end"]
+    for feed in (slow, also_eves, quick):
+        recorder.watchers.unwatch(feed)
 
-    assert kinds == ["server"] * FEED_BACKLOG + ["end"]
+
+async def test_who_follows_a_run_too_slowly_is_ended_while_it_goes_on_for_others(recorder, monkeypatch):
+    monkeypatch.setattr(backlog, "WAITING", 3)
+    recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
+    recording.note(0, EVENTS[0])
+    slow = recorder.follow(recorder.get("run_1"), owner="key eve")
+    quick = recorder.follow(recorder.get("run_1"), owner="key boss")
+    async with asyncio.timeout(30):
+        await anext(slow)
+        await anext(quick)
+        for event in EVENTS[1:5]:
+            recording.note(0, event)
+            await anext(quick)
+        with pytest.raises(FellBehind):
+            await anext(slow)
+        await quick.aclose()
+    recorder.end(recording)
+
+
+async def test_what_a_run_had_before_it_was_followed_counts_once_it_has_ended(recorder, monkeypatch):
+    monkeypatch.setattr(backlog, "WAITING_BYTES", 1)
+    recording = recorded(recorder)
+    following = recorder.follow(recorder.get("run_1"))
+    async with asyncio.timeout(30):
+        await anext(following)
+        await anext(following)
+        recorder.end(recording)
+        with pytest.raises(FellBehind):
+            await anext(following)
 
 
 async def test_who_comes_when_the_feeds_have_ended_is_sent_away(recorder):
     recording = recorded(recorder)
     snapshot = recorder.get("run_1")
-    recorder.end_feeds()
-    feed = recorder.watch()
-    async with asyncio.timeout(5):
+    recorder.watchers.end()
+    feed = recorder.watchers.watch("anonymous")
+    async with asyncio.timeout(30):
         assert (await feed.get())[0] == "end"
         events = [event.kind async for event in recorder.follow(snapshot)]
 
@@ -655,23 +729,23 @@ async def test_who_comes_when_the_feeds_have_ended_is_sent_away(recorder):
 
 
 async def test_there_is_an_end_to_how_many_may_watch(recorder):
-    assert [recorder.reserve_watcher() for _ in range(21)] == [True] * 20 + [False]
-    recorder.release_watcher()
-    assert recorder.reserve_watcher()
+    assert [recorder.watchers.reserve() for _ in range(21)] == [True] * 20 + [False]
+    recorder.watchers.release()
+    assert recorder.watchers.reserve()
 
 
 async def test_a_key_that_sees_its_own_runs_leaves_places_to_others(recorder):
-    assert [recorder.reserve_watcher("bob") for _ in range(7)] == [True] * 5 + [False] * 2
-    assert recorder.reserve_watcher("eve")
-    assert recorder.reserve_watcher()
-    recorder.release_watcher("bob")
-    assert recorder.reserve_watcher("bob")
+    assert [recorder.watchers.reserve("bob") for _ in range(7)] == [True] * 5 + [False] * 2
+    assert recorder.watchers.reserve("eve")
+    assert recorder.watchers.reserve()
+    recorder.watchers.release("bob")
+    assert recorder.watchers.reserve("bob")
 
 
 async def test_keys_that_see_their_own_runs_leave_places_to_watch(recorder):
-    taken = [recorder.reserve_watcher(key) for key in ("a", "b", "c", "d") for _ in range(5)]
+    taken = [recorder.watchers.reserve(key) for key in ("a", "b", "c", "d") for _ in range(5)]
     assert taken == [True] * 15 + [False] * 5
-    assert [recorder.reserve_watcher() for _ in range(6)] == [True] * 5 + [False]
+    assert [recorder.watchers.reserve() for _ in range(6)] == [True] * 5 + [False]
 
 
 async def test_a_run_that_ends_between_reading_and_following_it_is_followed_to_its_end(recorder):
@@ -698,7 +772,7 @@ async def test_a_run_can_be_followed_to_its_end(recorder):
             has_begun.set()
 
     following = asyncio.create_task(follow())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await has_begun.wait()
         note(recording, EVENTS[1])
         recorder.end(recording)
@@ -720,7 +794,7 @@ async def test_a_disk_that_cannot_be_written_is_counted_and_the_request_goes_on(
 @pytest.mark.parametrize(
     "answer",
     [
-        TurnAccount(("stop",), (), (), (), (), {"prompt_tokens": 10**30, "words": "x" * 10**6}, 0.25),
+        TurnAccount(("stop",), (), (), (), (), Usage({"prompt_tokens": 10**30, "words": "x" * 10**6}), 0.25),
         TurnAccount(("\ud800",), (), (), (), (), None, 0.25),
         TurnAccount(("stop",), (), (), (), (BrokenCall("\ud800", "send", Flaw.TRUNCATED, ""),), None, 0.25),
     ],

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from callgate.recorder.row import Recording, RunEvent, RunRow
 from callgate.recorder.spans import NANO, as_otlp, spans_of, trace_id_of
+from callgate.records.row import RecordedRun, RunEvent, RunRow
 
 TURN: dict[str, Any] = {
     "seconds": 0.9,
@@ -29,7 +29,7 @@ FAILED = {
     "status": 503,
     "reason": "overloaded",
 }
-RUN = Recording(
+RUN = RecordedRun(
     RunRow(
         "run_1", 1000.0, "gpt", key="alice", state="answered", seconds=2.0, tokens_in=7, cost=0.5, finish_reason="stop"
     ),
@@ -96,7 +96,7 @@ def test_a_wait_for_a_person_and_what_was_repaired_stand_at_the_call() -> None:
     ]
     ended = RunEvent(2.0, "call_ended", 0, 0, {"id": "call_1", "name": "wipe", "seconds": 1.0, "outcome": "returned"})
     for last in ([ended], []):  # without an end it was left while it waited
-        spans = spans_of(Recording(RUN.row, [*events, *last]))
+        spans = spans_of(RecordedRun(RUN.row, [*events, *last]))
         [call] = (span for span in spans if span.name == "execute_tool wipe")
         assert [(each.name, round((each.at - 1000 * NANO) / NANO, 3)) for each in call.events] == [
             ("callgate.call.waiting_for_approval", 1.1),
@@ -117,7 +117,7 @@ def test_no_content_is_in_the_spans() -> None:
 
 
 def test_the_trace_is_the_requests_own_or_follows_from_the_run() -> None:
-    given = Recording(RunRow("run_1", 1000.0, trace_id="4bf92f3577b34da6a3ce929d0e0e4736"))
+    given = RecordedRun(RunRow("run_1", 1000.0, trace_id="4bf92f3577b34da6a3ce929d0e0e4736"))
 
     assert trace_id_of(given) == "4bf92f3577b34da6a3ce929d0e0e4736"
     assert trace_id_of(RUN) == trace_id_of(RUN)

@@ -1,13 +1,12 @@
 """What was used and what it cost: known cost is added up, and what has no price is counted beside it."""
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 from callgate.conversation.prices import NANO, Price
-from callgate.recorder.row import KeyUsage, grouped
-from callgate.recorder.store import FILE, RunStore
+from callgate.recorder.store import RunStore
+from callgate.recorder.usage import KeyUsage, grouped
 
 DAY = "2026-11-18"
 PRICE = Price(0.5, 1.0)
@@ -48,26 +47,9 @@ def test_tokens_of_a_fallback_without_a_price_do_not_get_that_of_the_model_that_
 def test_costs_are_kept_in_the_file_and_added_up(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     rows = [known("ann", "gpt", 5), used("ann", "local", requests=1, tokens_in=1, unpriced=1)]
-    store.count(rows)
-    store.count(rows)
+    store.count(rows, {})
+    store.count(rows, {})
     gpt, local = store.usage(DAY)
     store.close()
     assert (gpt.nano, gpt.priced_in, gpt.tokens_in, gpt.unpriced) == (10, 20, 20, 0)
     assert (local.unpriced, local.priced_in, local.tokens_in) == (2, 0, 2)
-
-
-@pytest.mark.parametrize("read_only", [True, False])
-def test_a_file_of_before_costs_were_counted_is_read_at_todays_prices(tmp_path: Path, read_only: bool) -> None:
-    store = RunStore(tmp_path)
-    store.count(
-        [used("ann", "m", requests=2, tokens_in=10, tokens_out=5), used("ann", "local", requests=3, tokens_in=1)]
-    )
-    store.close()
-    with sqlite3.connect(tmp_path / FILE) as database:
-        database.execute("DROP TABLE usage_costs")
-    database.close()
-    store = RunStore(tmp_path, read_only=read_only)
-    rows = store.usage(DAY)
-    store.close()
-    [row] = grouped(rows, "key", {"m": PRICE})
-    assert (row["cost"], row["unpriced_requests"]) == (10.0, 3)

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from callgate.application import create_app
-from callgate.recorder.store import FILE, RunFilter, RunStore
+from callgate.recorder.run_filter import RunFilter
+from callgate.recorder.store import FILE, RunStore
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -23,7 +24,7 @@ DAY = 86_400
 
 
 @contextlib.asynccontextmanager
-async def serving(upstream: Upstream, folder: Path, **record: Any) -> AsyncIterator[httpx.AsyncClient]:
+async def served_with_wire(upstream: Upstream, folder: Path, **record: Any) -> AsyncIterator[httpx.AsyncClient]:
     options = {"data_dir": str(folder), "record": {"content": True, "wire": "on", **record}}
     async with (
         serve(create_app(make_config(upstream.url, tools=["add"], **options))) as url,
@@ -43,7 +44,7 @@ async def ask(client: httpx.AsyncClient, upstream: Upstream, *, choices: int = 1
 def prune(folder: Path, wire_older_than: float) -> None:
     with contextlib.closing(RunStore(folder)) as store:
         store.prune(older_than=0.0, most_bytes=10**12, wire_older_than=wire_older_than)
-        total = store.bytes
+        total = store.bytes()
     with contextlib.closing(sqlite3.connect(folder / FILE)) as database:
         assert database.execute("SELECT sum(bytes) FROM runs").fetchone() == (total,)
 
@@ -56,14 +57,14 @@ def parts(folder: Path) -> dict[str, list[str]]:
 
 
 async def test_they_are_removed_by_age_and_the_other_texts_stay(upstream: Upstream, tmp_path: Path) -> None:
-    async with serving(upstream, tmp_path) as client:
+    async with served_with_wire(upstream, tmp_path) as client:
         first = await ask(client, upstream, choices=2)
     began = time.time()
     prune(tmp_path, began - DAY)
     assert len(parts(tmp_path)[first]) == 4  # it is not old enough
     prune(tmp_path, began + 1)
     assert parts(tmp_path) == {first: []}
-    async with serving(upstream, tmp_path) as client:
+    async with served_with_wire(upstream, tmp_path) as client:
         second = await ask(client, upstream)
         texts = (await client.get(f"/v1/runs/{first}?content=1")).json()
         wire = await client.get(f"/v1/runs/{first}/wire/0")
@@ -78,10 +79,10 @@ async def test_they_are_removed_by_age_and_the_other_texts_stay(upstream: Upstre
 async def test_all_choices_have_theirs_and_all_lose_them_where_nothing_was_odd(
     upstream: Upstream, tmp_path: Path
 ) -> None:
-    async with serving(upstream, tmp_path / "on") as client:
+    async with served_with_wire(upstream, tmp_path / "on") as client:
         run = await ask(client, upstream, choices=2)
         bodies = (await client.get(f"/v1/runs/{run}/wire/0")).json()["data"]
-    async with serving(upstream, tmp_path / "on_error", wire="on_error") as client:
+    async with served_with_wire(upstream, tmp_path / "on_error", wire="on_error") as client:
         run = await ask(client, upstream, choices=2)
         content = (await client.get(f"/v1/runs/{run}?content=1")).json()["content"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from callgate.tools.authoring import ToolError
+from callgate.tools.kinds.python.authoring import ToolError
 from tests.harness import toolshed
 from tests.harness.wire import raw_post
 from tests.recordings import FOLDER, Recording, load_all

@@ -2,10 +2,10 @@
 
 import pytest
 
+from callgate.models.media import CannotFetch
 from callgate.runtime.media import MOST_REDIRECTS, fetch_media
-from callgate.tools.addresses import AddressRules
-from callgate.upstream.media import CannotFetch
-from tests.upstream.wire import serving
+from callgate.tools.kinds.http.addresses import AddressRules
+from tests.models.wire import raw_provider
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ async def picture(request, wire):
 
 
 async def test_a_picture_comes_with_its_kind_and_redirects_are_followed():
-    async with serving(picture) as server:
+    async with raw_provider(picture) as server:
         for path in ("/a.png", "/moved"):
             assert await fetch_media(f"{server.url}{path}", 100, HOME) == (b"x" * 100, "image/png")
 
@@ -44,14 +44,14 @@ async def test_a_picture_comes_with_its_kind_and_redirects_are_followed():
     ],
 )
 async def test_what_cannot_be_had_says_why(path, most, word):
-    async with serving(picture) as server:
+    async with raw_provider(picture) as server:
         with pytest.raises(CannotFetch, match=word):
             await fetch_media(f"{server.url}{path}", most, HOME)
     assert len(server.requests) <= MOST_REDIRECTS + 1
 
 
 async def test_addresses_that_are_not_public_are_not_asked():
-    async with serving(picture) as server:
+    async with raw_provider(picture) as server:
         with pytest.raises(CannotFetch, match="loopback"):
             await fetch_media(f"{server.url}/a.png", 100)
     assert server.requests == []

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from callgate.config.schema import Config
+from callgate.config.entry_errors import BadEntry
+from callgate.config.schema.whole import Config
 from callgate.http.interface import Deadlines, TransportError
-from callgate.runtime.builders.errors import BadEntry
-from callgate.runtime.builders.models import model_client, tls_of
+from callgate.models.building import model_client, tls_of
 from tests.harness.tls import self_signed
-from tests.upstream.wire import serving
+from tests.models.wire import raw_provider
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs("module:cryptography")]
 
@@ -29,7 +29,7 @@ def config(**upstream: Any) -> Config:
     return Config.model_validate({"model_list": [DEMO], "upstream": {k: str(v) for k, v in upstream.items()}})
 
 
-async def asked(url: str, settings: Mapping[str, Any]) -> bytes:
+async def fetch_start(url: str, settings: Mapping[str, Any]) -> bytes:
     client = model_client(config(**settings))
     try:
         async with client.get(url, {}, PATIENCE) as answer:
@@ -46,11 +46,11 @@ async def test_a_model_s_server_that_asks_for_a_certificate_is_shown_ours(certif
     async def answer(request: Any, wire: Any) -> None:
         await wire.whole("models")
 
-    async with serving(answer, tls=context) as server:
-        assert await asked(server.url, {"ca_file": certificate, "client_certificate": certificate}) == b"models"
+    async with raw_provider(answer, tls=context) as server:
+        assert await fetch_start(server.url, {"ca_file": certificate, "client_certificate": certificate}) == b"models"
         for settings in ({"ca_file": certificate}, {"client_certificate": certificate}, {}):
             with pytest.raises(TransportError):
-                await asked(server.url, settings)
+                await fetch_start(server.url, settings)
     assert len(server.requests) == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callgate.schemas.dialects import MAX_NODES, Dialect, dialect_of, portable
+from callgate.schemas.dialects import MAX_NODES, Dialect, portable
 
 ALL: list[Dialect] = ["full", "openai", "gemini", "anthropic", "llama_cpp"]
 PLAIN = {"type": "object", "properties": {"a": {"type": "string", "description": "A."}}, "required": ["a"]}
@@ -257,28 +257,3 @@ def test_what_makes_no_grammar_is_left_out_for_llama_cpp(property, said):
     found = portable(of(property), "llama_cpp")
     assert found.schema == of(said)
     assert bool(found.losses) is (said != property)
-
-
-# Which dialect --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model", "base", "dialect"),
-    [
-        ("gemini/gemini-3-pro", None, "gemini"),
-        ("vertex_ai/gemini-3-flash", None, "gemini"),
-        ("openrouter/google/gemini-3-pro", None, "gemini"),
-        ("anthropic/claude-opus-5", None, "anthropic"),
-        ("bedrock/eu.anthropic.claude-sonnet-5", None, "anthropic"),
-        ("vertex_ai/claude-sonnet-5", None, "anthropic"),
-        ("ollama_chat/qwen3", None, "llama_cpp"),
-        ("openai/gpt-5", None, "openai"),
-        ("gpt-5", None, "openai"),
-        ("azure/my-deployment", "https://x.example", "openai"),
-        ("openai/qwen3", "http://127.0.0.1:8080/v1", "full"),
-        ("hosted_vllm/qwen3", "http://127.0.0.1:8080/v1", "full"),
-        ("demo/demo", None, "full"),
-    ],
-)
-def test_auto_goes_by_the_provider(model, base, dialect):
-    assert dialect_of(model, base) == dialect

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 GEMINI_PATH = re.compile(r"/v1beta/models/([^:]+):(generateContent|streamGenerateContent)")
 """Google has the model and the wish for a stream in the address."""
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds a wait may last before it fails the test; far above what loopback needs on a busy machine."""
 
 

@@ -23,7 +23,7 @@ from tests.scripted_upstream.script import Chooser, Reply, Script
 
 FACES: Mapping[str, Face] = {"/chat/completions": OpenAIFace(), "/messages": AnthropicFace()}
 GEMINI = GeminiFace()
-CLOSING_PATIENCE = 5.0
+CLOSING_PATIENCE = 20.0
 """Seconds that connections get to end after they were cancelled; more means that one of them is stuck."""
 
 

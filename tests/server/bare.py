@@ -42,7 +42,7 @@ async def behind_the_edge(app: App, **rules: Any) -> AsyncIterator[Bare]:
         return factory.protocol(**given)
 
     async with serve(app, http=protocol, lifespan="off", timeout_graceful_shutdown=1) as bare.url:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             yield bare
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict
-from tests.harness.process import Child, child, serving
+from tests.harness.process import Child, child, serving_command
 from tests.harness.wire import raw_connection
 from tests.scripted_upstream import Call, Hold, Pace, Reply, Upstream, by_turn
 
@@ -29,7 +29,7 @@ async def started(upstream: Upstream, folder: Path, **options: Any) -> AsyncIter
     file = folder / "config.yaml"
     file.write_text(as_yaml(config_dict(upstream.url, **options)))
     limits = httpx.Limits(max_connections=None)
-    async with serving(file) as child, http_client(child.url, limits=limits) as client:
+    async with serving_command(file) as child, http_client(child.url, limits=limits) as client:
         yield child, client
 
 
@@ -67,7 +67,7 @@ async def test_a_hundred_streams_finish_after_sigterm_and_nothing_new_comes_in(
         streams = Streams(client, STREAMS)
         await streams.begun()
         child.signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while (ready := await client.get("/health/ready")).status_code == 200:
                 pass
         assert ready.status_code == 503
@@ -92,7 +92,7 @@ async def test_a_request_on_its_way_over_an_idle_connection_is_answered_while_dr
         await idle.send(LIVE)
         assert "connection" not in (await idle.answer()).headers
         child.signal(signal.SIGTERM)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await client.get("/health/ready")).status_code == 200:
                 pass
         await asyncio.sleep(0.3)  # the server has noticed, which nothing shows: it looks every tenth of a second
@@ -160,7 +160,7 @@ async def test_a_messages_request_during_the_drain_gets_anthropics_error(upstrea
             while "content_block_delta" not in await anext(lines):
                 pass
             child.signal(signal.SIGTERM)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while (await client.get("/health/ready")).status_code == 200:
                     pass
             late = await client.post("/v1/messages", json=body)
@@ -200,7 +200,7 @@ async def test_open_feeds_end_when_draining_begins(upstream: Upstream, tmp_path:
         run = (await client.get("/v1/runs")).json()["data"][0]["id"]
         feeds = [await stack.enter_async_context(client.stream("GET", "/v1/feed")) for _ in range(5)]
         lines = [feed.aiter_lines() for feed in feeds]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert [await anext(each) for each in lines] == [": connected"] * 5
             followed = await stack.enter_async_context(
                 client.stream("GET", f"/v1/runs/{run}", headers={"accept": "text/event-stream"})
@@ -222,7 +222,7 @@ async def test_a_second_signal_ends_at_once(upstream: Upstream, tmp_path: Path, 
         streams = Streams(client, 1)
         await streams.begun()
         child.signal(signal.SIGTERM)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await client.get("/health/ready")).status_code == 200:
                 pass
         child.signal(number)

@@ -32,7 +32,7 @@ async def test_a_route_that_does_not_stream_runs_to_its_end_though_its_client_le
         ended.set()
         return "this is not called"
 
-    async with serve(app) as url, asyncio.timeout(10):
+    async with serve(app) as url, asyncio.timeout(30):
         async with raw_connection(url) as connection:
             await connection.send(GET)
             await began.wait()
@@ -56,7 +56,7 @@ async def test_a_streamed_answer_is_cancelled_when_its_client_leaves() -> None:
 
         return StreamingResponse(words())
 
-    async with serve(app) as url, asyncio.timeout(10):
+    async with serve(app) as url, asyncio.timeout(30):
         async with raw_connection(url) as connection:
             await connection.send(GET)
             await connection.until(b"word")
@@ -110,7 +110,7 @@ async def test_what_uvicorn_asks_of_a_protocol_is_what_ours_gives() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
     async with serve(app, http=Protocol, lifespan="off") as url, raw_connection(url):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not made:  # noqa: ASYNC110 - a protocol has no event of ours
                 await asyncio.sleep(0.001)
         state = made["server_state"]
@@ -119,7 +119,7 @@ async def test_what_uvicorn_asks_of_a_protocol_is_what_ours_gives() -> None:
         assert (state.total_requests, state.tasks, made["app_state"]) == (0, set(), {})
         before = state.default_headers
         assert [name for name, _ in before if name == b"date"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while state.default_headers is before:  # noqa: ASYNC110 - nor has the list, which is made anew every second
                 await asyncio.sleep(0.01)
         assert made["config"].loaded_app is not None

@@ -212,7 +212,7 @@ async def test_every_answer_is_dated_and_the_date_is_written_once_a_second() -> 
         await connection.send(GET)
         got = await connection.answer()
         assert (got.headers["date"], got.headers["x-also"]) == ("Mon, 01 Jan 2001 00:00:00 GMT", "y")
-        assert bare.factory.standing_lines(bare_headers) is bare.factory.standing_lines(bare_headers)
+        assert bare.factory.standing_lines.of(bare_headers) is bare.factory.standing_lines.of(bare_headers)
 
 
 async def broken_at_once(scope: Any, receive: Any, send: Any) -> None:

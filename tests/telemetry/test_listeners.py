@@ -21,6 +21,7 @@ from callgate.conversation.events import (
     TurnEnded,
     TurnStarted,
 )
+from callgate.conversation.usage import Usage
 from callgate.telemetry import logs
 from callgate.telemetry.listeners import LoggedWords, LogListener, MetricsListener
 from callgate.telemetry.metrics import Metrics
@@ -35,7 +36,7 @@ INVENTED = BrokenCall("c4", "a name a model wrote", Flaw.UNKNOWN_TOOL, "{}")
 def _everything_is_logged():
     """Commands that keep quiet set the level for the whole process."""
     structlog.reset_defaults()
-    logs._quick = None
+    logs._fast = None
 
 
 def account(**given):
@@ -80,13 +81,13 @@ A_WHOLE_CHAT: list[ChatEvent] = [
     CallStarted(1, CLOCK),
     CallEnded(1, CLOCK, Failed("private words", FailureKind.TIMEOUT), 30.0),
     CallsHandedBack((THEIRS,)),
-    ChatEnded(Ending(EndingKind.HANDED_BACK, "tool_calls"), {"prompt_tokens": 3, "completion_tokens": 2}),
+    ChatEnded(Ending(EndingKind.HANDED_BACK, "tool_calls"), Usage({"prompt_tokens": 3, "completion_tokens": 2})),
 ]
 
 
 def logged(*, content=False):
     with capture_logs() as lines:
-        listener = LogListener("run_1", content=content)
+        listener = LogListener(_run_id="run_1", content=content)
         for event in A_WHOLE_CHAT:
             listener.handle(event)
     return lines
@@ -149,7 +150,7 @@ def test_an_attempt_that_failed_is_a_warning():
 @pytest.fixture
 def counted():
     metrics = Metrics()
-    listener = MetricsListener(metrics, metrics.model("openai/*"), {"clock"})
+    listener = MetricsListener(_metrics=metrics, _of_model=metrics.model("openai/*"), _tools={"clock"})
     for event in A_WHOLE_CHAT:
         listener.handle(event)
 
@@ -198,7 +199,7 @@ def test_what_asking_in_a_prompt_added_is_logged_once_and_counted():
     metrics = Metrics()
     turn = TurnEnded(0, account(prompted=PromptedCalling("xml", 120)))
     with capture_logs() as lines:
-        for listener in (LogListener("run_1"), MetricsListener(metrics, metrics.model("m"))):
+        for listener in (LogListener(_run_id="run_1"), MetricsListener(_metrics=metrics, _of_model=metrics.model("m"))):
             listener.handle(turn)
             listener.handle(TurnEnded(1, account()))
     [line] = lines
@@ -210,7 +211,9 @@ def test_what_asking_in_a_prompt_added_is_logged_once_and_counted():
 def test_what_was_noticed_about_a_call_is_counted_once_for_each_call():
     metrics = Metrics()
     both = (Finding.TOOL_CALLS_WITH_STOP, Finding.ARGUMENTS_REPAIRED)
-    MetricsListener(metrics, metrics.model("m")).handle(TurnEnded(0, account(findings=both, run=(CLOCK, CLOCK))))
+    MetricsListener(_metrics=metrics, _of_model=metrics.model("m")).handle(
+        TurnEnded(0, account(findings=both, run=(CLOCK, CLOCK)))
+    )
     exposed = metrics.exposition()[0].decode()
     assert 'callgate_findings_total{finding="tool_calls_with_stop",model="m"} 1.0' in exposed
     assert 'callgate_findings_total{finding="arguments_repaired",model="m"} 2.0' in exposed
@@ -226,7 +229,7 @@ def test_an_unknown_finish_reason_is_logged_once_for_each_entry_and_word_with_th
     words = LoggedWords()
     with capture_logs() as lines:
         for word, entry in (("LANGUAGE", "a"), ("LANGUAGE", "a"), ("LANGUAGE", "b"), ("OTHER", "a"), ("x" * 300, "a")):
-            LogListener("run_1", False, words).handle(ended_with(word, entry))
+            LogListener(_run_id="run_1", content=False, _logged_words=words).handle(ended_with(word, entry))
     assert [line["event"] for line in lines] == ["unknown_finish_reason"] * 4
     assert {line["log_level"] for line in lines} == {"warning"}
     assert [(line["model"], line["finish_reason"]) for line in lines] == [
@@ -241,5 +244,5 @@ def test_an_unknown_finish_reason_is_logged_once_for_each_entry_and_word_with_th
 def test_each_unknown_finish_reason_is_counted():
     metrics = Metrics()
     for _ in range(2):
-        MetricsListener(metrics, metrics.model("a"), ()).handle(ended_with("LANGUAGE", "a"))
+        MetricsListener(_metrics=metrics, _of_model=metrics.model("a"), _tools=()).handle(ended_with("LANGUAGE", "a"))
     assert 'callgate_findings_total{finding="unknown_finish_reason",model="a"} 2.0' in metrics.exposition()[0].decode()

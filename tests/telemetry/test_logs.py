@@ -10,10 +10,11 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
+from callgate.config.redaction import MASK, Redactor
 from callgate.telemetry import logs
 from callgate.telemetry.logs import Log, configure, set_log_ids, write_all
-from callgate.telemetry.redaction import MASK, Redactor
 
 SECRET = 'planted "secret"\\with odd\tletters €'
 
@@ -335,3 +336,111 @@ def test_warnings_and_errors_are_counted_by_their_names_and_nothing_that_others_
         ("error", "failed"): 1,
     }
     assert lines()
+
+
+NUMBERS = st.integers(-2000, 2000) | st.integers() | st.floats() | st.sampled_from([0.125, 1.5, 12345.678])
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=12) | st.binary(max_size=12) | st.just(SECRET)
+    | st.sampled_from(["x" * (logs._MAX_TEXT + 1), "sk-abcdefghijklmnop", "run_" + "0" * 24, "\ud800"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+FIELDS = st.dictionaries(
+    st.sampled_from(["turn", "tool", "token", "api_key", "run_id", "caller", "path", *logs._PROCESSED - {"event"}])
+    | st.text(min_size=1, max_size=8).filter(lambda name: name not in {"event", "self"}),
+    VALUES,
+    max_size=6,
+)
+
+
+@given(
+    calls=st.lists(
+        st.tuples(st.sampled_from(["debug", "info", "warning"]), st.text(max_size=12) | st.just(SECRET), FIELDS),
+        min_size=1,
+        max_size=3,
+    ),
+    ids=st.sampled_from([{}, {"request_id": "req_" + "1" * 24, "run_id": "run_" + "2" * 24}]),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_fast_line_equals_the_plain_one_or_is_none(calls, ids):
+    stream = io.StringIO()
+    configure(Redactor([SECRET]), level="debug", format="json", stream=stream)
+    set_log_ids(ids)
+    try:
+        for level, event, fields in calls:
+            assert logs._fast is not None
+            fast = logs._fast.line_fast("callgate.test", level, event, dict(fields))
+            assert fast is not None or not logs._PROCESSED.isdisjoint(fields)
+            if fast is not None:
+                getattr(structlog.get_logger("callgate.test"), level)(event, **fields)
+                write_all()
+                plain = stream.getvalue().split("\n")[-2]
+                assert fast.partition(",")[2] == plain.partition(",")[2]  # behind the time
+                assert fast.partition(":")[0] == plain.partition(":")[0]
+    finally:
+        set_log_ids({})
+
+
+def test_what_structlog_processes_itself_is_left_to_it(lines):
+    try:
+        raise ValueError("planted")
+    except ValueError:
+        Log("callgate.test").warning("failed", exc_info=True)
+    [line] = lines()
+    assert "ValueError: planted" in line["exception"]
+
+
+class FailingStream(io.StringIO):
+    """A stream that nobody reads for a while, as a pipe whose reader has gone."""
+
+    failure: Exception | None = BrokenPipeError(32, "Broken pipe")
+
+    def write(self, text: str) -> int:
+        if self.failure is not None:
+            raise self.failure
+        return super().write(text)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("failure", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space"), ValueError("closed")])
+async def test_lines_that_cannot_be_written_are_counted_and_told_once_they_can(failure):
+    stream = FailingStream()
+    stream.failure = failure
+    configure(Redactor([]), format="json", stream=stream)
+    before = logs.lost_lines()
+    failed: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+
+    for _ in range(3):
+        structlog.get_logger("callgate.test").warning("nobody_reads")
+        write_all()
+    await asyncio.to_thread(structlog.get_logger("callgate.test").warning, "nobody_reads")
+    assert logs.lost_lines() - before == 4
+
+    stream.failure = None
+    for _ in range(2):
+        structlog.get_logger("callgate.test").warning("somebody_reads")
+        write_all()
+    write_all()
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["event"] for event in events] == ["somebody_reads", "log_lines_lost", "somebody_reads"]
+    assert events[1]["count"] == 4
+    assert not failed
+
+
+def test_a_warning_of_a_library_in_several_lines_has_its_first_as_its_name():
+    logs.configure(Redactor())
+    with capture_logs() as lines:
+        logging.getLogger("celery.worker").warning("CPendingDeprecationWarning: \nIn Celery 5.1\nwe introduced")
+    assert [(line["event"], line["text"]) for line in lines] == [
+        ("CPendingDeprecationWarning: ", "In Celery 5.1\nwe introduced")
+    ]
+
+
+def test_a_secret_with_a_line_end_in_it_is_masked_in_a_line_of_a_library():
+    redactor = Redactor()
+    redactor.add("first half\nsecond half")
+    configure(redactor)
+    with capture_logs() as lines:
+        logging.getLogger("celery.worker").warning("said first half\nsecond half")
+    assert [(line["event"], "text" in line) for line in lines] == [(f"said {MASK}", False)]

@@ -1,6 +1,6 @@
 import pytest
 
-from callgate.conversation.prices import MOST_TOKENS
+from callgate.conversation.usage import MOST_TOKENS, Usage
 from callgate.telemetry import metrics as room
 from callgate.telemetry.metrics import Metrics
 
@@ -60,19 +60,23 @@ def test_labels_beyond_the_bound_are_counted_as_other(metrics, monkeypatch):
 
 def test_tokens_are_counted_by_kind_and_nonsense_is_not(metrics):
     metrics.model("demo").reported(
-        {
-            "prompt_tokens": 10,
-            "completion_tokens": 5,
-            "total_tokens": 15,
-            "prompt_tokens_details": {"cached_tokens": 4},
-            "completion_tokens_details": None,
-        },
+        Usage(
+            {
+                "prompt_tokens": 10,
+                "completion_tokens": 5,
+                "total_tokens": 15,
+                "prompt_tokens_details": {"cached_tokens": 4},
+                "completion_tokens_details": None,
+            }
+        ).counts()
     )
     metrics.model("demo").reported(
-        {"prompt_tokens": None, "completion_tokens": "5", "prompt_tokens_details": {"cached_tokens": -1}}
+        Usage(
+            {"prompt_tokens": None, "completion_tokens": "5", "prompt_tokens_details": {"cached_tokens": -1}}
+        ).counts()
     )
 
-    metrics.model("odd").reported({"prompt_tokens": 10**30, "completion_tokens": float("inf")})
+    metrics.model("odd").reported(Usage({"prompt_tokens": 10**30, "completion_tokens": float("inf")}).counts())
 
     counted = samples(metrics, "callgate_tokens_total")
     assert counted == {
@@ -105,7 +109,7 @@ def test_what_keys_use_is_shown_by_key_and_bounded():
     metrics = Metrics()
     for number in range(600):
         metrics.model("gpt", f"key{number}").requests = 1
-    metrics.model("other model", "key0").spent({"prompt_tokens": 3, "completion_tokens": 2}, None)
+    metrics.model("other model", "key0").spent(Usage({"prompt_tokens": 3, "completion_tokens": 2}).counts(), None)
     metrics.model("gpt", "key0").failed_request()
 
     shown = metrics.exposition()[0].decode()

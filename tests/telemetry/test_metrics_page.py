@@ -48,6 +48,7 @@ def test_the_dashboard_asks_for_labels_that_there_are_and_shows_those_that_it_ke
     labels |= {
         "callgate_upstream_cooldown_seconds": {"model", "deployment", "host"},
         "callgate_key_used": {"key", "what"},
+        "callgate_store_away": {"store"},
         "callgate_log_events": {"level", "event"},
     }
     asked = 0

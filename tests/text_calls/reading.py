@@ -1,12 +1,15 @@
 """Feeding readers, and texts that are hard on them."""
 
+import functools
+import inspect
 import itertools
 import json
 import random
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from callgate.conversation.events import ModelEvent, ReasoningDelta, TextDelta
 from callgate.text_calls.reader import reader_for
@@ -15,7 +18,36 @@ TOOLS = ("get_weather", "get_time", "write_file", "search_docs", "create_ticket"
 CASES = Path(__file__).parents[1] / "corpus" / "text"
 
 
-def read(format: str, pieces: Iterable[str], *, whole: bool = False) -> list[ModelEvent]:
+def batched(
+    names: str | tuple[str, ...], values: Iterable[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Like `pytest.mark.parametrize`, but as one test, which goes through all values and reports each that fails."""
+    keys = (names,) if isinstance(names, str) else names
+    rows = [(value,) if isinstance(names, str) else value for value in values]
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**fixtures: Any) -> None:
+            failures: list[Exception] = []
+            for row in rows:
+                try:
+                    test(**dict(zip(keys, row, strict=True)), **fixtures)
+                except Exception as failure:  # noqa: BLE001 all of them are reported below
+                    failure.add_note(f"for {dict(zip(keys, row, strict=True))!r:.500}")
+                    failures.append(failure)
+            if failures:
+                raise ExceptionGroup(f"{len(failures)} of {len(rows)} fail", failures)
+
+        signature = inspect.signature(test)
+        left_over = [parameter for name, parameter in signature.parameters.items() if name not in keys]
+        run.__signature__ = signature.replace(parameters=left_over)  # type: ignore[attr-defined]
+        del run.__wrapped__
+        return run
+
+    return decorate
+
+
+def events_of_text(format: str, pieces: Iterable[str], *, whole: bool = False) -> list[ModelEvent]:
     """The events of a text that comes in these pieces; consecutive text deltas become one event."""
     reader = reader_for(format, TOOLS, thinking="unknown" if whole else "none")
     events: list[ModelEvent] = []
@@ -37,7 +69,7 @@ def merged(events: Iterable[ModelEvent]) -> list[ModelEvent]:
     return found
 
 
-def said(events: Iterable[ModelEvent]) -> str:
+def text_of_events(events: Iterable[ModelEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
@@ -51,6 +83,13 @@ def corpus_texts() -> Iterator[tuple[str, str, str]]:
 def cuts(text: str, places: Iterable[int]) -> list[str]:
     at = [0, *sorted(places), len(text)]
     return [text[start:end] for start, end in itertools.pairwise(at)]
+
+
+def cut_everywhere(text: str, step: int = 1) -> Iterator[list[str]]:
+    """The text in three pieces, so that it is cut once at every place, or every step, with the other cut half a text away."""
+    half = (len(text) + step) // (2 * step) * step
+    for at in range(1, half + 1, step):
+        yield cuts(text, {at, min(at + half, len(text))})
 
 
 A = "antml" + ":"
@@ -185,7 +224,7 @@ def flood(kind: str, size: int) -> str:
     return (opening + unit * (size // len(unit) + 1))[:size]
 
 
-def cpu_seconds(format: str, text: str, step: int, tries: int = 3) -> float:
+def cpu_seconds(format: str, text: str, step: int, tries: int) -> float:
     """The least CPU time a reader took for a text in pieces of `step` characters."""
     pieces = [text[at : at + step] for at in range(0, len(text), step)]
     times = []

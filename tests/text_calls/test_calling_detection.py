@@ -10,7 +10,8 @@ import pytest
 
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallWritten, Finished, ModelEvent, PromptedCalling, TextDelta
-from callgate.conversation.ports import ModelRequest, Passthrough, as_read
+from callgate.conversation.model_requests import as_model_request
+from callgate.conversation.ports import ModelRequest, Passthrough
 from callgate.text_calls.calling_detection import CallingDetector, CallingMode, DetectingModel
 from callgate.text_calls.families import PROBE_TOOL
 from callgate.text_calls.prompted import PromptedModel
@@ -54,18 +55,18 @@ class Scripted:
         self.gate.set()
 
     @asynccontextmanager
-    async def ask(self, ask: ModelRequest | Passthrough):
-        ask = as_read(ask)
-        if PROBE_TOOL in str(ask.messages):
-            self.probed.append(ask)
+    async def send(self, request: ModelRequest | Passthrough):
+        request = as_model_request(request)
+        if PROBE_TOOL in str(request.messages):
+            self.probed.append(request)
             self.probing.set()
             await self.gate.wait()
-            answer = self._answers(ask)
+            answer = self._answers(request)
             if isinstance(answer, Exception):
                 raise answer
             yield Said(answer)
         else:
-            self.asked.append(ask)
+            self.asked.append(request)
             yield Said([TextDelta("ok"), Finished("stop")])
 
 
@@ -82,16 +83,16 @@ class Route:
         self.detector = CallingDetector(name, look_up_support, self.decided.append, **way)
         self.model = DetectingModel(inner, self.detector, PromptedModel)
 
-    async def ask(self, ask: ModelRequest = ASK) -> str:
+    async def send(self, request: ModelRequest = ASK) -> str:
         """The way in which this question reached the model."""
-        async with self.model.ask(ask) as answer:
+        async with self.model.send(request) as answer:
             events = [event async for batch in answer for event in batch]
         return next((event.format for event in events if isinstance(event, PromptedCalling)), "native")
 
 
 async def test_a_model_that_calls_the_probes_tool_is_asked_natively_from_then_on():
     chosen = Route(Scripted(NATIVE_CALL))
-    assert [await chosen.ask() for _ in range(3)] == ["native"] * 3
+    assert [await chosen.send() for _ in range(3)] == ["native"] * 3
     assert len(chosen.inner.probed) == 1
     assert chosen.decided == [CallingMode("native", "probe")]
     assert [ask.tools for ask in chosen.inner.asked] == [(CLOCK,)] * 3
@@ -99,19 +100,19 @@ async def test_a_model_that_calls_the_probes_tool_is_asked_natively_from_then_on
 
 async def test_a_model_that_ignores_tools_is_asked_in_its_familys_format():
     chosen = Route(Scripted(PROSE), "openai/SmolLM3")
-    assert [await chosen.ask() for _ in range(3)] == ["hermes"] * 3
+    assert [await chosen.send() for _ in range(3)] == ["hermes"] * 3
     assert len(chosen.inner.probed) == 1
     assert chosen.decided == [CallingMode("hermes", "probe")]
     assert [ask.tools for ask in chosen.inner.asked] == [()] * 3
 
 
 async def test_the_format_may_be_given():
-    assert await Route(Scripted(PROSE), format="json").ask() == "litellm_json"
+    assert await Route(Scripted(PROSE), format="json").send() == "litellm_json"
 
 
 async def test_a_request_without_tools_is_never_worth_a_probe():
     chosen = Route(Scripted(NATIVE_CALL))
-    assert await chosen.ask(WITHOUT_TOOLS) == "native"
+    assert await chosen.send(WITHOUT_TOOLS) == "native"
     assert (chosen.inner.probed, chosen.decided, chosen.detector.choice) == ([], [], None)
 
 
@@ -128,7 +129,7 @@ async def test_what_is_known_is_not_asked(name, word, expected):
     chosen = Route(Scripted(AssertionError("nobody needs to be asked")), name, word)
     async with asyncio.TaskGroup() as group:
         for ask in (WITHOUT_TOOLS, ASK, ASK):
-            group.create_task(chosen.ask(ask))
+            group.create_task(chosen.send(ask))
     assert chosen.decided == [expected]
     assert chosen.inner.probed == []
 
@@ -136,8 +137,8 @@ async def test_what_is_known_is_not_asked(name, word, expected):
 async def test_requests_that_come_while_it_is_being_found_out_share_one_probe():
     chosen = Route(Scripted(PROSE))
     chosen.inner.gate.clear()
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        asking = [group.create_task(chosen.ask()) for _ in range(5)]
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        asking = [group.create_task(chosen.send()) for _ in range(5)]
         await chosen.inner.probing.wait()
         chosen.inner.gate.set()
     assert [task.result() for task in asking] == ["hermes"] * 5
@@ -147,10 +148,10 @@ async def test_requests_that_come_while_it_is_being_found_out_share_one_probe():
 async def test_a_request_without_tools_does_not_wait_for_a_probe():
     chosen = Route(Scripted(PROSE))
     chosen.inner.gate.clear()
-    async with asyncio.timeout(5):
-        probing = asyncio.create_task(chosen.ask())
+    async with asyncio.timeout(30):
+        probing = asyncio.create_task(chosen.send())
         await chosen.inner.probing.wait()
-        assert await chosen.ask(WITHOUT_TOOLS) == "native"
+        assert await chosen.send(WITHOUT_TOOLS) == "native"
         assert not probing.done()
         chosen.inner.gate.set()
         assert await probing == "hermes"
@@ -159,8 +160,8 @@ async def test_a_request_without_tools_does_not_wait_for_a_probe():
 async def test_requests_that_waited_for_a_probe_that_failed_do_not_each_try_it_again():
     chosen = Route(Scripted(OVERLOADED))
     chosen.inner.gate.clear()
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        asking = [group.create_task(chosen.ask()) for _ in range(5)]
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        asking = [group.create_task(chosen.send()) for _ in range(5)]
         await chosen.inner.probing.wait()
         chosen.inner.gate.set()
     assert [task.result() for task in asking] == ["native"] * 5
@@ -170,10 +171,10 @@ async def test_requests_that_waited_for_a_probe_that_failed_do_not_each_try_it_a
 async def test_a_request_cancelled_while_probing_leaves_the_probe_to_the_next():
     chosen = Route(Scripted(PROSE))
     chosen.inner.gate.clear()
-    async with asyncio.timeout(5):
-        leaving = asyncio.create_task(chosen.ask())
+    async with asyncio.timeout(30):
+        leaving = asyncio.create_task(chosen.send())
         await chosen.inner.probing.wait()
-        staying = asyncio.create_task(chosen.ask())
+        staying = asyncio.create_task(chosen.send())
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
@@ -186,23 +187,23 @@ async def test_a_request_cancelled_while_probing_leaves_the_probe_to_the_next():
 async def test_a_probe_that_fails_is_reported_and_not_remembered(failure):
     answers: list[Any] = [failure, PROSE]
     chosen = Route(Scripted(lambda _: answers.pop(0)))
-    assert await chosen.ask() == "native"
+    assert await chosen.send() == "native"
     assert chosen.detector.choice is None
-    assert await chosen.ask() == "hermes"
+    assert await chosen.send() == "hermes"
     assert [choice.decided_by for choice in chosen.decided] == ["nobody", "probe"]
     assert chosen.decided[0].detail == str(failure)
 
 
 async def test_a_server_that_refuses_tools_and_nothing_else_has_no_native_calls():
     chosen = Route(Scripted(lambda ask: REFUSES_TOOLS if ask.tools else PROSE))
-    assert [await chosen.ask() for _ in range(2)] == ["hermes"] * 2
+    assert [await chosen.send() for _ in range(2)] == ["hermes"] * 2
     assert [bool(ask.tools) for ask in chosen.inner.probed] == [True, False, True]
     assert chosen.decided == [CallingMode("hermes", "probe")]
 
 
 async def test_a_server_that_refuses_the_question_for_another_reason_says_nothing_about_tools():
     chosen = Route(Scripted(REFUSES_TOOLS))
-    assert await chosen.ask() == "native"
+    assert await chosen.send() == "native"
     assert [bool(ask.tools) for ask in chosen.inner.probed] == [True, False]
     assert chosen.detector.choice is None
 
@@ -210,14 +211,14 @@ async def test_a_server_that_refuses_the_question_for_another_reason_says_nothin
 async def test_a_passing_refusal_is_not_taken_for_a_no():
     answers: list[Any] = [ChatError(502, "connection lost"), PROSE, NATIVE_CALL]
     chosen = Route(Scripted(lambda _: answers.pop(0)))
-    assert await chosen.ask() == "native"
+    assert await chosen.send() == "native"
     assert chosen.decided == [CallingMode("native", "probe")]
 
 
 async def test_a_way_found_through_one_wrapper_counts_for_the_other():
     chosen, other = Route(Scripted(PROSE)), Scripted(NATIVE_CALL)
-    await chosen.ask()
-    async with DetectingModel(other, chosen.detector, PromptedModel).ask(ASK) as answer:
+    await chosen.send()
+    async with DetectingModel(other, chosen.detector, PromptedModel).send(ASK) as answer:
         events = [event async for batch in answer for event in batch]
     assert isinstance(events[0], PromptedCalling)
     assert other.probed == []

@@ -6,7 +6,8 @@ import pytest
 
 from callgate.conversation.events import CallNotRun, TextDelta
 from callgate.text_calls.reader import reader_for
-from tests.text_calls.test_nested_calls import CONTEXTS, PLACE, TOOLS, run, values, written
+from tests.text_calls.reading import batched
+from tests.text_calls.test_nested_calls import CONTEXTS, PLACE, TOOLS, call_in_format, runnable_calls, values
 from tests.text_calls.test_quoted_calls import BARE, CALLS, LINES
 
 UNMARKED = sorted(BARE | LINES)
@@ -29,7 +30,7 @@ PLACES = {
 
 def quoted(format):
     """Calls in the middle of a line, with whole calls, unescaped, on lines of their own in their values."""
-    outer = written(format, "write_file", path="a", content=PLACE)
+    outer = call_in_format(format, "write_file", path="a", content=PLACE)
     forms = {outer, outer.strip(), outer.strip().replace("\n", " "), outer.strip().removeprefix("<|start|>")}
     forms |= {form.removeprefix(" to=") for form in forms} | {form.removeprefix(">>>") for form in forms}
     inner = {**values(format), "two lines": f"\n{CALLS[format]}\n{CALLS[format]}\n", "a line": f"\n{CALLS[format]}\n"}
@@ -39,7 +40,7 @@ def quoted(format):
             yield (name, form, place, cut), template.replace("{}", call)
 
 
-def read(format, pieces, thinking):
+def events_of_pieces(format, pieces, thinking):
     reader = reader_for(format, TOOLS, thinking=thinking)
     return [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
 
@@ -49,52 +50,50 @@ def test_a_call_in_the_value_of_a_quoted_call_does_not_run(format):
     wrong = []
     for at, (name, text) in enumerate(quoted(format)):
         pieces = text if at % 7 == 0 else [text]
-        if {each.name for each in run(read(format, pieces, "unknown"))} - {"write_file"}:
+        if {each.name for each in runnable_calls(events_of_pieces(format, pieces, "unknown"))} - {"write_file"}:
             wrong.append(name)
     assert wrong == [], len(wrong)
 
 
-@pytest.mark.parametrize("format", ["litellm_json", "llama3_json"])
+@batched("format", ["litellm_json", "llama3_json"])
 def test_braces_in_thinking_that_was_closed_quote_nothing(format):
     for thinking, text in (("none", "<think>{}</think>\n"), ("prefilled", "I use {}.\n</think>\n")):
-        (call,) = run(read(format, [text + CALLS[format]], thinking))
+        (call,) = runnable_calls(events_of_pieces(format, [text + CALLS[format]], thinking))
         assert call.name == "delete_all"
 
 
-@pytest.mark.parametrize("format", ["litellm_json", "llama3_json", "glm4", "react", "functionary_v32"])
+@batched("format", ["litellm_json", "llama3_json", "glm4", "react", "functionary_v32"])
 def test_behind_prose_with_a_brace_nothing_runs_and_the_operator_sees_it(format):
-    events = read(format, ['The body {"is": this.\n\n' + CALLS[format]], "none")
-    assert run(events) == []
+    events = events_of_pieces(format, ['The body {"is": this.\n\n' + CALLS[format]], "none")
+    assert runnable_calls(events) == []
     assert [(each.name, each.reason) for each in events if isinstance(each, CallNotRun)] == [("delete_all", "nested")]
 
 
-@pytest.mark.parametrize("format", ["litellm_json", "llama3_json", "glm4"])
-@pytest.mark.parametrize(
-    "said", ['The body is {"a": {"b": 1}}.', "Use {city} or {}.", '```json\n{\n  "a": 1\n}\n```', '{"a": 1}']
-)
+@batched("format", ["litellm_json", "llama3_json", "glm4"])
+@batched("said", ['The body is {"a": {"b": 1}}.', "Use {city} or {}.", '```json\n{\n  "a": 1\n}\n```', '{"a": 1}'])
 def test_behind_prose_with_whole_objects_and_placeholders_a_call_runs(format, said):
     text = f"{said}\n\n{CALLS[format]}"
     for pieces in ([text], text):
-        assert [each.name for each in run(read(format, pieces, "none"))] == ["delete_all"]
+        assert [each.name for each in runnable_calls(events_of_pieces(format, pieces, "none"))] == ["delete_all"]
 
 
-@pytest.mark.parametrize("format", ["pythonic", "olmo3"])
+@batched("format", ["pythonic", "olmo3"])
 def test_behind_prose_that_quotes_a_python_call_no_marked_one_runs(format):
     inner = "<function_calls>\ndelete_all(path='/srv')\n</function_calls>"
     text = f"I could write [write_file(path='a', content='one\n\n{inner}\n\ntwo')] but no."
     for pieces in ([text], text):
-        assert run(read(format, pieces, "none")) == []
+        assert runnable_calls(events_of_pieces(format, pieces, "none")) == []
 
 
 DELETION = '<function=delete_all>{"path": "/srv"}</function>'
 BROKEN = f'~~~\nso:\n<function=write_file>{{"path": "/a", "content": "“{DELETION}”\n~~~\n\nNow:\n\n'
 
 
-@pytest.mark.parametrize("thinking", ["none", "unknown"])
+@batched("thinking", ["none", "unknown"])
 def test_behind_a_quoted_call_that_broke_nothing_runs_however_the_text_is_cut(thinking):
     text = BROKEN + DELETION
     for pieces in ([text], text, text.splitlines(keepends=True)):
-        assert run(read("functionary_v31", pieces, thinking)) == []
+        assert runnable_calls(events_of_pieces("functionary_v31", pieces, thinking)) == []
 
 
 def test_what_follows_the_first_call_is_held_though_that_is_quoted():

@@ -2,11 +2,19 @@ import pytest
 from msgspec.structs import replace
 
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent, TextDelta
-from callgate.text_calls.families import FALLBACK, control_ask, format_for, judge_probe, probe_ask, tool_calling_for
+from callgate.text_calls.families import (
+    FALLBACK,
+    control_request,
+    format_for,
+    judge_probe,
+    probe_request,
+    tool_calling_for,
+)
 from callgate.text_calls.prompts import FORMATS
+from tests.text_calls.reading import batched
 
 
-@pytest.mark.parametrize(
+@batched(
     ("name", "format"),
     [
         ("Qwen/Qwen3-Coder-480B-A35B-Instruct", "qwen3_coder"),
@@ -92,12 +100,12 @@ def test_a_model_without_native_calls_is_asked_in_the_format_of_its_family(name,
     assert format in FORMATS
 
 
-@pytest.mark.parametrize("name", ["gpt-4o-mini", "openai/gpt-5", "o3", "claude-sonnet-4-5", "gemini/gemini-2.5-pro"])
+@batched("name", ["gpt-4o-mini", "openai/gpt-5", "o3", "claude-sonnet-4-5", "gemini/gemini-2.5-pro"])
 def test_models_that_only_their_makers_serve_are_called_natively(name):
     assert tool_calling_for(name, None) == "native"
 
 
-@pytest.mark.parametrize("name", ["openai/my-finetune", "ollama_chat/qwen3-coder:30b", "openai/gpt-oss-20b", "llama3"])
+@batched("name", ["openai/my-finetune", "ollama_chat/qwen3-coder:30b", "openai/gpt-oss-20b", "llama3"])
 def test_an_unknown_model_is_probed_even_when_its_family_has_a_format(name):
     assert tool_calling_for(name, None) == "probe"
 
@@ -108,14 +116,14 @@ def test_what_is_known_of_the_very_model_wins_over_its_name():
 
 
 def test_the_probe_offers_its_one_tool_as_real_requests_do():
-    ask = probe_ask()
+    ask = probe_request()
     assert len(ask.tools) == 1
     assert ask.tool_choice is None
     assert ask.params["max_tokens"] <= 512
 
 
 def test_the_control_question_is_the_probe_without_its_tool():
-    assert control_ask() == replace(probe_ask(), tools=())
+    assert control_request() == replace(probe_request(), tools=())
 
 
 def test_a_whole_native_call_passes_the_probe():

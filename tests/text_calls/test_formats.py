@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any, Literal
 
-import pytest
-
 from tests.corpus.judge import Case, verdict
+from tests.text_calls.reading import batched
 
 Modes = Literal["whole", "streamed", "both"]
 
@@ -29,7 +28,7 @@ def broken(name: str | None, reason: str) -> dict[str, Any]:
     return {"name": name, "reason": reason}
 
 
-def asked(*names: str) -> list[dict[str, Any]]:
+def calls_not_alone(*names: str) -> list[dict[str, Any]]:
     """Whole calls with prose behind them."""
     return [broken(name, "not_alone") for name in names]
 
@@ -49,7 +48,7 @@ def case(
     if reasoning is not None:
         expect["reasoning"] = reasoning
     data = {"format": format, "tools": TOOLS, "expect": expect}
-    return pytest.param(data, text, only, id=f"{format}: {text.encode('unicode_escape').decode()[:90]}")
+    return data, text, only
 
 
 def judged(data: dict[str, Any], key: str, text: str | list[str]) -> list[str]:
@@ -106,7 +105,7 @@ def bare_cases(format: str) -> list[Any]:
             format,
             "[" + WEATHER_JSON + ",\n" + TIME_JSON + "\n]\nok",
             [],
-            asked("get_weather", "get_time"),
+            calls_not_alone("get_weather", "get_time"),
             content="ok",
         ),
         case(format, "[" + WEATHER_JSON + ",\n" + TIME_JSON + "\n]\n\n", [WEATHER, TIME]),
@@ -117,7 +116,7 @@ def bare_cases(format: str) -> list[Any]:
             format,
             '```json\n{"a": 1}\n```\nand\n```\n' + WEATHER_JSON + "\n```\nx",
             [],
-            asked("get_weather"),
+            calls_not_alone("get_weather"),
             content='```json {"a": 1} ``` and x',
         ),
         case(
@@ -190,14 +189,14 @@ CASES = [
         "xml",
         "<function_calls>" + INVOKE + "</function_calls>\nand <function_calls>" + INVOKE + "</function_calls>\ndone",
         [],
-        asked("get_weather", "get_weather"),
+        calls_not_alone("get_weather", "get_weather"),
         content="and done",
     ),
     case(
         "xml",
         "a <invoke name = 'get_weather' ><parameter name='city'>A</parameter></invoke>\nb",
         [],
-        asked("get_weather"),
+        calls_not_alone("get_weather"),
         content="a b",
     ),
     case(
@@ -302,9 +301,13 @@ CASES = [
         incomplete=[broken("search_docs", "truncated")],
     ),
     case(
-        "qwen3_coder", "<tool_call>\n" + QWEN + "\n</tool_call></tool_call>\nx", [], asked("get_weather"), content="x"
+        "qwen3_coder",
+        "<tool_call>\n" + QWEN + "\n</tool_call></tool_call>\nx",
+        [],
+        calls_not_alone("get_weather"),
+        content="x",
     ),
-    case("qwen3_coder", QWEN + "\ndone", [], asked("get_weather"), content="done"),
+    case("qwen3_coder", QWEN + "\ndone", [], calls_not_alone("get_weather"), content="done"),
     case("qwen3_coder", "<tool_call>" + WEATHER_JSON + "</tool_call>", [WEATHER]),
     case(
         "qwen3_coder",
@@ -321,7 +324,7 @@ CASES = [
         [WEATHER],
         warnings=["arguments_repaired"],
     ),
-    case("glm45", "a" + GLM + GLM + "\nb", [], asked("get_weather", "get_weather"), content="a b"),
+    case("glm45", "a" + GLM + GLM + "\nb", [], calls_not_alone("get_weather", "get_weather"), content="a b"),
     case("glm45", "<tool_call>get_we", incomplete=[broken(None, "truncated")]),
     case("glm45", "<tool_call>get_weather junk</tool_call>", incomplete=[broken("get_weather", "invalid_markup")]),
     case(
@@ -425,7 +428,7 @@ CASES = [
         "phi4",
         "hi functools[" + WEATHER_JSON + "," + TIME_JSON + "]\nx",
         [],
-        asked("get_weather", "get_time"),
+        calls_not_alone("get_weather", "get_time"),
         content="hi x",
     ),
     case("phi4", "functools[" + WEATHER_JSON + ', {"name": "get_time"', [WEATHER], [broken("get_time", "truncated")]),
@@ -504,7 +507,11 @@ CASES = [
     case("functionary_v32", '>>>get_weather\n{"city', incomplete=[broken("get_weather", "truncated")]),
     case("functionary_v32", ">>>get_wea", incomplete=[broken(None, "truncated")]),
     case(
-        "functionary_v31", 'a <function=get_weather>{"city":"A"}</function>\nb', [], asked("get_weather"), content="a b"
+        "functionary_v31",
+        'a <function=get_weather>{"city":"A"}</function>\nb',
+        [],
+        calls_not_alone("get_weather"),
+        content="a b",
     ),
     case("functionary_v31", '<function=get_weather>{"city":"A"}', [WEATHER]),
     case("functionary_v31", "<function=get_time></function>", [TIME]),
@@ -711,7 +718,7 @@ CASES = [
         "hermes",
         "<tool_call>" + TIME_JSON + "</tool_call>\n</tool_call>\nDone.",
         [],
-        asked("get_time"),
+        calls_not_alone("get_time"),
         content="Done.",
     ),
     case("glm45", "<tool_call>get_time</tool_call></tool_call>", [TIME]),
@@ -740,7 +747,7 @@ CASES = [
     ),
     case("command_r_plus", "Action: look\nAction:\n", content="Action: look Action:"),
     case("command_r_plus", 'Action: ```json\n[{"tool_name": "get_ti', incomplete=[broken(None, "truncated")]),
-    case("glm4", 'Sure.\nget_weather\n{"city": "A"}\nDone.', [], asked("get_weather"), content="Sure. Done."),
+    case("glm4", 'Sure.\nget_weather\n{"city": "A"}\nDone.', [], calls_not_alone("get_weather"), content="Sure. Done."),
     case("glm4", 'get_weather\n{"city": "A', incomplete=[broken("get_weather", "truncated")]),
     case("glm4", 'say get_weather\n{"city": "A"}', content='say get_weather {"city": "A"}'),
     case(
@@ -807,7 +814,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("data", "text", "only"), CASES)
+@batched(("data", "text", "only"), CASES)
 def test_the_rules_hold_for_the_text_and_for_each_of_its_characters(
     data: dict[str, Any], text: str, only: Modes
 ) -> None:

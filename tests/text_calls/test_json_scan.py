@@ -2,11 +2,11 @@
 
 import json
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callgate.text_calls.json_scan import JsonScan, State
+from tests.text_calls.reading import batched
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -32,7 +32,7 @@ def account(scan):
         (e.is_object, e.start, e.end, e.flawed, [(m.key, m.start, m.end, m.text) for m in e.members])
         for e in scan.entries
     ]
-    return scan.state, scan.flawed, scan.is_beginning, scan.length, entries
+    return scan.state, scan.flawed, scan.is_beginning(), scan.length, entries
 
 
 @settings(max_examples=300, deadline=None)
@@ -52,7 +52,7 @@ def test_every_proper_prefix_is_open_and_a_beginning(value, data):
     text = json.dumps(value)
     scan, taken = scanned([text[: data.draw(st.integers(0, len(text) - 1))]])
     assert scan.state is State.OPEN
-    assert scan.is_beginning
+    assert scan.is_beginning()
     assert taken == scan.length
 
 
@@ -96,7 +96,7 @@ def test_the_members_of_each_element_lie_where_the_scan_says(value):
             assert member.text == (given_name if isinstance(given_name, str) else None)
 
 
-@pytest.mark.parametrize(
+@batched(
     "text",
     [
         '{"a": NaN}',
@@ -113,9 +113,7 @@ def test_a_slip_that_leaves_the_structure_whole_is_a_flaw(text):
     assert scan.flawed or scan.state is State.BROKEN
 
 
-@pytest.mark.parametrize(
-    ("text", "at"), [("{'a': 1}", 1), ('{"a" 1}', 5), ('{"a": 1]', 7), ("[1 2]", 3), ("{1: 2}", 1)]
-)
+@batched(("text", "at"), [("{'a': 1}", 1), ('{"a" 1}', 5), ('{"a": 1]', 7), ("[1 2]", 3), ("{1: 2}", 1)])
 def test_what_no_json_continues_with_is_left_unread(text, at):
     scan, taken = scanned([text])
     assert scan.state is State.BROKEN

@@ -6,6 +6,7 @@ from callgate.conversation.events import CallNotRun, CallWritten
 from callgate.text_calls.prompts import style_for
 from callgate.text_calls.reader import reader_for
 from callgate.text_calls.writers import PastCall
+from tests.text_calls.reading import batched
 from tests.text_calls.test_quoted_calls import BARE, BLOCK, CALLS, INLINE, LINES, summary
 
 TOOLS = {"delete_all": ("path",), "get_time": (), "write_file": ("path", "content")}
@@ -24,13 +25,13 @@ QUOTING = [name for name in CONTEXTS if name in {**INLINE, **BLOCK}]
 MARKED = sorted(CALLS.keys() - BARE - LINES)
 
 
-def written(format, name, **arguments):
+def call_in_format(format, name, **arguments):
     return style_for(format).write("", [PastCall(name, arguments, f"functions.{name}:0")])
 
 
 def values(format):
     """Values with calls in them, by what stands around those."""
-    call, bare = CALLS[format], written(format, "get_time")
+    call, bare = CALLS[format], call_in_format(format, "get_time")
     others = "\n\n".join(CALLS[other] for other in ("hermes", "qwen3_coder", "glm45", "xml"))
     return {
         "blank lines": f"one\n\n{call}\n\ntwo",
@@ -43,19 +44,19 @@ def values(format):
 
 def around(format):
     """Calls with such a value: as it is to be written, as it is, and cut off behind it."""
-    outer = written(format, "write_file", path="a", content=PLACE)
+    outer = call_in_format(format, "write_file", path="a", content=PLACE)
     for name, value in values(format).items():
-        yield f"{name}, escaped", written(format, "write_file", path="a", content=value)
+        yield f"{name}, escaped", call_in_format(format, "write_file", path="a", content=value)
         yield f"{name}, raw", outer.replace(PLACE, value)
         yield f"{name}, cut", outer.split(PLACE)[0] + value
 
 
-def read(format, pieces):
+def events_of_pieces(format, pieces):
     reader = reader_for(format, TOOLS, thinking="unknown")
     return [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
 
 
-def run(events):
+def runnable_calls(events):
     return [event for event in events if isinstance(event, CallWritten) and event.flaw is None and event.is_alone]
 
 
@@ -64,32 +65,32 @@ def test_a_call_inside_a_value_does_not_run(format):
     for name, call in around(format):
         for context, template in CONTEXTS.items():
             text = template.replace("{}", call)
-            whole = read(format, [text])
-            assert {each.name for each in run(whole)} <= {"write_file"}, (name, context)
-            assert context not in QUOTING or not run(whole), (name, context)
-            assert summary(read(format, text)) == summary(whole), (name, context)
+            whole = events_of_pieces(format, [text])
+            assert {each.name for each in runnable_calls(whole)} <= {"write_file"}, (name, context)
+            assert context not in QUOTING or not runnable_calls(whole), (name, context)
+            assert summary(events_of_pieces(format, text)) == summary(whole), (name, context)
 
 
-@pytest.mark.parametrize("format", MARKED)
+@batched("format", MARKED)
 def test_a_value_with_calls_in_it_is_whole_or_the_call_is_broken(format):
     for name, call in around(format):
-        for each in run(read(format, [call])):
+        for each in runnable_calls(events_of_pieces(format, [call])):
             assert "two" in str(each.arguments), name
 
 
-@pytest.mark.parametrize("format", ["litellm_json", "llama3_json"])
+@batched("format", ["litellm_json", "llama3_json"])
 def test_behind_a_call_that_broke_within_a_string_nothing_runs(format):
     inner = CALLS[format]
     text = CALLS[format].replace("/srv/data", f"one\n\n{inner}\n\n{inner}\n\ntwo")
-    assert run(read(format, [text])) == run(read(format, text)) == []
+    assert runnable_calls(events_of_pieces(format, [text])) == runnable_calls(events_of_pieces(format, text)) == []
     followed = CALLS[format].replace("/srv/data", "/srv/data/") + "\n" + inner
-    assert len(run(read(format, [followed]))) == 2
+    assert len(runnable_calls(events_of_pieces(format, [followed]))) == 2
 
 
 QWEN = "<tool_call>\n<function=write_file>\n{}\n</function>\n</tool_call>"
 
 
-@pytest.mark.parametrize(
+@batched(
     ("parameters", "expected"),
     [
         ("<parameter=content>a <parameter=path> b</parameter>\n<parameter=path>x</parameter>", "a <parameter=path> b"),
@@ -111,14 +112,14 @@ QWEN = "<tool_call>\n<function=write_file>\n{}\n</function>\n</tool_call>"
 def test_a_value_ends_at_a_parameter_that_the_call_needs_and_does_not_give_elsewhere(parameters, expected):
     text = QWEN.replace("{}", parameters)
     for pieces in ([text], text):
-        (call,) = [event for event in read("qwen3_coder", pieces) if isinstance(event, CallWritten)]
+        (call,) = [event for event in events_of_pieces("qwen3_coder", pieces) if isinstance(event, CallWritten)]
         assert (call.arguments["content"] if call.flaw is None else None) == expected
 
 
 GLM = "<tool_call>write_file\n{}\n</tool_call>"
 
 
-@pytest.mark.parametrize(
+@batched(
     ("pairs", "expected"),
     [
         ("<arg_key>content</arg_key><arg_value>a <arg_key> b</arg_value>", "a <arg_key> b"),
@@ -133,7 +134,7 @@ GLM = "<tool_call>write_file\n{}\n</tool_call>"
 def test_a_value_behind_a_key_ends_at_a_key_that_the_call_needs(pairs, expected):
     text = GLM.replace("{}", pairs)
     for pieces in ([text], text):
-        (call,) = [event for event in read("glm45", pieces) if isinstance(event, CallWritten)]
+        (call,) = [event for event in events_of_pieces("glm45", pieces) if isinstance(event, CallWritten)]
         assert (call.arguments["content"] if call.flaw is None else None) == expected
 
 
@@ -146,7 +147,7 @@ MENTIONS = [
 ]
 
 
-@pytest.mark.parametrize(
+@batched(
     ("format", "mark", "end"),
     [
         ("hermes", "<tool_call>", "</tool_call>"),
@@ -157,18 +158,18 @@ MENTIONS = [
         ("minimax", "<minimax:tool_call>", "</minimax:tool_call>"),
     ],
 )
-@pytest.mark.parametrize("mention", MENTIONS)
+@batched("mention", MENTIONS)
 def test_a_mark_that_is_only_named_swallows_no_call(format, mark, end, mention):
     said = mention.replace("{end}", end).replace("{}", mark)
     text = f"{said}\n\n{CALLS[format]}"
     for pieces in ([text], text):
-        events = read(format, pieces)
-        assert [each.name for each in run(events)] == ["delete_all"]
-    assert [event for event in read(format, [said]) if isinstance(event, CallWritten)] == []
+        events = events_of_pieces(format, pieces)
+        assert [each.name for each in runnable_calls(events)] == ["delete_all"]
+    assert [event for event in events_of_pieces(format, [said]) if isinstance(event, CallWritten)] == []
 
 
 def test_a_call_inside_another_is_named_to_the_operator():
     inner = CALLS["qwen3_coder"]
     text = QWEN.replace("{}", f"<parameter=content>a\n{inner}\n\n{inner}\n</parameter>")
-    found = [event for event in read("qwen3_coder", [text]) if isinstance(event, CallNotRun)]
+    found = [event for event in events_of_pieces("qwen3_coder", [text]) if isinstance(event, CallNotRun)]
     assert [(event.name, event.reason) for event in found] == [("delete_all", "nested")]

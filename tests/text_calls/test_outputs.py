@@ -18,6 +18,7 @@ from callgate.conversation.finish_words import FinishClass
 from callgate.text_calls.families import _FAMILIES, known_format
 from callgate.text_calls.reader import reader_for
 from callgate.text_calls.thinking import ThinkingMemory
+from tests.text_calls.reading import cut_everywhere
 
 TOOLS = {"get_weather": ("city",), "search": ("query",), "write_file": ("path", "content"), "delete_all": ("path",)}
 SIZES = (1, 2, 3, 5, 8, 13, 34)
@@ -26,7 +27,7 @@ for _output in json.loads((Path(__file__).parent / "outputs.json").read_text(enc
     OUTPUTS[_output["model"]].append(_output)
 
 
-def read(output: dict[str, Any], pieces: Iterable[str], *, streams: bool) -> list[ModelEvent]:
+def events_of_output(output: dict[str, Any], pieces: Iterable[str], *, streams: bool) -> list[ModelEvent]:
     format = known_format(output["model"])
     assert format is not None
     reader = reader_for(format, TOOLS, thinking=ThinkingMemory(output["model"]).mode(streams=streams))
@@ -34,7 +35,7 @@ def read(output: dict[str, Any], pieces: Iterable[str], *, streams: bool) -> lis
     return events + reader.finish(in_order=classify(output["finish_reason"]) <= FinishClass.TOOL_CALLS)
 
 
-def run(events: Iterable[ModelEvent]) -> list[list[Any]]:
+def runnable_calls(events: Iterable[ModelEvent]) -> list[list[Any]]:
     """Names and arguments of the calls that are whole and alone, as far as a reader can say."""
     calls = [event for event in events if isinstance(event, CallWritten) and event.flaw is None and event.is_alone]
     read_arguments = [
@@ -50,9 +51,11 @@ def pieces(text: str, size: int) -> Iterable[str]:
 @pytest.mark.parametrize("model", sorted(OUTPUTS))
 def test_what_a_model_means_runs_and_nothing_else(model):
     for output in OUTPUTS[model]:
-        assert run(read(output, [output["text"]], streams=False)) == output["runs"], output["kind"]
+        assert runnable_calls(events_of_output(output, [output["text"]], streams=False)) == output["runs"], output[
+            "kind"
+        ]
         for size in SIZES:
-            streamed = run(read(output, pieces(output["text"], size), streams=True))
+            streamed = runnable_calls(events_of_output(output, pieces(output["text"], size), streams=True))
             assert streamed == output["runs"], (output["kind"], size)
 
 
@@ -61,8 +64,11 @@ def test_what_a_model_means_runs_and_nothing_else(model):
 def test_the_same_runs_wherever_the_text_is_cut(model):
     for output in OUTPUTS[model]:
         text = output["text"]
-        for at in range(1, len(text)):
-            assert run(read(output, [text[:at], text[at:]], streams=True)) == output["runs"], (output["kind"], at)
+        for pieces_of_it in cut_everywhere(text):
+            assert runnable_calls(events_of_output(output, pieces_of_it, streams=True)) == output["runs"], (
+                output["kind"],
+                pieces_of_it,
+            )
 
 
 def test_each_familys_format_is_among_them():
@@ -75,5 +81,5 @@ def test_thinking_behind_calls_is_not_shown_as_text_too():
     text = f"a\n</think>\n{call}I could\n{broken}\nbut <think>I won't.\n</think>\nNo."
     output = {"model": "meetkai/functionary-medium-v3.1", "finish_reason": "stop"}
     for at in range(1, len(text)):
-        events = read(output, [text[:at], text[at:]], streams=True)
+        events = events_of_output(output, [text[:at], text[at:]], streams=True)
         assert "I won't" not in "".join(event.text for event in events if isinstance(event, TextDelta)), at

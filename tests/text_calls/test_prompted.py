@@ -22,10 +22,10 @@ from callgate.conversation.events import (
     ProviderHead,
     ReasoningDelta,
     TextDelta,
-    Usage,
 )
 from callgate.conversation.loop import converse
 from callgate.conversation.ports import ModelRequest
+from callgate.conversation.usage import Usage
 from callgate.text_calls import prompts
 from callgate.text_calls.prompted import PromptedModel
 from callgate.text_calls.prompts import FORMATS, style_for
@@ -83,29 +83,29 @@ class Scripted:
         self.closed = False
 
     @asynccontextmanager
-    async def ask(self, ask):
-        self.asked.append(ask)
+    async def send(self, request):
+        self.asked.append(request)
         try:
             yield self.answer
         finally:
             self.closed = True
 
 
-async def events_of(model: PromptedModel, ask: ModelRequest = ASK) -> list[ModelEvent]:
+async def events_of(model: PromptedModel, request: ModelRequest = ASK) -> list[ModelEvent]:
     """What the answer itself said; that it was asked for in words is said first, and has tests of its own."""
-    async with model.ask(ask) as answer:
+    async with model.send(request) as answer:
         events = [event async for batch in answer for event in batch]
     return [event for event in events if not isinstance(event, PromptedCalling)]
 
 
-async def sent(ask: ModelRequest, format: str = "hermes", *, constrain: bool = False) -> ModelRequest:
+async def sent(request: ModelRequest, format: str = "hermes", *, constrain: bool = False) -> ModelRequest:
     inner = Scripted([TextDelta("ok")])
-    await events_of(PromptedModel(inner, format, constrain=constrain), ask)
+    await events_of(PromptedModel(inner, format, constrain=constrain), request)
     return inner.asked[0]
 
 
-def messages_of(ask: ModelRequest) -> list[dict[str, Any]]:
-    return [message if isinstance(message, dict) else msgspec.json.decode(message) for message in ask.messages]
+def messages_of(request: ModelRequest) -> list[dict[str, Any]]:
+    return [message if isinstance(message, dict) else msgspec.json.decode(message) for message in request.messages]
 
 
 def text_of(events: Sequence[ModelEvent]) -> str:
@@ -116,7 +116,7 @@ def calls_of(events: Sequence[ModelEvent]) -> list[CallWritten]:
     return [event for event in events if isinstance(event, CallWritten)]
 
 
-def written(format: str, name: str = "get_weather", **arguments: Any) -> str:
+def call_in_format(format: str, name: str = "get_weather", **arguments: Any) -> str:
     return style_for(format).write("", [PastCall(name, arguments)])
 
 
@@ -174,12 +174,12 @@ async def test_without_tools_and_calls_nothing_is_touched():
 
 
 async def test_with_the_choice_none_no_tool_is_listed_and_nothing_is_read():
-    inner = Scripted([TextDelta(written("hermes", city="Porto"))])
+    inner = Scripted([TextDelta(call_in_format("hermes", city="Porto"))])
     events = await events_of(PromptedModel(inner, "hermes"), replace(ASK, tool_choice=raw("none")))
     assert inner.asked[0].messages == ASK.messages
     assert inner.asked[0].tools == ()
     assert inner.asked[0].tool_choice is None
-    assert text_of(events) == written("hermes", city="Porto")
+    assert text_of(events) == call_in_format("hermes", city="Porto")
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ async def test_arguments_that_are_no_object_are_written_as_none(arguments):
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_a_call_in_the_text_is_emitted_as_a_call_and_not_as_text(format):
-    text = written(format, city="Porto")
+    text = call_in_format(format, city="Porto")
     for batches in ([[TextDelta(text)]], [[TextDelta(piece)] for piece in text]):
         events = await events_of(PromptedModel(Scripted(*batches, [Finished("stop")]), format))
         assert [call.name for call in calls_of(events)] == ["get_weather"]
@@ -367,7 +367,7 @@ async def test_native_calls_pass_all_the_same():
 
 async def test_text_is_emitted_as_it_comes_and_what_was_held_back_at_the_end():
     inner = Scripted([TextDelta("Hello ")], [TextDelta("there <tool_")])
-    async with PromptedModel(inner, "hermes").ask(ASK) as answer:
+    async with PromptedModel(inner, "hermes").send(ASK) as answer:
         batches = [batch async for batch in answer]
     assert text_of(batches[0]) == "Hello"
     assert "".join(text_of(batch) for batch in batches) == "Hello there <tool_"
@@ -383,7 +383,7 @@ async def test_text_is_emitted_as_it_comes_and_what_was_held_back_at_the_end():
     ],
 )
 async def test_blank_lines_around_a_call_go_with_it(before, between, after, left):
-    call = written("hermes", "get_time")
+    call = call_in_format("hermes", "get_time")
     text = f"{before}{call}{between}{call}{after}"
     for batches in ([[TextDelta(text)]], [[TextDelta(piece)] for piece in text]):
         events = await events_of(PromptedModel(Scripted(*batches), "hermes"))
@@ -397,8 +397,10 @@ async def test_blanks_of_an_answer_without_calls_are_the_models_own():
 
 
 async def test_no_batch_is_empty():
-    inner = Scripted([TextDelta("<tool_")], [TextDelta("call>")], [TextDelta(written("hermes", "get_time")[11:])])
-    async with PromptedModel(inner, "hermes").ask(ASK) as answer:
+    inner = Scripted(
+        [TextDelta("<tool_")], [TextDelta("call>")], [TextDelta(call_in_format("hermes", "get_time")[11:])]
+    )
+    async with PromptedModel(inner, "hermes").send(ASK) as answer:
         batches = [list(batch) async for batch in answer]
     assert all(batches)
     assert [call.name for batch in batches for call in calls_of(batch)] == ["get_time"]
@@ -409,7 +411,7 @@ async def test_an_answer_that_breaks_off_still_gives_what_it_held_and_then_break
     events: list[ModelEvent] = []
 
     async def listen() -> None:
-        async with PromptedModel(inner, "hermes").ask(ASK) as answer:
+        async with PromptedModel(inner, "hermes").send(ASK) as answer:
             async for batch in answer:
                 events.extend(batch)
 
@@ -421,7 +423,7 @@ async def test_an_answer_that_breaks_off_still_gives_what_it_held_and_then_break
 
 async def test_leaving_early_closes_the_inner_answer():
     inner = Scripted([TextDelta("a")], [TextDelta("b")])
-    async with PromptedModel(inner, "hermes").ask(ASK) as answer:
+    async with PromptedModel(inner, "hermes").send(ASK) as answer:
         async for _ in answer:
             break
     assert inner.closed
@@ -429,7 +431,7 @@ async def test_leaving_early_closes_the_inner_answer():
 
 async def test_the_raw_finish_reason_comes_from_the_wrapped_model_when_it_is_asked_for():
     inner = Scripted([TextDelta("a")])
-    async with PromptedModel(inner, "hermes").ask(ASK) as answer:
+    async with PromptedModel(inner, "hermes").send(ASK) as answer:
         assert not answer.reason_is_raw
         assert [batch async for batch in answer]
         assert answer.reason_is_raw
@@ -444,7 +446,7 @@ async def test_the_name_is_the_inner_models():
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_a_call_in_a_turn_without_tools_is_not_text_and_stays_visible_as_a_call(format):
-    inner = Scripted([TextDelta(written(format, city="Faro"))])
+    inner = Scripted([TextDelta(call_in_format(format, city="Faro"))])
     events = await events_of(PromptedModel(inner, format), replace(ASK, tools=(), messages=TWO_CALLS))
     assert text_of(events) == ""
     assert [call.name for call in calls_of(events)] == ["get_weather"]
@@ -462,7 +464,7 @@ async def test_the_last_turn_says_that_no_tool_can_be_called_and_describes_none(
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_the_loop_runs_the_tools_of_a_prompted_model_without_knowing(format):
-    inner = ScriptedModel(says(written(format, "lookup", word="tea")), says("It is a drink."))
+    inner = ScriptedModel(says(call_in_format(format, "lookup", word="tea")), says("It is a drink."))
     toolbox = ScriptedToolbox(schemas={"lookup": LOOKUP}, lookup=EchoTool())
     listener = Listener()
     question = ModelRequest(messages=({"role": "user", "content": "What is tea?"},))
@@ -496,15 +498,15 @@ async def test_a_format_that_is_no_bare_json_is_never_constrained():
 
 async def test_a_constrained_model_is_shown_one_example_for_each_tool():
     content = messages_of(await sent(ASK, "json", constrain=True))[0]["content"]
-    assert written("json", "get_time") in content
-    assert written("json", city="some city") in content
+    assert call_in_format("json", "get_time") in content
+    assert call_in_format("json", city="some city") in content
 
 
 # The cost -------------------------------------------------------------------------------------------------------------
 
 
-async def tokens_added(ask: ModelRequest, format: str) -> int:
-    async with PromptedModel(Scripted([TextDelta("ok")]), format).ask(ask) as answer:
+async def tokens_added(request: ModelRequest, format: str) -> int:
+    async with PromptedModel(Scripted([TextDelta("ok")]), format).send(request) as answer:
         events = [event async for batch in answer for event in batch]
     return sum(event.extra_tokens for event in events if isinstance(event, PromptedCalling))
 
@@ -522,7 +524,7 @@ async def test_the_cost_is_what_the_question_grew_by(choice):
 
 async def test_the_first_event_of_a_prompted_answer_names_the_format_and_its_cost():
     model = PromptedModel(Scripted([ProviderHead("id")], [TextDelta("Hello")], [TextDelta("you")]), "json")
-    async with model.ask(ASK) as answer:
+    async with model.send(ASK) as answer:
         batches = [list(batch) async for batch in answer]
     asked = PromptedCalling("litellm_json", await tokens_added(ASK, "json"))
     assert batches == [[asked, ProviderHead("id")], [TextDelta("Hello")], [TextDelta("you")]]
@@ -530,7 +532,7 @@ async def test_the_first_event_of_a_prompted_answer_names_the_format_and_its_cos
 
 async def test_an_answer_that_was_not_prompted_has_no_such_event():
     model = PromptedModel(Scripted([TextDelta("a")]), "json")
-    async with model.ask(ModelRequest(messages=(QUESTION,))) as answer:
+    async with model.send(ModelRequest(messages=(QUESTION,))) as answer:
         assert [event async for batch in answer for event in batch] == [TextDelta("a")]
 
 
@@ -601,7 +603,7 @@ async def test_a_call_that_grows_without_end_is_broken_and_what_follows_is_let_g
 
 
 async def test_long_text_is_no_call_without_end():
-    inner = Scripted(*([[TextDelta("talk " * 5000)]] * 20), [TextDelta(written("hermes", city="Porto"))])
+    inner = Scripted(*([[TextDelta("talk " * 5000)]] * 20), [TextDelta(call_in_format("hermes", city="Porto"))])
     events = await events_of(PromptedModel(inner, "hermes", argument_bytes=1024))
     assert len(text_of(events)) > 20 * 5000 * 4
     assert [call.flaw for call in calls_of(events)] == [None]
@@ -631,7 +633,7 @@ async def test_a_stream_is_held_back_no_longer_than_for_the_first_answers_of_an_
     memory = ThinkingMemory("somebodys-model")
     for answer in range(5):
         inner = Scripted([TextDelta("Hello ")], [TextDelta("there.")], [Finished("stop")])
-        async with PromptedModel(inner, "hermes", thinking=memory).ask(replace(ASK, stream=True)) as batches:
+        async with PromptedModel(inner, "hermes", thinking=memory).send(replace(ASK, stream=True)) as batches:
             pieces = [event.text async for batch in batches for event in batch if isinstance(event, TextDelta)]
         assert len(pieces) == (1 if answer < 3 else 2)
 

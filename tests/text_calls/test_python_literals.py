@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callgate.text_calls.python_literals import NotLiteralError, read_keywords
+from tests.text_calls.reading import batched
 
 TEXT = st.text(st.characters(codec="utf-8"))
 VALUES = st.recursive(
@@ -51,7 +52,7 @@ def _plain(value):
     return value
 
 
-@pytest.mark.parametrize(
+@batched(
     ("text", "value"),
     [
         ("a='it\\'s'", "it's"),
@@ -76,7 +77,7 @@ def test_the_notations_of_python(text, value):
     assert read_keywords(text) == ({"a": value}, False)
 
 
-@pytest.mark.parametrize(("text", "value"), [("a=true", True), ("a=false", False), ("a=null", None)])
+@batched(("text", "value"), [("a=true", True), ("a=false", False), ("a=null", None)])
 def test_the_literals_of_json_mean_what_they_mean_in_json(text, value):
     assert read_keywords(text) == ({"a": value}, False)
 
@@ -85,7 +86,7 @@ def test_a_line_break_between_single_quotes_is_accepted_and_noted():
     assert read_keywords("a='two\nlines'") == ({"a": "two\nlines"}, True)
 
 
-@pytest.mark.parametrize(
+@batched(
     "text",
     [
         *(

@@ -4,9 +4,11 @@ import re
 
 import pytest
 
+from callgate.conversation.events import TextDelta
 from callgate.text_calls.formats import GRAMMARS
-from tests.text_calls.test_nested_calls import written
-from tests.text_calls.test_quoted_calls import CALLS, read, run, summary
+from tests.text_calls.reading import batched
+from tests.text_calls.test_nested_calls import call_in_format
+from tests.text_calls.test_quoted_calls import CALLS, events_of_pieces, runnable_calls, summary
 
 # One of each kind: JSON, tags, keys, headers, marks without ends, a notation of its own.
 FORMATS = ["hermes", "xml", "glm45", "kimi_k2", "mistral", "granite_20b_fc", "functiongemma", "tool_calls"]
@@ -60,59 +62,74 @@ MEANT = {
 
 
 def text_of(template, format):
-    other = written(format, "get_time")
-    broken = written(format, "delete_all", path="PLACE").split("PLACE")[0]
+    other = call_in_format(format, "get_time")
+    broken = call_in_format(format, "delete_all", path="PLACE").split("PLACE")[0]
     marks = {"{{}}": "{}", "{call}": other, "{cut}": broken, "{broken}": f"{broken}</x>", "{}": CALLS[format]}
     return re.sub(r"\{\{\}\}|\{\w*\}", lambda found: marks[found.group()], template)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("place", QUOTING)
+@batched("place", QUOTING)
 def test_what_is_quoted_does_not_run(format, place):
     text = text_of(QUOTING[place], format)
-    whole = read(format, [text])
-    assert run(whole) == []
-    assert summary(read(format, text)) == summary(whole)
+    whole = events_of_pieces(format, [text])
+    assert runnable_calls(whole) == []
+    assert summary(events_of_pieces(format, text)) == summary(whole)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("place", MEANT)
+@batched("place", MEANT)
 def test_what_is_meant_runs(format, place):
     text = text_of(MEANT[place], format)
-    whole = read(format, [text])
-    assert [call.name for call in run(whole)] == ["delete_all"]
-    assert summary(read(format, text)) == summary(whole)
+    whole = events_of_pieces(format, [text])
+    assert [call.name for call in runnable_calls(whole)] == ["delete_all"]
+    assert summary(events_of_pieces(format, text)) == summary(whole)
 
 
-@pytest.mark.parametrize("format", sorted(GRAMMARS.keys() & {"minimax", "dots", "xml", "deepseek_dsml", "step3"}))
+@batched("format", sorted(GRAMMARS.keys() & {"minimax", "dots", "xml", "deepseek_dsml", "step3"}))
 def test_a_broken_call_ends_behind_the_calls_in_it(format):
     """Two calls in a raw value: the first broke the call around it, and the second is not the next one."""
     inner = CALLS[format]
-    text = written(format, "write_file", path="a", content="PLACE").replace("PLACE", f"x\n{inner}\n\n{inner}\ny")
-    text += f"\n\n{written(format, 'get_time')}"
+    text = call_in_format(format, "write_file", path="a", content="PLACE").replace("PLACE", f"x\n{inner}\n\n{inner}\ny")
+    text += f"\n\n{call_in_format(format, 'get_time')}"
     for pieces in ([text], text):
-        assert [call.name for call in run(read(format, pieces))] == ["get_time"]
+        assert [call.name for call in runnable_calls(events_of_pieces(format, pieces))] == ["get_time"]
 
 
-@pytest.mark.parametrize("format", ["hermes", "xml", "glm45", "kimi_k2", "tool_calls", "qwen3_coder", "minimax_m3"])
+@batched("format", ["hermes", "xml", "glm45", "kimi_k2", "tool_calls", "qwen3_coder", "minimax_m3"])
 def test_an_end_of_thinking_in_a_value_ends_no_thinking(format):
     """A broken call whose value speaks of the tag, with a call behind it that is a part of the value."""
-    outer = written(format, "write_file", path="a", content="PLACE")
+    outer = call_in_format(format, "write_file", path="a", content="PLACE")
     text = outer.replace("PLACE", f"</think>\n{CALLS[format]}\n")
     cut = f"{outer.split('PLACE')[0]}</think>\n{CALLS[format]}"
     for said in (text, f"```\n{cut}\n```\n", f"Use ``\n{cut}\n`` now.", f"He said “\n{cut}\n”."):
         for pieces in ([said], said):
-            assert "delete_all" not in [call.name for call in run(read(format, pieces))]
+            assert "delete_all" not in [call.name for call in runnable_calls(events_of_pieces(format, pieces))]
 
 
-@pytest.mark.parametrize("format", ["hermes", "xml", "glm45", "tool_calls", "qwen3_coder"])
+@batched("format", ["hermes", "xml", "glm45", "tool_calls", "qwen3_coder"])
 def test_half_a_call_in_thinking_swallows_none_behind_it(format):
     half = (
-        written(format, "delete_all", path="PLACE")
+        call_in_format(format, "delete_all", path="PLACE")
         .split("PLACE")[0]
         .rpartition("path")[0]
         .rstrip(' "{<=>k|_eyargnpmt:[')
     )
     for said in (f"I could {half} and so on.\n</think>\n\n", "I could say <tool_call> here.\n</think>\n\n"):
         for pieces in ([said + CALLS[format]], said + CALLS[format]):
-            assert [call.name for call in run(read(format, pieces))] == ["delete_all"]
+            assert [call.name for call in runnable_calls(events_of_pieces(format, pieces))] == ["delete_all"]
+
+
+NAMED = {"hermes": "<tool_call>", "tool_calls": "<tool_calls>", "glm45": "<tool_call>", "mistral": "[TOOL_CALLS]"}
+
+
+@batched("format", NAMED)
+def test_what_stands_behind_a_quoted_mark_is_read_again_for_marks_of_its_own(format):
+    """The mark opens no call, and what it seemed to open has the one that is meant."""
+    for mention in ("Use `{}` here.\n", "> {}\n\n", "Between “{}” and “{}” it stands.\n", "`{}` and `{}`:\n\n"):
+        said = mention.replace("{}", NAMED[format])
+        text = f"{said}{CALLS[format]}"
+        for pieces in ([text], text):
+            events = events_of_pieces(format, pieces)
+            assert [call.name for call in runnable_calls(events)] == ["delete_all"], mention
+            assert said.strip() in "".join(event.text for event in events if isinstance(event, TextDelta)), mention

@@ -13,46 +13,59 @@ from callgate.conversation.events import CallWritten, ReasoningDelta, TextDelta
 from callgate.conversation.turn import TurnBuilder
 from callgate.text_calls.formats import GRAMMARS
 from callgate.text_calls.reader import FORMATS, reader_for
-from tests.corpus.judge import Case, cases, offer_of, run, verdict
-from tests.text_calls.reading import CASES, SCRAPS, TOOLS, corpus_texts, cuts, flood, merged, mutated, read, said
+from tests.corpus.judge import Case, cases, offer_of, turn_of_case, verdict
+from tests.text_calls.reading import (
+    CASES,
+    SCRAPS,
+    TOOLS,
+    batched,
+    corpus_texts,
+    cut_everywhere,
+    cuts,
+    events_of_text,
+    flood,
+    merged,
+    mutated,
+    text_of_events,
+)
 
 TEXTS = list(corpus_texts())
 PROSE = 'If a < b, then [see 1] {or not} the `code` is fine; 3 > 2, isn\'t it? Yes: "quite".\n\nA second paragraph.\n'
 
 
-@pytest.mark.parametrize("case", list(cases(CASES)), ids=lambda case: case.id)
+@batched("case", list(cases(CASES)))
 def test_a_case_of_the_corpus_is_read_as_expected(case):
     assert verdict(case) == []
 
 
-@pytest.mark.parametrize(("format", "text"), [text[1:] for text in TEXTS], ids=[text[0] for text in TEXTS])
+@batched(("format", "text"), [text[1:] for text in TEXTS])
 def test_no_cut_of_a_corpus_text_changes_what_is_read(format, text):
-    whole = read(format, [text])
-    assert read(format, text) == whole
-    for at in range(len(text) + 1):
-        assert read(format, cuts(text, [at])) == whole
+    whole = events_of_text(format, [text])
+    assert events_of_text(format, text) == whole
+    for pieces in cut_everywhere(text):
+        assert events_of_text(format, pieces) == whole
 
 
 SHOWN_BEHIND = re.compile("trailing-brace|lone-end|prose-behind")
 """What makes their calls broken, or a part of the thinking, comes behind the whole of them."""
 
 
-@pytest.mark.parametrize("case", list(cases(CASES)), ids=lambda case: case.id)
+@batched("case", list(cases(CASES)))
 def test_no_beginning_of_a_corpus_text_runs_anything_but_whole_calls_of_it(case):
     """What stands behind a call decides whether it runs, but not what it is."""
     text = case.data.get("text") or "".join(case.data["text_chunks"])
     data = {key: value for key, value in case.data.items() if key != "text"}
-    whole = [*would_run(case), *written(case.data, text)]
+    whole = [*would_run(case), *all_calls_in(case.data, text)]
     for end in range(len(text)):
         beginning = would_run(Case(case.path, {**data, "text_chunks": [text[:end]]}))
         assert SHOWN_BEHIND.search(case.id) or all(call in whole for call in beginning), text[:end]
 
 
 def would_run(case):
-    return [(call.name, call.arguments) for call in run(case).calls if isinstance(call, ReadyCall)]
+    return [(call.name, call.arguments) for call in turn_of_case(case).calls if isinstance(call, ReadyCall)]
 
 
-def written(case, text):
+def all_calls_in(case, text):
     """All calls that a text has, quoted or not."""
     offer = offer_of(case["tools"])
     reader = reader_for(
@@ -73,10 +86,10 @@ def written(case, text):
 def test_no_cut_of_a_mixture_of_marks_changes_what_is_read(format, scraps, seed, whole):
     chance = random.Random(seed)
     text = "".join(scraps)
-    expected = read(format, [text], whole=whole)
-    assert read(format, text, whole=whole) == expected
+    expected = events_of_text(format, [text], whole=whole)
+    assert events_of_text(format, text, whole=whole) == expected
     places = [chance.randrange(len(text) + 1) for _ in range(chance.randint(0, 6))]
-    assert read(format, cuts(text, places), whole=whole) == expected
+    assert events_of_text(format, cuts(text, places), whole=whole) == expected
 
 
 @settings(max_examples=300, deadline=None)
@@ -85,10 +98,10 @@ def test_no_cut_of_a_damaged_call_changes_what_is_read(source, seed, whole):
     chance = random.Random(seed)
     _, format, original = source
     text = mutated(original, chance)
-    expected = read(format, [text], whole=whole)
-    assert read(format, text, whole=whole) == expected
+    expected = events_of_text(format, [text], whole=whole)
+    assert events_of_text(format, text, whole=whole) == expected
     places = [chance.randrange(len(text) + 1) for _ in range(3)]
-    assert read(format, cuts(text, places), whole=whole) == expected
+    assert events_of_text(format, cuts(text, places), whole=whole) == expected
 
 
 MARKED = {
@@ -110,7 +123,7 @@ def test_there_are_never_more_calls_than_openings(format, scraps):
     # A list in one hermes block holds as many calls as it has elements, so its braces count as openings too.
     openings = sum(text.count(mark) for mark in MARKED[format]) + (text.count("{") if format == "hermes" else 0)
     commas = text.count(",") if format == "hermes" else 0
-    calls = [event for event in read(format, [text]) if isinstance(event, CallWritten)]
+    calls = [event for event in events_of_text(format, [text]) if isinstance(event, CallWritten)]
     assert len(calls) <= openings + commas
 
 
@@ -120,77 +133,81 @@ def test_prose_and_reasoning_keep_their_order_in_the_text(source, seed):
     _, format, original = source
     text = mutated(original, random.Random(seed))
     rest = iter(text)
-    for event in read(format, [text]):
+    for event in events_of_text(format, [text]):
         if isinstance(event, TextDelta | ReasoningDelta):
             assert all(char in rest for char in event.text), event
 
 
-@pytest.mark.parametrize(
+@batched(
     ("format", "text"),
     [(text[1], text[2]) for text in TEXTS if "truncated" in text[0] or "basic" in text[0]],
-    ids=[text[0] for text in TEXTS if "truncated" in text[0] or "basic" in text[0]],
 )
 def test_every_prefix_of_a_call_is_read_and_none_yields_more_than_the_text(format, text):
-    calls_of_all = sum(isinstance(event, CallWritten) for event in read(format, [text]))
+    calls_of_all = sum(isinstance(event, CallWritten) for event in events_of_text(format, [text]))
     for end in range(len(text)):
-        events = read(format, [text[:end]])
+        events = events_of_text(format, [text[:end]])
         assert sum(isinstance(event, CallWritten) for event in events) <= calls_of_all
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@batched("format", sorted(FORMATS))
 def test_plain_prose_goes_out_as_it_comes(format):
     reader = reader_for(format, TOOLS)
     fed = came = ""
     for word in PROSE.split(" "):
         piece = f" {word}" if fed else word
         fed += piece
-        came += said(reader.feed(piece))
+        came += text_of_events(reader.feed(piece))
         # A word at the start of a text may be a header, and a bracket on it a mark: never more than the word is held.
         assert len(fed) - len(came) <= len(piece)
-    assert came + said(reader.finish()) == PROSE
+    assert came + text_of_events(reader.finish()) == PROSE
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@batched("format", sorted(FORMATS))
 def test_a_format_leaves_other_peoples_marks_alone(format):
     text = "Write <b>this</b>, <tool_box>, <functions>, <|other|>, [TOOLS] and >> that."
-    assert said(read(format, [text])) == text
+    assert text_of_events(events_of_text(format, [text])) == text
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
-@pytest.mark.parametrize("tag", ["think", "thinking"])
+@batched("format", sorted(FORMATS))
+@batched("tag", ["think", "thinking"])
 def test_a_think_block_is_reasoning_and_never_searched_for_calls(format, tag):
     inside = 'maybe <tool_call>{"name": "get_time"} <invoke name="get_time"></invoke> [TOOL_CALLS]'
-    assert read(format, f"<{tag}>{inside}</{tag}>So.") == [ReasoningDelta(inside, source="text"), TextDelta("So.")]
+    assert events_of_text(format, f"<{tag}>{inside}</{tag}>So.") == [
+        ReasoningDelta(inside, source="text"),
+        TextDelta("So."),
+    ]
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@batched("format", sorted(FORMATS))
 def test_an_open_think_block_takes_the_rest(format):
-    assert read(format, "<think>never <think> closed") == [ReasoningDelta("never <think> closed", source="text")]
+    assert events_of_text(format, "<think>never <think> closed") == [
+        ReasoningDelta("never <think> closed", source="text")
+    ]
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@batched("format", sorted(FORMATS))
 def test_a_lone_end_of_thinking_makes_what_precedes_it_reasoning_where_text_is_held_back(format):
     text = "They greet me.\n</think>\nHello there."
-    assert read(format, text, whole=True) == [
+    assert events_of_text(format, text, whole=True) == [
         ReasoningDelta("They greet me.\n", source="text"),
         TextDelta("\nHello there."),
     ]
-    assert said(read(format, text)) == "They greet me.\n\nHello there."
+    assert text_of_events(events_of_text(format, text)) == "They greet me.\n\nHello there."
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@batched("format", sorted(FORMATS))
 def test_only_the_first_think_tag_can_be_a_lone_end(format):
     text = "<think>a</think>b</think>c"
-    assert read(format, text, whole=True) == [ReasoningDelta("a", source="text"), TextDelta("b</think>c")]
+    assert events_of_text(format, text, whole=True) == [ReasoningDelta("a", source="text"), TextDelta("b</think>c")]
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@batched("format", sorted(FORMATS))
 def test_nothing_comes_of_nothing(format):
-    assert read(format, []) == []
-    assert read(format, ["", ""]) == []
+    assert events_of_text(format, []) == []
+    assert events_of_text(format, ["", ""]) == []
 
 
-@pytest.mark.parametrize("format", sorted(FORMATS))
+@batched("format", sorted(FORMATS))
 def test_a_finished_reader_emits_nothing_more(format):
     reader = reader_for(format, TOOLS)
     reader.feed("hello there ")
@@ -199,25 +216,23 @@ def test_a_finished_reader_emits_nothing_more(format):
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))
-@pytest.mark.parametrize(
-    "kind", ["brackets", "objects in objects", "brackets in arguments", "a python list", "a Gemma call"]
-)
+@batched("kind", ["brackets", "objects in objects", "brackets in arguments", "a python list", "a Gemma call"])
 def test_deep_nesting_is_read_to_its_end(format, kind):
     reader = reader_for(format, TOOLS)
-    events = reader.feed(flood(kind, 200_000)) + reader.finish()
+    events = reader.feed(flood(kind, 100_000)) + reader.finish()
     assert merged(events)
 
 
 def test_a_deep_value_that_closes_is_left_to_the_gate():
     text = '<tool_call>{"name": "get_time", "arguments": ' + "[" * 50_000 + "]" * 50_000 + "}</tool_call>"
-    (call,) = read("hermes", [text])
+    (call,) = events_of_text("hermes", [text])
     assert isinstance(call, CallWritten)
     assert call.flaw is None
 
 
 def test_a_deep_literal_is_no_literal():
     text = "[get_time(a=" + "[" * 50_000 + "]" * 50_000 + ")]"
-    (call,) = read("pythonic", [text])
+    (call,) = events_of_text("pythonic", [text])
     assert isinstance(call, CallWritten)
     assert call.flaw == "invalid_markup"
 
@@ -232,3 +247,20 @@ def test_no_mark_of_a_format_begins_another_one():
     for grammar in GRAMMARS.values():
         marks = [*grammar.dropped, *grammar.channels]
         assert not any(one != other and other.startswith(one) for one in marks for other in marks)
+
+
+def test_no_text_of_a_tag_without_a_name_is_lost():
+    text = 'See <invoke kind="x"> there.'
+    assert text_of_events(events_of_text("xml", [text])) == text
+
+
+def test_no_text_behind_an_end_mark_is_lost_where_the_call_was_thinking():
+    call = '<minimax:tool_call>\n<invoke name="get_time">\n</invoke>\n'
+    events = events_of_text("minimax", [f"Like this:\n{call}</think>\n\n</minimax:tool_call>\nSo it is."], whole=True)
+    assert text_of_events(events) == "\n\n</minimax:tool_call>\nSo it is."
+
+
+def test_an_end_mark_alone_ends_no_thinking():
+    text = "Hm.\n<longcat_tool_call>x</longcat_tool_call>\nbut\n</longcat_tool_call>"
+    reader = reader_for("longcat", TOOLS, thinking="prefilled")
+    assert merged([*reader.feed(text), *reader.finish()]) == [ReasoningDelta(text, source="text")]

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from callgate.tools.base64_files import MIN_LETTERS, without_files
+from tests.chaos.scale import held_to
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8
 BIG = base64.b64encode(PNG).decode()
@@ -47,7 +48,7 @@ def test_what_is_no_file_stays(text):
 def test_a_hostile_text_costs_no_more_than_a_long_one(text):
     began = time.process_time()
     without_files(text)
-    assert time.process_time() - began < 5
+    held_to(5.0, "a hostile text is looked through, of the processor", time.process_time() - began)
 
 
 @pytest.mark.parametrize(
@@ -64,4 +65,4 @@ def test_a_hostile_text_costs_no_more_than_a_long_one(text):
 def test_the_worst_texts_are_read_in_no_time(text):
     began = time.process_time()
     without_files(text)
-    assert time.process_time() - began < 1.5
+    held_to(1.5, "the worst texts are looked through, of the processor", time.process_time() - began)

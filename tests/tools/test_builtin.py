@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callgate.tools.authoring import ToolError
 from callgate.tools.builtin import calculate, calculator, clock
 from callgate.tools.executor import Safety
-from callgate.tools.python_function import python_tool
-from callgate.tools.threads import ThreadPool
-from tests.tools.kinds import an_occasion, ready
+from callgate.tools.kinds.python.authoring import ToolError
+from callgate.tools.kinds.python.function import python_tool
+from callgate.tools.kinds.python.threads import ThreadPool
+from tests.tools.executor_kinds import an_occasion, ready
 
 TOOLS = {tool.name: tool for tool in (python_tool(each, ThreadPool()) for each in (clock, calculator))}
 

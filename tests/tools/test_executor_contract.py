@@ -9,8 +9,8 @@ import pytest
 from callgate.calls.outcome import Failed, FailureKind, Returned
 from callgate.tools.executor import Policy, Tool
 from callgate.tools.registry import Registry
-from callgate.tools.toolbox import STOP_SECONDS, RequestToolbox
-from tests.tools.kinds import BINARY, FLOOD_BYTES, KINDS, an_occasion, everything, opened, ready, silent
+from callgate.tools.toolbox import STOP_SECONDS, RequestToolbox, ToolSet
+from tests.tools.executor_kinds import BINARY, FLOOD_BYTES, KINDS, an_occasion, everything, opened_kind, ready, silent
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("kind", KINDS)]
 
@@ -20,17 +20,17 @@ POLICY = Policy(timeout=20, max_result_bytes=10_000)
 def toolbox(*tools: Tool) -> RequestToolbox:
     registry = Registry()
     registry.add(*tools)
-    return RequestToolbox(registry.tools(), run_id="run_1", limits=registry.limits)
+    return RequestToolbox(server_tools=ToolSet(registry.tools()), run_id="run_1", limits=registry.limits)
 
 
 async def test_it_answers(kind):
-    async with opened(kind) as it, asyncio.timeout(10):
+    async with opened_kind(kind) as it, asyncio.timeout(30):
         outcome = await toolbox(it.tool("answers", POLICY)).run(ready("answers", city="Oslo"), silent)
         assert outcome == Returned('{"city":"Oslo","degrees":21}')
 
 
 async def test_its_schema_refuses_what_does_not_fit(kind):
-    async with opened(kind) as it:
+    async with opened_kind(kind) as it:
         check = toolbox(it.tool("answers", POLICY)).offer["answers"].check
         assert check is not None
         assert check({"city": "Oslo"}) is None
@@ -40,7 +40,7 @@ async def test_its_schema_refuses_what_does_not_fit(kind):
 
 
 async def test_what_it_raises_is_reported_to_the_model(kind):
-    async with opened(kind) as it, asyncio.timeout(10):
+    async with opened_kind(kind) as it, asyncio.timeout(30):
         outcome = await toolbox(it.tool("raises", POLICY)).run(ready("raises", city="Oslo"), silent)
         assert isinstance(outcome, Failed)
         assert outcome.kind is FailureKind.RAISED
@@ -49,7 +49,7 @@ async def test_what_it_raises_is_reported_to_the_model(kind):
 
 
 async def test_one_that_hangs_is_stopped_at_its_timeout(kind):
-    async with opened(kind) as it, asyncio.timeout(10):
+    async with opened_kind(kind) as it, asyncio.timeout(30):
         box = toolbox(it.tool("hangs", replace(POLICY, timeout=0.3)))
         outcome = await box.run(ready("hangs", city="Oslo"), silent)
         assert isinstance(outcome, Failed)
@@ -59,7 +59,7 @@ async def test_one_that_hangs_is_stopped_at_its_timeout(kind):
 
 
 async def test_a_flood_is_cut_and_takes_no_memory_beyond_it(kind):
-    async with opened(kind) as it, asyncio.timeout(40):
+    async with opened_kind(kind) as it, asyncio.timeout(40):
         box = toolbox(it.tool("floods", POLICY))
         tracemalloc.start()
         try:
@@ -78,13 +78,13 @@ async def test_a_flood_is_cut_and_takes_no_memory_beyond_it(kind):
 
 
 async def test_bytes_are_described_and_not_shown(kind):
-    async with opened(kind) as it, asyncio.timeout(10):
+    async with opened_kind(kind) as it, asyncio.timeout(30):
         outcome = await toolbox(it.tool("binary", POLICY)).run(ready("binary", city="Oslo"), silent)
         assert outcome == Returned(f"[application/octet-stream, {len(BINARY)} bytes, not shown]")
 
 
 async def test_one_that_is_cancelled_stops_within_a_second(kind):
-    async with opened(kind) as it, asyncio.timeout(10):
+    async with opened_kind(kind) as it, asyncio.timeout(30):
         running = asyncio.create_task(toolbox(it.tool("hangs", POLICY)).run(ready("hangs", city="Oslo"), silent))
         await it.has_begun()
         running.cancel()
@@ -95,7 +95,7 @@ async def test_one_that_is_cancelled_stops_within_a_second(kind):
 
 
 async def test_after_close_a_call_fails_with_the_reason(kind):
-    async with opened(kind) as it, asyncio.timeout(10):
+    async with opened_kind(kind) as it, asyncio.timeout(30):
         tool = it.tool("answers", POLICY)
         await tool.executor.execute(ready("answers", city="Oslo"), an_occasion())
         await it.shut()
@@ -108,7 +108,7 @@ async def test_after_close_a_call_fails_with_the_reason(kind):
 
 
 async def test_one_cancelled_before_it_began_leaves_nothing(kind):
-    async with opened(kind) as it, asyncio.timeout(10):
+    async with opened_kind(kind) as it, asyncio.timeout(30):
         running = asyncio.create_task(toolbox(it.tool("answers", POLICY)).run(ready("answers", city="Oslo"), silent))
         await asyncio.sleep(0)
         running.cancel()

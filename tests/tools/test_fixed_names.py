@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from callgate.tools.fixed_names import FixedNames
-from callgate.tools.http_client import Request, Web
-from callgate.tools.http_endpoint import BadArgument, BadTemplate, HttpEndpoint
+from callgate.tools.kinds.http.client import Request, Web
+from callgate.tools.kinds.http.endpoint import BadArgument, BadTemplate, HttpEndpoint
+from callgate.tools.kinds.python.function import python_tool
+from callgate.tools.kinds.python.threads import ThreadPool
 from callgate.tools.parameters import closed, named_in
-from callgate.tools.python_function import python_tool
 from callgate.tools.schema import compile_schema
-from callgate.tools.threads import ThreadPool
 
 WEB = Web()
 """Never connects in these tests: the request is looked at before it is sent."""

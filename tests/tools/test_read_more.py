@@ -6,13 +6,14 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from callgate.calls.outcome import Failed, Outcome, Returned
-from callgate.calls.states import BrokenCall
 from callgate.tools.executor import Policy
-from callgate.tools.read_more import MAX_KEPT, SECONDS, PagedToolbox, ResultPages, ResultStore
+from callgate.tools.listing import prompt_tokens
+from callgate.tools.read_more import MAX_KEPT, SECONDS, ResultPages, ResultStore
 from callgate.tools.registry import Registry
-from callgate.tools.toolbox import RequestToolbox
+from callgate.tools.toolbox import RequestToolbox, ToolSet
 from tests.fakes import AnsweringTool, ready, silent, tool
 
 pytestmark = pytest.mark.anyio
@@ -33,14 +34,18 @@ def paged(
     answer: Outcome | str,
     *,
     kept_results: ResultStore | None = None,
-    client: list[msgspec.Raw] | None = None,
+    client: Sequence[msgspec.Raw] = (),
     name: str = "long",
-) -> tuple[PagedToolbox, ResultPages]:
+) -> tuple[RequestToolbox, ResultPages]:
     registry = Registry()
     registry.add(tool(name, AnsweringTool(answer), policy=Policy(max_result_bytes=PAGE)))
-    pages = ResultPages(kept_results or ResultStore(), "ann", "run_1")
-    box = RequestToolbox(registry.tools(), client or [], run_id="run_1", on_cut=pages.keep)
-    return PagedToolbox(box, pages, PAGE), pages
+    pages = pages_of("ann", "run_1", kept_results or ResultStore())
+    tools = ToolSet(registry.tools(), with_read_more=True)
+    return RequestToolbox(server_tools=tools, client_tools=client, run_id="run_1", results=pages), pages
+
+
+def pages_of(owner: str, run_id: str, kept_results: ResultStore, page_bytes: int = PAGE) -> ResultPages:
+    return ResultPages(kept_results, owner, run_id, page_bytes)
 
 
 def pointer_in(outcome: Outcome) -> tuple[str, dict[str, object]]:
@@ -49,7 +54,7 @@ def pointer_in(outcome: Outcome) -> tuple[str, dict[str, object]]:
     return found[1], json.loads(found[2])
 
 
-async def read_all(box: PagedToolbox, first: Outcome) -> str:
+async def read_all(box: RequestToolbox, first: Outcome) -> str:
     """What a model knows that reads on until the end."""
     name, arguments = pointer_in(first)
     offset = arguments["offset"]
@@ -77,39 +82,49 @@ async def test_a_model_that_reads_on_gets_the_whole_result(text):
     assert await read_all(box, first) == text
 
 
-async def test_it_is_offered_only_once_there_is_something_to_read():
+async def test_it_is_offered_from_the_first_turn_on():
     box, _ = paged("y" * 5000)
-    assert "read_more" not in box.offer
-    assert len(box.schemas) == 1
+    offer = box.offer
+    definitions = box.definitions()
+    assert list(offer) == ["long", "read_more"]
+    assert json.loads(bytes(definitions[1]))["function"]["name"] == "read_more"
     await box.run(ready("long"), silent)
-    assert "read_more" in box.offer
-    assert json.loads(bytes(box.schemas[1]))["function"]["name"] == "read_more"
+    assert box.offer is offer
+    assert box.definitions() is definitions
     plan = box.plan(
         [ready("read_more", {"id": "x"}, "call_1"), ready("long", {}, "call_2"), ready("nope", {}, "call_3")]
     )
     assert [call.name for call in plan.ours] == ["read_more", "long"]
     assert [call.name for call in plan.broken] == ["nope"]
     assert not box.writes(ready("read_more"))
+    assert not box.is_ordered(ready("read_more"))
+
+
+def test_it_is_described_in_few_tokens():
+    [_, definition] = paged("")[0].definitions()
+    assert prompt_tokens(definition) < 70
+
+
+def test_where_there_are_no_tools_of_ours_it_is_not_offered():
+    assert not ToolSet((), with_read_more=True).offer
+    assert not RequestToolbox(server_tools=ToolSet((), with_read_more=True)).definitions()
 
 
 async def test_a_result_that_fits_keeps_nothing():
     box, pages = paged("short")
     assert (await box.run(ready("long"), silent)).text == "short"
-    assert not pages
-    assert "read_more" not in box.offer
+    assert not pages.ids
 
 
 async def test_a_failure_that_is_long_is_cut_and_not_kept():
     box, pages = paged(Failed("no " * 1000))
     assert isinstance(await box.run(ready("long"), silent), Failed)
-    assert not pages
+    assert not pages.ids
 
 
-async def test_before_it_is_offered_a_call_of_it_is_of_no_tool():
+async def test_before_any_result_was_cut_there_is_nothing_to_read():
     box, _ = paged("y" * 5000)
-    plan = box.plan([ready("read_more", {"id": "x"})])
-    assert plan.ours == ()
-    assert isinstance(plan.broken[0], BrokenCall)
+    assert isinstance(await box.run(ready("read_more", {"id": "kept_" + "0" * 24}), silent), Failed)
 
 
 async def test_a_tool_of_that_name_keeps_it_and_so_does_a_clients():
@@ -136,7 +151,7 @@ async def test_an_answer_of_which_only_the_unread_part_is_missing_offers_nothing
     box, pages = paged(Returned("w" * 100, cut_bytes=500))
     first = await box.run(ready("long"), silent)
     assert "at least 500 bytes left out" in first.text
-    assert not pages
+    assert not pages.ids
 
 
 @pytest.mark.parametrize("arguments", [{"id": "kept_0"}, {"id": "kept_" + "0" * 24}])
@@ -167,14 +182,14 @@ async def test_another_conversation_of_the_same_caller_reads_only_what_its_histo
     box, _ = paged("y" * 5000, kept_results=kept_results)
     first = await box.run(ready("long"), silent)
     _, arguments = pointer_in(first)
-    later = ResultPages(kept_results, "ann", "run_2")
-    assert isinstance(later.page(str(arguments["id"]), 0, PAGE), Failed)
+    later = pages_of("ann", "run_2", kept_results)
+    assert isinstance(later.page(str(arguments["id"]), 0), Failed)
     await later.recall([{"role": "tool", "content": first.text}, msgspec.Raw(b'{"role":"user","content":"go on"}')])
-    assert isinstance(later.page(str(arguments["id"]), 0, PAGE), Returned)
-    strangers = ResultPages(kept_results, "bob", "run_3")
+    assert isinstance(later.page(str(arguments["id"]), 0), Returned)
+    strangers = pages_of("bob", "run_3", kept_results)
     await strangers.recall([{"role": "tool", "content": first.text}])
-    assert not strangers
-    assert isinstance(strangers.page(str(arguments["id"]), 0, PAGE), Failed)
+    assert not strangers.ids
+    assert isinstance(strangers.page(str(arguments["id"]), 0), Failed)
 
 
 class Shared:
@@ -196,22 +211,44 @@ async def test_another_process_reads_on_in_what_its_history_names_and_is_the_cal
     box, _ = paged("y" * 5000 + "end", kept_results=one)
     first = await box.run(ready("long"), silent)
     _, arguments = pointer_in(first)
-    later, strangers = ResultPages(other, "ann", "run_2"), ResultPages(other, "bob", "run_3")
+    later, strangers = pages_of("ann", "run_2", other), pages_of("bob", "run_3", other)
     for pages in (strangers, later):
         await pages.recall([{"role": "tool", "content": first.text}])
-    assert not strangers
-    page = later.page(str(arguments["id"]), 5000, PAGE)
+    assert not strangers.ids
+    page = later.page(str(arguments["id"]), 5000)
     assert isinstance(page, Returned)
     assert page.text.startswith("end")
 
 
+@pytest.mark.parametrize(
+    "rogue",
+    [
+        b"\xc1",
+        b"\x93\xa2\xff\xfe\x00\xc4\x00",
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode([0] * 100_000),
+        bytes(5_000_000),
+    ],
+    ids=["no msgpack", "no text", "too deep", "too many values", "too long"],
+)
+async def test_what_others_wrote_instead_of_a_result_is_missing_and_the_next_is_there(rogue: bytes) -> None:
+    one, other = ResultStore(), ResultStore()
+    one.shared = other.shared = shared = Shared()
+    damaged, whole = (one.keep("ann", "run_1", text, 0) for text in ("a" * 5000, "b" * 5000))
+    await one.save([damaged, whole])
+    shared.kept[damaged] = rogue
+    with capture_logs() as logs:
+        await other.fetch("ann", [damaged, whole])
+    assert other.find("ann", damaged) is None
+    assert other.find("ann", whole) is not None
+    assert [line["event"] for line in logs] == ["result_not_found"]
+
+
 async def test_what_was_kept_is_forgotten_after_a_while():
     clock = Clock()
-    box, pages = paged("y" * 5000, kept_results=ResultStore(now=clock))
+    box, _ = paged("y" * 5000, kept_results=ResultStore(now=clock))
     name, arguments = pointer_in(await box.run(ready("long"), silent))
-    assert pages
     clock.now = SECONDS + 1
-    assert not pages
     late = await box.run(ready(name, arguments), silent)
     assert isinstance(late, Failed)
     assert "not kept any more" in late.text
@@ -224,15 +261,15 @@ def test_the_oldest_goes_first_when_there_is_too_much():
     many = ResultStore()
     for number in range(MAX_KEPT + 10):
         many.keep("ann", "r", str(number), 0)
-    assert many.count == MAX_KEPT
+    assert many.count() == MAX_KEPT
 
 
 @given(st.text(min_size=1), st.integers(min_value=0, max_value=4000), st.integers(min_value=1, max_value=600))
 def test_any_page_of_any_text_is_whole_letters(text, offset, size):
     kept_results = ResultStore()
-    pages = ResultPages(kept_results, "ann", "r")
+    pages = pages_of("ann", "r", kept_results, size)
     id = kept_results.keep("ann", "r", text, 0)
     pages.ids.add(id)
-    page = pages.page(id, offset, size)
+    page = pages.page(id, offset)
     if isinstance(page, Returned):
         assert page.text.rpartition("\n[Bytes ")[0] in text.encode("utf-8", "replace").decode()

@@ -1,23 +1,28 @@
 import asyncio
 import re
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from callgate.calls.outcome import Outcome, Returned
 from callgate.calls.states import ReadyCall
-from callgate.tools.executor import Policy, RunContext, Tool
+from callgate.tools import tool_names
+from callgate.tools.approvals.rules import ApprovalRule
+from callgate.tools.executor import CallContext, Policy, Safety, Tool
 from callgate.tools.registry import Registry
 from callgate.tools.source_supervisor import SourceState, SourceStatus
-from tests.tools.kinds import PARAMETERS, everything
+from callgate.tools.tool_names import SHARE, ToolIdentity, ToolNames, at_once
+from tests.tools.executor_kinds import PARAMETERS, everything
 
 LEGAL = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
 class Echo:
-    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: CallContext) -> Outcome:
         return Returned(call.name)
 
 
@@ -84,7 +89,7 @@ def test_a_tool_is_compiled_and_encoded_once():
     registry = Registry()
     registry.add(a_tool("weather"))
     (entry,) = registry.tools()
-    assert msgspec.json.decode(entry.schema) == {
+    assert msgspec.json.decode(entry.definition) == {
         "type": "function",
         "function": {"name": "weather", "description": "About weather.", "parameters": PARAMETERS},
     }
@@ -130,10 +135,10 @@ SOURCES = st.dictionaries(
 
 
 def named(layout: list[tuple[str, list[str]]]) -> dict[tuple[str, str], str]:
-    """The names that a registry gives, by source and original name."""
-    found, twice = Registry()._named([(source, tuple(map(a_tool, tools))) for source, tools in layout])
-    assert not twice
-    return {identity: name for identity, (name, _) in found.items()}
+    """The names that tools get, by source and original name."""
+    tools = {ToolIdentity(source, name): a_tool(name) for source, names_there in layout for name in names_there}
+    names_of_tools = at_once(ToolNames().names_of(tools, [source for source, _ in layout]))
+    return {(tool.source, tool.original): name for tool, name in names_of_tools.items()}
 
 
 @given(SOURCES, st.randoms())
@@ -174,14 +179,14 @@ async def test_a_server_that_comes_and_goes_does_not_rename_the_tools_of_another
 
 @pytest.mark.anyio
 async def test_a_server_that_invents_names_for_ever_does_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("callgate.tools.registry.MAX_CLAIMS", 50)
+    monkeypatch.setattr("callgate.tools.tool_names.MAX_CLAIMS", 50)
     source = FakeSource("s")
     registry = ready_registry(source)
     await registry.open()
     for n in range(60):
         source.there = (a_tool(f"tool_{n}", concurrency=1),)
         assert names(registry) == [f"tool_{n}"]
-    assert len(registry._claims) <= 51
+    assert len(registry._names.claimants()) <= 51
     assert list(registry.limits._of_tools) == ["s/tool_59"]
     await registry.close()
 
@@ -212,6 +217,29 @@ async def test_a_source_that_has_a_name_twice_keeps_one_and_the_other_is_listed(
     await registry.close()
 
 
+# Approval -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_destructive_tools_of_which_no_rule_says_anything_wait_and_are_named_once():
+    source = FakeSource("s")
+    source.there = tuple(a_tool(name, safety=Safety.DESTRUCTIVE) for name in ("drop", "wipe", "spared", "guarded"))
+    source.there += (a_tool("read"), a_tool("asks", safety=Safety.DESTRUCTIVE, require_approval=True))
+    registry = ready_registry(source, approval=ApprovalRule(always=("s/guarded",), never=("s/spared",)))
+    with capture_logs() as logs:
+        await registry.open()
+        assert [tool.name for tool in registry.unruled()] == ["drop", "wipe"]
+        waiting = [tool.name for tool in registry.tools() if tool.tool.policy.require_approval]
+        assert waiting == ["asks", "drop", "guarded", "wipe"]
+        source.there += (a_tool("burn", safety=Safety.DESTRUCTIVE),)
+        assert [tool.name for tool in registry.unruled()] == ["burn", "drop", "wipe"]
+        source.there = source.there[:1]
+        assert names(registry) == ["drop"]
+        await registry.close()
+    told = [line["tools"] for line in logs if line["event"] == "destructive_tools_unruled"]
+    assert told == [["s/drop", "s/wipe"], ["s/burn"]]
+
+
 # Sources ------------------------------------------------------------------------------------------
 
 
@@ -237,7 +265,7 @@ async def test_a_source_that_fails_does_not_stop_the_start_and_comes_back_by_its
     registry = Registry(delay=lambda failures: 30.0 if not hold.is_set() else 0.0, on_status=statuses.append)
     registry.add_source(down)
     registry.add_source(up)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await registry.open()
         assert names(registry) == ["early"]
         state = {status.name: status for status in registry.sources()}
@@ -252,7 +280,7 @@ async def test_a_source_that_fails_does_not_stop_the_start_and_comes_back_by_its
 async def test_a_source_is_tried_again_until_it_opens():
     source = FakeSource("s", "late", failures=3)
     registry = ready_registry(source)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await registry.open()
         await everything(lambda: names(registry) == ["late"])
         await registry.close()
@@ -263,7 +291,7 @@ async def test_a_source_is_tried_again_until_it_opens():
 async def test_a_source_that_is_lost_is_closed_and_opened_again_in_one_and_the_same_task():
     source = FakeSource("s", "a")
     registry = ready_registry(source)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await registry.open()
         source.gone.set()
         await everything(lambda: source.opened == 2)
@@ -280,7 +308,7 @@ async def test_a_source_that_hangs_while_opening_neither_holds_up_the_start_nor_
             await asyncio.Event().wait()
 
     registry = ready_registry(Hangs("slow"), FakeSource("quick", "a"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await registry.open(wait=0.05)
         assert names(registry) == ["a"]
         assert [status.state for status in registry.sources()] == ["opening", "ready"]
@@ -293,7 +321,7 @@ async def test_a_source_that_fails_to_close_is_reported_and_the_others_close_too
     bad, good = FakeSource("bad"), FakeSource("good")
     bad.close_error = RuntimeError("stuck lock")
     registry = ready_registry(bad, good)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await registry.open()
         await registry.close()
     assert good.closed == 1
@@ -311,7 +339,85 @@ async def test_a_source_cancelled_from_within_is_down_and_not_the_end_of_its_sup
 
     source = Cancelled("s", "a")
     registry = ready_registry(source)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await registry.open()
         await everything(lambda: names(registry) == ["a"])
         await registry.close()
+
+
+MANY = 2_000
+
+
+@pytest.mark.anyio
+async def test_a_long_list_is_registered_in_steps_between_which_the_event_loop_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registered = [0]
+    claims = [0]
+    register = Registry._registered
+    claim = tool_names.claimed_name
+
+    def counted(self: Registry, *arguments: Any) -> Any:
+        registered[-1] += 1
+        return register(self, *arguments)
+
+    def claimed(tool: Tool) -> str:
+        claims[-1] += 1
+        return claim(tool)
+
+    async def turning() -> None:
+        while True:
+            registered.append(0)
+            claims.append(0)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Registry, "_registered", counted)
+    monkeypatch.setattr(tool_names, "claimed_name", claimed)
+    source = FakeSource("one", *(f"tool{number}" for number in range(MANY)))
+    registry = Registry()
+    registry.add_source(source)
+    turns = asyncio.create_task(turning())
+    try:
+        await registry.open()
+        assert len(registry.tools()) == MANY
+        source.there = tuple(a_tool(f"other{number}") for number in range(MANY))
+        assert registry.find("tool0"), "what was there stays until all of the new list is built"
+        assert not registry.is_complete()
+        await registry.settle()
+        assert registry.find("tool0") is None
+        assert registry.find("other0")
+        assert registry.is_complete()
+        assert len(registry.tools()) == MANY
+    finally:
+        turns.cancel()
+        await registry.close()
+    assert sum(registered) == 2 * MANY
+    assert max(registered) <= SHARE
+    assert max(claims) <= SHARE
+
+
+@pytest.mark.anyio
+async def test_a_registry_that_is_closed_stops_building_a_long_list() -> None:
+    source = FakeSource("one", "a")
+    registry = Registry()
+    registry.add_source(source)
+    await registry.open()
+    source.there = tuple(a_tool(f"other{number}") for number in range(MANY))
+    assert registry.find("a")
+    await registry.close()
+    assert registry.find("other0") is None
+
+
+@pytest.mark.anyio
+async def test_lists_that_change_while_they_are_registered_are_registered_as_they_are_in_the_end() -> None:
+    source = FakeSource("one", *(f"tool{number}" for number in range(MANY)))
+    registry = Registry()
+    registry.add_source(source)
+    await registry.open()
+    source.there = tuple(a_tool(f"other{number}") for number in range(MANY))
+    registry.tools()
+    await asyncio.sleep(0)
+    source.there = tuple(a_tool(f"last{number}") for number in range(MANY))
+    await registry.settle()
+    assert {tool.name for tool in registry.tools()} == {f"last{number}" for number in range(MANY)}
+    await registry.close()

@@ -14,6 +14,7 @@ from callgate.tools.tool_filter import (
     requested_filter,
     unmatched,
 )
+from tests.chaos.scale import held_to
 from tests.fakes import NamedTool
 
 THINGS = [
@@ -87,7 +88,7 @@ def test_the_worst_patterns_of_a_request_are_over_in_no_time():
     assert len(worst) < MAX_REQUEST_BYTES
     began = time.process_time()
     assert narrowed(tools, [requested_filter(worst)]) == ()
-    assert time.process_time() - began < 1.0
+    held_to(1.0, "the worst patterns of a request, of the processor", time.process_time() - began)
 
 
 def test_a_warning_with_a_near_name_in_another_script_is_plain_ascii_for_it_goes_into_a_header():

@@ -10,13 +10,14 @@ import pytest
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from callgate.conversation.ports import Report
+from callgate.tools.approvals.rules import ApprovalRule
 from callgate.tools.concurrency import MAX_WAITING, ConcurrencyLimits
-from callgate.tools.executor import Policy, RunContext, Safety, Tool
+from callgate.tools.executor import CallContext, Policy, Safety, Tool
 from callgate.tools.registry import Registry
-from callgate.tools.toolbox import KEPT_BYTES, STOP_SECONDS, RequestToolbox, RunAccount
-from tests.tools.kinds import PARAMETERS, everything, silent
+from callgate.tools.toolbox import KEPT_BYTES, STOP_SECONDS, RequestToolbox, ToolSet
+from tests.tools.executor_kinds import PARAMETERS, everything, silent
 
-Work = Callable[[ReadyCall, RunContext], Awaitable[Outcome]]
+Work = Callable[[ReadyCall, CallContext], Awaitable[Outcome]]
 
 
 class Does:
@@ -24,9 +25,9 @@ class Does:
 
     def __init__(self, work: Work | None = None) -> None:
         self.work = work
-        self.calls: list[tuple[ReadyCall, RunContext]] = []
+        self.calls: list[tuple[ReadyCall, CallContext]] = []
 
-    async def execute(self, call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, occasion: CallContext) -> Outcome:
         self.calls.append((call, occasion))
         return await self.work(call, occasion) if self.work else Returned(f"{call.name} was run")
 
@@ -36,7 +37,7 @@ def a_tool(name: str, work: Work | None = None, **policy: Any) -> Tool:
 
 
 def registry_of(*tools: Tool) -> Registry:
-    registry = Registry()
+    registry = Registry(approval=ApprovalRule(never=("*",)))  # else those that are destructive wait
     registry.add(*tools)
     return registry
 
@@ -44,7 +45,7 @@ def registry_of(*tools: Tool) -> Registry:
 def box(registry: Registry, *client: dict[str, Any], **options: Any) -> RequestToolbox:
     raw = [msgspec.Raw(json.dumps(each).encode()) for each in client]
     options = {"delay": lambda failures: 0.0, "limits": registry.limits, **options}
-    return RequestToolbox(registry.tools(), raw, run_id="run_1", **options)
+    return RequestToolbox(server_tools=ToolSet(registry.tools()), client_tools=raw, run_id="run_1", **options)
 
 
 def clients(name: str, **parameters: Any) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def executor(tool: Tool) -> Does:
 
 
 def offered_names(toolbox: RequestToolbox) -> list[str]:
-    decoded = [msgspec.json.decode(raw) for raw in toolbox.schemas]
+    decoded = [msgspec.json.decode(raw) for raw in toolbox.definitions()]
     return [each[each["type"]]["name"] for each in decoded]
 
 
@@ -71,8 +72,8 @@ def offered_names(toolbox: RequestToolbox) -> list[str]:
 def test_the_clients_tools_go_first_byte_for_byte_and_ours_follow():
     registry = registry_of(a_tool("weather"), a_tool("clock"))
     raw = msgspec.Raw(b'{ "type":"function", "function": {"name":"mine", "strict": true} , "future": 1 }')
-    toolbox = RequestToolbox(registry.tools(), [raw], run_id="r")
-    assert toolbox.schemas[0] is raw
+    toolbox = RequestToolbox(server_tools=ToolSet(registry.tools()), client_tools=[raw], run_id="r")
+    assert toolbox.definitions()[0] is raw
     assert offered_names(toolbox) == ["mine", "clock", "weather"]
     assert list(toolbox.offer) == ["mine", "clock", "weather"]
     assert len(toolbox.offer) == 3
@@ -112,7 +113,7 @@ def test_a_client_may_even_take_the_prefixed_name():
 def test_a_custom_tool_of_the_client_is_passed_through_and_is_never_ours():
     custom = {"type": "custom", "custom": {"name": "weather", "format": {"type": "grammar"}}}
     toolbox = box(registry_of(a_tool("weather")), custom)
-    assert msgspec.json.decode(toolbox.schemas[0]) == custom
+    assert msgspec.json.decode(toolbox.definitions()[0]) == custom
     assert toolbox.is_clients("weather")
     assert toolbox.offer["weather"].parameters == {}
     assert [each.name for each in toolbox.plan([call("weather")]).theirs] == ["weather"]
@@ -122,17 +123,17 @@ def test_a_tool_of_the_client_that_cannot_be_read_goes_on_as_it_came():
     raws = [
         msgspec.Raw(text) for text in (b'"odd"', b'{"type":"function","function":{"name":5}}', b'{"type":"x"}', b"{")
     ]
-    toolbox = RequestToolbox(registry_of(a_tool("clock")).tools(), raws, run_id="r")
-    assert list(toolbox.schemas[:4]) == raws
+    toolbox = RequestToolbox(server_tools=ToolSet(registry_of(a_tool("clock")).tools()), client_tools=raws, run_id="r")
+    assert list(toolbox.definitions()[:4]) == raws
     assert list(toolbox.offer) == ["clock"]
 
 
 def test_a_schema_of_the_clients_is_decoded_only_when_a_call_asks_for_it():
     raw = msgspec.Raw(b'{"type":"function","function":{"name":"mine","parameters":{"type":"object","x":1}}}')
-    toolbox = RequestToolbox((), [raw] * 1, run_id="r")
+    toolbox = RequestToolbox(server_tools=ToolSet(()), client_tools=[raw] * 1, run_id="r")
     assert "mine" in toolbox.offer
     assert list(toolbox.offer) == ["mine"]
-    assert toolbox.offer._decoded == {}  # type: ignore[attr-defined]
+    assert toolbox.offer._client_tools == {}  # type: ignore[attr-defined]
     assert toolbox.offer["mine"].parameters == {"type": "object", "x": 1}
     assert toolbox.offer["mine"] is toolbox.offer["mine"]
     with pytest.raises(KeyError):
@@ -142,7 +143,7 @@ def test_a_schema_of_the_clients_is_decoded_only_when_a_call_asks_for_it():
 @pytest.mark.parametrize("parameters", ["null", "[]", "5", '"text"'])
 def test_an_invalid_schema_of_a_client_becomes_an_empty_one(parameters):
     raw = msgspec.Raw(f'{{"type":"function","function":{{"name":"mine","parameters":{parameters}}}}}'.encode())
-    toolbox = RequestToolbox((), [raw], run_id="r")
+    toolbox = RequestToolbox(server_tools=ToolSet(()), client_tools=[raw], run_id="r")
     assert toolbox.offer["mine"].parameters == {}
 
 
@@ -189,12 +190,12 @@ async def test_five_calls_of_one_turn_run_at_the_same_time():
     """Each waits for the other four to have begun, so they overlap or nobody ever ends."""
     barrier = asyncio.Barrier(5)
 
-    async def meets(call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def meets(call: ReadyCall, occasion: CallContext) -> Outcome:
         await barrier.wait()
         return Returned("met")
 
     toolbox = box(registry_of(a_tool("meets", meets)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         outcomes = await asyncio.gather(*(toolbox.run(call("meets", str(n)), silent) for n in range(5)))
     assert outcomes == [Returned("met")] * 5
 
@@ -207,7 +208,7 @@ class Crowd:
         self.most = 0
         self.limiter = asyncio.Event()
 
-    async def __call__(self, call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def __call__(self, call: ReadyCall, occasion: CallContext) -> Outcome:
         self.inside += 1
         self.most = max(self.most, self.inside)
         try:
@@ -222,7 +223,7 @@ async def test_no_more_calls_of_a_tool_run_than_it_allows_for_all_callers():
     crowd = Crowd()
     registry = registry_of(a_tool("busy", crowd, concurrency=2))
     one, other = box(registry), box(registry)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         running = [asyncio.create_task(toolbox.run(call("busy"), silent)) for toolbox in (one, other) * 3]
         await everything(lambda: crowd.inside == 2)
         for _ in range(10):
@@ -240,7 +241,7 @@ async def test_the_tools_of_a_source_share_its_places_and_all_share_the_houses()
     registry.add(a_tool("a", crowd), a_tool("b", crowd))
     registry.limits.limit_source("", 2)
     toolbox = box(registry)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         running = [asyncio.create_task(toolbox.run(call(name), silent)) for name in ("a", "b", "a", "b")]
         await everything(lambda: crowd.inside == 2)
         registry.limits.limit_source("", None)
@@ -258,9 +259,9 @@ async def test_a_call_that_finds_no_place_in_time_is_refused_and_was_not_run():
     crowd = Crowd()
     busy = a_tool("busy", crowd, concurrency=1)
     toolbox = box(registry_of(busy), queue_seconds=0.05)
-    crowd_first = replace(busy, policy=replace(busy.policy, timeout=5))
+    crowd_first = replace(busy, policy=replace(busy.policy, timeout=60))
     holding = asyncio.create_task(box(registry_with_limits(toolbox, crowd_first)).run(call("busy"), silent))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await everything(lambda: crowd.inside == 1)
         outcome = await toolbox.run(call("busy"), silent)
         crowd.limiter.set()
@@ -280,7 +281,7 @@ def registry_with_limits(toolbox: RequestToolbox, *tools: Tool) -> Registry:
 async def test_calls_beyond_what_may_wait_are_turned_away_at_once():
     crowd = Crowd()
     toolbox = box(registry_of(a_tool("busy", crowd, concurrency=1)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         running = [asyncio.create_task(toolbox.run(call("busy"), silent)) for _ in range(MAX_WAITING + 1)]
         await everything(lambda: toolbox.limits.on_the_way_to("config/busy", "")[0].waiting == MAX_WAITING)
         outcome = await toolbox.run(call("busy"), silent)
@@ -293,7 +294,7 @@ async def test_calls_beyond_what_may_wait_are_turned_away_at_once():
 def failing(times: int, kind: FailureKind = FailureKind.UNAVAILABLE) -> Work:
     left = times
 
-    async def work(call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def work(call: ReadyCall, occasion: CallContext) -> Outcome:
         nonlocal left
         left -= 1
         return Failed("not now", kind) if left >= 0 else Returned("at last")
@@ -337,7 +338,7 @@ async def test_tries_end_with_the_tools_time():
 
 @pytest.mark.anyio
 async def test_a_write_that_timed_out_is_reported_as_possibly_done():
-    async def hangs(call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def hangs(call: ReadyCall, occasion: CallContext) -> Outcome:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -352,7 +353,7 @@ async def test_a_write_that_timed_out_is_reported_as_possibly_done():
 
 @pytest.mark.anyio
 async def test_an_executor_that_raises_costs_one_call_and_is_reported():
-    async def bug(call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def bug(call: ReadyCall, occasion: CallContext) -> Outcome:
         raise LookupError("our mistake, with a secret")
 
     seen: list[dict[str, Any]] = []
@@ -370,7 +371,7 @@ async def test_an_executor_that_raises_costs_one_call_and_is_reported():
 
 @pytest.mark.anyio
 async def test_a_tool_cancelled_from_within_is_a_failure_and_not_the_end_of_the_chat():
-    async def cancelled(call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def cancelled(call: ReadyCall, occasion: CallContext) -> Outcome:
         raise asyncio.CancelledError
 
     outcome = await box(registry_of(a_tool("odd", cancelled))).run(call("odd"), silent)
@@ -381,7 +382,7 @@ async def test_a_tool_cancelled_from_within_is_a_failure_and_not_the_end_of_the_
 async def test_a_tool_that_does_not_stop_is_let_go_and_keeps_its_place_until_it_ends():
     begun, end = asyncio.Event(), asyncio.Event()
 
-    async def stubborn(call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def stubborn(call: ReadyCall, occasion: CallContext) -> Outcome:
         begun.set()
         while not end.is_set():
             try:
@@ -392,7 +393,7 @@ async def test_a_tool_that_does_not_stop_is_let_go_and_keeps_its_place_until_it_
 
     toolbox = box(registry_of(a_tool("stubborn", stubborn, concurrency=1, timeout=20)))
     limiter = toolbox.limits.on_the_way_to("config/stubborn", "")[0]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         running = asyncio.create_task(toolbox.run(call("stubborn"), silent))
         await begun.wait()
         running.cancel()
@@ -409,7 +410,7 @@ async def test_a_tool_that_does_not_stop_is_let_go_and_keeps_its_place_until_it_
 async def test_cancelling_while_waiting_for_a_place_gives_nothing_away():
     crowd = Crowd()
     toolbox = box(registry_of(a_tool("busy", crowd, concurrency=1)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         first = asyncio.create_task(toolbox.run(call("busy"), silent))
         await everything(lambda: crowd.inside == 1)
         second = asyncio.create_task(toolbox.run(call("busy"), silent))
@@ -427,7 +428,7 @@ async def test_cancelling_between_two_limiters_gives_the_first_back():
     registry = registry_of(a_tool("a", crowd), a_tool("b", crowd, concurrency=1))
     registry.limits.limit_source("", 1)
     toolbox = box(registry)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         first = asyncio.create_task(toolbox.run(call("a"), silent))
         await everything(lambda: crowd.inside == 1)
         second = asyncio.create_task(toolbox.run(call("b"), silent))
@@ -441,7 +442,7 @@ async def test_cancelling_between_two_limiters_gives_the_first_back():
 
 @pytest.mark.anyio
 async def test_a_long_result_is_cut_to_the_policy():
-    async def prints(call: ReadyCall, occasion: RunContext) -> Outcome:
+    async def prints(call: ReadyCall, occasion: CallContext) -> Outcome:
         return Returned("é" * 1000)
 
     outcome = await box(registry_of(a_tool("prints", prints, max_result_bytes=300))).run(call("prints"), silent)
@@ -477,15 +478,3 @@ async def test_approval_is_asked_for_before_the_run_and_decides(answer: Failed |
     await toolbox.run(call("free"), silent)
     assert asked == [("send", "call_1")]
     assert len(executor(send).calls) == (0 if answer else 1)
-
-
-@pytest.mark.anyio
-async def test_listeners_are_sent_how_a_run_went():
-    accounts: list[RunAccount] = []
-    look = a_tool("look", failing(1), safety=Safety.READ_ONLY, retries=1)
-    await box(registry_of(look), on_run=accounts.append).run(call("look"), silent)
-    (account,) = accounts
-    assert (account.tool.name, account.source, account.tries) == ("look", "", 2)
-    assert account.outcome == Returned("at last")
-    assert account.seconds >= 0
-    assert account.waited >= 0

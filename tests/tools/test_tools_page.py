@@ -9,15 +9,17 @@ import pytest
 
 from callgate.calls.outcome import Outcome, Returned
 from callgate.config.load import load
-from callgate.config.schema import CommandLimits, ToolSection
-from callgate.runtime.builders.tools import registry_of
-from callgate.tools.http_client import Web
-from callgate.tools.launch import GRACE_SECONDS, landlock_abi
-from callgate.tools.process import DEFAULT_SIZE, CommandProcesses, ProcessLimits
+from callgate.parsers.landlock import landlock_abi
+from callgate.tools.building import registry_of
+from callgate.tools.kinds.command.launch import GRACE_SECONDS
+from callgate.tools.kinds.command.process import DEFAULT_SIZE, CommandProcesses, ProcessLimits
+from callgate.tools.kinds.command.settings import CommandLimits
+from callgate.tools.kinds.http.client import Web
+from callgate.tools.kinds.python.threads import ThreadPool
 from callgate.tools.registry import Registry
-from callgate.tools.threads import ThreadPool
-from callgate.tools.toolbox import RequestToolbox
-from tests.tools.kinds import ready, silent
+from callgate.tools.settings import ToolSection
+from callgate.tools.toolbox import RequestToolbox, ToolSet
+from tests.tools.executor_kinds import ready, silent
 
 pytestmark = pytest.mark.anyio
 
@@ -53,8 +55,8 @@ def example_of(name: str) -> str:
     return str(found)
 
 
-async def run(registry: Registry, name: str, **arguments: object) -> Outcome:
-    toolbox = RequestToolbox(registry.tools(), run_id="run_1")
+async def run_tool(registry: Registry, name: str, **arguments: object) -> Outcome:
+    toolbox = RequestToolbox(server_tools=ToolSet(registry.tools()), run_id="run_1")
     check = toolbox.offer[name].check
     assert check is not None
     assert check(arguments) is None
@@ -86,7 +88,7 @@ async def test_the_api_is_described_as_shown(tmp_path):
 
 async def test_words_are_counted(tmp_path):
     async with made(example_of("count_words"), tmp_path) as registry:
-        outcome = await run(registry, "count_words", text="one two three")
+        outcome = await run_tool(registry, "count_words", text="one two three")
         assert isinstance(outcome, Returned)
         assert outcome.text.split() == ["3"]
 
@@ -95,7 +97,7 @@ async def test_words_are_counted(tmp_path):
 @pytest.mark.parametrize(("word", "found"), [("milk", "./monday.txt:buy milk\n"), ("bread", "")])
 async def test_notes_are_found(tmp_path, word, found):
     async with made(example_of("find_notes"), tmp_path) as registry:
-        assert await run(registry, "find_notes", word=word) == Returned(found)
+        assert await run_tool(registry, "find_notes", word=word) == Returned(found)
 
 
 def test_the_defaults_that_it_names_are_the_defaults():

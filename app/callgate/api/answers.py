@@ -4,14 +4,15 @@ Both cancel the chat when the client disconnects, which also closes the model's 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from functools import partial
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 from starlette.types import Receive, Send
 
+from callgate.api.choices import ForChoice
 from callgate.api.errors import (
+    Aftermath,
     ErrorBody,
     as_chat_error,
     encode,
@@ -19,18 +20,27 @@ from callgate.api.errors import (
     in_openais_shape,
     shutting_down,
 )
-from callgate.auth.limits import OverLimit
+from callgate.callers.allowance import OverLimit
+from callgate.callers.metering import RequestMeter
 from callgate.conversation.errors import ChatError
+from callgate.conversation.events import ChatEnded, Passed
+from callgate.conversation.listeners import NOTHING
 
 ClientError: TypeAlias = Callable[[ChatError], ChatError]
 """Returns the error that the client is sent for a failure."""
-Work: TypeAlias = Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]
+EmitAny: TypeAlias = Callable[[Any], Awaitable[None]]
+"""Takes the events that the writer of the answer handles."""
+Work: TypeAlias = Callable[[EmitAny], Awaitable[None]]
 """Answers a request, by emitting events to a writer."""
 
 LOOK_AFTER_SECONDS = 0.05
 """How long an answer may take before the client's connection is watched."""
 
 JSON_TYPE = (b"content-type", b"application/json")
+
+IS_MASKED: Final = "is_masked"
+"""Says in a message of ASGI that its bytes are a provider's, in which what was sent to it was masked when they were read. To search each chunk
+again would take a twentieth of the time of a stream."""
 
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -74,13 +84,72 @@ class BodyWriter(Protocol):
     def body(self) -> Any: ...
 
 
+class AnswerKeeper(Protocol):
+    """Stores something of an answer."""
+
+    @property
+    def copy(self) -> BodyWriter | None:
+        """Gathers what is stored: it gets each event before the client's own writer does."""
+        ...
+
+    async def store(self, choice: int, ended: ChatEnded) -> None:
+        """Store what is kept. Called when a choice has ended, before its end is sent."""
+        ...
+
+
+def stored_before_sent(keepers: Sequence[AnswerKeeper], emit: EmitAny) -> EmitAny:
+    """Return `emit`, with what is kept of an answer stored before its end is emitted, by the keepers in their order: the client may
+    return at once."""
+    copies = [keeper.copy for keeper in keepers if keeper.copy is not None]
+
+    async def store_and_emit(choice: int, ended: ChatEnded, event: Any) -> None:
+        for keeper in keepers:
+            await keeper.store(choice, ended)
+        await emit(event)
+
+    # No coroutine, because every chunk goes through here.
+    def emit_stored(event: Any) -> Awaitable[None]:
+        for copy in copies:
+            copy.write(event)
+        kind = type(event)
+        if kind is ChatEnded:
+            return store_and_emit(0, event, event)
+        if kind is ForChoice and type(event.event) is ChatEnded:
+            return store_and_emit(event.choice, event.event, event)
+        return emit(event)
+
+    return emit_stored
+
+
 class Headers(Protocol):
     """Returns the headers of a response when it starts; an error may have more of them."""
 
     def __call__(self, error: ChatError | None = None) -> Mapping[str, str]: ...
 
 
-class WholeAnswer(msgspec.Struct, eq=False):
+class AnswerHeaders(msgspec.Struct, eq=False):
+    """The headers of the response that are known by now."""
+
+    run_id: str
+    aftermath: Aftermath
+    warnings: Sequence[str] = ()
+    """Plain ASCII."""
+    meter: RequestMeter | None = None
+    """Holds the request to the limits of its key, once it has begun."""
+
+    def __call__(self, error: ChatError | None = None) -> Mapping[str, str]:
+        headers = {"x-callgate-run": self.run_id}
+        if self.meter is not None:
+            headers |= self.meter.headers
+        if self.warnings:
+            headers["x-callgate-warning"] = "; ".join(self.warnings)
+        if self.aftermath.started:
+            # Clients retry failed requests by themselves, which would repeat a tool's side effects.
+            headers["x-should-retry"] = "false"
+        return headers
+
+
+class WholeAnswer(msgspec.Struct, eq=False, kw_only=True):
     """Runs a chat to its end and sends one JSON body."""
 
     _work: Work
@@ -90,17 +159,25 @@ class WholeAnswer(msgspec.Struct, eq=False):
     """The timeout of the work."""
     _error_body: ErrorBody = in_openais_shape
     _client_error: ClientError = lambda error: error
+    _keepers: Sequence[AnswerKeeper] = ()
+    """Store something of the answer before it is sent."""
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
         """Run the chat and send its answer; return its error, if any. Raises `ClientDisconnected` when the client disconnected."""
         error: ChatError | None = None
         try:
-            await run_unless_disconnected(self._work(self._emit), receive, self._seconds)
+            emit: EmitAny = self._emit
+            if self._keepers:
+                emit = stored_before_sent(self._keepers, emit)
+            await run_unless_disconnected(self._work(emit), receive, self._seconds)
         except ClientDisconnected:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
             error = _told(failure, self._client_error)
-        body = self._error_body(error) if error else encode(self._writer.body())
+        if error:
+            body = self._error_body(error)
+        else:
+            body = encode(self._writer.body())
         await send_whole(send, error.status if error else 200, body, self._headers(error), error)
         return error
 
@@ -122,13 +199,20 @@ class EventStream:
         error_body: ErrorBody = in_openais_shape,
         when_drained: ChatError | None = None,
         client_error: ClientError = lambda error: error,
+        keepers: Sequence[AnswerKeeper] = (),
     ) -> None:
         """`seconds`: the timeout of the work. `error_body` encodes an error before the status was sent. `when_drained` ends a
-        stream that the server cuts off, where that is not the end of its run."""
-        self._work, self._writer, self._headers = work, writer, headers
-        self._pulse, self._seconds, self._error_body = pulse, seconds, error_body
+        stream that the server cuts off, where that is not the end of its run. `keepers` store something of the answer before its end is
+        sent."""
+        self._work = work
+        self._writer = writer
+        self._headers = headers
+        self._pulse = pulse
+        self._seconds = seconds
+        self._error_body = error_body
         self._when_drained = when_drained
         self._client_error = client_error
+        self._keepers = keepers
         self._started = False
         self._began = 0.0
         self._quiet_since = 0.0
@@ -169,18 +253,26 @@ class EventStream:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self) -> None:
-        write, send, time = self._writer.write, self._send, self._loop.time
+        write = self._writer.write
+        send = self._send
+        time = self._loop.time
+        is_passed = False
 
         # No coroutine, because every chunk goes through here; the caller awaits `send`.
         def emit(event: Any) -> Awaitable[None]:
             if not (data := write(event)):
                 return NOTHING
             if not self._started:
+                nonlocal is_passed
+                is_passed = type(event) is Passed  # then all are but an error
                 return self._start(data)
             self._quiet_since = time()
-            return send({"type": "http.response.body", "body": data, "more_body": True})
+            return send({"type": "http.response.body", "body": data, "more_body": True, IS_MASKED: is_passed})
 
-        await self._work(emit)
+        if self._keepers:
+            await self._work(stored_before_sent(self._keepers, emit))
+        else:
+            await self._work(emit)
 
     def _pass(self, data: bytes) -> Awaitable[None]:
         if not self._started:
@@ -197,7 +289,10 @@ class EventStream:
 
     def _start_beat(self) -> None:
         now = self._loop.time()
-        due = self._quiet_since + self._pulse.heartbeat if self._started else self._began + self._pulse.first
+        if self._started:
+            due = self._quiet_since + self._pulse.heartbeat
+        else:
+            due = self._began + self._pulse.first
         if due <= now:
             self._beat = self._loop.create_task(self._send_beat())
             due = now + self._pulse.heartbeat
@@ -222,22 +317,16 @@ def _told(failure: Exception, client_error: ClientError) -> ChatError:
     return client_error(error)
 
 
-class _Nothing:
-    """An awaitable that is done at once. Cheaper than a coroutine, for thousands of them."""
-
-    __await__: Callable[[], Generator[None, None, None]] = staticmethod(partial(iter, ()))
-
-
-NOTHING: Awaitable[None] = _Nothing()
-
-
 async def run_unless_disconnected(work: Awaitable[None], receive: Receive, seconds: float | None = None) -> None:
     """Run the work. It is cancelled when the client disconnects, which raises `ClientDisconnected`, or after `seconds`."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task(loop)
     assert task is not None
-    watch = _Watch(loop, task, task.cancelling(), receive, seconds)
-    first = LOOK_AFTER_SECONDS if seconds is None else min(seconds, LOOK_AFTER_SECONDS)
+    watch = _Watch(_loop=loop, _task=task, _cancelled_before=task.cancelling(), _receive=receive, _seconds=seconds)
+    if seconds is None:
+        first = LOOK_AFTER_SECONDS
+    else:
+        first = min(seconds, LOOK_AFTER_SECONDS)
     watch.timer = loop.call_later(first, watch.begin)
     try:
         await work
@@ -251,7 +340,7 @@ async def run_unless_disconnected(work: Awaitable[None], receive: Receive, secon
             await watch.end(watch.looking)
 
 
-class _Watch(msgspec.Struct, eq=False):
+class _Watch(msgspec.Struct, eq=False, kw_only=True):
     """Cancels the task of an answer when the client disconnects, or at the deadline.
 
     The connection is watched only after a moment, because most whole answers have ended by then and need no task.

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from callgate.api.openai_writers import ForChoice
 from callgate.conversation.events import ChatEvent, ModelEvent
 from callgate.conversation.ports import Emit, TurnModel
 from callgate.conversation.preloaded_model import PreloadedModel
@@ -12,6 +12,14 @@ from callgate.conversation.side_by_side import side_by_side
 
 CHOICES_AT_ONCE = 8
 """Concurrent chats of one request: each has a copy of the request, and a connection to the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForChoice:
+    """An event of one of several chats of a request."""
+
+    choice: int
+    event: ChatEvent
 
 
 async def chat_side_by_side(models: Sequence[TurnModel], chat: Callable[[int, TurnModel], Awaitable[None]]) -> None:

@@ -11,9 +11,10 @@ from callgate.calls.legal_names import is_legal, legal_name
 from callgate.calls.states import Call
 from callgate.conversation.events import CallsHandedBack, ChatEvent
 from callgate.conversation.ports import Emit
+from callgate.untrusted.readers import read_value
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.decode
+_decode = read_value
 
 
 def legal_names(names: Iterable[str]) -> dict[str, str]:
@@ -26,7 +27,9 @@ def under_own_names(emit: Emit, names: Mapping[str, str]) -> Emit:
 
     def own(call: Call) -> Call:
         name = names.get(call.name or "")
-        return call if name is None else replace(call, name=name)
+        if name is None:
+            return call
+        return replace(call, name=name)
 
     def emit_renamed(event: ChatEvent) -> Awaitable[None]:
         if isinstance(event, CallsHandedBack):

@@ -3,21 +3,21 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from time import monotonic
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 import msgspec
 from msgspec.structs import replace
 
-from callgate.api import legacy
-from callgate.api.answers import NOTHING, Work
+from callgate.api.answers import AnswerHeaders, EmitAny, Work
+from callgate.api.chat_request import ChatRequest, Delivery
 from callgate.api.choices import chat_side_by_side, for_choice, preloaded
 from callgate.api.client_names import under_own_names
+from callgate.api.judged_request import JudgedRequest
 from callgate.api.middleware import RequestContext
-from callgate.api.openai_writers import function_body
-from callgate.api.requests import ChatRequest, passed_through
-from callgate.auth.keys import ANONYMOUS, Caller, owner_name
-from callgate.auth.meter import Meter
+from callgate.api.rights import RightfulModel, rights_of_chat
+from callgate.api.run_ports import KeptChoice, KeptRun
+from callgate.callers.caller import ANONYMOUS, Caller, owner_name
+from callgate.callers.metering import RequestMeter
 from callgate.conversation.approved_calls import ClientApprovalToolbox, run_approved
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError, SeparateChoices
@@ -27,221 +27,148 @@ from callgate.conversation.events import (
     CallProgress,
     CallsHandedBack,
     CallStarted,
-    ChatEvent,
     ChatFailed,
     Ending,
-    TurnEnded,
-    TurnStarted,
 )
 from callgate.conversation.hidden_history import has_calls, without_repeats
-from callgate.conversation.ids import new_id, new_run_id
-from callgate.conversation.listeners import Handlers, Listener, handlers_of, handles
+from callgate.conversation.ids import new_id
+from callgate.conversation.listeners import WITH_TURNS, WITHOUT_TURNS, Handlers, Listener, emit_to_listeners, handles
 from callgate.conversation.loop import Rules, converse
-from callgate.conversation.ports import Emit, ModelRequest, Toolbox, TurnModel, emit_nothing
+from callgate.conversation.ports import Emit, Message, ModelRequest, Toolbox, TurnModel, emit_nothing
 from callgate.conversation.turn_recovery import Recovery
-from callgate.recorder.recording import NOTED, RunRecording, RunTrace, TextsListener
-from callgate.runtime.chat_setup import clients_toolbox
-from callgate.runtime.durable_run import DurableRun
+from callgate.policy.judge import names_hosted
+from callgate.records.ports import Recording, RunTrace
+from callgate.runtime.chat_setup import ChatSetup, RightsNow, clients_toolbox
+from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.route import EMPTY_TOOLS_LIST, Route
 from callgate.runtime.runtime import Runtime
-from callgate.stores.conversations import Conversations
+from callgate.untrusted.readers import read_value
+
+BEST_OF = "best_of"
+MOST_ANSWERS = 100_000
+"""More than any limit of requests lets through."""
 
 UNLIMITED = ANONYMOUS.allowance
 """The allowance of most keys, for a quick comparison."""
-BeforeTools: TypeAlias = Callable[[str], Awaitable[None]]
-"""Awaited with the id of the run before a tool starts. Where it raises, the tool is not started."""
-Keep: TypeAlias = Callable[[CallsHandedBack], Awaitable[CallsHandedBack]]
-EmitAny: TypeAlias = Callable[[Any], Awaitable[None]]
-"""Takes the events that the writer of the answer handles."""
 
 new_call_id: Callable[[], str] = partial(new_id, "call")
-Also: TypeAlias = tuple[tuple[type[ChatEvent], bool], ...]
-USUAL: Also = ((TurnStarted, False), (TurnEnded, False), (CallsHandedBack, True))
-"""Events that do not go straight to the writer even where no listener handles them, and whether the writer gets them at all;
-most writers ignore turns."""
-EVERYTHING: Also = ((CallsHandedBack, True),)
-NOTED_TOO: Sequence[Also] = [
-    (*((kind, True) for kind in NOTED if kind not in dict(also)), *also) for also in (USUAL, EVERYTHING)
-]
-"""The same where they are recorded."""
 
 
-class Conversation(msgspec.Struct, eq=False):
+class Replay(msgspec.Struct, frozen=True):
+    """How a recorded run is replayed."""
+
+    tools: Toolbox | None
+    """The tools of the recording; None for ours, which need an approval unless they are read-only."""
+    wrap: Callable[["Conversation", Work], Work]
+    """Wraps the work, to stop at a call that is not in the recording."""
+
+
+class Conversation(msgspec.Struct, eq=False, kw_only=True):
     """Answers one request, within the limits of its key and its model.
 
     Where none of our tools is offered the request may be passed through, with all choices in one chat; otherwise each choice
     has a chat of its own.
     """
 
-    _runtime: Runtime
-    _route: Route
-    _conversations: Conversations
-    _context: RequestContext
-    _request: ChatRequest
-    _caller: Caller
-    _before_tools: BeforeTools | None = None
-    """Awaited before a tool is started."""
-    _durable: DurableRun | None = None
+    run_id: str
+    runtime: Runtime
+    route: Route
+    manager: RuntimeManager
+    context: RequestContext
+    request: ChatRequest
+    judged: JudgedRequest
+    """The same, of which the loop and the model are given what they need."""
+    delivery: Delivery
+    """How its answer is sent: as the request, its key and its model say."""
+    caller: Caller
+    headers: AnswerHeaders
+    diagnoses: Sequence[Diagnosis] = ()
+    """One for each choice."""
+    durable: KeptRun | None = None
     """What keeps the run, where it outlives its process."""
-    _warnings: tuple[str, ...] = ()
-    _meter: Meter | None = None
-    _is_replay: bool = False
-    _recorded_tools: Toolbox | None = None
-    recording: RunRecording | None = None
+    replay: Replay | None = None
+    recording: Recording | None = None
     trace: RunTrace | None = None
-    run_id: str = ""
-    diagnoses: list[Diagnosis] = []
+    _meter: RequestMeter | None = None
 
-    def __post_init__(self) -> None:
-        run_id = new_run_id() if self._durable is None else self._durable.id
-        self.run_id = self._context.ids["run_id"] = run_id
-        self._warnings = warnings = self._route.warnings
-        runtime, n = self._runtime, self._request.n
-        if self._request.asking:
-            self._route = self._route.asking_for(self._request.asking)
-        sees, price = partial(runtime.may_see, self._caller), runtime.prices.of_responder
-        scope = self._request.usage_scope
-        is_usage_only = not runtime.diagnostics
-        self.diagnoses.append(Diagnosis(run_id, warnings, sees, price, scope, is_usage_only))
-        if n > 1:
-            self.diagnoses += [Diagnosis(run_id, warnings, sees, price, scope, is_usage_only) for _ in range(n - 1)]
+    def answer(self, emit: EmitAny) -> Awaitable[None]:
+        """Answer the request. Events of several choices are emitted as `ForChoice`."""
+        if self.replay is not None:
+            return self.replay.wrap(self, self._answer_limited)(emit)
+        return self._answer_limited(emit)
 
-    def replay(self, tools: Toolbox | None) -> None:
-        """Replay a recorded run: with the tools of the recording, or, without `tools`, with ours, which need an approval unless
-        they are read-only."""
-        self._is_replay, self._recorded_tools = True, tools
-        if tools is None:
-            self._route = self._route.asking_first()
-
-    @property
-    def durable(self) -> DurableRun | None:
-        """What keeps the run, where it outlives its process."""
-        return self._durable
-
-    @property
-    def thinking(self) -> str:
-        """How its model takes `thinking` parameters."""
-        return self._route.thinking
-
-    @property
-    def work(self) -> Work:
-        """Return the work that answers the request. Events of several choices are emitted as `ForChoice`."""
-        work = self._answer if self._request.n == 1 else self._answer_choices
-        if (allowance := self._caller.allowance) is not UNLIMITED and allowance.is_metered:
+    def _answer_limited(self, emit: EmitAny) -> Awaitable[None]:
+        """Answer within the limits of the key and the model."""
+        work: Work = self._answer if self.request.n == 1 else self._answer_choices
+        if (allowance := self.caller.allowance) is not UNLIMITED and allowance.is_metered:
             work = partial(self._metered, work)
-        return work if self._route.places is None else partial(self._placed, work)
-
-    @property
-    def reported_diagnoses(self) -> Sequence[Diagnosis] | None:
-        """Return what the answer reports, if it does: where diagnostics are off only the sum of the usage, where that is not in
-        the answer itself."""
-        if self._runtime.diagnostics or self._request.usage_scope != "sum":
-            return self.diagnoses
-        return None
-
-    @property
-    def wrote(self) -> bool:
-        """True if a tool with side effects was started."""
-        return self._context.wrote
-
-    def source_of(self, tool: str) -> str | None:
-        """Return the MCP server of one of our tools; empty for a tool of the config, None for an unknown name."""
-        origin = self._route.origin_of(tool)
-        return None if origin is None else origin.source
-
-    @property
-    def route(self) -> Route:
-        return self._route
-
-    @property
-    def tools_shown(self) -> str:
-        """How the response shows calls of our tools, where its API has a form for them."""
-        return self._runtime.tools_shown(self._route, self._caller)
-
-    def warn(self, warning: str) -> None:
-        """Add a warning to the response; plain ASCII."""
-        self._warnings += (warning,)
-        for diagnosis in self.diagnoses:
-            diagnosis.warn(warning)
-
-    def headers(self, error: ChatError | None = None) -> Mapping[str, str]:
-        """Return the headers of the response that are known by now."""
-        headers = {"x-callgate-run": self.run_id}
-        if self._meter is not None:
-            headers |= self._meter.headers
-        if self._warnings:
-            headers["x-callgate-warning"] = "; ".join(self._warnings)
-        if self._context.wrote:
-            # Clients retry failed requests by themselves, which would repeat a tool's side effects.
-            headers["x-should-retry"] = "false"
-        return headers
+        if self.route.places is not None:
+            work = partial(self._placed, work)
+        return work(emit)
 
     async def _placed(self, work: Work, emit: EmitAny) -> None:
-        with await self._runtime.place_at(self._request.model):
+        with await self.runtime.place_at(self.request.model):
             await work(emit)
 
     async def _metered(self, work: Work, emit: EmitAny) -> None:
         """Do the work within the key's allowance."""
-        request = self._request
-        longest = _longest_answer(request.params)
-        self._meter = self._runtime.meter(self._caller, request.model, request.size, longest, request.n)
-        async with self._meter:
+        request = self.request
+        longest = _longest_answer(request.normalized)
+        answers = max(request.n, _answers_to_choose_from(request.normalized))
+        named = request.named()
+        # On Responses a provider shows each use, and is told of no tool that it would not run.
+        hosted = "input" not in named.fields and names_hosted(named)
+        meter = self.runtime.meter(self.caller, request.model, request.prompt_bytes(), longest, answers, hosted=hosted)
+        self._meter = meter
+        self.headers.meter = meter
+        async with meter:
             await work(emit)
 
     def _answer(self, emit: EmitAny) -> Awaitable[None]:
-        route = self._route
-        return self._chat(0, route.model, emit, may_pass_through=not route.server_tools and self._may_pass)
+        return self._chat(0, self.route.model, emit, passes_through=self._may_pass())
 
-    @property
     def _may_pass(self) -> bool:
-        """True if the request may be passed through. Not a stream that is also stored in one piece, nor where the answer has to say
-        that our tools were held back."""
-        if EMPTY_TOOLS_LIST in self._route.warnings:
+        """Return whether the request may be passed through. Not a stream that is also stored in one piece, nor where the answer has
+        to say that our tools were held back."""
+        if self.route.server_tools or not self.request.may_pass or EMPTY_TOOLS_LIST in self.route.warnings:
             return False
-        return self._request.may_pass and not (self._durable is not None and self._request.stream)
+        return self.durable is None or not self.durable.outlives_process or not self.delivery.stream
 
     async def _answer_choices(self, emit: EmitAny) -> None:
-        request, route = self._request, self._route
-        models: Sequence[TurnModel] = [route.model] * request.n
-        if not route.server_tools and self._may_pass:
+        model = self.route.model
+        models: Sequence[TurnModel] = [model] * self.request.n
+        if self._may_pass():
             try:
-                await self._chat(0, route.model, for_choice(0, emit), may_pass_through=True)
+                await self._chat(0, model, for_choice(0, emit), passes_through=True)
             except SeparateChoices as separate:
                 if separate.answers:
-                    models = preloaded(route.name, separate.answers)
+                    models = preloaded(self.route.name, separate.answers)
                 if self._meter is not None:
                     self._meter.begin_again()
             else:
                 return
         await chat_side_by_side(models, lambda choice, model: self._chat(choice, model, for_choice(choice, emit)))
 
-    async def _chat(self, choice: int, model: TurnModel, emit: Emit, *, may_pass_through: bool = False) -> None:
+    async def _chat(self, choice: int, model: TurnModel, emit: Emit, *, passes_through: bool = False) -> None:
         """Run one chat with all its listeners."""
-        request, runtime = self._request, self._runtime
-        if request.client_names:
-            emit = under_own_names(emit, request.client_names)
+        request = self.request
+        if request.tools.own_names:
+            emit = under_own_names(emit, request.tools.own_names)
         if choice and self.trace is not None:
             self.trace.use(choice)
-        listeners = [self.diagnoses[choice], *runtime.listeners(self._route.name, self.run_id, self._caller)]
-        if (recording := self.recording) is not None and recording.has_texts:
-            listeners.append(TextsListener(recording, choice))
-            model = recording.wrap_model(model, choice, request)
+        rules = self._rules()
+        listeners = self._listeners(choice)
+        if (recording := self.recording) is not None and recording.policy.content_bytes is not None:
+            model = recording.wrap_model(model, choice, request.read_history())
         if self._meter is not None:
-            listeners.append(self._meter.tally(request.n if may_pass_through else 1))
-        rules = runtime.rules
-        if request.outline.parallel_tool_calls is False:
-            rules = replace(rules, one_call_per_turn=True)
-        if request.tool_events == "trace":
-            rules = replace(rules, emit_fragments=True)
-        if request.max_calls is not None:
-            rules = replace(rules, max_calls=request.max_calls)
+            listeners.append(self._meter.tally(request.n if passes_through else 1))
         try:
-            if may_pass_through:
+            if passes_through:
                 ending = await converse(
-                    passed_through(request),
+                    self.judged.passed_through(),
                     model,
-                    clients_toolbox(lambda: request.tools),
-                    emit_to_listeners(listeners, emit, recording, choice),
+                    clients_toolbox(request.read_tools),
+                    emit_to_listeners(listeners, emit),
                     new_id=new_call_id,
                     rules=rules,
                 )
@@ -250,92 +177,157 @@ class Conversation(msgspec.Struct, eq=False):
         except SeparateChoices:
             raise  # nothing has happened yet
         except BaseException as failure:
-            reason = failure.code or failure.type if isinstance(failure, ChatError) else "server_error"
-            failed = ChatFailed(CANCELLED if isinstance(failure, asyncio.CancelledError) else reason)
-            await emit_to_listeners(listeners, emit_nothing, recording, choice)(failed)
+            await emit_to_listeners(listeners, emit_nothing)(ChatFailed(_reason(failure)))
             raise
-        self._context.notes["ending"] = str(ending.kind)
+        notes = self.context.notes
+        notes["ending"] = str(ending.kind)
         if ending.note:
-            self._context.notes["note"] = ending.note
+            notes["note"] = ending.note
+
+    def _listeners(self, choice: int) -> list[Listener]:
+        listeners: list[Listener] = []
+        recording = self.recording
+        if recording is not None:
+            listeners.append(recording.events_listener(choice))
+        listeners.append(self.diagnoses[choice])
+        listeners += self.runtime.listeners(self.route.name, self.run_id, self.caller)
+        if recording is not None and recording.policy.content_bytes is not None:
+            listeners.append(recording.texts_listener(choice))
+        return listeners
+
+    def _rules(self) -> Rules:
+        request = self.request
+        rules = self.runtime.rules
+        if request.outline.parallel_tool_calls is False:
+            rules = replace(rules, one_call_per_turn=True)
+        if self.delivery.tool_events == "trace":
+            rules = replace(rules, emit_fragments=True)
+        if request.tools.max_calls is not None:
+            rules = replace(rules, max_calls=request.tools.max_calls)
+        return rules
 
     async def _with_tools(
         self, choice: int, model: TurnModel, listeners: list[Listener], emit: Emit, rules: Rules
     ) -> Ending:
-        request, route = self._request, self._route
-        durable = None if self._durable is None else self._durable.choice(choice)
-        setup = self._runtime.toolboxes.engage(
-            route,
-            self._caller,
-            self.run_id,
-            request.tools,
-            request.allowed,
-            None if durable is None else durable.ledger,
-        )
-        messages, has_tools = request.history, route.server_tools is not None
-        tool_choice, keep = request.tool_choice, None
-        toolbox = self._recorded_tools or setup.toolbox
-        if durable is not None:
-            model, toolbox = durable.chat(model, toolbox)
-        if has_tools and self._recorded_tools is None:
-            aftermath = self._context.aftermath
-            aftermath.run_id = self.run_id
-            aftermath.sees = partial(self._runtime.may_see, self._caller)
-            if self._before_tools is None:
-                listeners.append(WriteNote(self._context, choice))
-            else:
-                emit = _awaiting(self._before_tools, self.run_id, WriteNote(self._context, choice), emit)
-        emitting = partial(emit_to_listeners, listeners, recording=self.recording, choice=choice)
-        if has_tools or request.keeps_hidden:
-            keep = self._keep
-            if not self._is_replay and (request.hints or has_calls(messages)):  # a replay has its whole history
-                messages = await self._conversations.with_hidden_turns(
-                    owner_of(self._caller, request),
-                    messages,
-                    request.hints,
-                    Recovery(toolbox, emitting(emit_nothing), rules.max_calls_per_turn),
-                    self._runtime.limits.body_bytes,
-                )
-            if request.shown:
-                messages = without_repeats(messages, request.shown)
+        request = self.request
+        client_tools = request.read_tools()
+        history = request.read_history()
+        params = self.judged.params()
+        options = request.outline.stream_options
+        if options is not None and options.include_obfuscation:
+            self.judged.leave_out("stream_options.include_obfuscation")  # chunks that are made here are not padded
+        setup, model = await self._set_up(choice, model, client_tools)
+        toolbox = setup.toolbox
+        has_tools = self.route.server_tools is not None
+        if has_tools and (self.replay is None or self.replay.tools is None):
+            self._note_writes(choice, listeners)
+        tool_choice = request.tools.choice
+        if has_tools and request.tools.choice_among_allowed is not None:
+            tool_choice = request.tools.choice_among_allowed  # the tools are narrowed to the allowed ones already
+        keep = None
+        messages = history
+        if has_tools or request.origin.keeps_hidden:
+            keep = partial(self._keep, history)
+            messages = await self._restored(messages, toolbox, listeners)
             await setup.recall(messages)
-        if (approvals := request.approvals) is not None:
-            toolbox = ClientApprovalToolbox(toolbox, lambda name: approvals.asks(self._route.origin_of(name)))
+        if (approvals := request.tools.approvals) is not None:
+            toolbox = ClientApprovalToolbox(toolbox, lambda name: approvals.asks(self.route.origin_of(name)))
             await approvals.claim(self.run_id)
+            emit_calls = emit_to_listeners(listeners, emit)
             messages = await run_approved(
-                messages, approvals.approved, toolbox, emitting(emit), most=rules.max_parallel_calls
+                messages, approvals.approved, toolbox, emit_calls, most=rules.max_parallel_calls
             )
-        if has_tools and request.mode is not None:
-            tool_choice = request.mode  # the tools are narrowed to the allowed ones already
-        takes_calls = request.takes_calls
         return await converse(
-            ModelRequest(messages, (), tool_choice, request.params, request.stream, request.original, takes_calls),
+            ModelRequest(
+                messages,
+                (),
+                tool_choice,
+                params,
+                self.delivery.stream,
+                self.judged.original,
+                request.tools.takes_calls,
+                leave_out=self.judged.leave_out,
+            ),
             model,
             toolbox,
-            emitting(emit, keep=keep, everything=request.every_event),
+            emit_to_listeners(listeners, emit, WITH_TURNS if self.delivery.every_event else WITHOUT_TURNS, keep),
             new_id=new_call_id,
             rules=rules,
             sees_images=setup.sees_images,
             format_with_tools=setup.format_with_tools,
         )
 
-    async def _keep(self, handed: CallsHandedBack) -> CallsHandedBack:
+    async def _set_up(
+        self, choice: int, model: TurnModel, client_tools: Sequence[msgspec.Raw]
+    ) -> tuple[ChatSetup, TurnModel]:
+        """Return the toolbox of a chat, and the model; both wrapped where its run outlives its process."""
+        durable: KeptChoice | None = None
+        if self.durable is not None:
+            durable = await self.durable.choice(choice)
+        request = self.request
+        rights: RightsNow | None = None
+        if self.route.server_tools is not None:
+            capability = rights_of_chat(
+                self.manager, self.context, self.runtime, request.model, by_name=self.durable is not None
+            )
+            model = RightfulModel(_model=model, _capability=capability)
+            rights = capability.ask
+        setup = self.runtime.toolboxes.engage(
+            self.route,
+            self.caller,
+            self.run_id,
+            client_tools,
+            request.tools.allowed,
+            None if durable is None else durable.calls,
+            rights,
+        )
+        if self.replay is not None and self.replay.tools is not None:
+            setup = replace(setup, toolbox=self.replay.tools)
+        if durable is not None:
+            model, toolbox = durable.chat(model, setup.toolbox)
+            setup = replace(setup, toolbox=toolbox)
+        return setup, model
+
+    def _note_writes(self, choice: int, listeners: list[Listener]) -> None:
+        """Note the tools with side effects that are started, for the error of a failure after them."""
+        aftermath = self.context.aftermath
+        aftermath.run_id = self.run_id
+        aftermath.sees = partial(self.runtime.access.may_see, self.caller)
+        listeners.append(WriteNote(_context=self.context, _choice=choice))
+
+    async def _restored(
+        self, messages: Sequence[Message], toolbox: Toolbox, listeners: Sequence[Listener]
+    ) -> Sequence[Message]:
+        """Return the history with the turns in it that were hidden from the client. A replay has its whole history."""
+        origin = self.request.origin
+        if self.replay is None and (origin.hints or has_calls(messages)):
+            emit = emit_to_listeners(listeners, emit_nothing)
+            recovery = Recovery(toolbox, emit, self.runtime.rules.max_calls_per_turn)
+            messages = await self.manager.conversations.with_hidden_turns(
+                owner_of(self.caller, self.request),
+                messages,
+                origin.hints,
+                recovery,
+                self.runtime.limits.body_bytes,
+            )
+        if origin.shown_calls:
+            messages = without_repeats(messages, origin.shown_calls)
+        return messages
+
+    async def _keep(self, history: Sequence[Message], handed: CallsHandedBack) -> CallsHandedBack:
         """Store the hidden turns before the client is sent its calls, because it may return at once."""
-        if self._request.legacy:
-            # A legacy call has no id; it gets the one that will be derived when the client returns.
-            call = handed.calls[0]
-            function = function_body(call)
-            id = legacy.call_id(self._request.messages, function["name"], function["arguments"])
-            hidden = handed.hidden and replace(handed.hidden, names={id: call.id})
-            handed = CallsHandedBack((replace(call, id=id),), hidden)
-        return await self._conversations.keep(
-            owner_of(self._caller, self._request),
+        rename = self.delivery.rename_calls
+        if rename is not None:
+            handed = rename(history, handed)
+        return await self.manager.conversations.keep(
+            owner_of(self.caller, self.request),
             handed,
-            self._request.history,
-            with_hint=self._runtime.diagnostics and not self._request.legacy,
+            history,
+            with_hint=self.runtime.diagnostics and rename is None,
         )
 
 
-class WriteNote(Listener, msgspec.Struct, eq=False):
+class WriteNote(Listener, msgspec.Struct, eq=False, kw_only=True):
     """Notes the tools with side effects that were started, after their approval if they need one, and the last attempt at a turn."""
 
     _context: RequestContext
@@ -365,83 +357,43 @@ class WriteNote(Listener, msgspec.Struct, eq=False):
         self._context.aftermath.last_attempt = event
 
 
-def _awaiting(before_tools: BeforeTools, run_id: str, note: WriteNote, emit: Emit) -> Emit:
-    async def emit_start(event: ChatEvent) -> None:
-        await before_tools(run_id)
-        note.handle(event)  # after `before_tools`, because the tool has not started before
-        await emit(event)
-
-    def emit_awaiting(event: ChatEvent) -> Awaitable[None]:
-        if isinstance(event, CallStarted):
-            return emit_start(event)
-        note.handle(event)
-        return emit(event)
-
-    return emit_awaiting
-
-
 def owner_of(caller: Caller, request: ChatRequest) -> str:
     """Return the owner of stored things: the key, and the end user that the request names."""
-    return f"{owner_name(caller)}\0{request.end_user}" if request.end_user else owner_name(caller)
+    owner = owner_name(caller)
+    end_user = request.end_user()
+    if end_user:
+        return f"{owner}\0{end_user}"
+    return owner
 
 
-def emit_to_listeners(
-    listeners: Sequence[Listener],
-    emit: Emit,
-    recording: RunRecording | None = None,
-    choice: int = 0,
-    *,
-    keep: Keep | None = None,
-    everything: bool = False,
-) -> Emit:
-    """Emit to the recording and the listeners, then to the writer. The model's words go to the writer alone: there are thousands of
-    them.
-
-    `keep` gets calls that go back to the client before any listener does, and returns the event that is emitted. `everything`:
-    the writer writes every event.
-    """
-    also = (EVERYTHING if everything else USUAL) if recording is None else NOTED_TOO[everything]
-    handled = handlers_of(listeners, also).get
-
-    # No coroutine, because every chunk of every answer goes through here; the caller waits for the writer itself.
-    def emit_to_all(event: ChatEvent) -> Awaitable[None]:
-        if (entry := handled(type(event))) is None:
-            return emit(event)  # as with all that a model says
-        if keep is not None and type(event) is CallsHandedBack:
-            return _keep_and_emit(event, keep, listeners, emit, recording, choice)
-        if recording is not None:  # `RunRecording.note`, without a call of a function
-            recording.happened.append((monotonic(), choice, event))
-            if recording.watchers:
-                recording.notify_watchers()
-        handlers, is_written = entry
-        for place, handle in handlers:
-            handle(listeners[place], event)
-        return emit(event) if is_written else NOTHING
-
-    return emit_to_all
+def _reason(failure: BaseException) -> str:
+    if isinstance(failure, asyncio.CancelledError):
+        return CANCELLED
+    if isinstance(failure, ChatError):
+        return failure.code or failure.type
+    return "server_error"
 
 
-async def _keep_and_emit(
-    handed: CallsHandedBack,
-    keep: Keep,
-    listeners: Sequence[Listener],
-    emit: Emit,
-    recording: RunRecording | None,
-    choice: int,
-) -> None:
-    handed = await keep(handed)
-    if recording is not None:
-        recording.note(choice, handed)
-    for listener in listeners:
-        listener.handle(handed)
-    await emit(handed)
+def _answers_to_choose_from(fields: Mapping[str, msgspec.Raw]) -> int:
+    """Return how many answers a provider makes of which it gives the best, as vLLM does. Raises `ChatError` for what is no number:
+    it might be taken for one."""
+    if BEST_OF not in fields:
+        return 1
+    number = read_value(fields[BEST_OF])
+    if number is None:
+        return 1
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise ChatError(
+            400, f"Invalid type for '{BEST_OF}': expected a whole number.", param=BEST_OF, code="invalid_type"
+        )
+    return min(max(number, 1), MOST_ANSWERS)
 
 
-def _longest_answer(params: Mapping[str, Any]) -> int | None:
+def _longest_answer(fields: Mapping[str, msgspec.Raw]) -> int | None:
     """Return the limit of answer tokens that the request sets, if any."""
     for name in ("max_completion_tokens", "max_tokens"):
-        given_limit = params.get(name)
-        value = msgspec.json.decode(given_limit) if isinstance(given_limit, msgspec.Raw) else given_limit
-        if isinstance(value, int) and value > 0:
-            return value
+        if name in fields:
+            limit = read_value(fields[name])
+            if isinstance(limit, int) and limit > 0:
+                return limit
     return None

@@ -15,8 +15,10 @@ def allowed_origin(origin: str, origins: Collection[str]) -> str | None:
     """Return the value of `Access-Control-Allow-Origin` for this page, or None for no header."""
     if "*" in origins:
         return "*"
-    wanted = origin.strip().lower()
-    return origin if any(wanted == one.strip().rstrip("/").lower() for one in origins) else None
+    normalized = origin.strip().lower()
+    if any(normalized == allowed_origin.strip().rstrip("/").lower() for allowed_origin in origins):
+        return origin
+    return None
 
 
 def cors_headers(headers: Mapping[str, str], origins: Collection[str]) -> dict[str, str]:

@@ -5,250 +5,330 @@ An ASGI callable, because FastAPI's handling of a function costs more than all o
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
 from callgate.api import recording
-from callgate.api.answers import BodyWriter, ClientDisconnected, EventStream, Pulse, WholeAnswer, Work
-from callgate.api.conversation import BeforeTools, Conversation
-from callgate.api.durable_runs import DurableRuns, RunRequest
-from callgate.api.errors import encode
-from callgate.api.faces import AnsweredElsewhere, Face, FaceExchange
-from callgate.api.followed_run import WELL, Ended
-from callgate.api.idempotency import Idempotency, not_durable
-from callgate.api.middleware import RequestContext, context_of
-from callgate.api.openai_writers import ForChoice
-from callgate.api.operator_ids import check_ids
-from callgate.api.reported_usage import usage_scope
-from callgate.api.requests import check_body, read_body
-from callgate.api.rights import seen_by
-from callgate.auth.keys import Caller, owner_name
-from callgate.conversation.events import ChatEnded
-from callgate.runtime.durable_run import TAKEN_OVER, DurableRun, TakenOver
+from callgate.api.answer_keepers import LastTurnKeeper, WholeStreamKeeper
+from callgate.api.answers import AnswerHeaders, AnswerKeeper, ClientDisconnected, EventStream, Pulse, WholeAnswer
+from callgate.api.bodies import check_body, opened, read_counted
+from callgate.api.chat_request import ChatRequest
+from callgate.api.conversation import Conversation
+from callgate.api.delivery import delivery_of
+from callgate.api.errors import TAKEN_OVER
+from callgate.api.faces import ATTACHED, Face, FaceExchange
+from callgate.api.judged_request import judged_request
+from callgate.api.left_out import FieldsLeftOut
+from callgate.api.middleware import RequestContext
+from callgate.api.rights import Capability, anything, let_in_again, send_while_allowed
+from callgate.api.run_ports import (
+    LOST_KEY,
+    WELL,
+    Ended,
+    KeptRun,
+    RunRequest,
+    Runs,
+    RunStart,
+    TakenOver,
+    no_background,
+    not_durable,
+)
+from callgate.callers.admission import Place
+from callgate.callers.caller import Caller, owner_name
+from callgate.conversation.diagnosis import Diagnosis
+from callgate.conversation.events import Attempt
+from callgate.conversation.ids import new_run_id
 from callgate.runtime.manager import RuntimeManager
-from callgate.runtime.route import check_selectors
+from callgate.runtime.route import Route
 from callgate.runtime.runtime import Runtime
+from callgate.untrusted.doors import Opened
+
+SLOW_BODY_SECONDS: Final = 1.0
+"""A body that takes longer is read under the keys of then: a revoked key works no longer than that."""
 
 
 class FaceEndpoint:
     """Answers the requests of one face, whole or streamed."""
 
-    def __init__(self, manager: RuntimeManager, face: Face, runs: DurableRuns | None = None) -> None:
-        """`runs`: the durable runs, if this face has them."""
-        self._manager, self._face, self._runs = manager, face, runs
-        self._idempotency = Idempotency(manager.claims)
-        if runs is not None:
-            runs.add(type(face).__name__, self)
+    def __init__(self, manager: RuntimeManager, face: Face, runs: Runs) -> None:
+        self._manager = manager
+        self._face = face
+        self._runs = runs
+        runs.add(type(face).__name__, self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context = context_of(scope)
+        context: RequestContext = scope["context"]
         context.route = self._face.route
         caller = context.caller
         assert caller is not None, "the middleware requires a caller here"
         config = self._manager.current.config
         if "content-encoding" in context.headers:  # its length was checked by the middleware
             check_body(context.headers, config.limits.body_bytes)
-        body = await read_body(receive, config.limits.body_bytes, context.hold, counted=True)
-        try:
-            exchange = await self._face.read(body, context, config)
-        except AnsweredElsewhere as elsewhere:
-            try:
-                await elsewhere.app(scope, receive, send)
-            except ClientDisconnected:
-                context.notes["ending"] = "client_left"
-            return
-
+        body = await read_counted(receive, config.limits.body_bytes, context.hold)
+        if time.perf_counter() - context.started > SLOW_BODY_SECONDS:
+            caller = let_in_again(self._manager, context)
+        exchange = await self._face.read(body, context, config)
         key = context.headers.get("idempotency-key")
-        background, runs = exchange.request.background, self._runs
-        if key is None and background is None and not exchange.request.in_background:
-            await self._answer(context, exchange, caller, None, None, receive, send)
-            return
-        if runs is not None and (runs.is_on or background is not None):
-            await self._answer_by_run(runs, context, exchange, caller, key, body, receive, send)
-            return
-        assert key is not None, "only a face that keeps runs takes requests for the background"
+        if key is None and exchange.detached is None:
+            await self._answer(context, exchange, caller, None, receive, send)
+        else:
+            await self._answer_by_run(context, exchange, caller, key, body, receive, send)
 
-        async def begin(before_tools: BeforeTools, receive: Receive, send: Send) -> Ended:
-            return await self._answer(context, exchange, caller, before_tools, None, receive, send)
-
-        seconds = config.store.answer_seconds
-        # Keys are separate for each face.
-        owner = owner_name(caller)
-        if self._face.route != "chat":
-            owner = f"{owner}\0{self._face.route}\0{context.ids.get('replay_of', '')}"
-        try:
-            await self._idempotency.answer(owner, key, body, begin, seconds, receive, send, context.error_body)
-        except ClientDisconnected:
-            context.notes["ending"] = "client_left"
-
-    async def resume(self, request: RunRequest, caller: Caller, run: DurableRun, receive: Receive, send: Send) -> Ended:
+    async def resume(self, request: RunRequest, caller: Caller, run: KeptRun, receive: Receive, send: Send) -> Ended:
         """Answer a request whose run began in another process."""
         context = RequestContext(request.headers, request.path)
-        context.caller, context.route = caller, self._face.route
-        exchange = await self._face.read(request.body, context, self._manager.current.config)
-        return await self._answer(context, exchange, caller, None, run, receive, send)
+        context.caller = caller
+        context.route = self._face.route
+        exchange = await self._face.read(await opened(request.body), context, self._manager.current.config)
+        return await self._answer(context, exchange, caller, run, receive, send)
 
     async def _answer_by_run(
         self,
-        runs: DurableRuns,
         context: RequestContext,
         exchange: FaceExchange,
         caller: Caller,
         key: str | None,
-        body: bytes,
+        body: Opened,
         receive: Receive,
         send: Send,
     ) -> None:
-        async def begin(run: DurableRun, receive: Receive, send: Send) -> Ended:
-            return await self._answer(context, exchange, caller, None, run, receive, send)
+        detached = exchange.detached or ATTACHED
+        is_lost_key = key is not None and not self._runs.are_kept
+        if detached.needs_ledger and not self._runs.are_kept:
+            raise no_background()
 
-        request = exchange.request
+        async def answer(run: KeptRun | None, receive: Receive, send: Send) -> Ended:
+            return await self._answer(context, exchange, caller, run, receive, send, is_lost_key=is_lost_key)
+
+        start = RunStart(
+            owner_name(caller),
+            type(self._face).__name__,
+            RunRequest.of(context.path, context.headers, detached.run_body or body),
+            answer,
+            key=key,
+            key_scope=context.ids.get("replay_of", ""),
+            in_background=exchange.detached is not None,
+            hold_place=Place if context.place is None else context.place.handed_on,
+            error_body=context.error_body,
+            stream_end=exchange.stream_end,
+        )
         try:
-            await runs.answer(
-                owner_name(caller),
-                type(self._face).__name__,
-                RunRequest.of(context.path, context.headers, body),
-                begin,
-                receive,
-                send,
-                key=key,
-                in_background=request.in_background or request.background is not None,
-                error_body=context.error_body,
-                stream_end=exchange.stream_end,
-                accepted=None if request.stream else request.background,
-                begun_before=request.begun_before,
+            run = await self._runs.start(start)
+
+            async def deliver(send: Send) -> None:
+                await detached.deliver(run, receive, send)
+
+            # It may be the answer of an earlier request with this key, or go on long after it.
+            await send_while_allowed(
+                deliver, send, Capability.of(self._manager, context, anything), exchange.stream_end
             )
         except ClientDisconnected:
             context.notes["ending"] = "client_left"
         except asyncio.CancelledError:
-            context.notes["error"] = TAKEN_OVER  # at the end of the drain: another process carries the run on
+            if self._runs.are_kept:
+                context.notes["error"] = TAKEN_OVER  # at the end of the drain: another process carries the run on
             raise
 
-    async def _answer(  # noqa: PLR0912
+    async def _answer(
         self,
         context: RequestContext,
         exchange: FaceExchange,
         caller: Caller,
-        before_tools: BeforeTools | None,
-        run: DurableRun | None,
+        run: KeptRun | None,
         receive: Receive,
         send: Send,
+        *,
+        is_lost_key: bool = False,
     ) -> Ended:
-        request = exchange.request
-        with self._manager.lease() as runtime:
-            route = runtime.choose(
-                request.model,
-                caller,
-                wanted_tools=request.tool_filter,
-                tool_choice=request.tool_choice,
-                allowed=request.allowed,
-                client_tools=request.client_tools,
-            )
-            if (
-                before_tools is not None
-                and route.server_tools is not None
-                and route.server_tools.writes
-                and not self._manager.claims.outlive_us
-            ):
-                raise not_durable()
-            if request.tool_events is None:
-                request.tool_events = caller.events or route.entry.events
-            elif request.tool_events == "trace":
-                seen_by(runtime, caller, "trace runs")
-            request.usage_scope = usage_scope(context.headers, caller.usage, route.entry.usage)
-            check_selectors(route.entry, request.normalized)
-            if request.may_have_ids and not route.entry.provider_selectors:
-                check_ids(request.fields, dotted=request.original is not None)
-            context.model = route.name
-            notes = context.notes
-            notes["model"], notes["stream"] = request.model, request.stream
-            conversation = Conversation(
-                runtime, route, self._manager.conversations, context, request, caller, before_tools, run
-            )
-            began = time.time() if run is None else run.stored.created_at
-            if runtime.tracer is not None or "traceparent" in context.headers:
-                conversation.trace = runtime.begin_trace(context.headers, conversation.run_id)
+        """`is_lost_key`: its `Idempotency-Key` is forgotten with this process."""
+        with self._manager.leased as runtime:
+            conversation = self._begin(runtime, context, exchange, caller, run, is_lost_key=is_lost_key)
+            route = conversation.route
+            request = conversation.request
+            began = time.time() if run is None else run.created_at
+            if runtime.traces.tracer is not None or "traceparent" in context.headers:
+                conversation.trace = runtime.traces.begin(context.headers, conversation.run_id)
             if route.is_recorded or conversation.trace is not None or "replay_of" in context.ids:
                 recording.begin(runtime, route, conversation, context, request, caller, began)
-            error, state = None, "cut_off"
+            error = None
+            state = "cut_off"
             try:
-                error = await _answer_to(exchange, conversation, context, runtime, int(began), run).send(receive, send)
-                state = ""
+                answer = self._answer_of(exchange, conversation, int(began))
+                if run is not None:
+                    await run.begin_work()
+                error = await answer.send(receive, send)
+                state = "" if error is None else "failed"
             except ClientDisconnected:
-                notes["ending"] = state = "client_left"
-                return Ended(wrote=context.wrote, left=True)
+                state = "client_left"
+                context.notes["ending"] = state
+                return Ended(wrote=bool(context.aftermath.started), abandoned=True)
             except (TakenOver, asyncio.CancelledError):
-                state = recording.CARRIED_ON if run is not None else state
+                if run is not None:
+                    state = recording.CARRIED_ON
                 raise
             finally:
                 attempts = conversation.diagnoses[0].failed_attempts
-                # Failed attempts make a request unusual; a fallback for a deployment that is cooling down does not.
-                if error is not None or (attempts and any(each.reason or not each.instead_of for _, each in attempts)):
+                if error is not None or (attempts and is_unusual(attempts)):
                     recording.keep_unusual(runtime, route, conversation, context, request, caller, began)
                 if conversation.recording is not None:
-                    recording.end(conversation.recording, runtime, context, state if error is None else "failed", error)
+                    recording.end(conversation.recording, runtime, context, state, error)
+            wrote = bool(context.aftermath.started)
             if error is not None:
                 runtime.metrics.model(route.name, caller.name).failed_request()
-                notes |= {"error": error.code or error.type, "detail": error.detail}
-            elif not context.wrote:
+                context.notes |= {"error": error.code or error.type, "detail": error.detail}
+            elif not wrote:
                 return WELL
-            return Ended(error, context.wrote)
+            return Ended(error, wrote)
+
+    def _begin(
+        self,
+        runtime: Runtime,
+        context: RequestContext,
+        exchange: FaceExchange,
+        caller: Caller,
+        run: KeptRun | None,
+        *,
+        is_lost_key: bool,
+    ) -> Conversation:
+        """Return the conversation that answers a request. Raises `ChatError` where the request may not be answered."""
+        request = exchange.request
+        route = route_of(runtime, request, caller)
+        if is_lost_key and route.server_tools is not None and route.server_tools.writes:
+            raise not_durable()
+        delivery = delivery_of(request, runtime, route, context, caller)
+        context.model = route.name
+        context.notes["model"] = request.model
+        context.notes["stream"] = delivery.stream
+        run_id = new_run_id() if run is None else run.id
+        context.ids["run_id"] = run_id
+        warnings = [*route.warnings]
+        if is_lost_key:
+            warnings.append(LOST_KEY)
+        if self._face.adapts_requests:
+            request = exchange.request_for(route, warnings.append)
+        if request.tools.choice is not None:
+            request.check_choice(route.offers)
+        judged = judged_request(
+            request,
+            caller,
+            may_select=route.entry.provider_selectors,
+            leave_out=FieldsLeftOut(_warnings=warnings).add,
+        )
+        price = runtime.prices.of_responder
+        sees = partial(runtime.access.may_see, caller)
+        is_usage_only = not runtime.diagnostics
+        diagnoses = [
+            Diagnosis(
+                run_id=run_id,
+                _warnings=warnings,
+                sees=sees,
+                price=price,
+                usage_scope=delivery.usage_scope,
+                is_usage_only=is_usage_only,
+            )
+            for _ in range(request.n)
+        ]
+        if request.tools.approval_policies:
+            route = route.asking_for(request.tools.approval_policies)
+        if exchange.replay is not None and exchange.replay.tools is None:
+            route = route.asking_first()
+        return Conversation(
+            run_id=run_id,
+            runtime=runtime,
+            route=route,
+            manager=self._manager,
+            context=context,
+            request=request,
+            judged=judged,
+            delivery=delivery,
+            caller=caller,
+            headers=AnswerHeaders(run_id, context.aftermath, warnings),
+            diagnoses=diagnoses,
+            durable=run,
+            replay=exchange.replay,
+        )
+
+    def _answer_of(self, exchange: FaceExchange, conversation: Conversation, began: int) -> EventStream | WholeAnswer:
+        """Return the response of a conversation, streamed or whole as requested."""
+        runtime = conversation.runtime
+        context = conversation.context
+        run = conversation.durable
+        is_streamed = conversation.delivery.stream
+        diagnoses: Sequence[Diagnosis] | None = None
+        # Where diagnostics are off only the sum of the usage is reported, where that is not in the answer itself.
+        if runtime.diagnostics or conversation.delivery.usage_scope != "sum":
+            diagnoses = conversation.diagnoses
+        seconds = runtime.limits.request_seconds
+        client_error = context.aftermath.client_error
+        if not is_streamed:
+            body = exchange.whole(conversation, began, diagnoses)
+            return WholeAnswer(
+                _work=conversation.answer,
+                _writer=body,
+                _headers=conversation.headers,
+                _seconds=seconds,
+                _error_body=context.error_body,
+                _client_error=client_error,
+                _keepers=self._keepers(exchange, conversation, None),
+            )
+        whole = None
+        if run is not None and run.outlives_process and self._face.stores_whole_stream:
+            whole = WholeStreamKeeper(run, exchange.whole(conversation, began, diagnoses), conversation.request.n)
+        stream = exchange.streamed(conversation, began, diagnoses)
+        server = runtime.config.server
+        pulse = Pulse(first=server.first_chunk_seconds, heartbeat=server.heartbeat_seconds)
+        handed_over = None
+        if run is not None and run.outlives_process:
+            handed_over = TakenOver()
+        return EventStream(
+            conversation.answer,
+            stream,
+            conversation.headers,
+            pulse,
+            seconds,
+            context.error_body,
+            handed_over,
+            client_error,
+            self._keepers(exchange, conversation, whole),
+        )
+
+    def _keepers(
+        self, exchange: FaceExchange, conversation: Conversation, whole: WholeStreamKeeper | None
+    ) -> Sequence[AnswerKeeper]:
+        """Return what stores something of the answer before its end is sent."""
+        run = conversation.durable
+        if self._face.keeps_answers:
+            of_face = exchange.keeper(conversation)
+        else:
+            of_face = None
+        if run is None and of_face is None:
+            return ()
+        keepers: list[AnswerKeeper] = []
+        if run is not None and (conversation.delivery.stream or of_face is not None):
+            keepers.append(LastTurnKeeper(run))  # what others store of the answer has to be what a resumed run says
+        if of_face is not None:
+            keepers.append(of_face)
+        if whole is not None:
+            keepers.append(whole)
+        return keepers
 
 
-def _answer_to(
-    exchange: FaceExchange,
-    conversation: Conversation,
-    context: RequestContext,
-    runtime: Runtime,
-    began: int,
-    run: DurableRun | None,
-) -> EventStream | WholeAnswer:
-    """Return the response of a conversation, streamed or whole as requested."""
-    diagnoses = conversation.reported_diagnoses
-    work, headers, seconds = exchange.work(conversation), conversation.headers, runtime.limits.request_seconds
-    if not exchange.request.stream:
-        body = exchange.whole(conversation, began, diagnoses)
-        return WholeAnswer(work, body, headers, seconds, context.error_body, context.aftermath.client_error)
-    if run is not None and context.route != "responses":
-        work = _kept_before_its_end(work, run)
-    if run is not None and context.route == "chat":
-        work = _also_whole(work, exchange.whole(conversation, began, diagnoses), run)
-    stream = exchange.streamed(conversation, began, diagnoses)
-    server = runtime.config.server
-    pulse = Pulse(first=server.first_chunk_seconds, heartbeat=server.heartbeat_seconds)
-    handed_over = None if run is None else TakenOver()
-    told = context.aftermath.client_error
-    return EventStream(work, stream, headers, pulse, seconds, context.error_body, handed_over, told)
+def route_of(runtime: Runtime, request: ChatRequest, caller: Caller) -> Route:
+    """Return the route of a request, by what its key and the request itself allow."""
+    tools = request.tools
+    return runtime.choose(
+        request.model,
+        caller,
+        wanted_tools=tools.filter,
+        tool_choice=tools.choice,
+        allowed=tools.allowed,
+        client_tools=tools.client_list,
+    )
 
 
-def _kept_before_its_end(work: Work, run: DurableRun) -> Work:
-    """Wrap work, to store the last turn before the end of the answer is sent, so that a resumed run gives the same answer."""
-
-    async def keep_and_emit(event: Any, choice: int, emit: Callable[[Any], Awaitable[None]]) -> None:
-        await run.keep_turns(choice)
-        await emit(event)
-
-    async def kept(emit: Callable[[Any], Awaitable[None]]) -> None:
-        def emit_kept(event: Any) -> Awaitable[None]:
-            choice, chat_event = (event.choice, event.event) if type(event) is ForChoice else (0, event)
-            return keep_and_emit(event, choice, emit) if type(chat_event) is ChatEnded else emit(event)
-
-        await work(emit_kept)
-
-    return kept
-
-
-def _also_whole(work: Work, body: BodyWriter, run: DurableRun) -> Work:
-    """Wrap the work of a stream, to store the whole answer as well."""
-
-    async def both(emit: Callable[[Any], Awaitable[None]]) -> None:
-        def emit_to_both(event: Any) -> Awaitable[None]:
-            body.write(event)
-            return emit(event)
-
-        await work(emit_to_both)
-        run.whole_body = encode(body.body())
-
-    return both
+def is_unusual(failed_attempts: Sequence[tuple[float, Attempt]]) -> bool:
+    """Return whether an attempt failed. A fallback for a deployment that is cooling down is usual."""
+    return any(attempt.reason or not attempt.instead_of for _, attempt in failed_attempts)

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import structlog
@@ -10,19 +10,22 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from callgate.api.messages import errors as anthropics
+from callgate.api import anthropic_errors as anthropics
+from callgate.api.not_served import not_served
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import Attempt
-from callgate.runtime.durable_run import TAKEN_OVER
 
 log = structlog.get_logger("callgate.api")
 
 encode = msgspec.json.Encoder().encode
 
+DONE: Final = b"data: [DONE]\n\n"
+"""The end of a stream in OpenAI's format."""
 ErrorBody: TypeAlias = Callable[[ChatError], bytes]
 ErrorShape: TypeAlias = Callable[[ChatError, str], Any]
 """Makes the body of an error, given the id of the request."""
-MESSAGES, VERSION = "/v1/messages", "anthropic-version"
+MESSAGES: Final = "/v1/messages"
+ANTHROPIC_VERSION: Final = "anthropic-version"
 OVERLOADED = 529
 FAILED_AFTER_WRITE = "failed_after_write"
 NOT_REPEATED = 400
@@ -42,6 +45,8 @@ PERMANENT = frozenset(
     }
 )
 """Codes of errors that stay as they are, although clients repeat their status."""
+TAKEN_OVER: Final = "run_taken_over"
+"""The code of an error after which another process carries the run on."""
 SAFE_AFTER_WRITE = frozenset({TAKEN_OVER})
 """Codes of errors after which the same request with its key repeats nothing, because its run goes on and has one answer."""
 ABOUT_RETRIES = frozenset({"x-should-retry", "retry-after", "retry-after-ms"})
@@ -62,7 +67,7 @@ def as_chat_error(failure: BaseException) -> ChatError:
         return failure
     if isinstance(failure, BaseExceptionGroup):
         first, *others = failure.exceptions
-        if all(isinstance(each, ChatError) for each in others):  # calls side by side met the same
+        if all(isinstance(other, ChatError) for other in others):  # calls side by side met the same
             return as_chat_error(first)
     log.error("request_failed", exc_info=failure)
     return ChatError(500, SERVER_ERROR, type="server_error")
@@ -70,6 +75,11 @@ def as_chat_error(failure: BaseException) -> ChatError:
 
 def in_openais_shape(error: ChatError) -> bytes:
     return encode(error.envelope())
+
+
+def openai_stream_end(error: ChatError, _: bytes = b"") -> bytes:
+    """Return the end of a stream that failed, in OpenAI's format."""
+    return b"data: " + encode(error.envelope()) + b"\n\n" + DONE
 
 
 def error_body(error: ChatError, path: str, request_id: str, headers: Mapping[str, str] = NO_HEADERS) -> bytes:
@@ -84,12 +94,14 @@ def error_body(error: ChatError, path: str, request_id: str, headers: Mapping[st
 
 def is_anthropics(path: str, headers: Mapping[str, str] = NO_HEADERS) -> bool:
     """True if a request is from a client of Anthropic's API, by its path or headers."""
-    return path.startswith(MESSAGES) or VERSION in headers
+    return path.startswith(MESSAGES) or ANTHROPIC_VERSION in headers
 
 
 def status_at(path: str, status: int) -> int:
     """Return the status for a path. Anthropic has its own status for an overloaded server."""
-    return OVERLOADED if status == 503 and path.startswith(MESSAGES) else status
+    if status == 503 and path.startswith(MESSAGES):
+        return OVERLOADED
+    return status
 
 
 class Aftermath(msgspec.Struct, eq=False):
@@ -190,9 +202,11 @@ async def answer_http_exception(request: Request, failure: Exception) -> Respons
     """Answer Starlette's errors (unknown route, wrong method) in our format."""
     assert isinstance(failure, HTTPException)
     target = f"{request.method} {request.url.path}"
-    if failure.status_code == 404:
-        known = [path for each in request.app.routes if "{" not in (path := getattr(each, "path", "{"))]
-        near = difflib.get_close_matches(request.url.path[:MAX_NEAR_PATH], known, n=1, cutoff=0.75)
+    if failure.status_code == 404 and (sentence := not_served(request.url.path)):
+        error = ChatError(404, sentence, code="unknown_url")
+    elif failure.status_code == 404:
+        known_paths = [path for route in request.app.routes if "{" not in (path := getattr(route, "path", "{"))]
+        near = difflib.get_close_matches(request.url.path[:MAX_NEAR_PATH], known_paths, n=1, cutoff=0.75)
         hint = f" Did you mean {near[0]}?" if near else ""
         error = ChatError(404, f"Unknown request URL: {target}.{hint}", code="unknown_url")
     elif failure.status_code == 405:

@@ -6,9 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
-from callgate.api.request_schema import wrong
+from callgate.api.field_errors import wrong
 from callgate.calls.selection import ApprovalPolicy, ToolSelection
 from callgate.conversation.errors import ChatError
+from callgate.untrusted.doors import written_here
+from callgate.untrusted.readers import EMPTY_LIST, json_reader
 
 OWN_LABEL: Final = "callgate"
 """The server label of our tools that are from no MCP server."""
@@ -46,19 +48,20 @@ def without_credentials(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name not in CREDENTIALS}
 
 
-def read_filter(given: Any, source: str | None, where: str) -> ToolSelection:
+def read_filter(filter: Any, source: str | None, where: str) -> ToolSelection:
     """Read a filter of tools: a list of names, or an object with `tool_names` and `read_only`."""
-    if given is None:
+    if filter is None:
         return ToolSelection(source=source)
-    if isinstance(given, list):
-        given = {"tool_names": given}
-    if not isinstance(given, dict):
+    if isinstance(filter, list):
+        filter = {"tool_names": filter}
+    if not isinstance(filter, dict):
         raise wrong(where, f"Invalid type for '{where}': expected names of tools or a filter.", "invalid_type")
-    for key in given:
+    for key in filter:
         if key not in FILTER_KEYS:
             message = f"Unknown key in '{where}': a filter has {' and '.join(f'`{name}`' for name in FILTER_KEYS)}."
             raise wrong(f"{where}.{key[:64]}", message, "unknown_parameter")
-    names, read_only = given.get("tool_names"), given.get("read_only")
+    names = filter.get("tool_names")
+    read_only = filter.get("read_only")
     if read_only is not None and not isinstance(read_only, bool):
         raise wrong(f"{where}.read_only", f"Invalid type for '{where}.read_only': expected a boolean.", "invalid_type")
     if names is None:
@@ -81,12 +84,12 @@ def _approval_policy(wish: Any, source: str, where: str) -> ApprovalPolicy | Non
     return ApprovalPolicy(source=source, **filters)
 
 
-def _approval_filter(given: Any, source: str, where: str) -> ToolSelection:
-    if given is None:
+def _approval_filter(filter: Any, source: str, where: str) -> ToolSelection:
+    if filter is None:
         return ToolSelection(source=source, names=frozenset())
-    if not isinstance(given, dict) or not given:
+    if not isinstance(filter, dict) or not filter:
         raise wrong(where, f"Invalid value for '{where}': expected a filter with `tool_names` or `read_only`.")
-    return read_filter(given, source, where)
+    return read_filter(filter, source, where)
 
 
 def without_stored_credentials(body: bytes) -> bytes:
@@ -96,17 +99,19 @@ def without_stored_credentials(body: bytes) -> bytes:
     if not may_be_escaped and not (b'"mcp"' in body and any(f'"{name}"'.encode() in body for name in CREDENTIALS)):
         return body
     try:
-        fields: dict[str, msgspec.Raw] = _fields.decode(body)
-        tools: Sequence[Any] = _tools.decode(fields.get("tools", b"[]"))
+        fields: dict[str, msgspec.Raw] = _fields(written_here(body))  # counted when it came in
+        tools: Sequence[Any] = _tools(fields.get("tools", EMPTY_LIST))
     except (msgspec.DecodeError, RecursionError):
         return body  # refused when it is read
     cleaned = [without_credentials(tool) if _is_mcp(tool) else tool for tool in tools]
-    return msgspec.json.encode({**fields, "tools": cleaned}) if cleaned != tools else body
+    if cleaned != tools:
+        return msgspec.json.encode({**fields, "tools": cleaned})
+    return body
 
 
 def _is_mcp(tool: Any) -> bool:
     return isinstance(tool, dict) and tool.get("type") == "mcp"
 
 
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_tools = msgspec.json.Decoder(list[Any])
+_fields = json_reader(dict[str, msgspec.Raw])
+_tools = json_reader(list[Any])

@@ -6,27 +6,30 @@ Every path that is not listed as open needs a valid key. Pure ASGI, because fram
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from callgate.api.answers import encoded, send_whole, start_message
+from callgate.api.answers import IS_MASKED, encoded, send_whole, start_message
+from callgate.api.bodies import LargeBodies
 from callgate.api.cors import METHODS, cors_headers, preflight_headers
 from callgate.api.errors import (
+    ANTHROPIC_VERSION,
     FAILED_AFTER_WRITE,
+    MESSAGES,
     Aftermath,
     as_chat_error,
     error_body,
-    is_anthropics,
     shutting_down,
     status_at,
 )
-from callgate.api.large_bodies import LargeBodies
-from callgate.auth.admission import Place
-from callgate.auth.keys import Caller
+from callgate.callers.admission import Place
+from callgate.callers.caller import Caller
+from callgate.config import redaction
+from callgate.config.secret_mask import SecretMask
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ids import new_request_id
 from callgate.runtime.manager import RuntimeManager
@@ -51,8 +54,11 @@ LIGHT_PATHS = ("/v1/approvals", "/admin/")
 MAX_LENGTH_DIGITS = 18
 """Digits of a Content-Length."""
 
-HAS_PLACE = "callgate.has_place"
-"""Set in the scope of an inner request that uses the place of another one."""
+CONNECTION_MEMORY = "callgate.connection_memory"
+"""Set in the scope of a request that came over a WebSocket."""
+
+CONNECTION = "callgate.connection"
+"""The connection of a request in its scope, where it came over the server's own protocol."""
 
 CLIENT_CLOSED = 499
 """The status in the log for a request whose client disconnected before the answer."""
@@ -81,9 +87,11 @@ class RequestContext(msgspec.Struct, eq=False):
     """The calls with side effects that were started."""
     started: float = msgspec.field(default_factory=time.perf_counter)
     notes: dict[str, Any] = {}
+    connection_memory: Any = None
+    """The responses that its WebSocket keeps, if it came over one."""
     large_bodies: LargeBodies | None = None
     """The counter of its body's bytes, if it is large."""
-    held: int = 0
+    held_bytes: int = 0
     """The number of counted bytes."""
 
     @property
@@ -92,9 +100,10 @@ class RequestContext(msgspec.Struct, eq=False):
         return bool(self.aftermath.started)
 
     def __post_init__(self) -> None:
-        given = self.headers.get("x-request-id")
-        if given is not None and SAFE_REQUEST_ID.fullmatch(given):
-            self.request_id, self.ids["request_id"] = given, masked(given)
+        client_id = self.headers.get("x-request-id")
+        if client_id is not None and SAFE_REQUEST_ID.fullmatch(client_id):
+            self.request_id = client_id
+            self.ids["request_id"] = masked(client_id)
         else:
             self.request_id = self.ids["request_id"] = new_request_id()
 
@@ -102,7 +111,7 @@ class RequestContext(msgspec.Struct, eq=False):
         """Count bytes of its body, of at most `largest`. Raises `ChatError` 503 where there is no room."""
         if self.large_bodies is None:
             return
-        if not self.large_bodies.grow(self._owner, size - self.held, largest):
+        if not self.large_bodies.grow(self._owner, size - self.held_bytes, largest):
             raise ChatError(
                 503,
                 "Too many large requests are under way. Try again in a moment.",
@@ -110,17 +119,19 @@ class RequestContext(msgspec.Struct, eq=False):
                 code="over_capacity",
                 retry_after=1,
             )
-        self.held = size
+        self.held_bytes = size
 
     def release_body(self) -> None:
         """Release the counted bytes of its body."""
-        if self.held and self.large_bodies is not None:
-            self.large_bodies.shrink(self._owner, self.held)
-            self.held = 0
+        if self.held_bytes and self.large_bodies is not None:
+            self.large_bodies.shrink(self._owner, self.held_bytes)
+            self.held_bytes = 0
 
     @property
     def _owner(self) -> str:
-        return "" if self.caller is None else self.caller.name
+        if self.caller is None:
+            return ""
+        return self.caller.name
 
     def error_body(self, error: ChatError) -> bytes:
         """Encode an error in the format that clients of this path expect."""
@@ -130,65 +141,63 @@ class RequestContext(msgspec.Struct, eq=False):
 class Middleware:
     """Wraps the whole application.
 
-    `straight`: routes by method and path that are called directly, because the framework's routing would double the cost of
-    a small request.
+    `routes_fast`: routes by method and path that are called past the framework, whose routing would double the cost of a small
+    request. Each answers as it does through the framework, for every request.
     """
 
     def __init__(
-        self, app: ASGIApp, manager: RuntimeManager, straight: Mapping[tuple[str, str], ASGIApp] | None = None
+        self, app: ASGIApp, manager: RuntimeManager, routes_fast: Mapping[tuple[str, str], ASGIApp] | None = None
     ) -> None:
-        self._app, self._manager = app, manager
-        self._straight = straight or {}
+        self._app = app
+        self._manager = manager
+        self._routes_fast = routes_fast or {}
         self._large_bodies = LargeBodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        method, path = scope["method"], scope["path"]
+        method = scope["method"]
+        path = scope["path"]
         headers = read_headers(scope)
-        context = scope["context"] = RequestContext(headers, path, large_bodies=self._large_bodies)
+        context = scope["context"] = RequestContext(
+            headers, path, large_bodies=self._large_bodies, connection_memory=scope.get(CONNECTION_MEMORY)
+        )
         marks = [(b"x-request-id", context.request_id.encode())]
-        if is_anthropics(path, headers):
+        if path.startswith(MESSAGES) or ANTHROPIC_VERSION in headers:
             marks.append((b"request-id", context.request_id.encode()))
         if "origin" in headers:
             marks += encoded(cors_headers(headers, self._origins))
-        straight = self._straight.get((method, path))
-        if straight is None and path[-1:] == "/" and path != "/":
+        route_fast = self._routes_fast.get((method, path))
+        if route_fast is None and path[-1:] == "/" and path != "/":
             path = scope["path"] = path.rstrip("/") or "/"
-            straight = self._straight.get((method, path))
+            route_fast = self._routes_fast.get((method, path))
 
-        def send_marked(message: Message) -> Awaitable[None]:
-            if message["type"] == "http.response.start":
-                if message["status"] == 503:
-                    message["status"] = status_at(context.path, 503)
-                context.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *marks]
-            return send(message)  # no coroutine, because every chunk of every stream goes through here
-
+        send_marked = _marked(send, context, marks)
         # Never reset: the server runs each request in a context of its own.
         set_log_ids(context.ids)
         try:
-            if straight is None and method == "OPTIONS":
+            if route_fast is None and method == "OPTIONS":
                 await self._answer_options(context, send_marked)
                 return
-            if straight is None and method == "HEAD":
+            if route_fast is None and method == "HEAD":
                 method = "GET"
                 scope = {**scope, "method": method}  # a HEAD is handled as GET; the server sends only the response head
-                straight = self._straight.get((method, path))
+                route_fast = self._routes_fast.get((method, path))
             runtime = self._manager.current
             length = headers.get("content-length")
             if length is not None and (len(length) > MAX_LENGTH_DIGITS or int(length) > runtime.limits.body_bytes):
                 raise ChatError(
                     413, f"The request body is larger than {runtime.limits.body_bytes} bytes.", code="request_too_large"
                 )
-            inner = straight or self._app
-            caller = context.caller = runtime.admit(headers) if straight else _caller(runtime, path, context)
-            is_light = straight is None and (method in LIGHT_METHODS or path.startswith(LIGHT_PATHS))
-            if caller is None or HAS_PLACE in scope or is_light:
+            inner = route_fast or self._app
+            caller = context.caller = runtime.access.admit(headers) if route_fast else _caller(runtime, path, context)
+            _count_connection(scope, caller)
+            is_light = route_fast is None and (method in LIGHT_METHODS or path.startswith(LIGHT_PATHS))
+            if caller is None or is_light:
                 await inner(scope, receive, send_marked)
             else:
-                with await runtime.place(caller) as context.place:
+                with await runtime.admission.request(caller.name, caller.allowance.parallel) as context.place:
                     await inner(scope, receive, send_marked)
         except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
             await self._refuse(as_chat_error(failure), context, send_marked)
@@ -220,13 +229,16 @@ class Middleware:
         error = context.aftermath.client_error(error)
         context.notes.setdefault("error", error.code or error.type)
         if not context.status:
-            headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+            if error.status == 401:
+                headers = {"www-authenticate": "Bearer"}
+            else:
+                headers = {}
             if context.wrote:
                 headers["x-should-retry"] = "false"
             await send_whole(send, error.status, context.error_body(error), headers, error)
 
     def _end(self, scope: Scope, context: RequestContext) -> None:
-        if context.held:
+        if context.held_bytes:
             context.release_body()
         seconds = time.perf_counter() - context.started
         status = context.status or CLIENT_CLOSED
@@ -248,15 +260,57 @@ class Middleware:
         )
 
 
+def _marked(send: Send, context: RequestContext, marks: Sequence[tuple[bytes, bytes]]) -> Send:
+    """Return a `send` that adds headers and notes the status. All that goes through it is masked."""
+
+    def mark(message: Message) -> None:
+        if message["status"] == 503:
+            message["status"] = status_at(context.path, 503)
+        context.status = message["status"]
+        message["headers"] = [*message.get("headers", ()), *marks]
+
+    return masked_send(send, mark)
+
+
+def _pass_on(_: Message) -> None:
+    """Leave the start of a response as it is."""
+
+
+def masked_send(send: Send, begin: Callable[[Message], None] = _pass_on) -> Send:
+    """Return a `send` that masks the secrets in all that it is given. `begin` may change the start of a response before."""
+    # No coroutines, because every chunk of every stream goes through here.
+    needles = redaction.current.needles
+    if needles is None:
+
+        def send_as_it_is(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                begin(message)
+            return send(message)
+
+        return send_as_it_is
+    mask = SecretMask(needles)
+
+    def send_masked(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            begin(message)
+            headers = message.get("headers", ())
+            values = b"\n".join(map(itemgetter(1), headers))
+            mask.is_stream = b"text/event-stream" in values
+            if needles.suspicion(values) is not None:
+                message["headers"] = [(name, needles.starred(value)) for name, value in headers]
+        elif not message.get(IS_MASKED):
+            body = mask.feed(message.get("body", b""))
+            if not message.get("more_body"):
+                body += mask.finish()
+            message["body"] = body
+        return send(message)
+
+    return send_masked
+
+
 def read_headers(scope: Scope) -> dict[str, str]:
     """Return header values by lower-case name; of a repeated one the last."""
-    if not scope["headers"]:
-        return {}
-    names, values = zip(*scope["headers"], strict=True)
-    return dict(zip(map(str, names, _LATIN_1), map(str, values, _LATIN_1), strict=True))
-
-
-_LATIN_1 = repeat("latin-1")
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _caller(runtime: Runtime, path: str, context: RequestContext) -> Caller | None:
@@ -264,9 +318,20 @@ def _caller(runtime: Runtime, path: str, context: RequestContext) -> Caller | No
     if path in OPEN_PATHS:
         return None
     if is_page(path):
-        runtime.check_origin(context.headers)
+        runtime.access.check_origin(context.headers)
         return None
-    return runtime.admit(context.headers)
+    return runtime.access.admit(context.headers)
+
+
+def _count_connection(scope: Scope, caller: Caller | None) -> None:
+    """Count the connection of a request in the share of its key."""
+    connection = scope.get(CONNECTION)
+    if connection is None or caller is None:
+        return
+    if caller.anonymous:
+        connection.belong_to("")
+    else:
+        connection.belong_to(caller.name)
 
 
 def context_of(scope: Scope) -> RequestContext:

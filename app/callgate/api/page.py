@@ -36,7 +36,8 @@ def page_routes() -> list[Route]:
 
 
 def _served(file: Path) -> Callable[[Request], Awaitable[Response]]:
-    content, kind = file.read_bytes(), TYPES[file.suffix]
+    content = file.read_bytes()
+    kind = TYPES[file.suffix]
 
     async def serve(request: Request) -> Response:
         return Response(content, media_type=kind, headers=HEADERS)

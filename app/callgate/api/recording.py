@@ -6,17 +6,19 @@ from typing import Any, Final
 
 import msgspec
 
+from callgate.api.chat_request import ChatRequest
 from callgate.api.conversation import Conversation
 from callgate.api.errors import recorded_error
 from callgate.api.middleware import CLIENT_CLOSED, RequestContext
-from callgate.api.requests import ChatRequest
-from callgate.auth.keys import Caller
+from callgate.api.run_ports import TakenOver
+from callgate.callers.caller import Caller
 from callgate.conversation.errors import ChatError
-from callgate.recorder.recording import NOT_KEPT, RecordPolicy, RunRecording
-from callgate.recorder.row import RunRow
-from callgate.runtime.durable_run import TakenOver
+from callgate.records.policy import NOT_KEPT, RecordPolicy
+from callgate.records.ports import Recording
+from callgate.records.row import RunRow
 from callgate.runtime.route import Route
 from callgate.runtime.runtime import Runtime
+from callgate.untrusted.readers import read_value
 
 LONGEST_NAME = 200
 """Characters of a model's name, which with a wildcard is the client's text."""
@@ -39,7 +41,7 @@ def begin(
     trace = conversation.trace
     if trace is not None and trace.is_exported:
         trace.request.update(request_attributes(request))
-    policy = runtime.common_policy or _policy(runtime, route, context, request, caller)
+    policy = runtime.recording.common_policy or _policy(runtime, route, context, request, caller)
     is_kept = policy.runs != "off" and (route.is_recorded or "replay_of" in context.ids)
     if is_kept or (trace is not None and trace.is_exported):
         row = _row(route, conversation, context, request, caller, began)
@@ -59,7 +61,8 @@ def keep_unusual(
     began: float,
 ) -> None:
     """Record an unusual request, if those are recorded and it is not yet."""
-    recording, policy = conversation.recording, _policy(runtime, route, context, request, caller)
+    recording = conversation.recording
+    policy = _policy(runtime, route, context, request, caller)
     if policy.runs == "off" or (recording is not None and recording.is_listed):
         return
     if recording is None:
@@ -71,7 +74,8 @@ def keep_unusual(
             for seconds, event in diagnosis.happened():
                 recording.note_earlier(seconds, choice, event)
     else:
-        recording.is_listed, recording.policy = True, policy
+        recording.is_listed = True
+        recording.policy = policy
     _keep_request(recording, request, _offered_by(route))
 
 
@@ -91,7 +95,7 @@ def _row(
         request_id=context.request_id,
         key=caller.name,
         end_user="" if user is None else sha256(bytes(user)).hexdigest()[:16],
-        stream=request.stream,
+        stream=request.delivery.stream,
         choices=request.n,
         route=context.route,
         replay_of=context.ids.get("replay_of", ""),
@@ -102,7 +106,7 @@ def _policy(
     runtime: Runtime, route: Route, context: RequestContext, request: ChatRequest, caller: Caller
 ) -> RecordPolicy:
     names = request.model, route.name
-    return runtime.record_policy(caller.name, names, content=wants_content(context))
+    return runtime.recording.policy(caller.name, names, content=wants_content(context))
 
 
 def wants_content(context: RequestContext) -> bool:
@@ -111,22 +115,24 @@ def wants_content(context: RequestContext) -> bool:
 
 
 def _offered_by(route: Route) -> Iterable[str]:
-    return () if route.server_tools is None else route.server_tools.by_name
+    if route.server_tools is None:
+        return ()
+    return route.server_tools.by_name
 
 
-def _keep_request(recording: RunRecording, request: ChatRequest, offered: Iterable[str]) -> None:
+def _keep_request(recording: Recording, request: ChatRequest, offered: Iterable[str]) -> None:
     """`offered`: the names of our tools that it was offered."""
     if recording.policy.content_bytes is not None:
         # The request for a replay, without the fields about the format of its answer.
-        body = {"model": request.model, "messages": request.history, **request.params}
-        if request.tools:
-            body["tools"] = request.tools
-        if request.tool_choice is not None:
-            body["tool_choice"] = request.tool_choice
-        if (wanted := request.tool_filter) is not None:
-            if isinstance(wanted, tuple):
-                wanted = ",".join(offered) or "none"
-            body["metadata"] = {**request.metadata, "tools": wanted}
+        body = {"model": request.model, "messages": request.read_history(), **request.other_fields()}
+        if tools := request.read_tools():
+            body["tools"] = tools
+        if request.tools.choice is not None:
+            body["tool_choice"] = request.tools.choice
+        if (tool_filter := request.tools.filter) is not None:
+            if isinstance(tool_filter, tuple):
+                tool_filter = ",".join(offered) or "none"
+            body["metadata"] = {**request.metadata, "tools": tool_filter}
         recording.keep_text("request", msgspec.json.encode(body).decode(errors="replace"))
 
 
@@ -136,9 +142,9 @@ def request_attributes(request: ChatRequest) -> dict[str, Any]:
     if named := conversation_of(request):
         attributes["gen_ai.conversation.id"] = named
     for field, name in _ASKED.items():
-        if (given := request.params.get(field)) is None:
+        if field not in request.normalized:
             continue
-        value = msgspec.json.decode(given) if isinstance(given, msgspec.Raw) else given
+        value = read_value(request.normalized[field])
         if isinstance(value, int | float) and not isinstance(value, bool):
             attributes[name] = value
     return attributes
@@ -147,9 +153,9 @@ def request_attributes(request: ChatRequest) -> dict[str, Any]:
 def conversation_of(request: ChatRequest) -> str:
     """Return the id of the conversation that a client names; empty where it names none, and none is made up."""
     for field in CONVERSATION_FIELDS:
-        if isinstance(given := request.metadata.get(field), str) and given:
-            return given[:LONGEST_NAME]
-    return request.conversation[:LONGEST_NAME]
+        if isinstance(name := request.metadata.get(field), str) and name:
+            return name[:LONGEST_NAME]
+    return request.origin.conversation[:LONGEST_NAME]
 
 
 CONVERSATION_FIELDS: Final = ("conversation_id", "session_id", "thread_id", "chat_id")
@@ -168,12 +174,14 @@ _ASKED: Final = {
 
 
 def end(
-    recording: RunRecording, runtime: Runtime, context: RequestContext, state: str, error: ChatError | None = None
+    recording: Recording, runtime: Runtime, context: RequestContext, state: str, error: ChatError | None = None
 ) -> None:
     """End a recording. `state`: where the chat has no ending of its own."""
     if state == CARRIED_ON or (error is not None and isinstance(error, TakenOver)):
         # The other process records all of it, under the same id.
-        recording.is_listed, recording.policy, state = False, NOT_KEPT, "cut_off"
+        recording.is_listed = False
+        recording.policy = NOT_KEPT
+        state = "cut_off"
     status = context.status or CLIENT_CLOSED
     runtime.recorder.end(
         recording,

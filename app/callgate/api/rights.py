@@ -1,12 +1,25 @@
-"""Checks the permissions of a caller for runs, usage, metrics and administration."""
+"""Checks the permissions of a caller: for runs, usage, metrics and administration, and of what goes on after its question."""
 
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
 from starlette.requests import Request
+from starlette.types import Message, Send
 
-from callgate.api.middleware import context_of
-from callgate.auth.keys import Caller, owner_name
+from callgate.api.middleware import RequestContext, context_of
+from callgate.api.run_ports import StreamEnd
+from callgate.callers.caller import ANONYMOUS, Caller, owner_name
+from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import ChatError
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, TurnModel
+from callgate.runtime.chat_setup import ToolsNow
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
+
+EVENT_STREAM: Final = b"text/event-stream"
+Given = TypeVar("Given")
 
 
 def caller_of(request: Request, route: str) -> Caller:
@@ -19,9 +32,9 @@ def caller_of(request: Request, route: str) -> Caller:
 
 def seen_by(runtime: Runtime, caller: Caller, what: str = "see runs") -> str | None:
     """Return the name of the key whose runs a caller may see, None for all. Raises where it may see none."""
-    if runtime.may_see_all(caller):
+    if runtime.access.may_see_all(caller):
         return None
-    if caller.see == "own":
+    if caller.see == "own" and (caller.anonymous or caller.name != ANONYMOUS.name):
         return caller.name
     if caller.anonymous:
         why = "because this server listens on more than loopback: make one with `see: own` or `see: all`"
@@ -30,52 +43,186 @@ def seen_by(runtime: Runtime, caller: Caller, what: str = "see runs") -> str | N
 
 
 def check_sees_all(runtime: Runtime, caller: Caller, what: str) -> None:
-    if not runtime.may_see_all(caller):
+    if not runtime.access.may_see_all(caller):
         raise _forbidden(f"{what} needs a key with `see: all`.", "see_not_allowed")
 
 
 def check_admin(runtime: Runtime, caller: Caller) -> None:
     """Raise unless a caller may administer the server."""
-    if not runtime.may_administer(caller):
+    if not runtime.access.may_administer(caller):
         raise _forbidden("This needs a key with `admin: on`.", "admin_not_allowed")
 
 
 def check_decider(runtime: Runtime, caller: Caller) -> None:
     """Raise unless a caller may decide about approvals."""
-    if runtime.may_approve(caller):
+    if runtime.access.may_approve(caller):
         return
-    who = "Nobody may decide about calls without a key" if caller.anonymous else "This key may not decide about calls"
+    if caller.anonymous:
+        who = "Nobody may decide about calls without a key"
+    else:
+        who = "This key may not decide about calls"
     raise _forbidden(f"{who}.", "approval_not_allowed")
 
 
-class StandingRights:
-    """The rights of a request that stays open, asked again while it is answered."""
+class Capability(msgspec.Struct, Generic[Given], eq=False, kw_only=True):
+    """What a request was given that lives on: asked again whenever something of it is sent.
 
-    def __init__(self, manager: RuntimeManager, request: Request) -> None:
-        self._manager = manager
-        self._headers = request.headers
+    As long as neither the keys nor the config have changed this compares two numbers. What is given to nobody is told by an error.
+    """
 
-    def caller(self) -> Caller | None:
-        """Return who asks, by the keys of now; None where the request would be refused."""
-        try:
-            return self._manager.current.admit(self._headers)
-        except ChatError:
+    _manager: RuntimeManager
+    _headers: Mapping[str, str] | None
+    """None where its key is known by its name alone."""
+    _caller: Caller
+    _check: Callable[[Runtime, Caller], Given]
+    _runtime: Runtime
+    _generation: int
+    _given: Given
+
+    @staticmethod
+    def of(
+        manager: RuntimeManager, context: RequestContext, check: Callable[[Runtime, Caller], Given]
+    ) -> "Capability[Given]":
+        """`check` returns what a caller is given, or raises a `ChatError`."""
+        caller = context.caller
+        assert caller is not None, "the middleware requires a caller here"
+        runtime = manager.current
+        return Capability(
+            _manager=manager,
+            _headers=context.headers,
+            _caller=caller,
+            _check=check,
+            _runtime=runtime,
+            _generation=runtime.access.last_generation(),
+            _given=check(runtime, caller),
+        )
+
+    def ask(self) -> Given:
+        """Return what its caller is given by the keys and the config of now. Raises `ChatError` where that is nothing."""
+        runtime = self._manager.current
+        generation = runtime.access.generation()
+        if runtime is not self._runtime or generation != self._generation:
+            self._given = self._check(runtime, self._caller_now(runtime))
+            self._runtime = runtime
+            self._generation = generation
+        return self._given
+
+    def owner(self) -> str:
+        """Return the owner of what its caller holds."""
+        return owner_name(self._caller)
+
+    def _caller_now(self, runtime: Runtime) -> Caller:
+        if self._headers is None:
+            known = runtime.access.caller_named(self.owner())
+            if known is None:
+                raise no_key_any_more()
+            return known
+        caller = runtime.access.admit(self._headers)
+        if owner_name(caller) != self.owner():
+            raise _forbidden("This key is another's by now.", "key_changed")
+        return caller
+
+
+def let_in_again(manager: RuntimeManager, context: RequestContext) -> Caller:
+    """Return the caller of a request whose body was slow: its key may have been revoked since its head was read."""
+    before = context.caller
+    assert before is not None, "the middleware requires a caller here"
+    context.caller = manager.current.access.admit(context.headers)
+    if owner_name(context.caller) != owner_name(before):
+        raise _forbidden("This key is another's by now.", "key_changed")
+    return context.caller
+
+
+def no_key_any_more() -> ChatError:
+    """Return the error of a run whose key was revoked."""
+    return ChatError(401, "The key of this run is no key any more.", code="invalid_api_key")
+
+
+def rights_of_chat(
+    manager: RuntimeManager,
+    context: RequestContext,
+    began_with: Runtime,
+    model: str | None,
+    *,
+    by_name: bool = False,
+    check_caller: Callable[[Runtime, Caller], None] | None = None,
+) -> Capability[ToolsNow | None]:
+    """Return what a chat asks while it runs: it is given None as long as its caller may what it might when the chat began.
+
+    `began_with`: the runtime of the chat. `model`: the one that it asks, None where no model is asked. `by_name`: the run is carried on
+    without its request, so that the name of its key counts. `check_caller`: what else its caller has to be allowed."""
+    first_caller = context.caller
+    assert first_caller is not None, "the middleware requires a caller here"
+
+    def check(runtime: Runtime, caller: Caller) -> ToolsNow | None:
+        if runtime is began_with and (caller is first_caller or caller == first_caller):
             return None
+        if check_caller is not None:
+            check_caller(runtime, caller)
+        return runtime.tools_now(caller, model)
 
-    def seen(self) -> tuple[bool, str | None]:
-        """Return whether runs may still be seen, and the name of the key whose runs; None for all."""
-        caller = self.caller()
-        if caller is None:
-            return False, None
-        try:
-            return True, seen_by(self._manager.current, caller)
-        except ChatError:
-            return False, None
+    capability = Capability(
+        _manager=manager,
+        _headers=None if by_name else context.headers,
+        _caller=first_caller,
+        _check=check,
+        _runtime=began_with,
+        _generation=began_with.access.last_generation(),
+        _given=None,
+    )
+    if manager.current is not began_with:
+        capability.ask()
+    return capability
 
-    def owner(self) -> str | None:
-        """Return the owner of what the caller may fetch; None where the request would be refused."""
-        caller = self.caller()
-        return None if caller is None else owner_name(caller)
+
+class RightfulModel(msgspec.Struct, eq=False, kw_only=True):
+    """Wraps a model: asked for a turn after the first only as long as its caller may ask it."""
+
+    _model: TurnModel
+    _capability: Capability[ToolsNow | None]
+    _is_first: bool = True
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    def send(
+        self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
+    ) -> AbstractAsyncContextManager[ModelAnswer]:
+        if not self._is_first:
+            self._capability.ask()
+        self._is_first = False
+        return self._model.send(request, attempts)
+
+
+def anything(runtime: Runtime, caller: Caller) -> None:
+    """Check no more than that a caller's key is valid and still his."""
+
+
+async def send_while_allowed(
+    answer: Callable[[Send], Awaitable[None]], send: Send, capability: Capability[Any], end: StreamEnd
+) -> None:
+    """Send what outlives its question, and ask before each message. A stream that has begun is ended with the error; `end`
+    writes it in the form of its API, by what was written."""
+    written: list[bytes] = []
+    is_streamed = False
+
+    async def send_allowed(message: Message) -> None:
+        nonlocal is_streamed
+        if message["type"] == "http.response.start":
+            capability.ask()
+            is_streamed = any(value.startswith(EVENT_STREAM) for _, value in message["headers"])
+        elif is_streamed and message.get("more_body"):
+            capability.ask()
+            written.append(message["body"])
+        await send(message)
+
+    try:
+        await answer(send_allowed)
+    except ChatError as error:
+        if not is_streamed:
+            raise
+        await send({"type": "http.response.body", "body": end(error, b"".join(written)), "more_body": False})
 
 
 def _forbidden(message: str, code: str) -> ChatError:

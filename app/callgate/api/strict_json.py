@@ -2,14 +2,17 @@
 differently is a way around a check; so an ambiguous body is refused.
 """
 
-import json
 import re
+import sys
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Final
 
 import msgspec
 
 from callgate.conversation.errors import ChatError
+from callgate.untrusted.doors import Door, Opened, TooMuch, Untrusted, open_fast, written_here
+from callgate.untrusted.readers import json_reader, read_leniently, read_value
 
 Fields = dict[str, msgspec.Raw]
 
@@ -23,8 +26,26 @@ LARGE_BODY = 262_144
 """The size from which a body is parsed in a thread: ten megabytes may take half a second."""
 MAX_VALUES = 100_000
 """Values of one body; a thousand tools with a hundred fields each."""
-_NOT_BEGINNINGS = bytes(set(range(256)) - set(b'[{,"'))
-_NOT_FIELDS = bytes(set(range(256)) - set(b':"'))
+UNCOUNTED: Final = 128 * 1024
+"""A body of this length costs its decoder 15 ms at most, and counting it would add an eighth to a request of 100 KB; made of numbers like
+1e308 alone it takes 0.16 s."""
+CLIENT_BODY: Final = Door(
+    name="a client's body",
+    bytes=sys.maxsize,  # `limits.body_bytes` is compared while it is read
+    uncounted=UNCOUNTED,
+    values=MAX_VALUES,
+    depth=MAX_VALUES,  # `limits.json_depth` is compared by `check_text`
+)
+PASSED_ON: Final = Door(
+    name="a client's body that is passed on",
+    bytes=sys.maxsize,
+    uncounted=UNCOUNTED,
+    values=sys.maxsize,  # a request for embeddings may have a million tokens
+    is_skimmed=True,
+    keys=MAX_VALUES,
+    depth=sys.maxsize,
+)
+_WORDS: Final = {"keys": "fields"}
 _NOT_MARKS = bytes(set(range(256)) - set(b'[]{}"'))
 _SPACE = b" \t\r\n"
 _AROUND = len('"":,')
@@ -33,20 +54,20 @@ _LARGE = 4096
 _MESSAGES = re.compile(rb'"messages"[ \t\r\n]*:[ \t\r\n]*\[')
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
-_fields = msgspec.json.Decoder(Fields)
+_fields = json_reader(Fields)
 
 
-def read_fields(body: bytes, max_depth: int) -> Fields:
+def read_fields(body: Opened, max_depth: int) -> Fields:
     """Return the undecoded fields of a JSON object. Raises `ChatError` 400 where it is invalid or ambiguous."""
     fields = split(body, max_depth)
     check_text(body, max_depth)
     return fields
 
 
-def split(body: bytes, max_depth: int) -> Fields:
+def split(body: Opened, max_depth: int) -> Fields:
     """Return the undecoded fields of a JSON object without duplicates. Their texts are not checked."""
     try:
-        fields = _fields.decode(body)
+        fields = _fields(body)
     except msgspec.ValidationError as error:
         what = str(error).partition(" - at ")[0]
         raise ChatError(400, f"The body of the request must be a JSON object. {what}.", code="invalid_type") from None
@@ -59,23 +80,27 @@ def split(body: bytes, max_depth: int) -> Fields:
     return fields
 
 
-def split_around_messages(body: bytes) -> Fields | None:
-    """Return the fields of an object whose messages come last, or first, without parsing the messages, which are most of a
-    large body and are parsed once later. None where they are in another place.
+def split_fast(body: Opened) -> Fields | None:
+    """Split a large body without parsing its messages, which are most of it and are parsed once later. Equals `split` for every
+    body whose messages are a list, or returns None: they have to come first or last.
 
-    The result is valid only if the text of the messages turns out to be a list: the object is parsed here with an empty list
-    in its place, which also shows that the list is a field of the object itself.
+    The object is parsed here with an empty list in their place, which also shows that the list is a field of the object itself.
     """
     if len(body) < _LARGE:
         return None
-    found = _MESSAGES.search(body, 0, _LARGE)
-    if found is None:
+    opening = _MESSAGES.search(body, 0, _LARGE)
+    if opening is None:
         return None
-    start, before = found.end() - 1, body[: found.end()]
-    end = body.rfind(b"}],") + 2 if found.start() == 1 else body.rfind(b"]") + 1
-    messages, around = body[start:end], before + b"]" + body[end:]
+    start = opening.end() - 1
+    before = body[: opening.end()]
+    if opening.start() == 1:
+        end = body.rfind(b"}],") + 2
+    else:
+        end = body.rfind(b"]") + 1
+    messages = body[start:end]
+    around = written_here(before + b"]" + body[end:])
     try:
-        fields = _fields.decode(around)
+        fields = _fields(around)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if bytes(fields.get("messages", b"")) != b"[]" or _repeated_key(around, fields) is not None:
@@ -84,44 +109,30 @@ def split_around_messages(body: bytes) -> Fields | None:
     return fields
 
 
-def check_text(text: bytes, max_depth: int) -> None:
+def check_text(text: Opened | msgspec.Raw, max_depth: int) -> None:
     """Check that a text is not nested too deep and all its strings are valid, because fields are passed on undecoded."""
-    _check_depth(text, max_depth)
+    data = bytes(text)
+    _check_depth(data, max_depth)
     try:
-        text.decode()
-        if _HALF.search(text):
-            msgspec.json.decode(text)  # decodes every string, which fails for lone surrogates
+        data.decode()
+        if _HALF.search(data):
+            read_value(text)  # decodes every string, which fails for lone surrogates
     except UnicodeDecodeError:
         raise invalid_json("it is not UTF-8") from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid_json(_first_words(error)) from None
 
 
-def check_count(body: bytes) -> None:
-    """Refuse a body with too many values, because a parser holds the interpreter until it has read all of them."""
-    if body.count(b",") + body.count(b"{") + body.count(b"[") <= MAX_VALUES:
-        return
-    if _marks_in(body, _NOT_BEGINNINGS) > MAX_VALUES:
+def open_body(body: bytes, door: Door = CLIENT_BODY) -> Opened:
+    """Count a body and return it. Raises `ChatError` 400 for one with too many values, because a parser holds the interpreter
+    until it has read all of them."""
+    try:
+        return open_fast(body, door) or Untrusted(body, door).open()
+    except TooMuch as error:
+        what = _WORDS.get(error.what, error.what)
         raise ChatError(
-            400, f"The JSON body of your request has more than {MAX_VALUES} values.", code="too_many_values"
-        )
-
-
-def check_fields(body: bytes) -> None:
-    """Refuse a body with too many fields in all its objects together. Lists may have any length."""
-    if body.count(b":") <= MAX_VALUES:
-        return
-    if _marks_in(body, _NOT_FIELDS) > MAX_VALUES:
-        raise ChatError(
-            400, f"The JSON body of your request has more than {MAX_VALUES} fields.", code="too_many_values"
-        )
-
-
-def _marks_in(body: bytes, others: bytes) -> int:
-    """Count the bytes of a body outside its strings that are not among `others`, which has no quotation mark."""
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
-    marks = plain.translate(None, others).replace(b'""', b"")
-    return sum(map(len, marks.split(b'"')[::2]))
+            400, f"The JSON body of your request has more than {error.limit} {what}.", code="too_many_values"
+        ) from None
 
 
 def check_whole(parts: Sequence[bytes | msgspec.Raw], max_bytes: int, param: str) -> None:
@@ -135,14 +146,7 @@ def check_whole(parts: Sequence[bytes | msgspec.Raw], max_bytes: int, param: str
             param=param,
             code="request_too_large",
         )
-    check_count(b",".join(map(bytes, parts)))
-
-
-def is_plain(text: bytes, max_depth: int) -> bool:
-    """True if a value certainly passes `check_text`. Others may still be valid."""
-    if not text.isascii() or b"\\u" in text:
-        return False
-    return len(text) <= 2 * max_depth or _has_few_brackets(text, max_depth)
+    open_body(b",".join(map(bytes, parts)))
 
 
 def invalid_json(why: str) -> ChatError:
@@ -154,11 +158,14 @@ def invalid_json(why: str) -> ChatError:
 
 
 def _check_depth(body: bytes, limit: int) -> None:
-    if _has_few_brackets(body, limit):
+    if has_few_brackets(body, limit):
         return  # too few brackets to be too deep
     # Without escapes every other piece between quotes is a string. Only brackets and quotes are kept, and pairs of quotes
     # without a bracket between them are removed.
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    if b"\\" in body:
+        plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    else:
+        plain = body
     marks = plain.translate(None, _NOT_MARKS).replace(b'""', b"")
     brackets = b"".join(marks.split(b'"')[::2])
     if not _is_within(brackets, limit):
@@ -170,7 +177,8 @@ def _check_depth(body: bytes, limit: int) -> None:
 def _is_within(brackets: bytes, limit: int) -> bool:
     if len(brackets) > _MANY:
         # In time that does not depend on the depth, and in slices, between which other threads may run.
-        steps, depth = memoryview(brackets.translate(_STEPS)).cast("b"), 0
+        steps = memoryview(brackets.translate(_STEPS)).cast("b")
+        depth = 0
         for start in range(0, len(steps), _MANY):
             piece = steps[start : start + _MANY]
             if max(accumulate(piece, initial=depth)) > limit:
@@ -186,14 +194,14 @@ def _is_within(brackets: bytes, limit: int) -> bool:
     return not brackets
 
 
-def _has_few_brackets(body: bytes, limit: int) -> bool:
+def has_few_brackets(body: bytes, limit: int) -> bool:
     """True if there are few brackets. They are searched one by one, which is much faster than counting."""
-    left = limit
+    remaining = limit
     for bracket in b"{[":
         place = body.find(bracket)
         while place >= 0:
-            left -= 1
-            if left < 0:
+            remaining -= 1
+            if remaining < 0:
                 return False
             place = body.find(bracket, place + 1)
     return True
@@ -209,20 +217,24 @@ def _repeated_key(body: bytes, fields: Fields) -> str | None:
         return None
     place = body.index(b"{") + 1
     for key, text in fields.items():
-        member, value = _KEY.match(body, place), bytes(text)
+        member = _KEY.match(body, place)
+        value = bytes(text)
         if member is None or member[1] != key.encode() or not body.startswith(value, member.end()):
             return _first_repeated(body, fields)
         place = member.end() + len(value)
-    return None if body[place:].strip(_SPACE) == b"}" else _first_repeated(body, fields)
+    if body[place:].strip(_SPACE) == b"}":
+        return None
+    return _first_repeated(body, fields)
 
 
 def _first_repeated(body: bytes, fields: Fields) -> str | None:
     """Return the first duplicate key, for keys with any escapes."""
-    place, seen = _past(body, body.index(b"{") + 1), set[str]()
+    place = _past(body, body.index(b"{") + 1)
+    seen = set[str]()
     while body[place] == 0x22:
         string = _STRINGS.match(body, place)
         assert string is not None, "the reader has read it"
-        key = json.loads(string.group())
+        key = read_leniently(written_here(string.group()))
         place = _past(body, _past(body, string.end()) + 1)
         value = bytes(fields[key])
         if key in seen or not body.startswith(value, place):

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from callgate.auth.keys import Caller
+from callgate.callers.caller import Caller
 from callgate.conversation.events import ChatEnded, Ending, EndingKind, TurnStarted
 from callgate.conversation.ports import ModelRequest
+from callgate.conversation.usage import Usage
 from callgate.runtime.route import Route
 from callgate.runtime.runtime import Runtime
 
@@ -20,13 +21,15 @@ class CountedTokens(msgspec.Struct, frozen=True, gc=False):
     headers: Mapping[str, str]
 
 
-async def counted_tokens(runtime: Runtime, route: Route, caller: Caller, ask: ModelRequest, size: int) -> CountedTokens:
+async def counted_tokens(
+    runtime: Runtime, route: Route, caller: Caller, request: ModelRequest, size: int
+) -> CountedTokens:
     """Count the tokens of a request whose body has `size` bytes. It counts as one request and its tokens, and costs nothing.
     Raises `OverLimit` where the key's limits or budgets are used up, before a provider is asked."""
     meter = runtime.counting_meter(caller, size)
     tally = meter.tally()
     async with meter:
         tally.handle(TurnStarted(0))
-        count, is_estimate = await runtime.token_counter(route)(ask)
-        tally.handle(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), {"prompt_tokens": count}))
+        count, is_estimate = await runtime.models.count_tokens(route.entry, request)
+        tally.handle(ChatEnded(Ending(EndingKind.ANSWERED, "stop"), Usage({"prompt_tokens": count})))
     return CountedTokens(count, {HEADER: "estimate" if is_estimate else "exact", **meter.headers})

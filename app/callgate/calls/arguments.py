@@ -86,11 +86,11 @@ def encode_arguments(value: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-class Fragments(msgspec.Struct, eq=False):
+class Fragments(msgspec.Struct, eq=False, kw_only=True):
     """The arguments of one call while they come. Adding a fragment costs the same however many there are; they are
     joined and read once, when the call is settled."""
 
-    _limit: int | None = None
+    limit: int | None = None
     """In bytes. Beyond it only the beginning of the arguments is kept."""
     too_large: bool = False
     size: int = 0
@@ -108,8 +108,8 @@ class Fragments(msgspec.Struct, eq=False):
     _looks: int = MAX_LOOKS
 
     def __post_init__(self) -> None:
-        if self._limit is not None:
-            self._most = self._limit
+        if self.limit is not None:
+            self._most = self.limit
 
     def __bool__(self) -> bool:
         return bool(self._pieces or self._parts)
@@ -137,16 +137,16 @@ class Fragments(msgspec.Struct, eq=False):
 
     def read(self) -> Arguments:
         if self.too_large:
-            problem = FlawDetail(expected=f"at most {self._limit} bytes of arguments", got="more than that")
+            problem = FlawDetail(expected=f"at most {self.limit} bytes of arguments", got="more than that")
             raise ArgumentsError(Flaw.ARGUMENTS_TOO_LARGE, problem)
         if self._others:
             # Some providers send the object itself, some of them again with each chunk, some after an empty one.
             objects = [
-                one
+                value
                 for is_text, group in groupby(self._all(), lambda part: isinstance(part, str))
-                for one in _objects_of(group, is_text=is_text)
+                for value in _objects_of(group, is_text=is_text)
             ]
-            distinct = list(dropwhile(lambda one: not one, objects[:-1])) + objects[-1:]
+            distinct = list(dropwhile(lambda value: not value, objects[:-1])) + objects[-1:]
             if any(not same_json(distinct[0], other) for other in distinct[1:]):
                 raise ArgumentsError(
                     Flaw.INVALID_JSON,
@@ -178,7 +178,9 @@ class Fragments(msgspec.Struct, eq=False):
             if not self._snapshots_proven:
                 return None
         value = _object_in(join_halves(self._last))
-        return None if value is None else Arguments(value, repaired=True)
+        if value is None:
+            return None
+        return Arguments(value, repaired=True)
 
     def _closed(self) -> Arguments | None:
         """Read all fragments together, once their brackets are balanced."""
@@ -198,7 +200,7 @@ class Fragments(msgspec.Struct, eq=False):
     def _add_other(self, fragment: Any) -> None:
         if fragment is None:
             return
-        if self._limit is not None:
+        if self.limit is not None:
             self.size += _size(_encoded(fragment))
             if self.size > self._most:
                 self._truncate(_encoded(fragment))
@@ -215,8 +217,11 @@ class Fragments(msgspec.Struct, eq=False):
         # Each part is cut before it is joined: one alone may be as large as all that was allowed, or larger.
         parts = [*self._all(), fragment]
         beginning = "".join((part if isinstance(part, str) else _encoded(part))[:MAX_KEPT] for part in parts)[:MAX_KEPT]
-        self._parts, self._pieces = [f"{beginning}…"], []
-        self._others, self._last, self._snapshots = False, None, -1
+        self._parts = [f"{beginning}…"]
+        self._pieces = []
+        self._others = False
+        self._last = None
+        self._snapshots = -1
         self._watch = self._seen = None
         self.too_large = True
 
@@ -284,7 +289,9 @@ def _inside_strings(text: str) -> dict[str, Any]:
         try:
             value = read_json(value)
         except JsonFault as fault:
-            raise (_unreadable(value, fault) if fault.grammatical else _no_object(text)) from None
+            if fault.grammatical:
+                raise _unreadable(value, fault) from None
+            raise _no_object(text) from None
         if isinstance(value, dict):
             return value
         if not isinstance(value, str):
@@ -305,14 +312,19 @@ def _repaired(text: str, fault: JsonFault, last_snapshot: str | None) -> dict[st
     if fault.expected == NOTHING_MORE:
         # One object that was sent more than once, or that follows a single `{}`.
         objects = islice(_objects_in_a_row(text), MAX_REPEATS + 1)
-        first, second = next(objects), next(objects)
+        first = next(objects)
+        second = next(objects)
         if first is None:
             return None
         if second and not first:
-            return second if next(objects, first) is first else None
+            if next(objects, first) is first:
+                return second
+            return None
         others = (second, *objects)
-        alike = len(others) < MAX_REPEATS and all(same_json(first, one) for one in others)
-        return first if alike else None
+        alike = len(others) < MAX_REPEATS and all(same_json(first, other) for other in others)
+        if alike:
+            return first
+        return None
     if (inside := _fenced(text)) is not None:
         return _object_in(inside)
     if _CONTROL.search(text):
@@ -325,7 +337,9 @@ def _object_in(text: str) -> dict[str, Any] | None:
         value = read_json(text)
     except JsonFault:
         return None
-    return value if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return value
+    return None
 
 
 _FENCE = re.compile(r"```[ \t]*[\w+.-]*")
@@ -352,16 +366,19 @@ def _escape_controls(string: re.Match[str]) -> str:
         return escaped
     if not _CONTROL.search(string[0]):
         return string[0]
-    return _ESCAPE_OR_CONTROL.sub(lambda found: _escaped(found[0]), string[0])
+    return _ESCAPE_OR_CONTROL.sub(lambda match: _escaped(match[0]), string[0])
 
 
-def _escaped(found: str) -> str:
-    return found if found.startswith("\\") else f"\\u{ord(found):04x}"
+def _escaped(characters: str) -> str:
+    if characters.startswith("\\"):
+        return characters
+    return f"\\u{ord(characters):04x}"
 
 
 def _objects_in_a_row(text: str) -> Iterator[dict[str, Any] | None]:
     """Yield object after object; at anything else yield None and end."""
-    at, text = 0, text.strip(" \t\n\r")
+    at = 0
+    text = text.strip(" \t\n\r")
     while at < len(text):
         try:
             end = value_end(text, at)
@@ -421,7 +438,10 @@ def _no_object(value: Any) -> ArgumentsError:
 def _unreadable(text: str, fault: JsonFault) -> ArgumentsError:
     flaw = Flaw.TRUNCATED if fault.cut else Flaw.INVALID_JSON
     at = fault.position
-    before = text[:at] if at <= MAX_QUOTE else f"…{text[at - MAX_QUOTE : at]}"
+    if at <= MAX_QUOTE:
+        before = text[:at]
+    else:
+        before = f"…{text[at - MAX_QUOTE : at]}"
     got = sound_text(before) + _quoted(text[at:])
     return ArgumentsError(flaw, FlawDetail(expected=fault.expected, got=got, note=_where(text, fault)))
 
@@ -429,8 +449,13 @@ def _unreadable(text: str, fault: JsonFault) -> ArgumentsError:
 def _where(text: str, fault: JsonFault) -> str:
     at = fault.position
     line = text.count("\n", 0, at) + 1
-    place = f"at character {at}" if line == 1 else f"at character {at}, in line {line}"
-    inside = f', in "{_quoted(fault.inside)}"' if fault.inside else ""
+    if line == 1:
+        place = f"at character {at}"
+    else:
+        place = f"at character {at}, in line {line}"
+    inside = ""
+    if fault.inside:
+        inside = f', in "{_quoted(fault.inside)}"'
     if fault.cut:
         return f"the text ends {place}{inside}"
     hint = _hint(text, at, fault.expected)
@@ -439,24 +464,28 @@ def _where(text: str, fault: JsonFault) -> str:
 
 def _hint(text: str, at: int, expected: str) -> str:
     """Name the mistake where it is one of those that models often make."""
-    rest = text[at : at + 9]
+    following = text[at : at + 9]
     if expected == NOTHING_MORE:
-        return "a second object needs a call of its own" if rest.startswith("{") else "something follows the object"
-    if rest.startswith("'"):
+        if following.startswith("{"):
+            return "a second object needs a call of its own"
+        return "something follows the object"
+    if following.startswith("'"):
         return "strings and keys take double quotes"
-    if rest.startswith(("True", "False", "None")):
+    if following.startswith(("True", "False", "None")):
         return "write true, false and null"
-    if rest.startswith(("NaN", "Infinity", "-Infinity")):
+    if following.startswith(("NaN", "Infinity", "-Infinity")):
         return "JSON has no NaN and no Infinity"
-    if rest.startswith(("//", "/*", "#")):
+    if following.startswith(("//", "/*", "#")):
         return "JSON has no comments"
-    if rest[:1] in ("}", "]") and text[:at].rstrip().endswith(","):
-        return f'no comma may stand before "{rest[0]}"'
+    if following[:1] in ("}", "]") and text[:at].rstrip().endswith(","):
+        return f'no comma may stand before "{following[0]}"'
     return ""
 
 
 def _quoted(text: str) -> str:
-    return sound_text(text if len(text) <= MAX_QUOTE else f"{text[:MAX_QUOTE]}…")
+    if len(text) > MAX_QUOTE:
+        text = f"{text[:MAX_QUOTE]}…"
+    return sound_text(text)
 
 
 # Brackets, while the text is coming ----------------------------------------------------------------------------------
@@ -475,22 +504,24 @@ class _BracketTracker:
         self._escaped = False
 
     def feed(self, text: str) -> None:
-        at = 1 if self._escaped and text else 0
+        at = 0
+        if self._escaped and text:
+            at = 1
         self._escaped = self._escaped and not text
         while at < len(text):
-            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at)
-            if found is None:
+            match = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at)
+            if match is None:
                 return
-            at = found.end()
+            at = match.end()
             if self._in_string:
-                if found[0] == '"':
+                if match[0] == '"':
                     self._in_string = False
                     self.closed = self._depth == 0
                 else:
                     self._escaped = at == len(text)
                     at += 1
             else:
-                mark = found[0]
+                mark = match[0]
                 if mark == '"':
                     self._in_string = True
                 else:

@@ -30,17 +30,19 @@ class ToolCallBuffer:
     def is_complete(self, tool_call_id: str) -> bool:
         """True if the call has a name and its arguments are one whole object; false for an id never seen."""
         entry = self._entries.get(tool_call_id)
-        return entry is not None and entry.complete
+        if entry is None:
+            return False
+        return entry.is_complete()
 
     def parse_arguments(self, tool_call_id: str) -> dict[str, Any]:
         """The arguments as an object. Raises `ValueError` if they do not make one, `KeyError` for an id never seen."""
         return self._entries[tool_call_id].parse()
 
     def get_all_complete_tool_calls(self) -> dict[str, dict[str, Any]]:
-        return {id_: entry.record() for id_, entry in self._entries.items() if entry.complete}
+        return {id_: entry.record() for id_, entry in self._entries.items() if entry.is_complete()}
 
     def get_incomplete_tool_calls(self) -> dict[str, dict[str, Any]]:
-        return {id_: entry.record() for id_, entry in self._entries.items() if not entry.complete}
+        return {id_: entry.record() for id_, entry in self._entries.items() if not entry.is_complete()}
 
     def clear(self) -> None:
         self._entries.clear()
@@ -49,7 +51,7 @@ class ToolCallBuffer:
         """True if the finish reason and the calls fit together: no call was cut by `length`, and with `tool_calls` there is
         at least one call."""
         if self.finish_reason == "length":
-            return all(entry.complete for entry in self._entries.values())
+            return all(entry.is_complete() for entry in self._entries.values())
         return bool(self._entries) or self.finish_reason != "tool_calls"
 
 
@@ -61,15 +63,17 @@ class _Entry:
     _read: dict[str, Any] | ArgumentsError | None = None
     """The result of reading the arguments, which are read once and when needed."""
 
-    @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         return bool(self.name) and isinstance(self._outcome(), dict)
 
     def parse(self) -> dict[str, Any]:
         outcome = self._outcome()
         if isinstance(outcome, dict):
             return outcome
-        preview = self.arguments if isinstance(self.arguments, str) else repr(self.arguments)
+        if isinstance(self.arguments, str):
+            preview = self.arguments
+        else:
+            preview = repr(self.arguments)
         if len(preview) > MAX_PREVIEW:
             preview = f"{preview[:MAX_PREVIEW]}…"
         problem = outcome.problem
@@ -84,7 +88,7 @@ class _Entry:
             "name": self.name,
             "arguments": self.arguments,
             "type": "function",
-            "complete": self.complete,
+            "complete": self.is_complete(),
         }
 
     def _outcome(self) -> dict[str, Any] | ArgumentsError:

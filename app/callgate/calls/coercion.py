@@ -33,11 +33,13 @@ def coerce(
         converted = value
         if name in properties:
             converted = _as_declared(value, properties[name], parameters, MAX_NESTING if only_text else 0)
-        elif undeclared_json and isinstance(value, str) and (read := _json(value)) is not _UNREAD:
-            converted = read
+        elif undeclared_json and isinstance(value, str) and (parsed := _json(value)) is not _UNREAD:
+            converted = parsed
         if converted is not value:
             changed[name] = converted
-    return arguments | changed if changed else arguments
+    if changed:
+        return arguments | changed
+    return arguments
 
 
 def _as_declared(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -> Any:
@@ -50,7 +52,9 @@ def _as_declared(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -
             return value
         text = value.strip()
         if "string" in types:
-            return None if (depth > 0) and text == "null" and "null" in types else value
+            if (depth > 0) and text == "null" and "null" in types:
+                return None
+            return value
         for name in types:
             converted = _reading(name, text)
             if converted is not _UNREAD:
@@ -78,9 +82,13 @@ def _branch_of(value: Any, schema: Any, root: Mapping[str, Any], depth: int) -> 
     branches = schema.get("anyOf") or schema.get("oneOf")
     if not isinstance(branches, list):
         return schema
-    kind = "array" if isinstance(value, list) else "object"
-    fitting = [each for each in branches if kind in (_types(each, root, depth - 1) or ())]
-    return _branch_of(value, fitting[0], root, depth - 1) if len(fitting) == 1 else None
+    kind = "object"
+    if isinstance(value, list):
+        kind = "array"
+    fitting = [branch for branch in branches if kind in (_types(branch, root, depth - 1) or ())]
+    if len(fitting) == 1:
+        return _branch_of(value, fitting[0], root, depth - 1)
+    return None
 
 
 # What type is declared -------------------------------------------------------------------------------------------
@@ -113,7 +121,10 @@ def _referred(reference: str, root: Mapping[str, Any]) -> Any:
     head, *steps = reference.split("/")
     place: Any = root if head == "#" else None
     for step in steps:
-        place = place.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
+        if isinstance(place, Mapping):
+            place = place.get(step.replace("~1", "/").replace("~0", "~"))
+        else:
+            place = None
     return place
 
 
@@ -127,12 +138,16 @@ def _reading(type_name: str, text: str) -> Any:
     if type_name == "boolean":
         return _BOOLEANS.get(text.lower(), _UNREAD)
     if type_name == "null":
-        return None if text == "null" else _UNREAD
+        if text == "null":
+            return None
+        return _UNREAD
     pattern, kind = _WRITTEN.get(type_name, (None, object))
     if pattern is None or not pattern.match(text):
         return _UNREAD
     value = _json(text)
-    return value if isinstance(value, kind) else _UNREAD
+    if isinstance(value, kind):
+        return value
+    return _UNREAD
 
 
 def _json(text: str) -> Any:

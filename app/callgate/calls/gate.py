@@ -55,19 +55,26 @@ class FoundCall(msgspec.Struct, frozen=True, gc=False):
     """A call of a custom tool: its arguments are free text."""
 
     def text(self) -> str:
-        return encode_arguments(self.arguments) if isinstance(self.arguments, dict) else self.arguments.text()
+        if isinstance(self.arguments, dict):
+            return encode_arguments(self.arguments)
+        return self.arguments.text()
 
     def read(self) -> Arguments:
-        read = take_object(self.arguments) if isinstance(self.arguments, dict) else self.arguments.read()
-        return replace(read, repaired=True) if self.repaired else read
+        if isinstance(self.arguments, dict):
+            read = take_object(self.arguments)
+        else:
+            read = self.arguments.read()
+        if self.repaired:
+            return replace(read, repaired=True)
+        return read
 
 
 def settle(
-    found: Iterable[FoundCall], offer: Offer, *, failure: Flaw | None, at_length: bool, new_id: Callable[[], str]
+    found_calls: Iterable[FoundCall], offer: Offer, *, failure: Flaw | None, at_length: bool, new_id: Callable[[], str]
 ) -> tuple[Call, ...]:
     """Check all calls of a turn, in their order. `failure` is the reason why none of them may run, if there is one;
     `at_length`: the answer was cut at its length limit, in the last of these calls."""
-    calls = [one for call in found for one in _unwrapped(call, offer, new_id)]
+    calls = [inner for call in found_calls for inner in _unwrapped(call, offer, new_id)]
     last = len(calls) - 1
     return tuple(
         _settled(call, offer, failure, being_written=at_length and place == last and not call.from_text)
@@ -77,47 +84,49 @@ def settle(
 
 def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_written: bool) -> Call:
     raw = (call.name or "").strip()
-    known = resolve_name(call.name or "", offer)
+    tool_name = resolve_name(call.name or "", offer)
     if failure is not None:
-        return _broken(call, known.name if known else raw or None, failure)
+        return _broken(call, tool_name.name if tool_name else raw or None, failure)
     if not raw:
         return _nameless(call)
-    if known is None:
-        near = close_names(raw, offer)
-        note = f"did you mean {' or '.join(near)}?" if near else ""
-        return _broken(
-            call,
-            raw,
-            Flaw.UNKNOWN_TOOL,
-            FlawDetail(expected="the exact name of a tool that is on offer", got=raw[:120], note=note),
-        )
+    if tool_name is None:
+        return _unknown(call, raw, offer)
     if call.flaw is not None:
-        return _broken(call, known.name, call.flaw, _detail_of_arguments(call))
-    tool = offer[known.name]
+        return _broken(call, tool_name.name, call.flaw, _detail_of_arguments(call))
+    tool = offer[tool_name.name]
     if call.custom and tool.check is None:
-        return _settled_custom(call, known.name, being_written=being_written)
+        return _settled_custom(call, tool_name.name, being_written=being_written)
     try:
         arguments = call.read()
     except ArgumentsError as error:
-        return _broken(call, known.name, error.flaw, error.problem)
+        return _broken(call, tool_name.name, error.flaw, error.problem)
     if problem := _was_cut(call, arguments, tool, being_written=being_written):
-        return _broken(call, known.name, Flaw.TRUNCATED, problem)
+        return _broken(call, tool_name.name, Flaw.TRUNCATED, problem)
     unwrapped = _without_wrapper(arguments.value, tool) if call.from_text else None
-    given = arguments.value if unwrapped is None else unwrapped
-    value = _as_declared(given, tool, call)
+    written = arguments.value if unwrapped is None else unwrapped
+    value = _as_declared(written, tool, call)
     if tool.check is not None and (problem := tool.check(value)) is not None:
-        return _broken(call, known.name, Flaw.SCHEMA_MISMATCH, problem)
+        return _broken(call, tool_name.name, Flaw.SCHEMA_MISMATCH, problem)
     noticed = list(call.findings)
     if call.unwrapped:
         noticed.append(Finding.PARALLEL_UNWRAPPED)
-    elif known.repaired:
+    elif tool_name.repaired:
         noticed.append(Finding.NAME_REPAIRED)
     if arguments.repaired or unwrapped is not None:
         noticed.append(Finding.ARGUMENTS_REPAIRED)
-    if value is not given and not call.only_text:
+    if value is not written and not call.only_text:
         noticed.append(Finding.ARGUMENTS_COERCED)
-    ready = ReadyCall(call.id, known.name, value, call.text(), tuple(noticed), call.extras)
+    ready = ReadyCall(call.id, tool_name.name, value, call.text(), tuple(noticed), call.extras)
     return ready if call.is_alone else _not_alone(ready)
+
+
+def _unknown(call: FoundCall, name: str, offer: Offer) -> BrokenCall:
+    near = close_names(name, offer)
+    note = ""
+    if near:
+        note = f"did you mean {' or '.join(near)}?"
+    problem = FlawDetail(expected="the exact name of a tool that is on offer", got=name[:120], note=note)
+    return _broken(call, name, Flaw.UNKNOWN_TOOL, problem)
 
 
 def _not_alone(call: ReadyCall) -> BrokenCall:
@@ -147,7 +156,9 @@ def _detail_of_arguments(call: FoundCall) -> FlawDetail | None:
     try:
         call.read()
     except ArgumentsError as error:
-        return error.problem if error.flaw is call.flaw else None
+        if error.flaw is call.flaw:
+            return error.problem
+        return None
     return None
 
 
@@ -158,7 +169,8 @@ def _was_cut(call: FoundCall, arguments: Arguments, tool: OfferedTool, *, being_
     and the body broke off, more may have followed. At the length limit some servers close the brackets of a cut object;
     then only missing properties show that it was cut.
     """
-    value, declared = arguments.value, tool.parameters.get("properties")
+    value = arguments.value
+    declared = tool.parameters.get("properties")
     if not call.ended:
         may_go_on = arguments.repaired or (not value and declared)
         if arguments.absent or (call.reason_came_before and not call.in_order and may_go_on):
@@ -171,7 +183,10 @@ def _was_cut(call: FoundCall, arguments: Arguments, tool: OfferedTool, *, being_
     if not value and declared:
         return FlawDetail(expected="arguments", got="{}", note=note)
     required = tool.parameters.get("required")
-    missing = [name for name in required if name not in value] if isinstance(required, Sequence) else []
+    if isinstance(required, Sequence):
+        missing = [name for name in required if name not in value]
+    else:
+        missing = []
     if missing:
         return FlawDetail(expected=f"the properties {', '.join(map(str, missing))}", note=note)
     return None
@@ -196,7 +211,9 @@ def _without_wrapper(value: dict[str, Any], tool: OfferedTool) -> dict[str, Any]
     if isinstance(inside, str):
         with contextlib.suppress(JsonFault):
             inside = read_json(inside)
-    return inside if isinstance(inside, dict) and inside.keys() <= declared.keys() else None
+    if isinstance(inside, dict) and inside.keys() <= declared.keys():
+        return inside
+    return None
 
 
 def _unwrapped(call: FoundCall, offer: Offer, new_id: Callable[[], str]) -> Sequence[FoundCall]:
@@ -205,13 +222,13 @@ def _unwrapped(call: FoundCall, offer: Offer, new_id: Callable[[], str]) -> Sequ
     if inner is None:
         return (call,)
     wrapper, uses = inner
-    kept = tuple(finding for finding in call.findings if finding is not Finding.ID_REPAIRED)
+    findings = tuple(finding for finding in call.findings if finding is not Finding.ID_REPAIRED)
     return [
         FoundCall(
             new_id(),
             name,
             parameters,
-            kept,
+            findings,
             repaired=wrapper.repaired,
             from_text=call.from_text,
             is_alone=call.is_alone,
@@ -234,4 +251,6 @@ def _inner(call: FoundCall, offer: Offer) -> tuple[Arguments, list[tuple[str, di
     except ArgumentsError:
         return None
     uses = inner_calls(wrapper.value)
-    return None if uses is None else (wrapper, uses)
+    if uses is None:
+        return None
+    return (wrapper, uses)

@@ -13,6 +13,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from callgate.untrusted.doors import Door, TooMuch, open_text
+from callgate.untrusted.readers import json_reader, pairs_reader
+
 MAX_DEPTH = 200
 """Objects and arrays inside one another. Real arguments stay below ten; encoders downstream stop at 254, and the schema
 check ends the process when it is taken far too deep."""
@@ -22,7 +25,9 @@ MAX_VALUES = 200_000
 LARGE = 64 * 1024
 """Characters from which a text is checked before it is decoded, and is processed in pieces or in a thread."""
 
-_decode = msgspec.json.Decoder().decode
+ARGUMENTS = Door(name="arguments inside a text", bytes=64 * 1024 * 1024, values=MAX_VALUES, depth=MAX_DEPTH)
+
+_decode = json_reader()
 
 
 class JsonFault(Exception):
@@ -44,16 +49,15 @@ class JsonFault(Exception):
 
 def read_json(text: str) -> Any:
     """Return the value of a strict JSON text. Raises `JsonFault`."""
-    if len(text) > LARGE and text.count(",") + text.count("{") + text.count("[") > MAX_VALUES:
-        _Walk(text, 0).end()
     try:
-        value = _decode(text)
+        opened = open_text(text, ARGUMENTS)
+        value = _decode(opened)
     except UnicodeEncodeError:
         joined = join_surrogates(text)
         if joined == text:
             raise _fault(text) from None
         return read_json(joined)
-    except (msgspec.DecodeError, RecursionError):
+    except (TooMuch, msgspec.DecodeError, RecursionError):
         raise _fault(text) from None
     if text.count("{") + text.count("[") > MAX_DEPTH and is_too_deep(value):
         raise _fault(text)
@@ -61,7 +65,7 @@ def read_json(text: str) -> Any:
     # colons has no duplicate; only the others are parsed again.
     if text.count(":") > (len(value) if type(value) is dict else 0):
         try:
-            _pairs.decode(text)
+            _read_pairs(opened)
         except _DuplicateKey as twice:
             key = json.dumps(twice.key, ensure_ascii=False)
             raise JsonFault(
@@ -135,9 +139,9 @@ _PAIR = re.compile(r"[\ud800-\udbff][\udc00-\udfff]")
 _LONE = re.compile(r"[\ud800-\udfff]")
 
 
-def same_json(one: Any, other: Any) -> bool:
+def same_json(value: Any, other: Any) -> bool:
     """Equal as JSON: `1`, `1.0` and `true` differ, the order of keys does not matter."""
-    return canonical(one) == canonical(other)
+    return canonical(value) == canonical(other)
 
 
 def canonical(value: Any) -> str:
@@ -162,7 +166,7 @@ def _object_of(pairs: list[tuple[str, Any]]) -> None:
         keys.add(key)
 
 
-_pairs = json.JSONDecoder(object_pairs_hook=_object_of)
+_read_pairs = pairs_reader(_object_of)
 
 
 def _fault(text: str) -> JsonFault:
@@ -186,19 +190,26 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)|([\ud800-\udfff])", re.DOTALL)
 def _lone_surrogate(text: str) -> int | None:
     """Return the place of the first lone surrogate in a text that is JSON by the grammar."""
     high: re.Match[str] | None = None
-    for found in _ESCAPE.finditer(text):
-        if high is not None and found.start() != high.end():
+    for escape in _ESCAPE.finditer(text):
+        if high is not None and escape.start() != high.end():
             return high.start()
-        code = int(found[1], 16) if found[1] else ord(found[2]) if found[2] else 0
+        if escape[1]:
+            code = int(escape[1], 16)
+        elif escape[2]:
+            code = ord(escape[2])
+        else:
+            code = 0
         if 0xDC00 <= code <= 0xDFFF:
             if high is None:
-                return found.start()
+                return escape.start()
             high = None
         elif high is not None:
             return high.start()
         elif 0xD800 <= code <= 0xDBFF:
-            high = found
-    return high.start() if high is not None else None
+            high = escape
+    if high is not None:
+        return high.start()
+    return None
 
 
 # The grammar ---------------------------------------------------------------------------------------------------
@@ -261,7 +272,8 @@ class _Walk:
         while self._open:
             # One more item or member, or the close.
             closer = self._open[-1]
-            fresh, self._fresh = self._fresh, False
+            fresh = self._fresh
+            self._fresh = False
             expected = _FIRST[closer] if fresh else f'"," or "{closer}"'
             char = self._next(expected)
             if char == closer:
@@ -274,10 +286,10 @@ class _Walk:
                         self._wrong(expected)
                     self.at += 1
                     self._skip_space()
-                run, one = _runs[closer]
-                while (found := run.match(self.text, self.at)) is not None:
-                    self.at = found.end()
-                    self._count(len(one.findall(found[0])))
+                run, entry = _runs[closer]
+                while (entries := run.match(self.text, self.at)) is not None:
+                    self.at = entries.end()
+                    self._count(len(entry.findall(entries[0])))
                 if closer == "}":
                     if self._next(_KEY) != '"':
                         self._wrong(_KEY)
@@ -316,16 +328,16 @@ class _Walk:
 
     def _string(self) -> None:
         self.at += 1
-        while (found := _chars.match(self.text, self.at)) is not None and found.end() > self.at:
-            self.at = found.end()
-        rest = self.text[self.at : self.at + 6]
-        if rest.startswith('"'):
+        while (chars := _chars.match(self.text, self.at)) is not None and chars.end() > self.at:
+            self.at = chars.end()
+        following = self.text[self.at : self.at + 6]
+        if following.startswith('"'):
             self.at += 1
-        elif not rest:
+        elif not following:
             self._cut("the rest of a string")
-        elif rest.startswith("\\") and self.at + len(rest) == len(self.text) and _cut_escape.match(rest):
+        elif following.startswith("\\") and self.at + len(following) == len(self.text) and _cut_escape.match(following):
             self._cut("the rest of an escape")
-        elif rest.startswith("\\"):
+        elif following.startswith("\\"):
             self._wrong('an escape that JSON has; a backslash itself is written "\\\\"')
         else:
             self._wrong('control characters in strings to be escaped, such as "\\n"')
@@ -333,25 +345,25 @@ class _Walk:
     def _number(self) -> None:
         if _cut_number.match(self.text, self.at):
             self._cut("the rest of a number")
-        found = _number.match(self.text, self.at)
-        if found is None:
+        number = _number.match(self.text, self.at)
+        if number is None:
             self._wrong("a number")
-        self.at = found.end()
+        self.at = number.end()
 
     def _word(self) -> None:
-        rest = self.text[self.at : self.at + 5]
+        following = self.text[self.at : self.at + 5]
         for word in _WORDS:
-            if rest.startswith(word):
+            if following.startswith(word):
                 self.at += len(word)
                 return
-            if word.startswith(rest) and self.at + len(rest) == len(self.text):
+            if word.startswith(following) and self.at + len(following) == len(self.text):
                 self._cut(f"the rest of {word}")
         self._wrong("a value")
 
     def _skip_space(self) -> None:
-        found = _space.match(self.text, self.at)
-        assert found is not None
-        self.at = found.end()
+        space = _space.match(self.text, self.at)
+        assert space is not None
+        self.at = space.end()
 
     def _next(self, expected: str) -> str:
         """Return the next character that is no space; the text must not end before it."""

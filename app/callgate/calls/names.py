@@ -42,14 +42,14 @@ def inner_calls(arguments: dict[str, Any]) -> list[tuple[str, dict[str, Any]]] |
     uses = arguments.get("tool_uses")
     if len(arguments) != 1 or not isinstance(uses, list) or not uses:
         return None
-    found: list[tuple[str, dict[str, Any]]] = []
+    calls: list[tuple[str, dict[str, Any]]] = []
     for use in uses:
         match use:
-            case {"recipient_name": str(name), "parameters": dict(parameters), **rest} if not rest:
-                found.append((name, parameters))
+            case {"recipient_name": str(name), "parameters": dict(parameters), **other_fields} if not other_fields:
+                calls.append((name, parameters))
             case _:
                 return None
-    return found
+    return calls
 
 
 def close_names(raw: str, offered: Iterable[str]) -> list[str]:

@@ -3,9 +3,12 @@
 import base64
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
+
+from callgate.untrusted.messagepack import PackDoor, open_pack
+from callgate.untrusted.readers import msgpack_reader
 
 
 class FailureKind(StrEnum):
@@ -56,16 +59,33 @@ Outcome: TypeAlias = Returned | Failed
 
 def encode_outcome(outcome: Outcome) -> bytes:
     """Encode an outcome for another process."""
-    kept: dict[str, Any] = {"text": outcome.text.encode(errors="replace").decode()}
+    fields: dict[str, Any] = {"text": outcome.text.encode(errors="replace").decode()}
     if isinstance(outcome, Failed):
-        kept["kind"] = str(outcome.kind)
+        fields["kind"] = str(outcome.kind)
     else:
-        kept |= {"images": [[image.data, image.mime_type] for image in outcome.images], "cut": outcome.cut_bytes}
-    return msgspec.msgpack.encode(kept)
+        fields |= {"images": [[image.data, image.mime_type] for image in outcome.images], "cut": outcome.cut_bytes}
+    return msgspec.msgpack.encode(fields)
 
 
 def decode_outcome(body: bytes) -> Outcome:
-    kept = msgspec.msgpack.decode(body)
-    if "kind" in kept:
-        return Failed(kept["text"], FailureKind(kept["kind"]))
-    return Returned(kept["text"], tuple(Image(data, mime) for data, mime in kept["images"]), kept["cut"])
+    """Decode an outcome of another process. Raises the errors of `READ_ERRORS`."""
+    fields = _read_outcome(open_pack(body, OUTCOME))
+    if fields.kind is not None:
+        return Failed(fields.text, fields.kind)
+    if fields.cut is None:
+        raise msgspec.ValidationError("it is neither a result nor a failure")
+    return Returned(fields.text, tuple(Image(data, mime_type) for data, mime_type in fields.images), fields.cut)
+
+
+OUTCOME: Final = PackDoor(name="outcome of a call", bytes=256 * 1024 * 1024, values=20_000)
+"""In the ledger, or from a worker."""
+
+
+class _StoredOutcome(msgspec.Struct, frozen=True):
+    text: str
+    kind: FailureKind | None = None
+    images: list[tuple[str, str]] = []
+    cut: int | None = None
+
+
+_read_outcome: Final = msgpack_reader(_StoredOutcome)

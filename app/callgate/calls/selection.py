@@ -29,7 +29,6 @@ class ToolSelection(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             return False
         return self.read_only is None or self.read_only == tool.read_only
 
-    @property
     def chars(self) -> int:
         """Return the length of its names."""
         return sum(map(len, self.names or ()))

@@ -1,1 +1,4 @@
-"""The command line: one module for each group of commands. `callgate.__main__` registers them."""
+"""The command line: what belongs to no other subject. `callgate.__main__` registers the commands.
+
+Read `serving` first. For users: `docs/quickstart.md`.
+"""

@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from callgate.cli.server_client import KeyOption, ServerRefused, answered, asked, failed, hint_at_start, opened
-from callgate.cli.shared import ConfigOption, printable, read_config
+from callgate.cli.server_client import (
+    KeyOption,
+    ServerRefused,
+    ask_server,
+    fail_with,
+    fetch_answer,
+    hint_at_start,
+    open_request,
+    read_answer,
+)
+from callgate.cli.shared import ConfigOption, read_config
+from callgate.telemetry.terminal import in_a_line, say, shown
 
 if TYPE_CHECKING:
     pass
@@ -42,10 +52,10 @@ def chat(
     """Talk to a model, and see what its tools do."""
     with contextlib.ExitStack() as stack:
         address = url or stack.enter_context(_own_server(config))
-        names = [each["id"] for each in asked("GET", "/v1/models", address, key)["data"]]
+        names = [entry["id"] for entry in ask_server("GET", "/v1/models", address, key)["data"]]
         chosen = model or next(iter(names), None)
         if chosen is None:
-            raise failed("the server lists no model; name one with --model")
+            raise fail_with("the server lists no model; name one with --model")
         _note(f"{chosen} at {address}. {HELP}")
         _ChatSession(address, key, chosen).go_on()
 
@@ -54,7 +64,9 @@ class _ChatSession:
     """One conversation."""
 
     def __init__(self, url: str, key: str | None, model: str) -> None:
-        self._url, self._key, self._model = url, key, model
+        self._url = url
+        self._key = key
+        self._model = model
         self._messages: list[dict[str, str]] = []
 
     def go_on(self) -> None:
@@ -89,7 +101,7 @@ class _ChatSession:
         except (TransportError, EventTooLarge, ValueError) as error:
             _note(f"the connection was lost: {error}{hint_at_start(error)}")
             return
-        typer.echo()
+        say()
         if pieces:
             self._messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
 
@@ -101,7 +113,7 @@ class _ChatSession:
             async for chunk in chunks:
                 for piece in _shown(chunk):
                     pieces.append(piece)
-                    typer.echo(printable(piece), nl=False)
+                    say(piece, nl=False)
                 progress = chunk.get("x_callgate") or {}
                 if (id := progress.get("approval")) and sys.stdin.isatty():
                     await self._decide(id, chunks.until_it_waits_no_more(progress["call"]))
@@ -116,12 +128,12 @@ class _ChatSession:
         progress = {"X-Callgate-Events": "x"}
         reader = EventStreamReader()
         try:
-            opening = opened("POST", "/v1/chat/completions", self._url, self._key, body, progress, STREAM_SECONDS)
+            opening = open_request("POST", "/v1/chat/completions", self._url, self._key, body, progress, STREAM_SECONDS)
             async with opening as response:
                 async for data in response.chunks():
                     for payload in reader.feed(data):
-                        if payload.startswith(b"{"):
-                            chunks.put(json.loads(payload))
+                        if payload.data.startswith(b"{"):
+                            chunks.put(read_answer(payload.data))
         finally:
             chunks.put(None)
 
@@ -130,11 +142,11 @@ class _ChatSession:
         ending = asyncio.create_task(waits_no_more)
         typing: asyncio.Task[str] | None = None
         try:
-            listed = await answered("GET", "/v1/approvals", self._url, self._key)
+            listed = await fetch_answer("GET", "/v1/approvals", self._url, self._key)
             waiting = next((call for call in listed["data"] if call["id"] == id), None)
             if waiting is None:
                 return  # decided elsewhere meanwhile
-            arguments = printable(json.dumps(waiting["arguments"], ensure_ascii=False))
+            arguments = in_a_line(json.dumps(waiting["arguments"], ensure_ascii=False))
             _forget_typed()
             _note(f"  run {waiting['tool']} {arguments} ({waiting['safety']})? [y/N] ", nl=False)
             typing = asyncio.create_task(_typed())
@@ -142,9 +154,12 @@ class _ChatSession:
             if not typing.done():
                 _note("\n  it waits no more: somebody else has decided, or its time is over")
                 return
-            decision = "approve" if typing.result().strip().lower() in {"y", "yes"} else "deny"
+            if typing.result().strip().lower() in {"y", "yes"}:
+                decision = "approve"
+            else:
+                decision = "deny"
             body = {"decision": decision, "hash": waiting["hash"]}
-            decided = await answered("POST", f"/v1/approvals/{id}", self._url, self._key, body)
+            decided = await fetch_answer("POST", f"/v1/approvals/{id}", self._url, self._key, body)
             _note(f"  {decided['decision']}")
         except ServerRefused as error:
             _note(f"  {error}")  # this key may not decide, or it is too late
@@ -170,7 +185,10 @@ class _Chunks:
         return self
 
     async def __anext__(self) -> dict[str, Any]:
-        chunk = self._seen.popleft() if self._seen else await self._coming.get()
+        if self._seen:
+            chunk = self._seen.popleft()
+        else:
+            chunk = await self._coming.get()
         if chunk is None:
             raise StopAsyncIteration
         return chunk
@@ -180,14 +198,16 @@ class _Chunks:
         while True:
             chunk = await self._coming.get()
             self._seen.append(chunk)
-            progress = {} if chunk is None else chunk.get("x_callgate") or {}
-            if chunk is None or (progress.get("call") == call and "approval" not in progress):
+            if chunk is None:
+                return
+            progress = chunk.get("x_callgate") or {}
+            if progress.get("call") == call and "approval" not in progress:
                 return
 
 
 def _shown(chunk: dict[str, Any]) -> Iterator[str]:
     if "error" in chunk:
-        _note(f"\n{printable(str(chunk['error']['message']))}")
+        _note(f"\n{chunk['error']['message']!s}")
     elif (progress := chunk.get("x_callgate")) and "phase" in progress:
         _note(_progress_line(progress))
     for choice in chunk.get("choices", ()):
@@ -200,7 +220,7 @@ def _progress_line(progress: dict[str, Any]) -> str:
         case "start":
             return f"  {progress['name']} …"
         case "progress":
-            return f"  {progress['name']}: {printable(str(progress['message']))}"
+            return f"  {progress['name']}: {progress['message']!s}"
         case "done":
             return f"  {progress['name']} done in {progress['ms']:g} ms"
         case _:
@@ -208,11 +228,13 @@ def _progress_line(progress: dict[str, Any]) -> str:
 
 
 def _line() -> str | None:
+    prompt = ""
     if sys.stdin.isatty():
+        prompt = "> "
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - gives `input` its editing and its history
     try:
-        return input("> " if sys.stdin.isatty() else "")
+        return input(prompt)
     except EOFError:
         return None
     except KeyboardInterrupt:
@@ -229,7 +251,8 @@ def _forget_typed() -> None:
 
 async def _typed() -> str:
     """Read a line from the terminal, without blocking Ctrl-C."""
-    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+    loop = asyncio.get_running_loop()
+    descriptor = sys.stdin.fileno()
     line: asyncio.Future[bytes] = loop.create_future()
 
     def read() -> None:
@@ -245,7 +268,7 @@ async def _typed() -> str:
 
 def _note(text: str, *, nl: bool = True) -> None:
     """Print a note on standard error, dimmed on a terminal."""
-    typer.secho(text, err=True, nl=nl, dim=sys.stderr.isatty() or None)
+    typer.secho(shown(text), err=True, nl=nl, dim=sys.stderr.isatty() or None)
 
 
 # A server of its own -------------------------------------------------------------------------------------------------
@@ -292,4 +315,4 @@ def _wait_for(server: Any, running: threading.Thread) -> None:
         if not running.is_alive():
             break
         waiting.wait(0.05)
-    raise failed("its own server did not start; `callgate check` may say why")
+    raise fail_with("its own server did not start; `callgate check` may say why")

@@ -1,21 +1,23 @@
 """`callgate check`: checks a config without any network access."""
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import typer
 
-from callgate.cli.shared import WRONG, ConfigOption, check_exposure, read_config
+from callgate.cli.shared import WRONG, ConfigOption, JsonOption, check_exposure, check_stored_files, read_config
+from callgate.telemetry.terminal import say
 
 if TYPE_CHECKING:
     from callgate.cli.making import Mistake
     from callgate.config.load import Loaded
-    from callgate.tools.registry import RegisteredTool
-    from callgate.upstream.resolve import ModelConfig
+    from callgate.models.resolve import ModelConfig
+    from callgate.tools.registry import RegisteredTool, Registry
 
 
-def check(config: ConfigOption = None) -> None:
-    """Report all that is wrong with the config, without asking a provider or a tool server.
+def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Report all that is wrong with the config, without asking a provider or a tool server, and who may do what by it.
 
     Reads it, imports its tools, and compiles their schemas.
 
@@ -25,34 +27,54 @@ def check(config: ConfigOption = None) -> None:
     check_exposure(loaded)
     from callgate.cli.making import made
     from callgate.cli.own_tools import keep_quiet
+    from callgate.cli.rights_table import callers_of, lines_of
     from callgate.cli.warnings import warnings_of
-    from callgate.runtime.tool_patterns import pattern_problems
-    from callgate.tools.own_modules import hiding
+    from callgate.tools.kinds.python.own_modules import hiding
 
     keep_quiet(loaded)
     models, registry = made(loaded)
-    tools, sources, broken = registry.tools(), registry.sources(), registry.quarantined()
+    check_stored_files(loaded)
+    tools = registry.tools()
+    sources = registry.sources()
+    broken = registry.quarantined()
     if broken:
-        typer.echo(loaded.complaint(*(_unusable(loaded, it.name, it.reason) for it in broken)), err=True)
+        say(loaded.complaint(*(_unusable(loaded, tool.name, tool.reason) for tool in broken)), err=True)
     counts = [_counted(len({entry.model_name for entry in models}), "model"), _counted(len(tools), "tool")]
     if sources:
         counts.append(f"{_counted(len(sources), 'source')} of tools, not asked here (`callgate doctor` asks)")
-    verdict = "fine" if not broken else "not fine"
-    typer.echo(f"{loaded.path or 'the built-in config'}: {verdict}; {', '.join(counts)}")
-    for warning in (*registry.clashes(), *hiding(loaded.folder), *_programs_not_there(loaded)):
-        typer.echo(f"warning: {warning}", err=True)
+    if broken:
+        verdict = "not fine"
+    else:
+        verdict = "fine"
+    say(f"{loaded.path or 'the built-in config'}: {verdict}; {', '.join(counts)}", err=as_json)
+    for warning in (*registry.clashes(), *hiding(loaded.folder()), *_programs_not_there(loaded)):
+        say(f"warning: {warning}", err=True)
     for warning in warnings_of(loaded, registry):
-        typer.echo(f"warning: {warning}", err=True)
-    unknown = " among the tools of the config, and its sources were not asked" if sources else ""
-    for problem in pattern_problems(loaded.config, registry):
-        [placed] = loaded.complaint((problem.place, "")).problems
-        typer.echo(f"{'note' if sources else 'warning'}: {placed.spot}: {problem}{unknown}", err=True)
+        say(f"warning: {warning}", err=True)
+    for line in _unmatched_patterns(loaded, registry):
+        say(line, err=True)
     if unknown_safety := [tool.name for tool in tools if not tool.tool.policy.safety_is_given]:
-        typer.echo(f"note: {', '.join(unknown_safety)}: {_UNKNOWN_SAFETY}")
+        say(f"note: {', '.join(unknown_safety)}: {_UNKNOWN_SAFETY}", err=as_json)
     for note in dict.fromkeys(_losses(models, tools)):
-        typer.echo(note)
+        say(note, err=as_json)
+    callers = callers_of(loaded.config, registry)
+    say(json.dumps({"ok": not broken, "callers": callers}, indent=2) if as_json else "\n".join(lines_of(callers)))
     if broken:
         raise typer.Exit(WRONG)
+
+
+def _unmatched_patterns(loaded: "Loaded", registry: "Registry") -> Iterator[str]:
+    from callgate.runtime.tool_patterns import pattern_problems
+
+    if registry.sources():
+        severity = "note"
+        unknown = " among the tools of the config, and its sources were not asked"
+    else:
+        severity = "warning"
+        unknown = ""
+    for problem in pattern_problems(loaded.config, registry):
+        [placed] = loaded.complaint((problem.place, "")).problems
+        yield f"{severity}: {placed.spot}: {problem}{unknown}"
 
 
 _UNKNOWN_SAFETY = (
@@ -62,13 +84,17 @@ _UNKNOWN_SAFETY = (
 
 
 def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    if count == 1:
+        return f"1 {what}"
+    return f"{count} {what}s"
 
 
 def _unusable(loaded: "Loaded", name: str, reason: str) -> "Mistake":
     index = next((at for at, entry in enumerate(loaded.config.tools) if entry.name == name), None)
-    path = ("tools",) if index is None else ("tools", index, "parameters")
-    return path, f"tool {name} cannot be used: {reason}"
+    message = f"tool {name} cannot be used: {reason}"
+    if index is None:
+        return ("tools",), message
+    return ("tools", index, "parameters"), message
 
 
 def _programs_not_there(loaded: "Loaded") -> Iterator[str]:
@@ -76,8 +102,8 @@ def _programs_not_there(loaded: "Loaded") -> Iterator[str]:
     for name, server in loaded.config.mcp_servers.items():
         if server.disabled or server.command is None:
             continue
-        from callgate.runtime.builders.policies import in_clear
-        from callgate.tools.mcp_process import StdioSpec, why_not_there
+        from callgate.tools.kinds.mcp.process import StdioSpec, why_not_there
+        from callgate.tools.policies import in_clear
 
         if why := why_not_there(StdioSpec(server.command, server.args, in_clear(server.env), server.cwd)):
             yield f"mcp_servers.{name}: {why}, so that its tools will not be there"

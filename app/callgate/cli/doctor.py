@@ -5,20 +5,21 @@ import errno
 import json
 import shlex
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from callgate.cli.shared import WRONG, ConfigOption, JsonOption, check_exposure, read_config
+from callgate.telemetry.terminal import say
 
 if TYPE_CHECKING:
     from callgate.config.load import Loaded
-    from callgate.config.schema import Config
+    from callgate.config.schema.whole import Config
     from callgate.http.client import HttpClient
+    from callgate.models.resolve import ModelConfig
     from callgate.tools.registry import Registry
-    from callgate.upstream.resolve import ModelConfig
 
 Check = dict[str, Any]
 MARKS = {"ok": "ok  ", "note": "note", "warn": "warn", "fail": "FAIL"}
@@ -34,33 +35,43 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     Costs at most a list of models or one token for each model. Exit code 0 when nothing failed, 1 when something did.
     """
     loaded = read_config(config)
-    check_exposure(loaded)
+    check_exposure(loaded, with_unknown_keys=True)
     checks = asyncio.run(_examined(loaded))
     failed = any(check["status"] == "fail" for check in checks)
     if as_json:
-        typer.echo(json.dumps({"ok": not failed, "checks": checks}, indent=2))
+        say(json.dumps({"ok": not failed, "checks": checks}, indent=2))
     else:
         for check in checks:
-            took = "" if check.get("ms") is None else f" ({check['ms']:g} ms)"
-            typer.echo(f"{MARKS[check['status']]}  {check['what']}: {check['detail']}{took}")
+            if check.get("ms") is None:
+                took = ""
+            else:
+                took = f" ({check['ms']:g} ms)"
+            say(f"{MARKS[check['status']]}  {check['what']}: {check['detail']}{took}")
             if check["todo"]:
-                typer.echo(f"      do: {check['todo']}")
-        at = "" if loaded.path is None or config is None else f" --config {config}"
-        typer.echo(f"next: mend what has FAIL, then callgate doctor{at}" if failed else f"next: callgate serve{at}")
+                say(f"      do: {check['todo']}")
+        if loaded.path is None or config is None:
+            at = ""
+        else:
+            at = f" --config {config}"
+        if failed:
+            say(f"next: mend what has FAIL, then callgate doctor{at}")
+        else:
+            say(f"next: callgate serve{at}")
     if failed:
         raise typer.Exit(WRONG)
 
 
 async def _examined(loaded: "Loaded") -> list[Check]:
-    from callgate.cli.models import entries_of
     from callgate.cli.own_tools import keep_quiet, opened_tools
-    from callgate.cli.tools import OPEN_SECONDS
-    from callgate.runtime.builders.models import model_client
-    from callgate.upstream import litellm_model
+    from callgate.models import litellm_model
+    from callgate.models.building import model_client
+    from callgate.models.commands import entries_of
+    from callgate.tools.commands import OPEN_SECONDS
 
     keep_quiet(loaded)
     entries = entries_of(loaded)
     checks = [_check("config", "ok", str(loaded.path or "built in")), await _port(loaded.config)]
+    checks += [check async for check in _stores(loaded.config)]
     client = model_client(loaded.config)
     places = asyncio.Semaphore(SIDE_BY_SIDE)
     try:
@@ -74,15 +85,16 @@ async def _examined(loaded: "Loaded") -> list[Check]:
 
 
 def _check(
-    what: str, status: str, detail: str, seconds: float | None = None, *, todo: str | None = None, **more: Any
+    what: str, status: str, detail: str, seconds: float | None = None, *, todo: str | None = None, **facts: Any
 ) -> Check:
     """Make a check's result. `todo`: what the operator can do."""
     ms = seconds and round(seconds * 1000, 1)
-    return {"what": what, "status": status, "detail": detail, "ms": ms, "todo": todo, **more}
+    return {"what": what, "status": status, "detail": detail, "ms": ms, "todo": todo, **facts}
 
 
 async def _port(config: "Config") -> Check:
-    host, port = config.server.host, config.server.port
+    host = config.server.host
+    port = config.server.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     what = f"port {port}"
     try:
@@ -93,6 +105,31 @@ async def _port(config: "Config") -> Check:
         todo = "end the program that has it, or choose another port with `server.port` or --port"
         return _check(what, "fail", f"cannot listen on {host}: {error.strerror}", todo=todo)
     return _check(what, "ok", f"free on {host}")
+
+
+async def _stores(config: "Config") -> AsyncIterator[Check]:
+    """Check what has to be read at a start. Without it a server begins, and refuses what needs it."""
+    from callgate.cli.shared import KeysUnreadable, stored_key_count
+    from callgate.config.entry_errors import BadEntry
+    from callgate.state.building import check_files, check_postgres
+
+    mistakes: list[str] = []
+    try:
+        check_files(config)
+        await check_postgres(config)
+    except BadEntry as error:
+        mistakes = [f"{'.'.join(map(str, path))}: {reason}" for path, reason in error.mistakes()]
+    if config.ledger.url is None:
+        try:
+            stored_key_count(config)
+        except KeysUnreadable as error:
+            mistakes.append(str(error))
+    for mistake in mistakes:
+        yield _check(
+            "store", "fail", mistake, todo="until it can be used a server refuses what needs it, and serves the rest"
+        )
+    if not mistakes and (config.data_dir is not None or config.ledger.url is not None):
+        yield _check("store", "ok", "the ledger and the keys can be read")
 
 
 async def _is_callgate(host: str, port: int) -> bool:
@@ -111,19 +148,28 @@ async def _is_callgate(host: str, port: int) -> bool:
 
 
 async def _model(entry: "ModelConfig", client: "HttpClient", places: asyncio.Semaphore) -> Check:
-    from callgate.cli.models import row_of
-    from callgate.upstream.inspection import look, proxy_to
+    from callgate.models.commands import row_of
+    from callgate.models.inspection import look, proxy_to
 
     async with places:
         row = await row_of(entry)
         row["proxy"] = await proxy_to(entry, client)
-        found = await look(entry, client)
-    lane = f"{row['lane']} lane" + (f" (translated: {row['why_litellm']})" if row["why_litellm"] else "")
-    how = f"{lane}, tool calling {row['tool_calling']}" + (f", {row['host']}" if row["host"] else "")
+        finding = await look(entry, client)
+    how = f"{row['lane']} lane"
+    if row["why_litellm"]:
+        how += f" (translated: {row['why_litellm']})"
+    how += f", tool calling {row['tool_calling']}"
+    if row["host"]:
+        how += f", {row['host']}"
     if row["proxy"] is not None:
         how += f", through {row['proxy']}"
     return _check(
-        f"model {entry.model_name}", found.verdict, f"{found.detail}; {how}", found.seconds, todo=found.todo, **row
+        f"model {entry.model_name}",
+        finding.verdict,
+        f"{finding.detail}; {how}",
+        finding.seconds,
+        todo=finding.todo,
+        **row,
     )
 
 
@@ -134,15 +180,27 @@ def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
     for status in registry.sources():
         ready = status.state == "ready"
         detail = status.error or str(status.state)
-        todo = None if ready else _todo_for_source(config, status.name, detail)
-        yield _check(
-            f"source {status.name}", "ok" if ready else "fail", detail, status.seconds, todo=todo, kind=status.kind
-        )
+        if ready:
+            verdict = "ok"
+            todo = None
+        else:
+            verdict = "fail"
+            todo = _todo_for_source(config, status.name, detail)
+        yield _check(f"source {status.name}", verdict, detail, status.seconds, todo=todo, kind=status.kind)
     for broken in registry.quarantined():
         # Unusable tools of a document or server are not the config's fault.
-        verdict = "fail" if not broken.source else "note" if kinds.get(broken.source) == "openapi" else "warn"
-        source = f" of {broken.source}" if broken.source else ""
-        todo = None if broken.source else "correct its entry; the other tools work without it"
+        if not broken.source:
+            verdict = "fail"
+        elif kinds.get(broken.source) == "openapi":
+            verdict = "note"
+        else:
+            verdict = "warn"
+        if broken.source:
+            source = f" of {broken.source}"
+            todo = None
+        else:
+            source = ""
+            todo = "correct its entry; the other tools work without it"
         yield _check(f"tool {broken.name}{source}", verdict, f"cannot be used: {broken.reason}", todo=todo)
     for clash in registry.clashes():
         yield _check(f"name {clash.claimed}", "warn", str(clash))

@@ -1,7 +1,6 @@
 """Finds local model servers on their usual ports, and the MCP servers of other programs, for a first config."""
 
 import asyncio
-import json
 import os
 import re
 import sys
@@ -18,17 +17,24 @@ from callgate.config.document import LIMIT
 from callgate.config.files import read_text
 from callgate.config.mcp_file import as_yaml, servers_of
 from callgate.config.references import BadReference, References
-from callgate.config.schema.mcp import OF_OTHER_CLIENTS, McpServer
-from callgate.config.yaml_size import OversizedText
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines, TransportError
+from callgate.models.providers import ROWS
+from callgate.tools.kinds.mcp.settings import OF_OTHER_CLIENTS, McpServer
+from callgate.untrusted.doors import Door, Untrusted
+from callgate.untrusted.pydantic_readers import check_model
+from callgate.untrusted.readers import read_leniently
+from callgate.untrusted.yaml_readers import OversizedText, read_yaml
 
 LOOK_SECONDS = 1.5
 """The timeout for a local server to list its models."""
 LIST_BYTES = 4_000_000
+MODEL_LIST = Door(name="a list of models", bytes=LIST_BYTES)
 MOST_MODELS = 20
 """The limit of models of one server."""
-OWNERS = {"llamacpp": "llamacpp", "vllm": "vllm", "callgate": None}
+OWNERS = {row.offer.owned_by: row.offer.name for row in ROWS if row.offer is not None and row.offer.owned_by} | {
+    "callgate": None
+}
 """The `owned_by` values of servers that share a usual port."""
 _FOR_EDITORS = re.compile(r"\$\{(?:input:(?P<input>[^}]+)|(?P<folder>workspaceFolder|cwd)|(?P<home>userHome))\}")
 
@@ -56,10 +62,12 @@ async def local_servers() -> list[LocalServer]:
     """The servers of models that listen on this machine, on the ports they usually have."""
     client = HttpClient()  # without the environment's proxies
     try:
-        found = await asyncio.gather(*(_listed(name, client) for name, it in PROVIDERS.items() if it.port))
+        servers = await asyncio.gather(
+            *(_models_listed_by(name, client) for name, provider in PROVIDERS.items() if provider.port)
+        )
     finally:
         await client.close()
-    return [each for each in found if each is not None]
+    return [server for server in servers if server is not None]
 
 
 async def models_at(url: str) -> tuple[str, ...]:
@@ -71,17 +79,19 @@ async def models_at(url: str) -> tuple[str, ...]:
         await client.close()
 
 
-async def _listed(provider: str, client: HttpClient) -> LocalServer | None:
-    url = PROVIDERS[provider].local_url
+async def _models_listed_by(provider: str, client: HttpClient) -> LocalServer | None:
+    url = PROVIDERS[provider].local_url()
     assert url is not None, "only those with a port are looked for"
     listed = await _models(url, client)
     for _, owner in listed:
-        found = OWNERS.get(owner, provider)
-        if found is None:
+        recognized = OWNERS.get(owner, provider)
+        if recognized is None:
             return None
-        provider = found
+        provider = recognized
     names = [name for name, _ in listed if "embed" not in name.lower()]
-    return LocalServer(provider, url, tuple(names[:MOST_MODELS])) if names else None
+    if names:
+        return LocalServer(provider, url, tuple(names[:MOST_MODELS]))
+    return None
 
 
 async def _models(url: str, client: HttpClient) -> list[tuple[str, str]]:
@@ -90,8 +100,8 @@ async def _models(url: str, client: HttpClient) -> list[tuple[str, str]]:
         async with client.get(f"{url.rstrip('/')}/models", {}, patience) as answer:
             if answer.status != 200:
                 return []
-            listed = json.loads(await answer.read(LIST_BYTES))
-        return [(str(each["id"]), str(each.get("owned_by", "")).lower()) for each in listed["data"]]
+            listed = read_leniently(Untrusted(await answer.read(LIST_BYTES), MODEL_LIST).open())
+        return [(str(model["id"]), str(model.get("owned_by", "")).lower()) for model in listed["data"]]
     except (TransportError, ValueError, KeyError, TypeError, AttributeError):
         return []  # no server, or no model server
 
@@ -120,28 +130,29 @@ def read_servers(program: str, path: Path, folder: Path, environ: Mapping[str, s
     """Read the servers of a file, for a config in `folder`. Raises `ValueError` for an unreadable file."""
     try:
         text = as_yaml(read_text(path))
-        LIMIT.check_yaml(text)
-        whole = yaml.safe_load(text)
+        whole = read_yaml(LIMIT.open_yaml(text))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OversizedText) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     _, block = servers_of(whole)
-    found = ServersFile(program, path)
+    file = ServersFile(program, path)
     references = References(environ, folder)
-    for name, entry in block.items() if isinstance(block, dict) else ():
+    if not isinstance(block, dict):
+        return file
+    for name, entry in block.items():
         if not isinstance(entry, dict):
-            found.left_out[str(name)] = ({}, "it is no mapping")
+            file.left_out[str(name)] = ({}, "it is no mapping")
             continue
-        kept = {key: _for_a_server(value) for key, value in entry.items() if key not in OF_OTHER_CLIENTS}
+        server = {key: _for_a_server(value) for key, value in entry.items() if key not in OF_OTHER_CLIENTS}
         try:
-            McpServer.model_validate(_resolved(kept, references))
+            check_model(McpServer, _resolved(server, references))
         except BadReference as error:
-            found.left_out[str(name)] = (kept, str(error))
+            file.left_out[str(name)] = (server, str(error))
         except ValidationError as error:
             first = error.errors()[0]
-            found.left_out[str(name)] = (kept, f"{'.'.join(map(str, first['loc']))}: {first['msg']}".lstrip(": "))
+            file.left_out[str(name)] = (server, f"{'.'.join(map(str, first['loc']))}: {first['msg']}".lstrip(": "))
         else:
-            found.servers[str(name)] = kept
-    return found
+            file.servers[str(name)] = server
+    return file
 
 
 def _for_a_server(value: Any) -> Any:
@@ -160,7 +171,9 @@ def _for_a_server(value: Any) -> Any:
 def _filled_in(place: re.Match[str]) -> str:
     if place["input"]:
         return f"${{{re.sub(r'[^A-Za-z0-9]+', '_', place['input']).upper()}}}"
-    return str(Path.cwd() if place["folder"] else Path.home())
+    if place["folder"]:
+        return str(Path.cwd())
+    return str(Path.home())
 
 
 def _resolved(value: Any, references: References) -> Any:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,10 +13,11 @@ import typer
 import yaml
 
 from callgate.cli.shared import WRONG, give_up
+from callgate.telemetry.terminal import say, shown
 
 if TYPE_CHECKING:
     from callgate.cli.found import LocalServer
-    from callgate.cli.providers import Provider
+    from callgate.cli.providers import OfferedProvider
 
 SECRETS = "secrets"
 """The folder beside the config for keys that were typed in."""
@@ -74,31 +76,39 @@ def init(
 
     Finds providers' keys in the environment, model servers on their usual ports, and the MCP servers of other programs.
     """
-    asking = not yes and (sys.stdin.isatty() if ask is None else ask)
-    if output.exists() and not force and not (asking and typer.confirm(f"{output} is there. Write over it?")):
+    if ask is None:
+        ask = sys.stdin.isatty()
+    asking = ask and not yes
+    if output.exists() and not force and not (asking and typer.confirm(shown(f"{output} is there. Write over it?"))):
         raise give_up(f"{output} is there already: --force writes over it, --output names another file")
     from callgate.cli.one_line import mcp_server, python_tool
 
     folder = output.resolve().parent
     answers = Answers()
     _take_models(answers, provider or [], model or [], base_url, folder, asking=asking, flags_alone=not (asking or yes))
-    for each in mcp or []:
-        name, entry = mcp_server(each, answers.servers)
+    for option in mcp or []:
+        name, entry = mcp_server(option, answers.servers)
         answers.servers[name] = entry
     _take_servers(answers, mcp_file or [], folder, asking=asking, take_all=yes)
-    for each in tool or []:
-        _check_place(each, folder)
-    answers.tools = [{"kind": "python", **python_tool(each)} for each in tool or []]
+    for option in tool or []:
+        _check_place(option, folder)
+    answers.tools = [{"kind": "python", **python_tool(option)} for option in tool or []]
     if not tool:
         _notice_tools(answers, folder)
-    answers.host = host or (typer.prompt("Listen on", default=answers.host) if asking else answers.host)
+    if host:
+        answers.host = host
+    elif asking:
+        answers.host = typer.prompt("Listen on", default=answers.host)
     used = {str(entry["litellm_params"].get("api_base", "")) for entry in answers.models}
     if any(f":{answers.port}/" in f"{address}/" for address in used):  # used by a model server such as vLLM
         answers.port += 1
     answers.port = port or answers.port
     secret = _take_key(answers, key, asking=asking)
     private = any(entry.get("env") or entry.get("headers") for entry in answers.servers.values())
-    mode = 0o600 if private or answers.left_out else 0o644
+    if private or answers.left_out:
+        mode = 0o600
+    else:
+        mode = 0o644
     missing = _missing_variables(output, _text(answers))
     _write(output, _text(answers), mode)
     _report(output, answers, secret, missing)
@@ -119,16 +129,16 @@ def _notice_tools(answers: Answers, folder: Path) -> None:
     if not (folder / USUAL_TOOLS).is_file():
         return
     from callgate.cli.shared import make_importable
-    from callgate.tools.python_function import NotATool, functions_at
+    from callgate.tools.kinds.python.function import NotATool, functions_at
 
     make_importable(folder)
     module = USUAL_TOOLS.removesuffix(".py")
     try:
         functions_at(module)
     except (NotATool, ValueError) as error:
-        typer.echo(f"note: {USUAL_TOOLS} is not taken: {error}", err=True)
+        say(f"note: {USUAL_TOOLS} is not taken: {error}", err=True)
         return
-    typer.echo(f"{USUAL_TOOLS} is here: its tools are offered.", err=True)
+    say(f"{USUAL_TOOLS} is here: its tools are offered.", err=True)
     answers.tools = [{"kind": "python", "module": module}]
 
 
@@ -151,13 +161,13 @@ def _take_models(
         models = [f"{name}=openai/{name}" for name in asyncio.run(models_at(base_url))]
         if not models:
             raise give_up(f"{base_url} lists no models now: name one with --model openai/NAME")
-    answers.models = [model_entry(each, base_url) for each in models]
+    answers.models = [model_entry(model, base_url) for model in models]
     if not providers and (models or base_url):
         return
     local = asyncio.run(local_servers())
     if not providers and not flags_alone:
-        providers = [name for name, it in PROVIDERS.items() if it.key and os.environ.get(it.key)]
-        providers += [each.provider for each in local]
+        providers = [name for name, provider in PROVIDERS.items() if provider.key and os.environ.get(provider.key)]
+        providers += [server.provider for server in local]
         if asking:
             providers, addresses = _asked_providers(providers)
             for url in addresses:
@@ -166,11 +176,11 @@ def _take_models(
         if name == "demo":
             answers.models.append(dict(DEMO))
         elif PROVIDERS[name].port:
-            answers.models += _local_models(name, next((each for each in local if each.provider == name), None))
+            answers.models += _local_models(name, next((server for server in local if server.provider == name), None))
         else:
             answers.models += _hosted_models(PROVIDERS[name], folder, asking=asking)
     if not answers.models:
-        typer.echo("No provider was named and none found: the demo model stands in.", err=True)
+        say("No provider was named and none found: the demo model stands in.", err=True)
         answers.models = [{"model_name": "demo", "litellm_params": {"model": "demo/demo"}}]
 
 
@@ -178,29 +188,29 @@ def _check_names(providers: list[str]) -> None:
     from callgate.cli.providers import PROVIDERS
     from callgate.config.problems import near
 
-    for each in providers:
-        if each not in (*PROVIDERS, "demo"):
-            hint = near(each, list(PROVIDERS)) or f": known are {', '.join(PROVIDERS)} and demo"
-            raise give_up(f"--provider {each} is not known{hint}; for another server --base-url URL")
+    for provider in providers:
+        if provider not in (*PROVIDERS, "demo"):
+            hint = near(provider, list(PROVIDERS)) or f": known are {', '.join(PROVIDERS)} and demo"
+            raise give_up(f"--provider {provider} is not known{hint}; for another server --base-url URL")
 
 
-def _asked_providers(found: list[str]) -> tuple[list[str], list[str]]:
+def _asked_providers(suggested: list[str]) -> tuple[list[str], list[str]]:
     """Ask for providers; return their names, and URLs."""
     from callgate.cli.providers import PROVIDERS
     from callgate.config.problems import near
-    from callgate.upstream.provider_names import OTHER_WORDS
+    from callgate.models.providers import DEFAULT, suggestions
 
-    typer.echo(f"Known: {', '.join(PROVIDERS)}; demo, which needs no key;")
-    typer.echo("or the address of any server with OpenAI's API, such as http://127.0.0.1:8080/v1.")
-    known = [*PROVIDERS, "demo"]
+    say(f"Known: {', '.join(PROVIDERS)}; demo, which needs no key;")
+    say("or the address of any server with OpenAI's API, such as http://127.0.0.1:8080/v1.")
+    choices = [*PROVIDERS, "demo"]
     while True:
-        answer = typer.prompt("Which providers", default=", ".join(found) or "openai")
-        words = [each for each in re.split(r"[,\s]+", answer) if each]
-        addresses = [each for each in words if re.match(r"https?://[^/]", each)]
-        names = [each.lower() for each in words if each not in addresses]
-        names = [OTHER_WORDS.get(each, each) if each not in known else each for each in names]
-        if unknown := [each for each in names if each not in known]:
-            typer.echo(f"Not known: {', '.join(f'{each}{near(each, known)}' for each in unknown)}", err=True)
+        answer = typer.prompt("Which providers", default=", ".join(suggested) or DEFAULT)
+        words = [word for word in re.split(r"[,\s]+", answer) if word]
+        addresses = [word for word in words if re.match(r"https?://[^/]", word)]
+        names = [word.lower() for word in words if word not in addresses]
+        names = [suggestions().get(word, word) if word not in choices else word for word in names]
+        if unknown := [word for word in names if word not in choices]:
+            say(f"Not known: {', '.join(f'{word}{near(word, choices)}' for word in unknown)}", err=True)
             continue
         return names, addresses
 
@@ -211,47 +221,52 @@ def _models_at_address(url: str) -> list[dict[str, Any]]:
 
     names = list(asyncio.run(models_at(url)))
     if not names:
-        answer = typer.prompt(f"{url} lists no models now: the name of one")
-        names = [each for each in re.split(r"[,\s]+", answer) if each]
-    return [model_entry(f"{each}=openai/{each}", url) for each in names]
+        answer = typer.prompt(shown(f"{url} lists no models now: the name of one"))
+        names = [model for model in re.split(r"[,\s]+", answer) if model]
+    return [model_entry(f"{model}=openai/{model}", url) for model in names]
 
 
 def _local_models(name: str, server: "LocalServer | None") -> list[dict[str, Any]]:
     from callgate.cli.one_line import model_entry
     from callgate.cli.providers import PROVIDERS
 
-    known = PROVIDERS[name]
-    url = server.url if server else known.local_url or ""
+    provider = PROVIDERS[name]
     if server is None:
-        typer.echo(f"{known.title} does not answer at {url} now; {known.example} stands for its models.", err=True)
-    base = url.removesuffix("/v1") if name == "ollama" else url
-    models = server.models if server else (known.example,)
-    return [model_entry(f"{each}={known.prefix}/{each}", base) for each in models]
+        url = provider.local_url() or ""
+        models: Sequence[str] = (provider.example,)
+        say(f"{provider.title} does not answer at {url} now; {provider.example} stands for its models.", err=True)
+    else:
+        url = server.url
+        models = server.models
+    return [model_entry(f"{model}={provider.prefix}/{model}", provider.base_of(url)) for model in models]
 
 
-def _hosted_models(known: "Provider", folder: Path, *, asking: bool) -> list[dict[str, Any]]:
+def _hosted_models(provider: "OfferedProvider", folder: Path, *, asking: bool) -> list[dict[str, Any]]:
     from callgate.cli.one_line import model_entry
 
-    chosen = typer.prompt(f"{known.title}: which models", default=known.example) if asking else known.example
-    entries = [model_entry(f"{each}={known.prefix}/{each}") for each in re.split(r"[,\s]+", chosen.strip())]
+    if asking:
+        chosen = typer.prompt(shown(f"{provider.title}: which models"), default=provider.example)
+    else:
+        chosen = provider.example
+    entries = [model_entry(f"{model}={provider.prefix}/{model}") for model in re.split(r"[,\s]+", chosen.strip())]
     # The reference to a provider's key: its variable, or a file that is written now.
-    if os.environ.get(known.key) or not asking:
-        key = f"os.environ/{known.key}"
+    if os.environ.get(provider.key) or not asking:
+        key = f"os.environ/{provider.key}"
     else:
         secret = typer.prompt(
-            f"{known.key} is not set. The key (kept in {SECRETS}/), or nothing to set the variable later",
+            shown(f"{provider.key} is not set. The key (kept in {SECRETS}/), or nothing to set the variable later"),
             default="", hide_input=True, show_default=False,
         )  # fmt: skip
         if not secret.strip():
-            key = f"os.environ/{known.key}"
+            key = f"os.environ/{provider.key}"
         else:
             place = folder / SECRETS
             place.mkdir(mode=0o700, exist_ok=True)
             (place / ".gitignore").write_text("*\n")
-            file = place / known.key.lower()
+            file = place / provider.key.lower()
             _write(file, secret.strip() + "\n")
             key = f"file:./{SECRETS}/{file.name}"
-    return [{**each, "litellm_params": {**each["litellm_params"], "api_key": key}} for each in entries]
+    return [{**entry, "litellm_params": {**entry["litellm_params"], "api_key": key}} for entry in entries]
 
 
 def _take_servers(answers: Answers, files: list[Path], folder: Path, *, asking: bool, take_all: bool) -> None:
@@ -260,27 +275,32 @@ def _take_servers(answers: Answers, files: list[Path], folder: Path, *, asking: 
     from callgate.cli.one_line import free_name
 
     named = [("", path) for path in files]
-    for program, path in named or (usual_files() if asking or take_all else ()):
+    if not named and (asking or take_all):
+        named = [*usual_files()]
+    for program, path in named:
         try:
-            found = read_servers(program, path, folder)
+            file = read_servers(program, path, folder)
         except ValueError as error:
             if not program:
                 raise give_up(error) from None
-            typer.echo(f"note: {error}", err=True)
+            say(f"note: {error}", err=True)
             continue
-        names = ", ".join((*found.servers, *found.left_out))
+        names = ", ".join((*file.servers, *file.left_out))
         if not names or (
-            program and asking and not typer.confirm(f"Take over the MCP servers of {program}: {names}?", default=True)
+            program
+            and asking
+            and not typer.confirm(shown(f"Take over the MCP servers of {program}: {names}?"), default=True)
         ):
             continue
-        for name, entry in found.servers.items():
+        for name, entry in file.servers.items():
             if entry not in answers.servers.values():
                 answers.servers[free_name(name, answers.servers)] = entry
-        answers.left_out |= found.left_out
+        answers.left_out |= file.left_out
 
 
 def _take_key(answers: Answers, name: str | None, *, asking: bool) -> str | None:
-    from callgate.auth.keys import is_loopback, mint_key
+    from callgate.access.keys import mint_key
+    from callgate.callers.origin_guard import is_loopback
 
     if name is None and is_loopback(answers.host):
         if not asking or not typer.confirm(
@@ -288,7 +308,7 @@ def _take_key(answers: Answers, name: str | None, *, asking: bool) -> str | None
         ):
             return None
     elif name is None:
-        typer.echo(f"{answers.host} can be reached by others, so that clients need a key.", err=True)
+        say(f"{answers.host} can be reached by others, so that clients need a key.", err=True)
     name = name or "first"
     secret, digest = mint_key()
     answers.keys = [{"name": name, "hash": digest, "approve": "on", "admin": "on"}]
@@ -309,7 +329,10 @@ def _text(answers: Answers) -> str:
     ]
     if answers.servers or answers.left_out:
         text = "# MCP servers, in the words that other programs use for them.\n"
-        text += _block({"mcp_servers": answers.servers}) if answers.servers else "mcp_servers:\n"
+        if answers.servers:
+            text += _block({"mcp_servers": answers.servers})
+        else:
+            text += "mcp_servers:\n"
         for name, (entry, why) in answers.left_out.items():
             lines = yaml.safe_dump({name: entry}, sort_keys=False).splitlines()
             text += f"  # left out: {why}\n" + "".join(f"  # {line}\n" for line in lines)
@@ -346,14 +369,14 @@ def _missing_variables(output: Path, text: str) -> list[str]:
     _write(draft, text)
     try:
         loaded = load(draft)
-        make_importable(loaded.folder)
+        make_importable(loaded.folder())
         if mistakes := mistakes_in(loaded):
             raise loaded.complaint(*mistakes)
     except ConfigError as error:
         missing = re.findall(r"the environment variable (\w+) is not set", str(error))
         if len(missing) < len(error.problems):
-            typer.echo(str(error).replace(str(draft), str(output)), err=True)
-            typer.echo(f"callgate: {output} was not written", err=True)
+            say(str(error).replace(str(draft), str(output)), err=True)
+            say(f"callgate: {output} was not written", err=True)
             raise typer.Exit(WRONG) from None
         return list(dict.fromkeys(missing))
     finally:
@@ -363,14 +386,16 @@ def _missing_variables(output: Path, text: str) -> list[str]:
 
 def _report(output: Path, answers: Answers, secret: str | None, missing: list[str]) -> None:
     """Print what was written, and what to do next."""
-    models = ", ".join(dict.fromkeys(each["model_name"] for each in answers.models))
-    typer.echo(f"wrote {output}: models {models}; MCP servers {', '.join(answers.servers) or 'none'}")
+    models = ", ".join(dict.fromkeys(model["model_name"] for model in answers.models))
+    say(f"wrote {output}: models {models}; MCP servers {', '.join(answers.servers) or 'none'}")
     for name, (_, why) in answers.left_out.items():
-        typer.echo(f"left out, as a comment: MCP server {name}: {why}")
+        say(f"left out, as a comment: MCP server {name}: {why}")
     if secret is not None:
-        typer.echo(f"key (shown this once): {secret}")
-    at = "" if output == Path("config.yaml") else f" --config {output}"
+        say(f"key (shown this once): {secret}")
+    at = ""
+    if output != Path("config.yaml"):
+        at = f" --config {output}"
     for variable in missing:
-        typer.echo(f"next: export {variable}=...   (the provider's key; `callgate check{at}` fails until it is set)")
-    typer.echo(f"next: callgate doctor{at}   (asks every provider and tool server whether it is there)")
-    typer.echo(f"next: callgate serve{at}   (then point a client at http://{answers.host}:{answers.port}/v1)")
+        say(f"next: export {variable}=...   (the provider's key; `callgate check{at}` fails until it is set)")
+    say(f"next: callgate doctor{at}   (asks every provider and tool server whether it is there)")
+    say(f"next: callgate serve{at}   (then point a client at http://{answers.host}:{answers.port}/v1)")

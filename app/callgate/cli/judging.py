@@ -9,10 +9,10 @@ import msgspec
 from callgate.calls.states import BrokenCall, Call, Flaw
 from callgate.conversation.events import ModelEvent, StreamEnd
 from callgate.conversation.turn import TurnBuilder
+from callgate.models.direct.chunks import read_completion
+from callgate.models.direct.model import StreamedBody
+from callgate.recorder.recorded_tools import RecordedToolbox
 from callgate.runtime.manager import new_call_id
-from callgate.runtime.recorded_tools import RecordedToolbox
-from callgate.upstream.chunks import read_completion
-from callgate.upstream.direct_model import StreamedBody
 
 
 class Verdict(NamedTuple):
@@ -37,16 +37,18 @@ class NoRecording(ValueError):
 
 def differences(recording: Any) -> tuple[int, list[Difference]]:
     """Return the number of checked calls, and the turns whose verdicts have changed."""
-    replies, toolbox = _replies(recording), _toolbox(recording)
-    found, calls = [], 0
+    replies = _replies(recording)
+    toolbox = _toolbox(recording)
+    changed = []
+    calls = 0
     for turn, reply in enumerate(replies):
         judged = _judged(reply, toolbox)
         calls += len(judged)
         now = Counter(Verdict(call.name or "", _word(call)) for call in judged)
         before = Counter(_recorded(reply, recording, judged))
         if now != before:
-            found.append(Difference(turn, sorted((before - now).elements()), sorted((now - before).elements())))
-    return calls, found
+            changed.append(Difference(turn, sorted((before - now).elements()), sorted((now - before).elements())))
+    return calls, changed
 
 
 def _judged(reply: Mapping[str, Any], toolbox: RecordedToolbox) -> Sequence[Call]:
@@ -54,35 +56,46 @@ def _judged(reply: Mapping[str, Any], toolbox: RecordedToolbox) -> Sequence[Call
     if not reply.get("chunks"):
         builder.feed(read_completion(reply["whole"]))
         return builder.finish(StreamEnd.DONE).calls
-    body, is_done = StreamedBody(), reply.get("end", "done") == "done"
+    body = StreamedBody()
+    is_done = reply.get("end", "done") == "done"
     events: list[ModelEvent] = []
     for chunk in reply["chunks"]:
         events += body.feed(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
-    events += body.feed(b"data: [DONE]\n\n") if is_done else body.finish()
+    if is_done:
+        end = StreamEnd.DONE
+        events += body.feed(b"data: [DONE]\n\n")
+    else:
+        end = StreamEnd.EOF
+        events += body.finish()
     builder.feed(events)
-    return builder.finish(StreamEnd.DONE if is_done else StreamEnd.EOF).calls
+    return builder.finish(end).calls
 
 
 def _recorded(reply: Mapping[str, Any], recording: Mapping[str, Any], judged: Sequence[Call]) -> Iterable[Verdict]:
     """Return the recorded verdicts of each turn, or in a handwritten recording of each call by id."""
     if "verdicts" in reply:
-        return [Verdict(each["name"] or "", _without_text(each["verdict"])) for each in reply["verdicts"]]
+        return [Verdict(verdict["name"] or "", _without_text(verdict["verdict"])) for verdict in reply["verdicts"]]
     results = recording["expect"]["results"]
     flaws = {id: result["flaw"] for id, result in results.items() if isinstance(result, Mapping) and "flaw" in result}
-    known = results.keys() | {call["id"] for call in recording["expect"]["tool_calls"]}
+    judged_ids = results.keys() | {call["id"] for call in recording["expect"]["tool_calls"]}
     return [
-        Verdict(call.name or "", flaws.get(call.id, "ready") if call.id in known else _word(call)) for call in judged
+        Verdict(call.name or "", flaws.get(call.id, "ready") if call.id in judged_ids else _word(call))
+        for call in judged
     ]
 
 
 def _word(call: Call) -> str:
-    return str(call.flaw) if isinstance(call, BrokenCall) else "ready"
+    if isinstance(call, BrokenCall):
+        return str(call.flaw)
+    return "ready"
 
 
 def _without_text(word: str) -> str:
     """Return the verdict on a call without the text around it, which a recording does not have: `not_alone` is only said of
     calls that are ready otherwise."""
-    return "ready" if word == Flaw.NOT_ALONE else word
+    if word == Flaw.NOT_ALONE:
+        return "ready"
+    return word
 
 
 def _replies(recording: Any) -> list[Mapping[str, Any]]:
@@ -96,5 +109,5 @@ def _toolbox(recording: Mapping[str, Any]) -> RecordedToolbox:
     tools = recording.get("tools")
     if tools is None:
         raise NoRecording("it does not say what tools were offered (`tools`)")
-    clients = {each["function"]["name"] for each in recording["request"].get("tools", ()) if "function" in each}
+    clients = {tool["function"]["name"] for tool in recording["request"].get("tools", ()) if "function" in tool}
     return RecordedToolbox(tools, clients, {})

@@ -4,18 +4,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from callgate.cli.shared import give_up
+from callgate.config.entry_errors import BadEntry
 from callgate.config.load import Loaded
-from callgate.runtime.builders.errors import BadEntry
-from callgate.runtime.builders.limits import processes_of, threads_of
-from callgate.runtime.builders.models import model_entries, tls_of
-from callgate.runtime.builders.stores import check_files, store_of
-from callgate.runtime.builders.tools import registry_of
+from callgate.models.building import model_entries, tls_of
+from callgate.models.resolve import ModelConfig
+from callgate.parsers.building import parsers_of
+from callgate.runtime.limits import processes_of, threads_of
 from callgate.runtime.tool_patterns import check_patterns
+from callgate.state.building import check_secret_file, store_of
+from callgate.tools.building import registry_of
 from callgate.tools.registry import Registry
-from callgate.upstream.resolve import ModelConfig
 
 if TYPE_CHECKING:
-    from callgate.tools.http_client import Web
+    from callgate.tools.kinds.http.client import Web
 
 Mistake = tuple[tuple[str | int, ...], str]
 T = TypeVar("T")
@@ -29,7 +30,7 @@ def made(loaded: Loaded) -> tuple[list[ModelConfig], Registry]:
         try:
             check_patterns(loaded.config, registry)
         except BadEntry as error:
-            mistakes = error.mistakes
+            mistakes = error.mistakes()
     if mistakes or models is None or registry is None:
         raise give_up(loaded.complaint(*mistakes))
     return models, registry
@@ -53,18 +54,20 @@ def _tried(loaded: Loaded) -> tuple[list[Mistake], list[ModelConfig] | None, Reg
         try:
             return make()
         except BadEntry as error:
-            mistakes.extend(error.mistakes)
+            mistakes.extend(error.mistakes())
             return None
 
     models = tried(lambda: model_entries(config))
-    registry = tried(lambda: registry_of(config, _web, threads_of(config), processes_of(config)))
+    registry = tried(
+        lambda: registry_of(config, _web, threads_of(config), processes_of(config), parsers=parsers_of(config))
+    )
     tried(lambda: store_of(config))
     tried(lambda: tls_of(config))
-    tried(lambda: check_files(config))
+    tried(lambda: check_secret_file(config))
     return mistakes, models, registry
 
 
 def _web() -> "Web":
-    from callgate.tools.http_client import Web
+    from callgate.tools.kinds.http.client import Web
 
     return Web()

@@ -1,87 +1,53 @@
-"""The providers and local servers that the command line knows: their litellm names, variables and ports."""
+"""The providers and local servers that the command line offers, and what their keys are called."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from callgate.models.providers import DEFAULT, ROWS, provider_named
+
 
 @dataclass(frozen=True, slots=True)
-class Provider:
+class OfferedProvider:
     """A provider, for configs written by `callgate init` and `serve --model`."""
 
     title: str
     prefix: str
     """The prefix of a model's name in `litellm_params.model`."""
-    key: str = ""
-    """The variable that holds its key; empty for none."""
-    example: str = ""
+    key: str
+    """The variable that holds its key; empty where it needs none."""
+    example: str
     """A model to begin with."""
-    port: int | None = None
-    """The default port of its local server."""
+    port: int | None
+    """The default port of a local server."""
+    path: str
+    """What its address needs beyond what `api_base` has."""
 
-    @property
     def local_url(self) -> str | None:
-        return f"http://127.0.0.1:{self.port}/v1" if self.port else None
+        """Return the usual address of the API of a local server."""
+        if self.port:
+            return f"http://127.0.0.1:{self.port}/v1"
+        return None
+
+    def base_of(self, url: str) -> str:
+        """Return the `api_base` for an address of its API."""
+        if self.path:
+            return url.removesuffix(self.path)
+        return url
 
 
-PROVIDERS: Mapping[str, Provider] = {
-    "openai": Provider("OpenAI", "openai", "OPENAI_API_KEY", "gpt-5-mini"),
-    "anthropic": Provider("Anthropic", "anthropic", "ANTHROPIC_API_KEY", "claude-sonnet-4-5"),
-    "gemini": Provider("Google Gemini", "gemini", "GEMINI_API_KEY", "gemini-2.5-flash"),
-    "openrouter": Provider("OpenRouter", "openrouter", "OPENROUTER_API_KEY", "openai/gpt-5-mini"),
-    "ollama": Provider("Ollama", "ollama_chat", example="qwen3", port=11434),
-    "lmstudio": Provider("LM Studio", "lm_studio", example="qwen3-8b", port=1234),
-    "llamacpp": Provider("llama.cpp", "llamafile", example="default", port=8080),
-    "vllm": Provider("vLLM", "hosted_vllm", example="Qwen/Qwen3-8B", port=8000),
+PROVIDERS: Mapping[str, OfferedProvider] = {
+    row.offer.name: OfferedProvider(
+        title=row.offer.title,
+        prefix=row.name,
+        key="" if row.key_is_optional else row.key_variable,
+        example=row.offer.example,
+        port=row.offer.port,
+        path=row.path,
+    )
+    for row in ROWS
+    if row.offer is not None
 }
-KEY_VARIABLES: Mapping[str, str] = {
-    **{each.prefix: each.key for each in PROVIDERS.values() if each.key},
-    "baseten": "BASETEN_API_KEY",
-    "cerebras": "CEREBRAS_API_KEY",
-    "chutes": "CHUTES_API_KEY",
-    "codestral": "CODESTRAL_API_KEY",
-    "cohere": "COHERE_API_KEY",
-    "dashscope": "DASHSCOPE_API_KEY",
-    "deepinfra": "DEEPINFRA_API_KEY",
-    "deepseek": "DEEPSEEK_API_KEY",
-    "featherless_ai": "FEATHERLESS_AI_API_KEY",
-    "fireworks_ai": "FIREWORKS_API_KEY",
-    "github": "GITHUB_API_KEY",
-    "groq": "GROQ_API_KEY",
-    "hyperbolic": "HYPERBOLIC_API_KEY",
-    "inception": "INCEPTION_API_KEY",
-    "lambda_ai": "LAMBDA_API_KEY",
-    "meta_llama": "LLAMA_API_KEY",
-    "mistral": "MISTRAL_API_KEY",
-    "moonshot": "MOONSHOT_API_KEY",
-    "nebius": "NEBIUS_API_KEY",
-    "novita": "NOVITA_API_KEY",
-    "nscale": "NSCALE_API_KEY",
-    "nvidia_nim": "NVIDIA_NIM_API_KEY",
-    "parasail": "PARASAIL_API_KEY",
-    "perplexity": "PERPLEXITYAI_API_KEY",
-    "poe": "POE_API_KEY",
-    "sambanova": "SAMBANOVA_API_KEY",
-    "together_ai": "TOGETHERAI_API_KEY",
-    "v0": "V0_API_KEY",
-    "vercel_ai_gateway": "VERCEL_AI_GATEWAY_API_KEY",
-    "wandb": "WANDB_API_KEY",
-    "xai": "XAI_API_KEY",
-    "zai": "ZAI_API_KEY",
-}
-"""The variables of providers' keys, by the prefix of a model. Other providers find credentials by themselves."""
-
-
-OTHER_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "anthropic": ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_TOKEN"),
-    "cohere": ("CO_API_KEY",),
-    "fireworks_ai": ("FIREWORKS_AI_API_KEY", "FIREWORKSAI_API_KEY", "FIREWORKS_AI_TOKEN"),
-    "gemini": ("GOOGLE_API_KEY",),
-    "openrouter": ("OR_API_KEY",),
-    "perplexity": ("PERPLEXITY_API_KEY",),
-    "together_ai": ("TOGETHER_API_KEY", "TOGETHER_AI_API_KEY", "TOGETHER_AI_TOKEN"),
-}
-"""Further variables of providers' keys that litellm reads."""
 _ELSEWHERE = frozenset({"api_key", "api_base", "base_url", "headers", "extra_headers"})
 """Parameters with which a key is given, or may not be needed: one's own server often takes none."""
 
@@ -90,24 +56,32 @@ def missing_key(params: Mapping[str, object], environ: Mapping[str, str] = os.en
     """Return the provider of a model's entry and the variable of its key, where neither the entry nor the environment has one.
     None for providers of which it is not known."""
     model = str(params["model"])
-    provider = str(params.get("custom_llm_provider") or (model.partition("/")[0] if "/" in model else "openai"))
-    variable = KEY_VARIABLES.get(provider)
-    if variable is None or not _ELSEWHERE.isdisjoint(params):
+    prefix, slash, _ = model.partition("/")
+    provider = provider_named(str(params.get("custom_llm_provider") or (prefix if slash else DEFAULT)))
+    if provider is None or not provider.key_variable or provider.key_is_optional or not _ELSEWHERE.isdisjoint(params):
         return None
-    own_address = ("OPENAI_BASE_URL", "OPENAI_API_BASE") if provider == "openai" else ()
-    known = (variable, *OTHER_VARIABLES.get(provider, ()), *own_address)
-    return None if any(environ.get(name) for name in known) else (provider, variable)
+    variables = (provider.key_variable, *provider.other_key_variables, *provider.base_variables)
+    if any(environ.get(variable) for variable in variables):
+        return None
+    return provider.name, provider.key_variable
 
 
 def litellm_params(model: str, base_url: str | None = None) -> dict[str, str]:
     """Return the `litellm_params` for a model named as `provider/model`, perhaps at an address of its own."""
     prefix = model.partition("/")[0]
-    variable = KEY_VARIABLES.get(prefix)
+    row = provider_named(prefix)
+    if row is not None and not row.key_is_optional:
+        variable = row.key_variable
+    else:
+        variable = ""
     params = {"model": model}
     if base_url:
         params["api_base"] = base_url
-        if variable and not os.environ.get(variable):
+        if not os.environ.get(variable):
             return params  # the operator's own server often needs no key
-    elif local := next((each.local_url for each in PROVIDERS.values() if each.prefix == prefix and each.port), None):
-        return {**params, "api_base": local.removesuffix("/v1") if prefix == "ollama_chat" else local}
-    return {**params, "api_key": f"os.environ/{variable}"} if variable else params
+    for offered in PROVIDERS.values():
+        if not base_url and offered.prefix == prefix and (local := offered.local_url()) is not None:
+            return {**params, "api_base": offered.base_of(local)}
+    if variable:
+        params["api_key"] = f"os.environ/{variable}"
+    return params

@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from callgate.cli.server_client import KeyOption, UrlOption, asked
-from callgate.cli.shared import JsonOption, printable
+from callgate.cli.server_client import KeyOption, UrlOption, ask_server
+from callgate.cli.shared import JsonOption
+from callgate.telemetry.terminal import say
 
 
 def reload(
@@ -21,15 +22,15 @@ def reload(
 
     A config that allows more than the one in use is refused unless --widen says that it is meant.
     """
-    answer = asked("POST", "/admin/reload", url, key, {"widen": widen})
+    answer = ask_server("POST", "/admin/reload", url, key, {"widen": widen})
     if as_json:
         import json
 
-        typer.echo(json.dumps(answer))
+        say(json.dumps(answer))
         return
     changed = ", ".join(answer["changed"]) or "nothing"
-    typer.echo(printable(f"read again; changed: {changed}"))
-    for each in answer.get("widened", ()):
-        typer.echo(printable(f"allowed by now: {each}"))
+    say(f"read again; changed: {changed}")
+    for widening in answer.get("widened", ()):
+        say(f"allowed by now: {widening}")
     if answer["needs_restart"]:
-        typer.echo(printable(f"only after a restart: {', '.join(answer['needs_restart'])}"))
+        say(f"only after a restart: {', '.join(answer['needs_restart'])}")

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from callgate.cli.shared import WRONG, printable
+from callgate.cli.shared import WRONG
+from callgate.telemetry.terminal import say
+from callgate.untrusted.doors import Door, Untrusted
+from callgate.untrusted.readers import read_leniently
 
 if TYPE_CHECKING:
     from callgate.http.interface import Response
@@ -19,6 +22,7 @@ Found = TypeVar("Found")
 DEFAULT_PORT = 8000
 SECONDS = 30.0
 ANSWER_BYTES = 64 * 1024 * 1024
+SERVER_ANSWER = Door(name="an answer of a Callgate server", bytes=ANSWER_BYTES)
 
 UrlOption = Annotated[
     str | None,
@@ -33,9 +37,11 @@ def address_of(url: str | None) -> str:
     return (url or f"http://127.0.0.1:{os.environ.get('CALLGATE_PORT', DEFAULT_PORT)}").rstrip("/")
 
 
-def asked(method: str, path: str, url: str | None, key: str | None, body: Any = None, seconds: float = SECONDS) -> Any:
+def ask_server(
+    method: str, path: str, url: str | None, key: str | None, body: Any = None, seconds: float = SECONDS
+) -> Any:
     """Return the server's decoded response; exits with its error message."""
-    return run_asking(answered(method, path, url, key, body, seconds), url)
+    return run_asking(fetch_answer(method, path, url, key, body, seconds), url)
 
 
 def run_asking(work: Coroutine[Any, Any, Found], url: str | None) -> Found:
@@ -45,9 +51,9 @@ def run_asking(work: Coroutine[Any, Any, Found], url: str | None) -> Found:
     try:
         return asyncio.run(work)
     except ServerRefused as error:
-        raise failed(str(error)) from None
+        raise fail_with(str(error)) from None
     except (TransportError, ValueError) as error:
-        raise failed(f"{address_of(url)}: {error}{hint_at_start(error)}") from None
+        raise fail_with(f"{address_of(url)}: {error}{hint_at_start(error)}") from None
 
 
 def hint_at_start(error: Exception) -> str:
@@ -62,12 +68,12 @@ def status_of(url: str, seconds: float) -> int:
     return asyncio.run(_status_of(url, seconds))
 
 
-async def answered(
+async def fetch_answer(
     method: str, path: str, url: str | None, key: str | None, body: Any = None, seconds: float = SECONDS
 ) -> Any:
     """Return the server's decoded response. Raises `ServerRefused` for an error."""
-    async with opened(method, path, url, key, body, seconds=seconds) as response:
-        return json.loads(await response.read(ANSWER_BYTES))
+    async with open_request(method, path, url, key, body, seconds=seconds) as response:
+        return read_answer(await response.read(ANSWER_BYTES))
 
 
 async def follow(
@@ -79,17 +85,22 @@ async def follow(
 ) -> None:
     """Pass the server-sent events of a path to `take`, each with its name. `first` is awaited once the stream is open."""
     name = "message"
-    rest = b""
-    async with opened("GET", path, url, key, headers={"Accept": "text/event-stream"}) as response:
+    unfinished = b""
+    async with open_request("GET", path, url, key, headers={"Accept": "text/event-stream"}) as response:
         await first()
         async for data in response.chunks():
-            *lines, rest = (rest + data).split(b"\n")
+            *lines, unfinished = (unfinished + data).split(b"\n")
             for line in lines:
                 field, _, value = line.partition(b": ")
                 if field == b"event":
                     name = value.decode()
                 elif field == b"data":
-                    take(name, json.loads(value))
+                    take(name, read_answer(value))
+
+
+def read_answer(data: bytes) -> Any:
+    """Decode what a server wrote. Raises `ValueError`."""
+    return read_leniently(Untrusted(data, SERVER_ANSWER).open())
 
 
 class ServerRefused(Exception):
@@ -97,7 +108,7 @@ class ServerRefused(Exception):
 
 
 @asynccontextmanager
-async def opened(
+async def open_request(
     method: str,
     path: str,
     url: str | None,
@@ -120,7 +131,7 @@ async def opened(
         async with client.request(method, address_of(url) + path, fields, content, deadlines) as response:
             if response.status >= 400:
                 try:
-                    message = printable(str(json.loads(await response.read(ANSWER_BYTES))["error"]["message"]))
+                    message = str(read_answer(await response.read(ANSWER_BYTES))["error"]["message"])
                 except (ValueError, KeyError, TypeError):
                     message = f"the server answered {response.status}"
                 raise ServerRefused(message)
@@ -129,9 +140,9 @@ async def opened(
         await client.close()
 
 
-def failed(why: str) -> typer.Exit:
+def fail_with(why: str) -> typer.Exit:
     """Print an error message; the result is to be raised."""
-    typer.echo(f"callgate: {why}", err=True)
+    say(f"callgate: {why}", err=True)
     return typer.Exit(WRONG)
 
 

@@ -18,6 +18,7 @@ from callgate.cli.shared import (
     give_up,
     read_config,
 )
+from callgate.telemetry.terminal import say
 
 if TYPE_CHECKING:
     from callgate.config.load import Loaded
@@ -75,37 +76,37 @@ def serve(
     loaded = read_config(config, flags, text=text)
     if create_key:
         _create_first_key(loaded)
-    check_exposure(loaded)
+    check_exposure(loaded, with_unknown_keys=True)
     from callgate.cli.making import made
     from callgate.cli.warnings import warnings_of
     from callgate.config.load import load
     from callgate.server.serve import serve as run_server
-    from callgate.tools.own_modules import hiding
+    from callgate.tools.kinds.python.own_modules import hiding
 
     _, registry = made(loaded)
-    check_reachable(loaded)
-    for warning in hiding(loaded.folder):
-        typer.echo(f"warning: {warning}", err=True)
+    check_reachable(loaded, may_be_away=True)
+    for warning in hiding(loaded.folder()):
+        say(f"warning: {warning}", err=True)
     for warning in warnings_of(loaded, registry):
-        typer.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}", err=True)
     raise typer.Exit(run_server(loaded, lambda: load(config, flags=flags, text=text)))
 
 
 def _create_first_key(loaded: "Loaded") -> None:
     """Create a key and print it, which is not logged."""
-    from callgate.cli.keys import keeps_keys, key_store
+    from callgate.access.commands import keeps_keys, key_store
 
     if not keeps_keys(loaded.config):
         raise give_up(f"--create-key keeps the key in the key store, and {NO_FOLDER}")
     if count_keys(loaded.config):
         return
-    from callgate.auth.keys import KeyEntry, mint_key
+    from callgate.access.keys import KeyEntry, mint_key
 
     key, digest = mint_key()
     store = key_store(loaded.config)
     store.add(KeyEntry("first", digest, approve=True, admin=True))
     store.close()
-    typer.echo(f"key (made now, shown this once): {key}", err=True)
+    say(f"key (made now, shown this once): {key}", err=True)
 
 
 def _load_lightly() -> None:
@@ -139,7 +140,7 @@ def health(
 ) -> None:
     """Ask a running server whether it is alive. Exit code 0 if it is; for container health checks."""
     if worker:
-        from callgate.cli.worker import check_worker
+        from callgate.fleet.commands import check_worker
 
         check_worker(read_config(config, without_variables=True).config)
         return
@@ -148,15 +149,19 @@ def health(
 
     port = os.environ.get("CALLGATE_PORT", DEFAULT_PORT)
     why = ""
-    for base in (url,) if url else (f"http://127.0.0.1:{port}", f"http://[::1]:{port}"):
+    if url:
+        bases = [url]
+    else:
+        bases = [f"http://127.0.0.1:{port}", f"http://[::1]:{port}"]
+    for base in bases:
         try:
             status = status_of(base, HEALTH_SECONDS)
         except TransportError as error:
             why = why or f"{base}: {error}{hint_at_start(error)}"
             continue
         if status == HTTPStatus.OK:
-            typer.echo(f"{base}: {status}")
+            say(f"{base}: {status}")
             return
         why = f"{base}: HTTP {status}"
-    typer.echo(why, err=True)
+    say(why, err=True)
     raise typer.Exit(WRONG)

@@ -1,1 +1,4 @@
-"""The configuration: its schema (`schema`), and reading it (`load`). Imports no other package of Callgate."""
+"""Reads `config.yaml`: places, references, mistakes with their lines, and the schema of the whole file.
+
+Read `load` first. For users: `docs/operating.md`.
+"""

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from callgate.config.schema import Config, PlacedTool, Section
+from callgate.access.settings import Key
 from callgate.config.schema.guards import Guard
-from callgate.config.schema.keys import Key
+from callgate.config.schema.values import Section
+from callgate.config.schema.whole import Config
+from callgate.tools.settings import PlacedTool
 
 Path = tuple[str | int, ...]
 
@@ -43,40 +45,80 @@ def widenings(old: Config, new: Config) -> list[Widening]:
     return list(_of_section(old, new, (), ()))
 
 
-def with_removed(known: Config, new: Config) -> Config:
+def with_removed(old: Config, new: Config) -> Config:
     """Return the new config, and with it the entries of the known one that it does not name.
 
     A file that is written in several steps may lose an entry in one and get it back, without its end, in the next.
     """
     return new.model_copy(
-        update={field: _joined(getattr(known, field), getattr(new, field)) for field in Config.model_fields}
+        update={field: _joined(getattr(old, field), getattr(new, field)) for field in Config.model_fields}
     )
 
 
-def _joined(known: Any, new: Any) -> Any:
+def _joined(old: Any, new: Any) -> Any:
     """Return a setting with the named sections that are known of it and gone."""
-    if isinstance(known, tuple) and isinstance(new, tuple):
-        names = {name for name, _, _ in _named(new)}
-        return (*new, *[section for name, _, section in _named(known) if name not in names][-MAX_REMOVED:])
-    if isinstance(known, Mapping) and isinstance(new, Mapping):
-        gone = [(name, each) for name, each in known.items() if isinstance(each, Section) and name not in new]
+    if isinstance(old, tuple) and isinstance(new, tuple):
+        names = {name for name, _, _ in _named_sections(new)}
+        return (*new, *[section for name, _, section in _named_sections(old) if name not in names][-MAX_REMOVED:])
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        gone = [(name, value) for name, value in old.items() if isinstance(value, Section) and name not in new]
         return {**new, **dict(gone[-MAX_REMOVED:])}
     return new
+
+
+def guarded(config: Config) -> Iterator[tuple[Path, str, Guard, Any]]:
+    """Yield every guarded setting of a config: its place, its name, its guard, and its value."""
+    waiting: list[tuple[Path, tuple[str, ...], Section]] = [((), (), config)]
+    while waiting:
+        path, names, section = waiting.pop()
+        for field in type(section).model_fields:
+            value = getattr(section, field)
+            place = (*path, field)
+            called = (*names, field)
+            guard = guard_of(type(section), field)
+            if guard is not None:
+                yield place, ".".join(called), guard, value
+            if isinstance(value, Section):
+                waiting.append((place, called, value))
+            elif isinstance(value, tuple):
+                waiting += [((*place, index), (*called, name), inner) for name, index, inner in _named_sections(value)]
+            elif isinstance(value, Mapping):
+                waiting += [
+                    ((*place, name), (*called, name), inner)
+                    for name, inner in value.items()
+                    if isinstance(inner, Section)
+                ]
+
+
+def written(config: Config) -> dict[str, Any]:
+    """Return the values of all guarded settings as JSON, by the names of the settings, for the next start."""
+    return {name: guard.written(value) for _, name, guard, value in guarded(config)}
+
+
+def widened_since(values: Mapping[str, Any], config: Config) -> list[Widening]:
+    """Return what a config allows more than one whose values were written. What was not there is an ordinary addition."""
+    widenings: list[Widening] = []
+    for path, name, guard, value in guarded(config):
+        if name in values and (what := guard.loosened(guard.read(values[name]), value)) is not None:
+            widenings.append(Widening(path, name, what))
+    return widenings
 
 
 def guard_of(section: type[Section], field: str) -> Guard | None:
     """Return the guard of a setting, if it has one."""
     if field in SEEN_WHEN_BUILT and issubclass(section, PlacedTool):
         return None
-    return next((each for each in section.model_fields[field].metadata if isinstance(each, Guard)), None)
+    return next((mark for mark in section.model_fields[field].metadata if isinstance(mark, Guard)), None)
 
 
 def _of_section(old: Section, new: Section, path: Path, names: tuple[str, ...]) -> Iterator[Widening]:
     for field in type(old).model_fields:
-        before, now = getattr(old, field), getattr(new, field)
+        before = getattr(old, field)
+        now = getattr(new, field)
         if before == now:
             continue
-        place, called = (*path, field), (*names, field)
+        place = (*path, field)
+        called = (*names, field)
         guard = guard_of(type(old), field)
         if guard is not None and (what := guard.loosened(before, now)) is not None:
             yield Widening(place, ".".join(called), what)
@@ -88,17 +130,17 @@ def _of_value(before: Any, now: Any, path: Path, names: tuple[str, ...]) -> Iter
     if isinstance(before, Section) and type(before) is type(now):
         yield from _of_section(before, now, path, names)
     elif isinstance(before, tuple) and isinstance(now, tuple):
-        earlier = {name: each for name, _, each in _named(before)}
-        for name, index, each in _named(now):
-            if type(each) is type(earlier.get(name)):
-                yield from _of_section(earlier[name], each, (*path, index), (*names, name))
-            if isinstance(each, Key):
-                for other in _others_of_same_secret(before, each):
-                    yield from _of_section(other, each, (*path, index), (*names, name))
+        earlier = {name: section for name, _, section in _named_sections(before)}
+        for name, index, section in _named_sections(now):
+            if type(section) is type(earlier.get(name)):
+                yield from _of_section(earlier[name], section, (*path, index), (*names, name))
+            if isinstance(section, Key):
+                for other in _others_of_same_secret(before, section):
+                    yield from _of_section(other, section, (*path, index), (*names, name))
     elif isinstance(before, Mapping) and isinstance(now, Mapping):
-        for name, each in now.items():
-            if isinstance(each, Section) and type(each) is type(before.get(name)):
-                yield from _of_section(before[name], each, (*path, name), (*names, name))
+        for name, section in now.items():
+            if isinstance(section, Section) and type(section) is type(before.get(name)):
+                yield from _of_section(before[name], section, (*path, name), (*names, name))
 
 
 def _others_of_same_secret(keys: tuple[Any, ...], key: Key) -> Iterator[Key]:
@@ -112,13 +154,13 @@ def _others_of_same_secret(keys: tuple[Any, ...], key: Key) -> Iterator[Key]:
 _NAMES = ("model_name", "name", "function", "module")
 
 
-def _named(sections: tuple[Any, ...]) -> Iterator[tuple[str, int, Section]]:
+def _named_sections(sections: tuple[Any, ...]) -> Iterator[tuple[str, int, Section]]:
     """Yield the sections of a list with their names and indexes; of several with one name the later ones with a number."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for index, section in enumerate(sections):
         if not isinstance(section, Section):
             continue
-        found = (getattr(section, field, None) for field in _NAMES)
-        name = next((each for each in found if each is not None), "")
-        seen[name] += 1
-        yield (name if seen[name] == 1 else f"{name} ({seen[name]})"), index, section
+        names = (getattr(section, field, None) for field in _NAMES)
+        name = next((value for value in names if value is not None), "")
+        counts[name] += 1
+        yield (name if counts[name] == 1 else f"{name} ({counts[name]})"), index, section

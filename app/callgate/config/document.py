@@ -13,8 +13,8 @@ import yaml
 from callgate.config.files import MAX_BYTES
 from callgate.config.problems import ConfigError, Problem, Spot
 from callgate.config.references import BadReference, References
-from callgate.config.secret_names import means_secret
-from callgate.config.yaml_size import OversizedText, SizeLimit
+from callgate.config.secret_names import PUBLISHED, VARIABLE_NAME, is_ordinary, means_secret, secrets_in_url
+from callgate.untrusted.yaml_readers import OpenedYaml, OversizedText, SizeLimit, explain
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -44,7 +44,7 @@ class Document:
         whole = Spot(self.source)
         self.keys = dict.fromkeys(self.keys, whole)
         self.values = dict.fromkeys(self.values, whole)
-        self.problems = [Problem(whole, each.path, each.message) for each in self.problems]
+        self.problems = [Problem(whole, problem.path, problem.message) for problem in self.problems]
 
     def put(self, path: Path, value: Any, spot: Spot) -> None:
         """Set one value, unless its parent is no mapping, which is reported anyway."""
@@ -60,23 +60,28 @@ class Document:
         if isinstance(above, dict):
             above[path[-1]] = value
             replaced = self.values.get(path)
-            self.problems = [it for it in self.problems if it.spot != replaced]
+            self.problems = [problem for problem in self.problems if problem.spot != replaced]
             self.keys[path] = self.values[path] = spot
 
 
 def read_document(text: str, source: str, references: References) -> Document:
     """Parse a file's text. Invalid YAML raises `ConfigError`; smaller mistakes are collected in `problems`."""
     try:
-        _check_size(text)
-        loader = _Loader(text)
+        loader = _Loader(_opened(text))
         root = loader.get_single_node()
         reading = _Reading(Document(source), loader, references)
-        reading.document.value = None if root is None else reading.read(root, ())
+        if root is None:
+            reading.document.value = None
+        else:
+            reading.document.value = reading.read(root, ())
     except OversizedText as large:
         raise ConfigError([Problem(Spot(source, large.line, large.column), "", str(large))]) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        spot = Spot(source) if mark is None else Spot(source, mark.line + 1, mark.column + 1)
+        if mark is None:
+            spot = Spot(source)
+        else:
+            spot = Spot(source, mark.line + 1, mark.column + 1)
         reason = ", ".join(part for part in (error.problem, error.context) if part)
         if conflict := _CONFLICT.search(text):
             line = text.count("\n", 0, conflict.start()) + 1
@@ -96,13 +101,12 @@ def read_document(text: str, source: str, references: References) -> Document:
     return reading.document
 
 
-def _check_size(text: str) -> None:
-    """Raise `OversizedText` for too much, and for a text that is no YAML the error of the parser in Python, which explains it better."""
+def _opened(text: str) -> OpenedYaml:
+    """Return a text whose size was checked. Raises `OversizedText` for too much, and for a text that is no YAML the error of the parser in Python, which explains it better."""
     try:
-        LIMIT.check_yaml(text)
+        return LIMIT.open_yaml(text)
     except yaml.MarkedYAMLError:
-        for _ in yaml.parse(text, Loader=yaml.SafeLoader):
-            pass
+        explain(text)
         raise
 
 
@@ -153,13 +157,13 @@ class _Reading:
                 self._complain_of_repeated_keys(node, path)
                 self._loader.flatten_mapping(node)
                 self._flat.add(id(node))
-            found: dict[str, Any] = {}
+            mapping: dict[str, Any] = {}
             for key, value in node.value:
                 if not isinstance(key, yaml.ScalarNode):
                     raise yaml.MarkedYAMLError(problem="a key should be a text", problem_mark=key.start_mark)
                 self.document.keys[(*path, key.value)] = self._spot(key)
-                found[key.value] = self.read(value, (*path, key.value))
-            return found
+                mapping[key.value] = self.read(value, (*path, key.value))
+            return mapping
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
         return self._scalar(node, path)
@@ -189,9 +193,12 @@ class _Reading:
             return value
         if resolved.referred:
             self.document.referred.add(path)
-        self.document.secrets.update(resolved.secrets)
         # The nearest key above a value, because `api_keys` may be a list.
-        if means_secret(next((part for part in reversed(path) if isinstance(part, str)), "")):
+        setting = next((part for part in reversed(path) if isinstance(part, str)), "")
+        if setting not in PUBLISHED:
+            self.document.secrets.update(secret for secret in resolved.secrets if not is_ordinary(secret))
+            self.document.secrets.update(secrets_in_url(resolved.text, is_foreign=resolved.referred))
+        if means_secret(setting) and not (VARIABLE_NAME.fullmatch(resolved.text) and not resolved.referred):
             # Both `Bearer abc` and `abc` are secrets.
             words = resolved.text.split()
             self.document.secrets.update((resolved.text, words[1]) if len(words) == 2 else (resolved.text,))

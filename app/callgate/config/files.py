@@ -24,8 +24,8 @@ def read_regular(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
             raise UnreadableFile(0, "it is a folder", str(file))
         if not stat.S_ISREG(mode):
             raise UnreadableFile(0, "it is no file but a pipe or a device", str(file))
-        with os.fdopen(descriptor, "rb", closefd=False) as opened:
-            content = opened.read(max_bytes + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            content = stream.read(max_bytes + 1)
     finally:
         os.close(descriptor)
     if len(content) > max_bytes:
@@ -36,7 +36,7 @@ def read_regular(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
 def near_file(file: Path) -> str:
     """Return `; did you mean …?` if the folder of a missing file has one with a similar name, else an empty string."""
     try:
-        names = sorted(each.name for each in file.absolute().parent.iterdir() if each.is_file())
+        names = sorted(entry.name for entry in file.absolute().parent.iterdir() if entry.is_file())
     except OSError:
         return ""
     return near(file.name, names)

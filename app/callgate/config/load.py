@@ -19,9 +19,11 @@ from callgate.config.files import near_file, read_text
 from callgate.config.mcp_file import BLOCKS, take_in_servers
 from callgate.config.mistakes import problems_of
 from callgate.config.otel import take_in_variables
-from callgate.config.problems import COMMAND_LINE, ConfigError, Problem, Spot
+from callgate.config.problems import COMMAND_LINE, ConfigError, Problem, Spot, without_secrets
 from callgate.config.references import References
-from callgate.config.schema import FOLDER, Config
+from callgate.config.schema.values import FOLDER
+from callgate.config.schema.whole import Config
+from callgate.untrusted.pydantic_readers import check_model
 
 ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -60,22 +62,27 @@ class Loaded:
 
     def complaint(self, *mistakes: tuple[tuple[str | int, ...], str]) -> ConfigError:
         """Return the error for mistakes that are found when something is built from settings, by their places."""
-        source = COMMAND_LINE if self.from_command_line else _shown(self.path or DEFAULT_FILE)
+        if self.from_command_line:
+            source = COMMAND_LINE
+        else:
+            source = _shown(self.path or DEFAULT_FILE)
         problems = []
         for path, message in mistakes:
-            spot = next((it for end in range(len(path), 0, -1) if (it := self.spots.get(path[:end]))), Spot(source))
+            spot = next(
+                (nearest for end in range(len(path), 0, -1) if (nearest := self.spots.get(path[:end]))), Spot(source)
+            )
             problems.append(Problem(spot, ".".join(map(str, path)), message))
-        return ConfigError(problems)
+        return ConfigError(without_secrets(problems, self.secrets))
 
-    @property
     def files(self) -> tuple[Path, ...]:
         """Return the files of the config, to watch them."""
         if self.path is None:
             return ()
         servers = self.config.mcp_config
-        return (self.path,) if servers is None else (self.path, self.path.parent / Path(servers).expanduser())
+        if servers is None:
+            return (self.path,)
+        return (self.path, self.path.parent / Path(servers).expanduser())
 
-    @property
     def folder(self) -> Path:
         """Return the base folder of relative paths in the config."""
         return _folder_of(self.path)
@@ -94,9 +101,14 @@ def load(
     `flags`: settings by dotted names (`{"server.port": 9000}`); None values are ignored. `lenient`: variables may be missing,
     and references to them stay unresolved. `text`: read instead of a file, for a config from the command line.
     """
-    environ = os.environ if environ is None else environ
-    found = find(path, environ) if text is None else None
-    file = (found or DEFAULT_FILE) if text is None else Path.cwd() / COMMAND_LINE
+    if environ is None:
+        environ = os.environ
+    if text is None:
+        config_file = find(path, environ)
+        file = config_file or DEFAULT_FILE
+    else:
+        config_file = None
+        file = Path.cwd() / COMMAND_LINE
     references = References(environ, file.parent, lenient=lenient)
     document = read_document(_text_of(file) if text is None else text, _shown(file), references)
     if text is not None:
@@ -104,7 +116,7 @@ def load(
     take_in_servers(document, file.parent, references)
     take_in_variables(document, environ)
     _outrank(document, environ, flags or {})
-    document.secrets.update(each.strip() for each in environ.get(SEALING_VARIABLE, "").split(","))
+    document.secrets.update(secret.strip() for secret in environ.get(SEALING_VARIABLE, "").split(","))
     # A block with only comments is null in YAML, and means the defaults.
     if document.value is None:
         document.value = {}
@@ -113,8 +125,8 @@ def load(
     places = {**document.keys, **document.values}
 
     def loaded(value: Any) -> Loaded:
-        config = Config.model_validate(value, context={FOLDER: _folder_of(found)})
-        return Loaded(config, found, frozenset(filter(None, document.secrets)), places, text is not None)
+        config = check_model(Config, value, context={FOLDER: _folder_of(config_file)})
+        return Loaded(config, config_file, frozenset(filter(None, document.secrets)), places, text is not None)
 
     try:
         config = loaded(document.value)
@@ -122,17 +134,18 @@ def load(
         if lenient and not document.problems and (usable := _without_unset(document.value, error)) is not None:
             return loaded(usable)
         problems = [*document.problems, *problems_of(document, error)]
-        wrong, rest = [each["loc"] for each in error.errors()], None
+        wrong = [detail["loc"] for detail in error.errors()]
+        valid = None
         for _ in range(_ROUNDS):
             try:
-                rest = loaded(_without(document.value, wrong))
+                valid = loaded(_without(document.value, wrong))
                 break
             except ValidationError as hidden:  # checks that need valid entries
-                problems += [each for each in problems_of(document, hidden) if FALLBACKS.match(each.path)]
-                wrong += [each["loc"] for each in hidden.errors()]
-        raise ConfigError(problems, rest) from None
+                problems += [problem for problem in problems_of(document, hidden) if FALLBACKS.match(problem.path)]
+                wrong += [detail["loc"] for detail in hidden.errors()]
+        raise ConfigError(without_secrets(problems, document.secrets), valid) from None
     if document.problems:
-        raise ConfigError(document.problems, config)
+        raise ConfigError(without_secrets(document.problems, document.secrets), config)
     return config
 
 
@@ -141,7 +154,9 @@ def find(path: Path | str | None, environ: Mapping[str, str]) -> Path | None:
     if named := path or environ.get(CONFIG_VARIABLE):
         return Path(named)
     usual = Path(USUAL_FILE)
-    return usual if usual.is_file() else None
+    if usual.is_file():
+        return usual
+    return None
 
 
 _STAND_INS: Final[Mapping[str, Callable[[int, Any], dict[str, Any]]]] = MappingProxyType(
@@ -163,7 +178,9 @@ _STAND_INS: Final[Mapping[str, Callable[[int, Any], dict[str, Any]]]] = MappingP
 
 def _name_in(entry: Any) -> str:
     name = entry.get("model_name") if isinstance(entry, dict) else None
-    return name if isinstance(name, str) else ""
+    if isinstance(name, str):
+        return name
+    return ""
 
 
 def _without(value: Any, places: Iterable[tuple[str | int, ...]]) -> Any:
@@ -171,41 +188,47 @@ def _without(value: Any, places: Iterable[tuple[str | int, ...]]) -> Any:
     whole."""
     if not isinstance(value, dict):
         return value
-    rest = dict(value)
+    valid = dict(value)
     for block, *inner in places:
-        entries, at = rest.get(str(block)), inner[0] if inner else None
+        entries = valid.get(str(block))
+        at = next(iter(inner), None)
         if isinstance(entries, list) and isinstance(at, int) and block in _STAND_INS:
-            rest[str(block)] = [*entries[:at], _STAND_INS[str(block)](at, entries[at]), *entries[at + 1 :]]
+            valid[str(block)] = [*entries[:at], _STAND_INS[str(block)](at, entries[at]), *entries[at + 1 :]]
         elif isinstance(entries, dict) and at in entries and block in BLOCKS:
-            rest[str(block)] = {name: entry for name, entry in entries.items() if name != at}
+            valid[str(block)] = {name: entry for name, entry in entries.items() if name != at}
         else:
-            rest.pop(str(block), None)
-    return rest
+            valid.pop(str(block), None)
+    return valid
 
 
 def _without_unset(value: Any, error: ValidationError) -> Any:
     """Return a config without the blocks that are invalid only because of unset references; None if more is wrong. Keys stay by
     name, with hashes that no key can have."""
     wrong = error.errors()
-    if not all(isinstance(each["input"], str) and REFERRING.search(each["input"]) for each in wrong):
+    if not all(isinstance(detail["input"], str) and REFERRING.search(detail["input"]) for detail in wrong):
         return None
-    hashes = {each["loc"][1] for each in wrong if each["loc"][0] == "keys" and each["loc"][2:] == ("hash",)}
+    hashes = {detail["loc"][1] for detail in wrong if detail["loc"][0] == "keys" and detail["loc"][2:] == ("hash",)}
     keys = [
         {**key, "hash": f"sha256:{at:064x}"} if at in hashes else key for at, key in enumerate(value.get("keys") or ())
     ]
-    others = [each["loc"] for each in wrong if each["loc"][0] != "keys"]
+    others = [detail["loc"] for detail in wrong if detail["loc"][0] != "keys"]
     return _without({**value, "keys": keys} if hashes else value, others)
 
 
 def _folder_of(path: Path | None) -> Path:
-    return Path.cwd() if path is None else path.resolve().parent
+    if path is None:
+        return Path.cwd()
+    return path.resolve().parent
 
 
 def _text_of(file: Path) -> str:
     try:
         return read_text(file)
     except OSError as error:
-        hint = near_file(file) or "; `callgate init` writes one" if isinstance(error, FileNotFoundError) else ""
+        if isinstance(error, FileNotFoundError):
+            hint = near_file(file) or "; `callgate init` writes one"
+        else:
+            hint = ""
         raise ConfigError([Problem(Spot(str(file)), "", f"cannot be read: {error.strerror}{hint}")]) from None
     except UnicodeDecodeError:
         raise ConfigError([Problem(Spot(str(file)), "", "is not UTF-8 text: save it as UTF-8")]) from None
@@ -214,7 +237,9 @@ def _text_of(file: Path) -> str:
 def _shown(file: Path) -> str:
     if file.name == COMMAND_LINE:
         return COMMAND_LINE
-    return "built-in config" if file == DEFAULT_FILE else str(file)
+    if file == DEFAULT_FILE:
+        return "built-in config"
+    return str(file)
 
 
 def _outrank(document: Document, environ: Mapping[str, str], flags: Mapping[str, Any]) -> None:

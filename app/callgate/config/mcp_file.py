@@ -31,60 +31,64 @@ def take_in_servers(document: Document, folder: Path, references: References) ->
     try:
         text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        if isinstance(error, OSError):
+            why = error.strerror
+        else:
+            why = "it is not UTF-8 text"
         document.problems.append(Problem(document.values[SETTING,], SETTING, f"cannot read {file}: {why}"))
         return
     try:
-        found = read_document(as_yaml(text), str(file), references.beside(file))
+        file_document = read_document(as_yaml(text), str(file), references.beside(file))
     except ConfigError as error:
         document.problems += error.problems
         return
-    _merge(document, found)
+    _merge(document, file_document)
 
 
 def as_yaml(text: str) -> str:
     """Convert JSON with comments to YAML, with the same lines and columns."""
-    return _TOKEN.sub(_plain, text)
+    return _TOKEN.sub(_as_yaml, text)
 
 
-def _plain(token: re.Match[str]) -> str:
+def _as_yaml(token: re.Match[str]) -> str:
     if token[0].startswith('"'):
         return _SURROGATES.sub(_joined, token[0])
     return _NOT_A_LINE_BREAK.sub(" ", token[0])
 
 
 def _joined(pair: re.Match[str]) -> str:
-    high, low = int(pair[1], 16), int(pair[2], 16)
+    high = int(pair[1], 16)
+    low = int(pair[2], 16)
     return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))
 
 
-def _merge(document: Document, found: Document) -> None:
-    block, servers = servers_of(found.value)
-    document.problems += found.problems
-    document.secrets |= found.secrets
+def _merge(document: Document, addition: Document) -> None:
+    block, servers = servers_of(addition.value)
+    document.problems += addition.problems
+    document.secrets |= addition.secrets
     if block is None:
         names = ", ".join(f"`{name}`" for name in BLOCKS[1:])
-        problem = Problem(Spot(found.source), "", f"has no servers: they are looked for under {names}")
+        problem = Problem(Spot(addition.source), "", f"has no servers: they are looked for under {names}")
         document.problems.append(problem)
         return
     own = next((name for name in BLOCKS if name in document.value), BLOCKS[0])
     ours = document.value.get(own) or {}
     if not isinstance(servers, dict):
         document.problems.append(
-            Problem(found.values[block], ".".join(block), "should be a mapping of names to servers")
+            Problem(addition.values[block], ".".join(block), "should be a mapping of names to servers")
         )
         return
     if not isinstance(ours, dict):
         return  # reported when the config is validated
     for name in servers.keys() & ours.keys():
-        spot = found.keys[(*block, name)]
+        spot = addition.keys[(*block, name)]
         document.problems.append(Problem(spot, f"{own}.{name}", "the config has a server of this name too"))
     document.value[own] = {**servers, **ours}
-    for mine, theirs in ((document.keys, found.keys), (document.values, found.values)):
+    for mine, theirs in ((document.keys, addition.keys), (document.values, addition.values)):
         for path, spot in theirs.items():
             if path[: len(block)] == block:
                 mine.setdefault((own, *path[len(block) :]), spot)
-    document.referred |= {(own, *path[len(block) :]) for path in found.referred if path[: len(block)] == block}
+    document.referred |= {(own, *path[len(block) :]) for path in addition.referred if path[: len(block)] == block}
 
 
 def servers_of(whole: Any) -> tuple[tuple[str, ...] | None, Any]:

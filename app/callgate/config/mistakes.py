@@ -13,7 +13,9 @@ from pydantic_core import ErrorDetails
 from callgate.config.document import Document, Path, dotted
 from callgate.config.mcp_file import BLOCKS
 from callgate.config.problems import Problem, Spot, near
-from callgate.config.schema import SHAPES, Config, LitellmParams, ModelEntry
+from callgate.config.schema.values import SHAPES
+from callgate.config.schema.whole import Config
+from callgate.models.settings import LitellmParams, ModelEntry
 
 
 def problems_of(document: Document, error: ValidationError) -> Iterator[Problem]:
@@ -46,7 +48,10 @@ def _in_document(document: Document, loc: Path) -> tuple[Path, Any]:
 
 
 def _spot(document: Document, path: Path, kind: str) -> Spot:
-    places = [document.keys, document.values] if kind == "extra_forbidden" else [document.values, document.keys]
+    if kind == "extra_forbidden":
+        places = [document.keys, document.values]
+    else:
+        places = [document.values, document.keys]
     for end in range(len(path), -1, -1):
         for place in places:
             if spot := place.get(path[:end]):
@@ -94,7 +99,7 @@ def _message(document: Document, path: Path, value: Any, details: ErrorDetails) 
         case "union_tag_not_found":
             chosen: Any = functools.reduce(_step, details["loc"], Config)
             fields = [member.model_fields["kind"] for member in _members(chosen)]
-            return f"needs a `kind`: {_listed([tag for field in fields for tag in get_args(field.annotation)])}"
+            return f"needs a `kind`: {_alternatives([tag for field in fields for tag in get_args(field.annotation)])}"
         case "missing" if path == ("model_list",):
             return "is required; the built-in model is `{model_name: demo, litellm_params: {model: demo/demo}}`"
         case _:
@@ -114,15 +119,18 @@ def _unknown_key(path: Path, details: ErrorDetails) -> str:
     section = Config
     for part in details["loc"][:-1]:
         section = _step(section, part)
-    known = [field.alias or name for name, field in section.model_fields.items()] if _is_section(section) else []
-    if (other := _OTHER_WORDS.get(key)) in known:
+    if _is_section(section):
+        allowed = [field.alias or name for name, field in section.model_fields.items()]
+    else:
+        allowed = []
+    if (other := _OTHER_WORDS.get(key)) in allowed:
         return f"unknown key `{key}`; what it means elsewhere is `{other}` here"
     if len(path) == 3 and path[0] == "model_list" and key in LitellmParams.model_fields:
         return f"unknown key `{key}`; it belongs under `litellm_params`: indent it below that line"
-    hint = near(key, known)
+    hint = near(key, allowed)
     if not hint and len(path) == 3 and path[0] == "model_list":
         return f"unknown key `{key}`; parameters of the model belong under `litellm_params`"
-    all_known = f"; known here: {', '.join(known)}" if known else ""
+    all_known = f"; known here: {', '.join(allowed)}" if allowed else ""
     return f"unknown key `{key}`{hint or all_known}"
 
 
@@ -145,7 +153,9 @@ def _advice(document: Document, path: Path, value: Any, kind: str) -> str | None
         case "string_pattern_mismatch" if isinstance(value, str) and path[-1:] in (("module",), ("function",)):
             plain = value.removeprefix("./").replace(".py", "").replace("/", ".")
             is_path = ".py" in value or "/" in value
-            return f"{_PATHS[path[-1]]}: write `{plain}`, without `./` and `.py`" if is_path else None
+            if is_path:
+                return f"{_PATHS[path[-1]]}: write `{plain}`, without `./` and `.py`"
+            return None
         case "missing" if path == ("model_list",) and _is_file_of_servers(document.value):
             return (
                 "is required; a file of MCP servers alone is no config: name it with `mcp_config` in one, "
@@ -168,15 +178,21 @@ _MAX_CHOICES_SHOWN = 8
 def _not_a_choice(document: Document, path: Path, value: Any, choices: list[str], kind: str) -> str:
     """List the possible values, with a suggestion only if the given one was written in the file."""
     where = (*path, "kind") if kind == "union_tag_invalid" else path
-    given = value.get("kind") if kind == "union_tag_invalid" and isinstance(value, dict) else value
-    hint = near(given, choices) if isinstance(given, str) and where not in document.referred else ""
+    if kind == "union_tag_invalid" and isinstance(value, dict):
+        choice = value.get("kind")
+    else:
+        choice = value
+    if isinstance(choice, str) and where not in document.referred:
+        hint = near(choice, choices)
+    else:
+        hint = ""
     subject = "`kind` " if kind == "union_tag_invalid" else ""
     if len(choices) > _MAX_CHOICES_SHOWN and hint:
         return f"{subject}is not one of the {len(choices)} choices{hint}"
-    return f"{subject}should be {_listed(choices)}{hint}"
+    return f"{subject}should be {_alternatives(choices)}{hint}"
 
 
-def _listed(choices: list[str]) -> str:
+def _alternatives(choices: list[str]) -> str:
     quoted = [f"`{choice}`" for choice in choices]
     return " or ".join(filter(None, [", ".join(quoted[:-1]), quoted[-1]]))
 
@@ -223,6 +239,10 @@ _REMOVED: Final[Mapping[Path, str]] = MappingProxyType(
         ): "there is one client for models by now, and it takes HTTP_PROXY, HTTPS_PROXY, ALL_PROXY "
         "and NO_PROXY from the environment; take this line out",
         (
+            "runs",
+            "durable",
+        ): "requests with an `Idempotency-Key` are always kept where there is a `data_dir` or a `ledger.url`; take this line out",
+        (
             "text_calls",
         ): "`text_calls.fenced` was replaced by one rule for all formats: a fence that holds nothing but calls goes "
         "with them, and with prose behind the last call the model is asked; take this block out",
@@ -233,7 +253,9 @@ _REMOVED: Final[Mapping[Path, str]] = MappingProxyType(
 
 def _step(kind: Any, part: str | int) -> Any:
     if _is_section(kind):
-        return next((_set(it.annotation) for name, it in kind.model_fields.items() if part in _names(name, it)), None)
+        return next(
+            (_set(field.annotation) for name, field in kind.model_fields.items() if part in _names(name, field)), None
+        )
     if get_origin(kind) is tuple:
         return get_args(kind)[0]
     if get_origin(kind) is Mapping:
@@ -255,14 +277,18 @@ def _set(kind: Any) -> Any:
     optional = type(None) in get_args(kind) and len(members) == 1
     bare = members[0] if optional else kind
     inner = get_args(bare)[0] if hasattr(bare, "__metadata__") else bare
-    return inner if optional and _is_section(inner) else kind
+    if optional and _is_section(inner):
+        return inner
+    return kind
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
     """Return the members of a union, without `Annotated`."""
     if hasattr(kind, "__metadata__"):
         return _members(get_args(kind)[0])
-    return get_args(kind) if get_origin(kind) is UnionType else ()
+    if get_origin(kind) is UnionType:
+        return get_args(kind)
+    return ()
 
 
 def _is_section(kind: Any) -> bool:

@@ -32,8 +32,8 @@ def take_in_variables(document: Document, environ: Mapping[str, str]) -> None:
         return
     if block.get("endpoint") is None and not _of_signal(environ, "ENDPOINT")[1]:
         return
-    for name, read in _READERS:
-        _take(document, block, environ, name, read)
+    for name, reader in _READERS:
+        _take(document, block, environ, name, reader)
 
 
 def _take(
@@ -41,20 +41,20 @@ def _take(
     block: Mapping[str, Any],
     environ: Mapping[str, str],
     name: str,
-    read: Callable[[str, Mapping[str, str]], Mapping[str, Any]],
+    reader: Callable[[str, Mapping[str, str]], Mapping[str, Any]],
 ) -> None:
     variable, value = _of_signal(environ, name) if not name.startswith("OTEL_") else (name, environ.get(name, ""))
     if not value.strip():
         return
     spot = Spot(f"environment variable {variable}")
     try:
-        settings = read(value.strip(), environ if name != "ENDPOINT" else {variable: value})
+        settings = reader(value.strip(), environ if name != "ENDPOINT" else {variable: value})
     except _Bad as error:
         document.problems.append(Problem(spot, "", str(error)))
         return
     for setting, meant in settings.items():
         if setting == "headers":
-            document.secrets.update(each for each in meant.values() if each)
+            document.secrets.update(secret for secret in meant.values() if secret)
         if setting not in block:
             document.put((BLOCK, setting), meant, spot)
 
@@ -69,8 +69,8 @@ def _of_signal(environ: Mapping[str, str], name: str) -> tuple[str, str]:
 
 def _pairs(value: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    for each in filter(str.strip, value.split(",")):
-        name, separator, text = each.partition("=")
+    for pair in filter(str.strip, value.split(",")):
+        name, separator, text = pair.partition("=")
         if not separator or not name.strip():
             raise _Bad("should be pairs, such as `name=value,other=value`")
         pairs[unquote(name.strip())] = unquote(text.strip())
@@ -100,13 +100,13 @@ def _resource(value: str, environ: Mapping[str, str]) -> Mapping[str, Any]:
 def _sampler(value: str, environ: Mapping[str, str]) -> Mapping[str, Any]:
     kind = value.lower().removeprefix(PARENT_BASED)
     if kind not in SAMPLERS:
-        known = ", ".join(f"`{prefix}{each}`" for prefix in ("", PARENT_BASED) for each in SAMPLERS)
-        raise _Bad(f"should be one of {known}")
+        choices = ", ".join(f"`{prefix}{sampler}`" for prefix in ("", PARENT_BASED) for sampler in SAMPLERS)
+        raise _Bad(f"should be one of {choices}")
     share = {"always_on": 1.0, "always_off": 0.0}.get(kind)
     if share is None:
-        given = environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1"
+        argument = environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1"
         try:
-            share = float(given)
+            share = float(argument)
         except ValueError:
             share = -1.0
         if not 0 <= share <= 1:
@@ -123,7 +123,9 @@ def _exporter(value: str, _: Mapping[str, str]) -> Mapping[str, Any]:
 _READERS: Final[tuple[tuple[str, Callable[[str, Mapping[str, str]], Mapping[str, Any]]], ...]] = (
     (
         "ENDPOINT",  # the one for all signals is a base URL; the one for traces is complete
-        lambda value, found: {"endpoint": f"{value.rstrip('/')}/v1/traces" if f"{OTLP}ENDPOINT" in found else value},
+        lambda value, variables: {
+            "endpoint": f"{value.rstrip('/')}/v1/traces" if f"{OTLP}ENDPOINT" in variables else value
+        },
     ),
     ("HEADERS", lambda value, _: {"headers": _pairs(value)}),
     ("TIMEOUT", _seconds),

@@ -35,7 +35,9 @@ class Spot:
     column: int | None = None
 
     def __str__(self) -> str:
-        return self.source if self.line is None else f"{self.source}:{self.line}:{self.column}"
+        if self.line is None:
+            return self.source
+        return f"{self.source}:{self.line}:{self.column}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +49,50 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        path, message = self.path, self.message
+        path = self.path
+        message = self.message
         if self.spot.source == COMMAND_LINE:
             path = next((flag for start, flag in FLAGS.items() if path.startswith(start)), path)
             message = message.replace("`function: ", "`--tool ")
         return ": ".join(part for part in (str(self.spot), path, message) if part)
 
 
+def _place_in_files(problem: Problem) -> tuple[str, int, int]:
+    spot = problem.spot
+    return spot.source, spot.line or 0, spot.column or 0
+
+
 class ConfigError(Exception):
     """Raised for an invalid config, with all problems."""
 
-    def __init__(self, problems: Iterable[Problem], rest: "Loaded | None" = None) -> None:
-        """`rest`: the config without the invalid settings, only for finding more problems."""
-        self.rest = rest
-        self.problems = tuple(sorted(problems, key=lambda it: (it.spot.source, it.spot.line or 0, it.spot.column or 0)))
+    def __init__(self, problems: Iterable[Problem], valid_part: "Loaded | None" = None) -> None:
+        """`valid_part`: the config without the invalid settings, only for finding more problems."""
+        self.valid_part = valid_part
+        self.problems = tuple(sorted(problems, key=_place_in_files))
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-def near(word: str, known: Sequence[str]) -> str:
+HIDDEN: Final = "***"
+MIN_HIDDEN: Final = 4
+"""Shorter secrets are left in errors, whose words may have them."""
+
+
+def without_secrets(problems: Iterable[Problem], secrets: Iterable[str]) -> list[Problem]:
+    """Return problems with the values of secrets masked, because an error may quote what stands around a mistake."""
+    longest_first = sorted((secret for secret in secrets if len(secret) >= MIN_HIDDEN), key=len, reverse=True)
+    masked: list[Problem] = []
+    for problem in problems:
+        message = problem.message
+        for secret in longest_first:
+            message = message.replace(secret, HIDDEN)
+        masked.append(Problem(problem.spot, problem.path, message))
+    return masked
+
+
+def near(word: str, words: Sequence[str]) -> str:
     """Return `; did you mean …?` if a known word is similar, else an empty string."""
-    by_lower = {name.lower(): name for name in known}
+    by_lower = {name.lower(): name for name in words}
     close = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
-    return f"; did you mean `{by_lower[close[0]]}`?" if close else ""
+    if close:
+        return f"; did you mean `{by_lower[close[0]]}`?"
+    return ""

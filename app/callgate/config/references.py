@@ -61,14 +61,14 @@ class References:
                 raise BadReference("`os.environ/` should be followed by the name of a variable")
             value, secret = self._variable(name, None)
             return Resolved(value, (value,) if secret else (), referred=True)
-        if found := _FILE.match(text):
-            value = self._read(found["path"])
+        if reference := _FILE.match(text):
+            value = self._read(reference["path"])
             return Resolved(value, (value,), referred=True)
-        if found := _SHELLS.fullmatch(text):
-            if found["literal"]:
+        if reference := _SHELLS.fullmatch(text):
+            if reference["literal"]:
                 return Resolved(text[1:])
             raise BadReference(
-                f"`{text}` would be taken as it is: write `${{{found['name']}}}`, or `$${found['name']}` for the text"
+                f"`{text}` would be taken as it is: write `${{{reference['name']}}}`, or `$${reference['name']}` for the text"
             )
         if "${" in text:
             return self._filled_in(text)
@@ -78,20 +78,20 @@ class References:
         parts: list[str] = []
         secrets: list[str] = []
         end = 0
-        for found in _VARIABLE.finditer(text):
-            parts.append(text[end : found.start()])
-            end = found.end()
-            if found[0] == "$${":
+        for reference in _VARIABLE.finditer(text):
+            parts.append(text[end : reference.start()])
+            end = reference.end()
+            if reference[0] == "$${":
                 parts.append("${")
                 continue
-            if found["open"]:
+            if reference["open"]:
                 raise BadReference("`${` is never closed; a literal `${` is written `$${`")
-            if found["inside"].startswith("input:"):
+            if reference["inside"].startswith("input:"):
                 raise BadReference(
-                    f"`${{{found['inside']}}}` asks a person at an editor, and nobody is asked here; "
+                    f"`${{{reference['inside']}}}` asks a person at an editor, and nobody is asked here; "
                     "put the value into a variable and write `${env:NAME}`"
                 )
-            inside = _INSIDE.match(found["inside"])
+            inside = _INSIDE.match(reference["inside"])
             if inside is None:
                 raise BadReference(
                     "`${…}` takes a variable's name, or `NAME:-default`; a literal `${` is written `$${`"
@@ -114,7 +114,10 @@ class References:
             return f"${{{name}}}", False
         state = "empty" if name in self._environ else "not set"
         near = difflib.get_close_matches(name, self._environ, n=1, cutoff=_ALMOST)
-        hint = f"; {near[0]} is" if near and state == "not set" else f": `export {name}=...` first"
+        if near and state == "not set":
+            hint = f"; {near[0]} is"
+        else:
+            hint = f": `export {name}=...` first"
         raise BadReference(f"the environment variable {name} is {state}{hint}")
 
     def _read(self, path: str) -> str:

@@ -28,16 +28,16 @@ Digest: TypeAlias = tuple[str, ...]
 
 async def changes(
     files: Callable[[], Iterable[Path]],
-    seen: Digest,
+    digest: Digest,
     pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> AsyncGenerator[None, None]:
-    """Yield each time that the content of any file has changed and stays as it is, at first compared with `seen`.
+    """Yield each time that the content of any file has changed and stays as it is, at first compared with `digest`.
 
     `files` is called again after each change, because the new config may have other files.
     """
-    changed = await _changed_and_quiet(files, seen, pause)
+    changed = await _changed_and_quiet(files, digest, pause)
     if changed is not None:
-        seen = changed
+        digest = changed
         yield
     stop = asyncio.Event()
     try:
@@ -53,9 +53,9 @@ async def changes(
                 yield_on_timeout=True,
             )
             async for _ in watch:
-                changed = await _changed_and_quiet(files, seen, pause)
+                changed = await _changed_and_quiet(files, digest, pause)
                 if changed is not None:
-                    seen = changed
+                    digest = changed
                     yield
                 if folders_to_watch(files()) != folders:
                     break
@@ -65,16 +65,16 @@ async def changes(
 
 
 async def _changed_and_quiet(
-    files: Callable[[], Iterable[Path]], seen: Digest, pause: Callable[[float], Awaitable[object]]
+    files: Callable[[], Iterable[Path]], digest: Digest, pause: Callable[[float], Awaitable[object]]
 ) -> Digest | None:
     """Return the digest of changed files once it has stayed the same for a while; None where they have not changed.
 
     Files that have changed back count as changed, because what stood there meanwhile may have been read, and refused.
     """
     now = await asyncio.to_thread(digest_of, files())
-    if now == seen:
+    if now == digest:
         return None
-    before = seen
+    before = digest
     while now != before:
         before = now
         await pause(QUIET_SECONDS)
@@ -88,19 +88,19 @@ def folders_to_watch(files: Iterable[Path]) -> set[Path]:
 
 
 def _folders_of(file: Path) -> set[Path]:
-    found: set[Path] = set()
+    folders: set[Path] = set()
     waiting = [file]
     for _ in range(_MAX_LINKS):  # links may be cyclic
         if not waiting:
             break
         at = waiting.pop()
-        found.add(at.parent)
+        folders.add(at.parent)
         for step in (at, *at.parents):
             if step.is_symlink():
                 target = step.parent / step.readlink()
-                found.add(step.parent)
+                folders.add(step.parent)
                 waiting.append(target / at.relative_to(step))
-    return found
+    return folders
 
 
 def digest_of(files: Iterable[Path]) -> Digest:

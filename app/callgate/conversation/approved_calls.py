@@ -9,14 +9,15 @@ from msgspec.structs import replace
 
 from callgate.calls.arguments import Fragments
 from callgate.calls.gate import FoundCall, settle
-from callgate.calls.offer import Offer
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.selection import ToolOrigin
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation import feedback
 from callgate.conversation.events import BEFORE_ALL_TURNS
-from callgate.conversation.ports import Begin, Emit, Message, Plan, Report, Toolbox
+from callgate.conversation.ports import Emit, Message, Plan, Toolbox
 from callgate.conversation.turn_calls import run_calls
+from callgate.conversation.wrapper_toolbox import WrapperToolbox, in_order_of
+from callgate.untrusted.readers import json_reader
 
 
 class ApprovedCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -35,7 +36,7 @@ class _ToolMessage(msgspec.Struct, gc=False):
     content: Any = None
 
 
-_tool_message = msgspec.json.Decoder(_ToolMessage).decode
+_tool_message = json_reader(_ToolMessage)
 
 
 class ClientApprovals(msgspec.Struct, gc=False):
@@ -48,43 +49,21 @@ class ClientApprovals(msgspec.Struct, gc=False):
     """Marks the decisions as used by a run. Raises where another used one before."""
 
 
-class ClientApprovalToolbox:
+class ClientApprovalToolbox(WrapperToolbox):
     """Hands calls that the client approves itself back to it, as if the tools were its own."""
 
     def __init__(self, inner: Toolbox, asks: Callable[[str], bool]) -> None:
-        self._inner, self._asks = inner, asks
-
-    @property
-    def offer(self) -> Offer:
-        return self._inner.offer
-
-    @property
-    def schemas(self) -> Sequence[msgspec.Raw]:
-        return self._inner.schemas
+        super().__init__(inner)
+        self._asks = asks
 
     def plan(self, calls: Sequence[Call]) -> Plan:
         plan = self._inner.plan(calls)
-        asked = {call.id for call in plan.ours if self._asks(call.name)}
-        if not asked:
+        for_approval = [call for call in plan.ours if self._asks(call.name)]
+        if not for_approval:
             return plan
-        theirs = {call.id for call in plan.theirs} | asked
-        return replace(
-            plan,
-            ours=tuple(call for call in plan.ours if call.id not in asked),
-            theirs=tuple(call for call in calls if call.id in theirs),
-        )
-
-    def is_clients(self, name: str | None) -> bool:
-        return self._inner.is_clients(name)
-
-    def writes(self, call: ReadyCall) -> bool:
-        return self._inner.writes(call)
-
-    def is_ordered(self, call: ReadyCall) -> bool:
-        return self._inner.is_ordered(call)
-
-    async def run(self, call: ReadyCall, report: Report, begin: Begin) -> Outcome:
-        return await self._inner.run(call, report, begin)
+        ids = {call.id for call in for_approval}
+        ours = tuple(call for call in plan.ours if call.id not in ids)
+        return in_order_of(calls, replace(plan, ours=ours, theirs=(*plan.theirs, *for_approval)))
 
 
 async def run_approved(
@@ -124,20 +103,25 @@ def _waiting_in(history: Sequence[Message], approved: Sequence[ApprovedCall]) ->
 
 def _tool_message_of(message: Message) -> _ToolMessage | None:
     if isinstance(message, msgspec.Raw):
-        found = _tool_message(message) if b'"tool_call_id"' in bytes(message) else None
+        if b'"tool_call_id"' in bytes(message):
+            tool_message = _tool_message(message)
+        else:
+            tool_message = None
     elif message["role"] == "tool":
-        found = msgspec.convert(message, _ToolMessage)
+        tool_message = msgspec.convert(message, _ToolMessage)
     else:
-        found = None
-    return found if found is not None and found.role == "tool" else None
+        tool_message = None
+    if tool_message is not None and tool_message.role == "tool":
+        return tool_message
+    return None
 
 
 def _judged(approved: ApprovedCall, toolbox: Toolbox) -> ReadyCall | Failed:
     """Return the call that can be run, or the failure of one that cannot."""
     written = Fragments()
     written.add(approved.arguments)
-    found = FoundCall(approved.id, approved.name, written)
-    [call] = settle([found], toolbox.offer, failure=None, at_length=False, new_id=lambda: approved.id)
+    call_written = FoundCall(approved.id, approved.name, written)
+    [call] = settle([call_written], toolbox.offer, failure=None, at_length=False, new_id=lambda: approved.id)
     if isinstance(call, BrokenCall):
         return Failed(feedback.explain(call, toolbox.offer))
     if toolbox.is_clients(call.name):

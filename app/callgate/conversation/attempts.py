@@ -20,9 +20,8 @@ class AttemptChooser(Protocol):
         """The number of attempts."""
         ...
 
-    @property
-    def by(self) -> Responder:
-        """The deployment that was asked last."""
+    def responder(self) -> Responder:
+        """Return the deployment that was asked last."""
         ...
 
     def succeeded(self, *, gave_reason: bool) -> bool:
@@ -45,34 +44,38 @@ class Attempts(msgspec.Struct, eq=False):
     turn: int
     emit: Callable[[Attempt], Awaitable[None]]
     chooser: AttemptChooser | None = None
-    _asked: int = 1
-
-    @property
-    def number(self) -> int:
-        return self._asked if self.chooser is None else self.chooser.number
-
-    @property
-    def by(self) -> Responder:
-        return NO_RESPONDER if self.chooser is None else self.chooser.by
+    number: int = 1
+    """How many attempts there were when the last one ended."""
+    by: Responder = NO_RESPONDER
+    """The deployment that was asked last."""
 
     def succeeded(self, *, gave_reason: bool) -> bool:
         """Note that the turn is complete, and whether it had a finish reason. Return whether a reason is missing: the deployment
         has sent reasons before."""
-        return self.chooser is not None and self.chooser.succeeded(gave_reason=gave_reason)
+        chooser = self.chooser
+        if chooser is None:
+            return False
+        is_missing = chooser.succeeded(gave_reason=gave_reason)
+        self.by = chooser.responder()
+        self.number = chooser.number
+        return is_missing
 
     async def broke_off(self, failure: ChatError, seconds: float) -> None:
         """Note that the turn broke off in the middle."""
-        if self.chooser is not None:
-            await self.chooser.failed(failure)
-        else:
+        chooser = self.chooser
+        if chooser is None:
             reason = failure.code or failure.type
-            await self.emit(Attempt(self.turn, self._asked, NO_RESPONDER, seconds, status=200, reason=reason))
+            await self.emit(Attempt(self.turn, self.number, NO_RESPONDER, seconds, status=200, reason=reason))
+            return
+        await chooser.failed(failure)
+        self.by = chooser.responder()
+        self.number = chooser.number
 
     async def go_on(self, failure: ChatError) -> bool:
         """Prepare another attempt after a failure before any output; return whether there may be one."""
         if self.chooser is None:
-            self._asked += 1
-            return self._asked <= UNGUIDED
+            self.number += 1
+            return self.number <= UNGUIDED
         try:
             await self.chooser.go_on(failure)
         except ChatError as last:

@@ -30,14 +30,18 @@ MAX_CALLS = 2000
 """Calls of one answer. Each gets an answer in the history, however few of them may run."""
 
 
-class CallAssembler(msgspec.Struct, eq=False):
+NOT_WRITTEN = CallWritten(None, at_once=False)
+"""For a call that came in fragments."""
+
+
+class CallAssembler(msgspec.Struct, eq=False, kw_only=True):
     """Collects the calls of one answer. Each fragment costs the same however many came before; arguments are read at the end."""
 
-    _offer: Offer
-    _ids: Callable[[], str]
-    _noticed: dict[Finding, None]
-    """Where findings go."""
-    _argument_bytes: int | None = None
+    offer: Offer
+    ids: Callable[[], str]
+    noticed: dict[Finding, None]
+    """The findings of the answer, each once; those of the assembly are added."""
+    argument_bytes: int | None = None
     """The size beyond which a call's arguments are dropped and the call is broken."""
     read_from_text: bool = False
     """A call was written in the model's text."""
@@ -79,7 +83,7 @@ class CallAssembler(msgspec.Struct, eq=False):
             # Nearly all fragments: a piece of arguments for a call that was opened before.
             if arguments is None or arguments == "":
                 return
-            call = self._candidate(None, delta.index) or self._open(delta, _GivenId())
+            call = self._candidate(None, delta.index) or self._open(delta, _ProviderId())
             call.arguments.add(arguments)
             call.reasons_before = self._reasons
             call.at_once |= delta.at_once
@@ -88,25 +92,31 @@ class CallAssembler(msgspec.Struct, eq=False):
         elif delta.legacy:
             self._legacy_piece(delta.name, arguments)
         else:
-            self._fragment(delta, _given(delta.id), None if arguments == "" else arguments)
+            self._fragment(delta, _provider_id(delta.id), None if arguments == "" else arguments)
 
-    def _fragment(self, delta: CallDelta, given: "_GivenId", arguments: Any) -> None:
-        if given.id is None and not delta.name and arguments is None and not delta.extras:
+    def _fragment(self, delta: CallDelta, provider_id: "_ProviderId", arguments: Any) -> None:
+        if provider_id.id is None and not delta.name and arguments is None and not delta.extras:
             return
-        candidate = self._candidate(given.id, delta.index)
-        fate = _Fate.OPENS if candidate is None else self._fate(candidate, delta, given, arguments)
-        if candidate is None or fate is _Fate.OPENS:
-            there = self._by_index.get(delta.index) if delta.index is not None else None
-            call = self._open(delta, given)
+        candidate = self._candidate(provider_id.id, delta.index)
+        if candidate is None:
+            kind = _Fragment.OPENS
+        else:
+            kind = self._classify(candidate, delta, provider_id, arguments)
+        if candidate is None or kind is _Fragment.OPENS:
+            if delta.index is None:
+                at_index = None
+            else:
+                at_index = self._by_index.get(delta.index)
+            call = self._open(delta, provider_id)
             if candidate is not None:
                 self._relate(call, candidate, both_indexes=delta.index is not None and candidate.index is not None)
-                if there is not None and there is not candidate:
-                    self._relate(call, there, both_indexes=True)
+                if at_index is not None and at_index is not candidate:
+                    self._relate(call, at_index, both_indexes=True)
         else:
             call = candidate
-            self._identify(call, given)
+            self._identify(call, provider_id)
         call.reasons_before = self._reasons
-        if arguments is not None and fate is not _Fate.RESENT:
+        if arguments is not None and kind is not _Fragment.RESENT:
             call.arguments.add(arguments)
             call.resumed |= call.is_followed
             call.at_once |= delta.at_once
@@ -122,105 +132,121 @@ class CallAssembler(msgspec.Struct, eq=False):
                 return call
         if index is not None:
             return self._by_index.get(index)
-        return self._calls[-1] if self._calls else None
+        if self._calls:
+            return self._calls[-1]
+        return None
 
-    def _open(self, delta: CallDelta, given: "_GivenId") -> "_OpenCall":
-        call = self._begun(name=delta.name or None, index=delta.index, custom=delta.custom)
+    def _open(self, delta: CallDelta, provider_id: "_ProviderId") -> "_OpenCall":
+        call = self._new_call(name=delta.name or None, index=delta.index, custom=delta.custom)
         self._calls.append(call)
         self._opened_nameless |= call.name is None
         if call.index is not None:
             self._by_index[call.index] = call
-        self._identify(call, given)
+        self._identify(call, provider_id)
         return call
 
     def _relate(self, call: "_OpenCall", before: "_OpenCall", *, both_indexes: bool) -> None:
         """Note how a call may be related to its candidate: the same call sent again, or the next piece of a call with an id
         or name that changes with every piece."""
         call.may_be_resent |= call.id is not None and call.id == before.id
-        name, known = call.name or "", before.name or ""
+        name = call.name or ""
+        name_before = before.name or ""
         self._are_related |= call.may_be_resent
         if both_indexes and call.index != before.index:
             return
-        if name.startswith(known) or any(tool.startswith(known + name) for tool in self._offer):
-            call.may_continue, before.is_followed, self._are_related = before, True, True
+        if name.startswith(name_before) or any(tool.startswith(name_before + name) for tool in self.offer):
+            call.previous_piece = before
+            before.is_followed = True
+            self._are_related = True
             # A piece after one that may lie within another call may lie within that call as well.
             call.opened_inside = before.opened_inside or _state_of(before) is _Written.PART
 
-    def _identify(self, call: "_OpenCall", given: "_GivenId") -> None:
+    def _identify(self, call: "_OpenCall", provider_id: "_ProviderId") -> None:
         """Give the call the first id that comes for it; a different one later makes its id doubtful."""
-        if given.id is None:
+        if provider_id.id is None:
             return
         if call.id is None:
-            call.id, call.id_usable = given.id, given.usable
-            self._by_id[given.id] = call
+            call.id = provider_id.id
+            call.id_usable = provider_id.usable
+            self._by_id[provider_id.id] = call
             if call.index is not None:
-                self._by_both[given.id, call.index] = call
-        elif call.id != given.id:
+                self._by_both[provider_id.id, call.index] = call
+        elif call.id != provider_id.id:
             call.id_usable = False
 
-    def _fate(self, candidate: "_OpenCall", delta: CallDelta, given: "_GivenId", arguments: Any) -> "_Fate":
+    def _classify(
+        self, candidate: "_OpenCall", delta: CallDelta, provider_id: "_ProviderId", arguments: Any
+    ) -> "_Fragment":
         """Classify a fragment in relation to its candidate. Only a fragment with a name can be anything but a continuation."""
         name = delta.name
         if not name:
-            return _Fate.CONTINUES
-        both_ids = given.id is not None and candidate.id is not None
-        if both_ids and given.id != candidate.id:
-            return _Fate.OPENS
+            return _Fragment.CONTINUES
+        both_ids = provider_id.id is not None and candidate.id is not None
+        if both_ids and provider_id.id != candidate.id:
+            return _Fragment.OPENS
         if candidate.name is None:
-            candidate.name, candidate.named_late = name, bool(candidate.arguments)
-            return _Fate.CONTINUES
+            candidate.name = name
+            candidate.named_late = bool(candidate.arguments)
+            return _Fragment.CONTINUES
         both_indexes = delta.index is not None and candidate.index is not None
         if both_indexes and delta.index != candidate.index:  # it was found by its id
-            return _Fate.OPENS
+            return _Fragment.OPENS
         if name == candidate.name:
             if arguments is None or (isinstance(arguments, str) and arguments.isspace()):
-                return _Fate.CONTINUES
+                return _Fragment.CONTINUES
             so_far = candidate.arguments.object_so_far()
             if so_far is None:
-                return _Fate.CONTINUES
+                return _Fragment.CONTINUES
             if _same_object(so_far.value, arguments):
-                self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
-                return _Fate.RESENT
-            is_written_now = not so_far.value and both_indexes and given.id is None
-            return _Fate.CONTINUES if both_ids or is_written_now else _Fate.OPENS
+                self.noticed[Finding.DUPLICATE_CALL_DROPPED] = None
+                return _Fragment.RESENT
+            is_written_now = not so_far.value and both_indexes and provider_id.id is None
+            return _Fragment.CONTINUES if both_ids or is_written_now else _Fragment.OPENS
         # A name may come in pieces, or as snapshots that grow, as long as no arguments have come.
         before = candidate.name or ""
-        if candidate.arguments or (before in self._offer and name in self._offer):
-            return _Fate.OPENS
+        if candidate.arguments or (before in self.offer and name in self.offer):
+            return _Fragment.OPENS
         if name.startswith(before):
             candidate.name = name
-        elif any(tool.startswith(before + name) for tool in self._offer):
+        elif any(tool.startswith(before + name) for tool in self.offer):
             candidate.name = before + name
         else:
-            return _Fate.OPENS
-        return _Fate.CONTINUES
+            return _Fragment.OPENS
+        return _Fragment.CONTINUES
 
-    def _begun(self, **known: Any) -> "_OpenCall":
+    def _new_call(self, **fields: Any) -> "_OpenCall":
         if len(self._calls) >= MAX_CALLS:
             raise AnswerTooLarge(f"{MAX_CALLS} calls")
-        return _OpenCall(arguments=Fragments(self._argument_bytes), **known)
+        return _OpenCall(arguments=Fragments(limit=self.argument_bytes), **fields)
 
     # -- calls in one piece
 
-    def add_written(self, call: CallWritten) -> None:
-        if call.legacy:
-            self._legacy_piece(call.name, call.arguments)
+    def add_written(self, written: CallWritten) -> None:
+        if written.legacy:
+            self._legacy_piece(written.name, written.arguments)
             return
-        given = _given(call.id)
-        opened = self._begun(
-            name=call.name or None, id=given.id, id_usable=given.usable, extras=call.extras, custom=call.custom
+        provider_id = _provider_id(written.id)
+        call = self._new_call(
+            name=written.name or None,
+            id=provider_id.id,
+            id_usable=provider_id.usable,
+            extras=written.extras,
+            custom=written.custom,
         )
-        opened.arguments.add(call.arguments)
-        opened.reasons_before = self._reasons
-        opened.written = replace(call, arguments=None) if opened.arguments.too_large else call
-        if call.from_text:
+        call.arguments.add(written.arguments)
+        call.reasons_before = self._reasons
+        if call.arguments.too_large:
+            call.written = replace(written, arguments=None)
+        else:
+            call.written = written
+        if written.from_text:
             self.read_from_text = True
-        elif given.id is not None and self._was_written(given.id, call.name, opened.arguments):
-            self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
+        elif provider_id.id is not None and self._was_written(provider_id.id, written.name, call.arguments):
+            self.noticed[Finding.DUPLICATE_CALL_DROPPED] = None
             self.ends_in_repetition = True
             return
         self.ends_in_repetition = False
-        self._calls.append(opened)
+        self._calls.append(call)
 
     def _was_written(self, id_: str, name: str | None, arguments: Fragments) -> bool:
         """True if the same call was added before. Arguments are only compared where an id comes a second time."""
@@ -229,8 +255,8 @@ class CallAssembler(msgspec.Struct, eq=False):
             self._written[id_] = (name, arguments)
             return False
         if isinstance(before, tuple):
-            before = self._written[id_] = {(self._meant(before[0]), _spelling_of(before[1]))}
-        mine = (self._meant(name), _spelling_of(arguments))
+            before = self._written[id_] = {(self._tool_name(before[0]), _spelling_of(before[1]))}
+        mine = (self._tool_name(name), _spelling_of(arguments))
         was_written = mine in before
         before.add(mine)
         return was_written
@@ -239,7 +265,7 @@ class CallAssembler(msgspec.Struct, eq=False):
         if not name and (arguments is None or arguments == ""):
             return
         if self._legacy is None:
-            self._legacy = Fragments(self._argument_bytes)
+            self._legacy = Fragments(limit=self.argument_bytes)
         if name:
             self._legacy_names.append(name)
         self._legacy.add(arguments)
@@ -247,7 +273,6 @@ class CallAssembler(msgspec.Struct, eq=False):
 
     # -- the calls that were found
 
-    @property
     def size(self) -> int:
         """Bytes of the arguments that came."""
         size = self._legacy.size if self._legacy is not None else 0
@@ -255,7 +280,7 @@ class CallAssembler(msgspec.Struct, eq=False):
             size += call.arguments.size
         return size
 
-    def found(self, *, in_order: bool) -> list[FoundCall]:
+    def collected(self, *, in_order: bool) -> list[FoundCall]:
         """Return the calls that came. `in_order`: the body of the answer ended with its end mark."""
         if not self._calls and self._legacy is not None:
             name = "".join(self._legacy_names) or None
@@ -263,42 +288,45 @@ class CallAssembler(msgspec.Struct, eq=False):
             return [replace(self._found_call(legacy, in_order), findings=(Finding.LEGACY_FUNCTION_CALL,))]
         calls = self._calls
         if self._opened_nameless:
-            self._doubt_beside_stray()
+            self._doubt_where_arguments_are_misplaced()
         if self._are_related:
-            self._doubt_pieces()
+            self._doubt_pieces_of_others()
             calls = self._without_resent()
         if self.read_from_text and (
             native := [call for call in calls if not (call.written and call.written.from_text)]
         ):
             # A server that parses its model's text itself sends both, and no call may run twice.
-            self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
+            self.noticed[Finding.DUPLICATE_CALL_DROPPED] = None
             calls = native
         return [self._found_call(call, in_order) for call in calls]
 
     def _without_resent(self) -> list["_OpenCall"]:
         """Return the calls without repetitions of the same id, name and arguments. One that was sent without arguments, and
         with them at another index, is the call with them, in the place of the first."""
-        kept: list[_OpenCall] = []
+        calls: list[_OpenCall] = []
         spellings: dict[tuple[str | None, str | None], dict[str, _OpenCall]] = {}
         for call in self._calls:
-            known = spellings.setdefault((call.id, self._meant(call.name)), {})
+            same_call = spellings.setdefault((call.id, self._tool_name(call.name)), {})
             spelling = _spelling_of(call.arguments)
-            if call.may_be_resent and (spelling in known or (known and spelling == NO_ARGUMENTS)):
-                self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
-            elif call.may_be_resent and NO_ARGUMENTS in known:
-                self._noticed[Finding.DUPLICATE_CALL_DROPPED] = None
-                known[spelling] = known.pop(NO_ARGUMENTS)
-                known[spelling].become(call)
+            if call.may_be_resent and (spelling in same_call or (same_call and spelling == NO_ARGUMENTS)):
+                self.noticed[Finding.DUPLICATE_CALL_DROPPED] = None
+            elif call.may_be_resent and NO_ARGUMENTS in same_call:
+                self.noticed[Finding.DUPLICATE_CALL_DROPPED] = None
+                same_call[spelling] = same_call.pop(NO_ARGUMENTS)
+                same_call[spelling].take_over(call)
             else:
-                known[spelling] = call
-                kept.append(call)
-        return kept
+                same_call[spelling] = call
+                calls.append(call)
+        return calls
 
-    def _meant(self, name: str | None) -> str | None:
-        known = resolve_name(name, self._offer) if name else None
-        return known.name if known else name
+    def _tool_name(self, name: str | None) -> str | None:
+        """Return the name of the offered tool that a call means; its own name if it means none."""
+        tool = resolve_name(name, self.offer) if name else None
+        if tool is None:
+            return name
+        return tool.name
 
-    def _doubt_beside_stray(self) -> None:
+    def _doubt_where_arguments_are_misplaced(self) -> None:
         """Mark calls as doubtful where arguments came before a call's name or without any: they may belong to a call that
         has none. Arguments that begin in the middle of an object may be missing from any call."""
         blank = [call for call in self._calls if call.name and _state_of(call) is _Written.NOTHING]
@@ -306,18 +334,18 @@ class CallAssembler(msgspec.Struct, eq=False):
         if not any(_state_of(call) is not _Written.NOTHING for call in stray):
             return
         for call in blank:
-            tool = self._offer.get(self._meant(call.name) or "")
+            tool = self.offer.get(self._tool_name(call.name) or "")
             call.doubtful |= tool is None or bool(tool.parameters.get("properties"))
         is_from_middle = any(not call.name and _begins_inside(call) for call in stray)
         for call in self._calls if is_from_middle else stray:
             call.doubtful |= (is_from_middle or bool(blank)) and call.name is not None
 
-    def _doubt_pieces(self) -> None:
+    def _doubt_pieces_of_others(self) -> None:
         """Mark calls as doubtful where one may be a piece of another: what parses as an object may be only a part of one."""
         states = {id(call): _state_of(call) for call in self._calls}
         chains: dict[int, list[_OpenCall]] = {}
         for call in self._calls:
-            before = call.may_continue
+            before = call.previous_piece
             chain = [] if before is None else chains[id(before)]
             chain.append(call)
             chains[id(call)] = chain
@@ -330,31 +358,31 @@ class CallAssembler(msgspec.Struct, eq=False):
                 call.doubtful |= is_blank or (call.resumed and _Written.PART in of_chain)
 
     def _found_call(self, call: "_OpenCall", in_order: bool) -> FoundCall:
-        written = call.written
-        from_text = written is not None and written.from_text
+        written = call.written or NOT_WRITTEN
+        from_text = written.from_text
         # The id this call has in the history, and whether that took a repair.
         if call.id is None or call.id in self._taken:
-            id_, repaired = self.new_id(), True
+            id_ = self.new_id()
+            is_repaired = call.id is not None or not from_text  # most text formats have no ids
         else:
             self._taken.add(call.id)
-            id_, repaired = call.id, not call.id_usable
-        if from_text and call.id is None:
-            repaired = False  # most text formats have no ids
+            id_ = call.id
+            is_repaired = not call.id_usable
         return FoundCall(
             id_,
             call.name,
-            written.arguments if from_text and written and isinstance(written.arguments, dict) else call.arguments,
-            (Finding.ID_REPAIRED,) if repaired else (),
+            written.arguments if from_text and isinstance(written.arguments, dict) else call.arguments,
+            (Finding.ID_REPAIRED,) if is_repaired else (),
             flaw=self._flaw_of(call),
-            repaired=written is not None and written.repaired,
-            only_text=written is not None and written.only_text,
-            undeclared_json=written is not None and written.undeclared_json,
+            repaired=written.repaired,
+            only_text=written.only_text,
+            undeclared_json=written.undeclared_json,
             from_text=from_text,
-            is_alone=written is None or written.is_alone,
+            is_alone=written.is_alone,
             in_order=in_order,
             ended=from_text or (in_order and self._last_orderly > call.reasons_before),
             reason_came_before=call.reasons_before > 0,
-            at_once=call.at_once or (written is not None and written.at_once and not from_text),
+            at_once=call.at_once or (written.at_once and not from_text),
             extras=call.extras,
             custom=call.custom,
         )
@@ -365,19 +393,22 @@ class CallAssembler(msgspec.Struct, eq=False):
             return Flaw.ARGUMENTS_TOO_LARGE
         written = call.written
         if written is None:
-            return Flaw.TRUNCATED if call.doubtful and _state_of(call) is not _Written.PART else None
+            if call.doubtful and _state_of(call) is not _Written.PART:
+                return Flaw.TRUNCATED
+            return None
         if self.text_is_damaged and written.from_text and "\ufffd" in f"{call.name}{call.arguments.text()}":
             return written.flaw or Flaw.INVALID_JSON
         return written.flaw
 
     def new_id(self) -> str:
-        while (made := self._ids()) in self._taken or made in self._by_id:
-            pass
-        self._taken.add(made)
-        return made
+        id_ = self.ids()
+        while id_ in self._taken or id_ in self._by_id:
+            id_ = self.ids()
+        self._taken.add(id_)
+        return id_
 
 
-class _Fate(Enum):
+class _Fragment(Enum):
     """The treatment of a fragment that has a candidate."""
 
     CONTINUES = auto()
@@ -395,7 +426,9 @@ class _Written(Enum):
 
 def _state_of(call: "_OpenCall") -> _Written:
     try:
-        return _Written.NOTHING if call.arguments.read().absent else _Written.WHOLE
+        if call.arguments.read().absent:
+            return _Written.NOTHING
+        return _Written.WHOLE
     except ArgumentsError:
         return _Written.PART
 
@@ -409,20 +442,22 @@ def _begins_inside(call: "_OpenCall") -> bool:
     return False
 
 
-class _GivenId(msgspec.Struct, frozen=True, gc=False):
+class _ProviderId(msgspec.Struct, frozen=True, gc=False):
     """An id as a provider sent it. A number is kept as text, to distinguish calls, but is not used as an id in answers."""
 
     id: str | None = None
     usable: bool = False
 
 
-def _given(raw: object) -> _GivenId:
+def _provider_id(raw: object) -> _ProviderId:
     if isinstance(raw, str):
         sound = sound_text(raw)
-        return _GivenId(sound, usable=sound == raw) if raw and not raw.isspace() else _GivenId()
+        if raw and not raw.isspace():
+            return _ProviderId(sound, usable=sound == raw)
+        return _ProviderId()
     if isinstance(raw, int | float) and not isinstance(raw, bool) and abs(raw) < MAX_NUMERIC_ID:
-        return _GivenId(str(raw))
-    return _GivenId()
+        return _ProviderId(str(raw))
+    return _ProviderId()
 
 
 class _OpenCall(msgspec.Struct, eq=False):
@@ -441,7 +476,7 @@ class _OpenCall(msgspec.Struct, eq=False):
     """How many finish reasons had come before its last fragment."""
     may_be_resent: bool = False
     """Its id came before."""
-    may_continue: "_OpenCall | None" = None
+    previous_piece: "_OpenCall | None" = None
     """A call of which it may be the next piece, although its name or id differs."""
     is_followed: bool = False
     """Another call may continue this one."""
@@ -456,14 +491,14 @@ class _OpenCall(msgspec.Struct, eq=False):
     at_once: bool = False
     """Its arguments came as an object."""
 
-    def become(self, fuller: "_OpenCall") -> None:
+    def take_over(self, fuller: "_OpenCall") -> None:
         """Take over what the same call brought when it was sent again with its arguments."""
         self.arguments = fuller.arguments
         self.reasons_before = fuller.reasons_before
         self.doubtful = fuller.doubtful
         self.resumed = fuller.resumed
         self.at_once = fuller.at_once
-        self.id_usable = self.id_usable and fuller.id_usable
+        self.id_usable &= fuller.id_usable
         self.extras = _merged(self.extras, fuller.extras)
 
 
@@ -482,10 +517,10 @@ def _same_object(value: dict[str, Any], arguments: Any) -> bool:
         return False
 
 
-def _merged(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(before: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the extras of several fragments of a call; a later value wins, inside objects as well."""
     merged = dict(before)
-    for key, value in more.items():
+    for key, value in later.items():
         old = merged.get(key)
         merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged

@@ -4,7 +4,7 @@ A listener. It keeps previews of the arguments of broken calls only, because tho
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -27,13 +27,13 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.prices import NANO, Price
-from callgate.conversation.usage import UsageScope, whole_usage
+from callgate.conversation.usage import NO_USAGE, Usage, UsageScope
 
 PREVIEW_CHARS = 200
 """Characters of a preview; the arguments may be megabytes."""
 
 
-class Diagnosis(Listener, msgspec.Struct, eq=False):
+class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     """Collects the events of a chat, and reports at any time what is known of it."""
 
     run_id: str
@@ -82,7 +82,10 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
 
     @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
-        word = str(event.outcome.kind) if isinstance(event.outcome, Failed) else "returned"
+        if isinstance(event.outcome, Failed):
+            word = str(event.outcome.kind)
+        else:
+            word = "returned"
         outcome: dict[str, Any] = {"outcome": word, "ms": _milliseconds(event.seconds)}
         if isinstance(event.outcome, Returned) and event.outcome.cut_bytes:
             outcome["cut_bytes"] = event.outcome.cut_bytes
@@ -92,14 +95,16 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
             self._outcomes[event.turn, event.call.id] = outcome
 
     @property
-    def usage(self) -> Mapping[str, Any] | None:
+    def usage(self) -> Usage | None:
         """The sum of the usage of all turns, once the chat has ended."""
         last = self._events[-1] if self._events else None
-        return last.usage if isinstance(last, ChatEnded) else None
+        if isinstance(last, ChatEnded):
+            return last.usage
+        return None
 
-    def usage_facts(self, usage: Mapping[str, Any] | None) -> dict[str, Any]:
+    def usage_facts(self, usage: Usage | None) -> dict[str, Any]:
         """Return the part of a report that says what the answer's usage is, and has the sum."""
-        return {"given": self.usage_scope, "sum": whole_usage(usage)}
+        return {"given": self.usage_scope, "sum": (usage or NO_USAGE).whole()}
 
     def report(self) -> dict[str, Any]:
         if self.is_usage_only:
@@ -145,10 +150,10 @@ class Diagnosis(Listener, msgspec.Struct, eq=False):
             turn["lane"] = answer.lane
         if (by := answer.by) is not NO_RESPONDER:
             turn |= self._who(by)
-        if answer.usage:
-            turn["usage"] = answer.usage
-            if (price := self.price(by)) is not None:
-                turn["cost"] = price.of_usage(answer.usage) / NANO
+        if answer.usage is not None:
+            turn["usage"] = answer.usage.report
+            if answer.counts is not None and (price := self.price(by)) is not None:
+                turn["cost"] = price.of(answer.counts) / NANO
         if len(answer.reasons) > 1:
             turn["finish_reasons"] = list(answer.reasons)
         if not answer.reason_is_raw:

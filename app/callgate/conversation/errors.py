@@ -42,7 +42,9 @@ class ChatError(Exception):
 
     def report_field(self) -> dict[str, Any]:
         """Return the field that has the report, if there is one."""
-        return {} if self.report is None else {"x_callgate": self.report}
+        if self.report is None:
+            return {}
+        return {"x_callgate": self.report}
 
     def envelope(self) -> dict[str, Any]:
         return {"error": self.fields()}

@@ -13,6 +13,7 @@ import msgspec
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
 from callgate.conversation.finish_words import Meaning
+from callgate.conversation.usage import TokenCounts, Usage, UsageScope
 
 # What a model does ------------------------------------------------------------------------------
 
@@ -42,7 +43,7 @@ class Passed(msgspec.Struct, frozen=True, gc=False):
     data: bytes
     reasons: "tuple[Finished, ...]" = ()
     """The finish reasons that were noticed in these bytes."""
-    usage: Mapping[str, Any] | None = None
+    usage: Usage | None = None
     left_out: "tuple[CallNotRun, ...]" = ()
     """All calls so far that were left out of the stream because calls are forbidden. With the first of them the bytes are no
     longer the provider's own."""
@@ -149,12 +150,6 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
     reason: str
     meaning: Meaning | None = None
     """Its meaning by the list of its provider or of the operator; None where it is that of OpenAI-shaped APIs."""
-
-
-class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Token counts as the provider reported them (its own dict, details included)."""
-
-    counts: Mapping[str, Any]
 
 
 class ProviderError(msgspec.Struct, frozen=True, gc=False):
@@ -314,7 +309,7 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     run: tuple[ReadyCall, ...]
     handed_back: tuple[Call, ...]
     broken: tuple[BrokenCall, ...]
-    usage: Mapping[str, Any] | None
+    usage: Usage | None
     seconds: float
     reason_is_raw: bool = True
     """False where litellm may have rewritten the finish reason."""
@@ -340,6 +335,8 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     """All calls, in the model's order."""
     is_cut: bool = False
     """Something of it is missing: it was cut off, or nobody knows how it ended and its calls were left out."""
+    counts: TokenCounts | None = None
+    """The counts of its usage, which several listeners need; None without usage."""
 
 
 BEFORE_ALL_TURNS = -1
@@ -404,14 +401,20 @@ class LastTurn(Protocol):
 
 class ChatEnded(msgspec.Struct, frozen=True, gc=False):
     ending: Ending
-    usage: Mapping[str, Any] | None
+    usage: Usage | None
     """The sum over all turns."""
     history: Sequence[Any] = ()
     """All messages before the last turn: the client's, and ours."""
     last: LastTurn | None = None
     """Its message is not in the history yet."""
-    turn_usages: tuple[Mapping[str, Any], ...] = ()
+    turn_usages: tuple[Usage, ...] = ()
     """The usage of each turn that reported it; empty for a passed-through answer."""
+
+    def usage_in(self, scope: UsageScope) -> Usage | None:
+        """Return the usage for the client. The last turn is the last one that reported any."""
+        if scope == "last_turn" and self.turn_usages:
+            return self.turn_usages[-1]
+        return self.usage
 
 
 CANCELLED = "cancelled"

@@ -113,22 +113,28 @@ _ABOUT_THE_ARGUMENTS = frozenset(
 
 
 def _quote(text: str, limit: int = MAX_QUOTE) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit - 1]}…"
 
 
 # Suggestions ----------------------------------------------------------------------------------------------------------
 
 
-def _suggested(word: str, known: Iterable[str]) -> dict[str, Any]:
+def _suggested(word: str, names: Iterable[str]) -> dict[str, Any]:
     """Return a suggestion of what was meant. It includes the check's own note, which is then left out."""
-    near = close_names(word, known) if word else []
-    return {"did_you_mean": near, "note": ""} if near else {}
+    near = close_names(word, names) if word else []
+    if near:
+        return {"did_you_mean": near, "note": ""}
+    return {}
 
 
 def _few(names: Iterable[str]) -> list[str]:
     listed = list(names)
     shown = [_quote(name) for name in listed[:MAX_NAMES]]
-    return [*shown, f"… and {len(listed) - MAX_NAMES} more"] if len(listed) > MAX_NAMES else shown
+    if len(listed) > MAX_NAMES:
+        return [*shown, f"… and {len(listed) - MAX_NAMES} more"]
+    return shown
 
 
 def _candidates(schema: Any) -> Iterator[str]:
@@ -179,11 +185,11 @@ def _excerpt(schema: Any) -> Any:
     """Return the schema, or its outline, or only the names in it: the first that is short enough."""
     names_only: dict[str, Any] = {}
     if isinstance(schema, Mapping):
-        kept = {
+        outline = {
             "required": _few(map(str, _list(schema.get("required")))),
             "properties": _few(_mapping(schema.get("properties"))),
         }
-        names_only = {key: names for key, names in kept.items() if names}
+        names_only = {key: names for key, names in outline.items() if names}
     for form in (schema, _outline(schema), names_only):
         if len(_json(form)) <= MAX_SCHEMA:
             return form
@@ -193,10 +199,10 @@ def _excerpt(schema: Any) -> Any:
 def _outline(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    kept = {key: schema[key] for key in ("type", "required", "enum") if key in schema}
+    outline = {key: schema[key] for key in ("type", "required", "enum") if key in schema}
     properties = _mapping(schema.get("properties"))
     if properties:
-        kept["properties"] = {
+        outline["properties"] = {
             name: (
                 {key: schema[key] for key in ("type", "enum", "format") if key in schema}
                 if isinstance(schema, Mapping)
@@ -204,15 +210,19 @@ def _outline(schema: Any) -> Any:
             )
             for name, schema in properties.items()
         }
-    return kept
+    return outline
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        return value
+    return {}
 
 
 def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else ()
+    if isinstance(value, list | tuple):
+        return value
+    return ()
 
 
 # Whole calls that did not run -----------------------------------------------------------------------------------------

@@ -23,21 +23,30 @@ def classify(reason: str) -> FinishClass:
 
 def meaning_of(event: Finished) -> Meaning:
     """Return the meaning of a finish reason: by the list of its lane, or else by that of OpenAI-shaped APIs."""
-    return OPEN.judge(event.reason) if event.meaning is None else event.meaning
+    if event.meaning is None:
+        return OPEN.judge(event.reason)
+    return event.meaning
 
 
 def meaning_if_said(event: Finished) -> Meaning | None:
     """Return the meaning of a finish reason; None for one without a word, which says nothing, like a missing one."""
-    listed = None if event.meaning is not None else _LISTED.get(event.reason)
+    if event.meaning is not None:
+        listed = None
+    else:
+        listed = _LISTED.get(event.reason)
     if listed is not None:
         return listed  # all that is listed has a word
-    return meaning_of(event) if is_value(event.reason) else None
+    if is_value(event.reason):
+        return meaning_of(event)
+    return None
 
 
 def finished(reason: str, words: FinishWords) -> Finished:
     """Return the event of a finish reason, with its meaning where that is another than in OpenAI-shaped APIs."""
     meaning = words.judge(reason)
-    return Finished(reason) if meaning == OPEN.judge(reason) else Finished(reason, meaning)
+    if meaning == OPEN.judge(reason):
+        return Finished(reason)
+    return Finished(reason, meaning)
 
 
 class Finish(msgspec.Struct, frozen=True, gc=False):
@@ -57,7 +66,10 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
 
 def judge_finish(reasons: Mapping[str, Meaning], end: StreamEnd, *, error: bool) -> Finish:
     """Combine the finish reasons of a turn, an error in it and the end of its body into one `Finish`."""
-    usual = _usual_finish(reasons) if len(reasons) == 1 and not error else None
+    if len(reasons) == 1 and not error:
+        usual = _usual_finish(reasons)
+    else:
+        usual = None
     if usual is not None:
         return usual
     winner: FinishClass | None = None
@@ -74,16 +86,16 @@ def judge_finish(reasons: Mapping[str, Meaning], end: StreamEnd, *, error: bool)
         elif kind is not winner:
             disagree = True
             winner = max(kind, winner)
-    said = tuple(reasons)
+    written = tuple(reasons)
     if error or says_failed or (winner is None and end is StreamEnd.ERROR):
-        return Finish(said, winner, Flaw.UPSTREAM_ERROR, broke_off=True, disagree=disagree)
+        return Finish(written, winner, Flaw.UPSTREAM_ERROR, broke_off=True, disagree=disagree)
     if winner is None and end is StreamEnd.EOF:
-        return Finish(said, winner, Flaw.STREAM_ENDED, broke_off=True)
+        return Finish(written, winner, Flaw.STREAM_ENDED, broke_off=True)
     if winner is FinishClass.CONTENT_FILTER:
-        return Finish(said, winner, Flaw.CONTENT_FILTER, disagree=disagree)
+        return Finish(written, winner, Flaw.CONTENT_FILTER, disagree=disagree)
     if not_known:
-        return Finish(said, winner, Flaw.UPSTREAM_ERROR, unknown=not_known, disagree=disagree)
-    return Finish(said, winner, None, disagree=disagree)
+        return Finish(written, winner, Flaw.UPSTREAM_ERROR, unknown=not_known, disagree=disagree)
+    return Finish(written, winner, None, disagree=disagree)
 
 
 _USUAL: Mapping[str, tuple[Meaning, Finish]] = {
@@ -99,27 +111,29 @@ def _usual_finish(reasons: Mapping[str, Meaning]) -> Finish | None:
     if reason not in _USUAL:
         return None
     listed, finish = _USUAL[reason]
-    return finish if reasons[reason] is listed else None
+    if reasons[reason] is listed:
+        return finish
+    return None
 
 
 def finish_findings(finish: Finish, *, calls_found: bool, from_text: bool) -> list[Finding]:
     """Return findings where the finish reason and the calls disagree. For calls in text `stop` means nothing."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if not _STANDARD.issuperset(finish.reasons):
-        found.append(Finding.NONSTANDARD_FINISH_REASON)
+        findings.append(Finding.NONSTANDARD_FINISH_REASON)
     has_failed = finish.winner is FinishClass.ERROR or (finish.broke_off and finish.failure is Flaw.UPSTREAM_ERROR)
     if has_failed:
-        found.append(Finding.UPSTREAM_ERROR)
+        findings.append(Finding.UPSTREAM_ERROR)
     if calls_found and finish.winner is FinishClass.LENGTH:
-        found.append(Finding.TOOL_CALLS_WITH_LENGTH)
+        findings.append(Finding.TOOL_CALLS_WITH_LENGTH)
     if from_text:
-        return found
+        return findings
     if finish.disagree:
-        found.append(Finding.CONFLICTING_FINISH_REASONS)
+        findings.append(Finding.CONFLICTING_FINISH_REASONS)
     if not finish.reasons and not has_failed:
-        found.append(Finding.MISSING_FINISH_REASON)
+        findings.append(Finding.MISSING_FINISH_REASON)
     if calls_found and finish.winner is FinishClass.STOP:
-        found.append(Finding.TOOL_CALLS_WITH_STOP)
+        findings.append(Finding.TOOL_CALLS_WITH_STOP)
     if not calls_found and finish.winner is FinishClass.TOOL_CALLS:
-        found.append(Finding.FINISH_WITHOUT_TOOL_CALLS)
-    return found
+        findings.append(Finding.FINISH_WITHOUT_TOOL_CALLS)
+    return findings

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 import msgspec
+from msgspec.structs import force_setattr
 
 
 class FinishClass(IntEnum):
@@ -29,10 +30,11 @@ class Meaning(msgspec.Struct, frozen=True, gc=False):
     """False where the word does not say whether the turn ended in order: no call of it runs, but the deployment has not
     failed either."""
 
-    @property
-    def is_orderly(self) -> bool:
-        """True if the turn ended in order."""
-        return self.is_known and self.kind <= FinishClass.TOOL_CALLS
+    is_orderly: bool = False
+    """The turn ended in order. Follows from the others."""
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "is_orderly", self.is_known and self.kind <= FinishClass.TOOL_CALLS)
 
 
 _KNOWN: Mapping[FinishClass, Meaning] = {kind: Meaning(kind) for kind in FinishClass}
@@ -62,12 +64,14 @@ class FinishWords:
 
     def judge(self, reason: str) -> Meaning:
         """Return the meaning of a finish reason as a provider wrote it."""
-        known = self.listed.get(reason)
-        if known is None:
-            known = self.listed.get(normalized(reason))
-        if known is None:
-            return _UNKNOWN if self._is_closed else judge_by_words(reason)
-        return known
+        meaning = self.listed.get(reason)
+        if meaning is None:
+            meaning = self.listed.get(normalized(reason))
+        if meaning is None:
+            if self._is_closed:
+                return _UNKNOWN
+            return judge_by_words(reason)
+        return meaning
 
 
 def further_words(named: Mapping[FinishClass, Sequence[str]]) -> Mapping[str, Meaning]:
@@ -76,9 +80,9 @@ def further_words(named: Mapping[FinishClass, Sequence[str]]) -> Mapping[str, Me
     further: dict[str, Meaning] = {}
     for kind, words in named.items():
         for word in map(normalized, words):
-            known = further.get(word) or OPEN.listed.get(word)
-            if known is not None and known.kind is not kind:
-                raise ValueError(f"finish_reasons: `{word}` cannot mean {_name(kind)}: it means {_name(known.kind)}")
+            meaning = further.get(word) or OPEN.listed.get(word)
+            if meaning is not None and meaning.kind is not kind:
+                raise ValueError(f"finish_reasons: `{word}` cannot mean {_name(kind)}: it means {_name(meaning.kind)}")
             further[word] = _KNOWN[kind]
     return further
 

@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from callgate.calls.json_text import JsonFault, read_json
 from callgate.conversation.events import HiddenTurns
 from callgate.conversation.ports import Message
+from callgate.untrusted.doors import OWN_BYTES, Door, Untrusted
+from callgate.untrusted.readers import NULL, json_reader, read_value
 
 _CALLS = b'"tool_calls"'
 _ANSWERS = b'"tool_call_id"'
@@ -47,9 +49,10 @@ class _MessageHead(msgspec.Struct):
     content: msgspec.Raw = msgspec.Raw()
 
 
-_decoder = msgspec.json.Decoder(HiddenTurns)
-_head = msgspec.json.Decoder(_MessageHead)
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+STORED_TURNS: Final = Door(name="stored turns of a conversation", bytes=OWN_BYTES)
+_decoder = json_reader(HiddenTurns)
+_head = json_reader(_MessageHead)
+_fields = json_reader(dict[str, msgspec.Raw])
 
 
 class ReturnedMessage(dict[str, Any]):
@@ -61,7 +64,7 @@ def encode_hidden(hidden: HiddenTurns) -> bytes:
 
 
 def decode_hidden(data: bytes) -> HiddenTurns:
-    return _decoder.decode(data)
+    return _decoder(Untrusted(data, STORED_TURNS).open())
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,9 @@ def calling_turns(messages: Sequence[Message]) -> Iterator[CallingTurn]:
             yield CallingTurn(place, head.tool_calls, handles)
 
 
-def put_back(messages: Sequence[Message], kept: Mapping[str, HiddenTurns]) -> tuple[Message, ...]:
-    """Return the history with its hidden turns in their places. `kept` is by the handles of the calls."""
-    hidden_at = _hidden_at(messages, kept)
+def put_back(messages: Sequence[Message], hidden_turns: Mapping[str, HiddenTurns]) -> tuple[Message, ...]:
+    """Return the history with its hidden turns in their places. `hidden_turns` is by the handles of the calls."""
+    hidden_at = _hidden_at(messages, hidden_turns)
     repeated = _repeated(messages, {place: hidden for place, (_, hidden) in hidden_at.items()})
     whole: list[Message] = []
     place = 0
@@ -125,18 +128,18 @@ def put_back(messages: Sequence[Message], kept: Mapping[str, HiddenTurns]) -> tu
 
 
 def _hidden_at(
-    messages: Sequence[Message], kept: Mapping[str, HiddenTurns]
+    messages: Sequence[Message], hidden_turns: Mapping[str, HiddenTurns]
 ) -> dict[int, tuple[CallingTurn, HiddenTurns]]:
     """Return the turns with hidden ones, by their places."""
-    found: dict[int, tuple[CallingTurn, HiddenTurns]] = {}
+    hidden_at: dict[int, tuple[CallingTurn, HiddenTurns]] = {}
     used: set[int] = set()
     for turn in calling_turns(messages):
-        hidden = next((kept[handle] for handle in turn.handles if handle in kept), None)
+        hidden = next((hidden_turns[handle] for handle in turn.handles if handle in hidden_turns), None)
         # A client may write parallel calls as one message each; the hidden turns belong to the first of them.
         if hidden is not None and id(hidden) not in used and _is_of(hidden, turn.calls):
             used.add(id(hidden))
-            found[turn.place] = turn, hidden
-    return found
+            hidden_at[turn.place] = turn, hidden
+    return hidden_at
 
 
 def _repeated(messages: Sequence[Message], restored: Mapping[int, HiddenTurns]) -> dict[int, set[int]]:
@@ -150,7 +153,9 @@ def _repeated(messages: Sequence[Message], restored: Mapping[int, HiddenTurns]) 
             if not isinstance(message, ReturnedMessage) or message["role"] != "assistant":
                 continue
             results = [
-                each for each in messages[near + 1 : near + 1 + len(message["tool_calls"])] if isinstance(each, dict)
+                result
+                for result in messages[near + 1 : near + 1 + len(message["tool_calls"])]
+                if isinstance(result, dict)
             ]
             for number, account in reversed([*enumerate(_accounts((message, *results)))]):
                 if missing[account] > 0 and number not in repeated.get(near, ()):
@@ -185,8 +190,8 @@ def _without(round_: Sequence[Message], numbers: Collection[int]) -> Iterator[Me
 def _accounts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
     """Yield name, arguments and answer of each call."""
     for place, message in enumerate(messages):
-        following = takewhile(lambda each: each["role"] == "tool", messages[place + 1 :])
-        answers = {each["tool_call_id"]: each["content"] for each in following}
+        following = takewhile(lambda result: result["role"] == "tool", messages[place + 1 :])
+        answers = {result["tool_call_id"]: result["content"] for result in following}
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             arguments = msgspec.json.encode(_meaning(function.get("arguments")), order="sorted").decode()
@@ -200,14 +205,14 @@ def without_repeats(messages: Sequence[Message], shown: frozenset[str]) -> tuple
     repeated = ours & shown
     if not repeated:
         return tuple(messages)
-    kept: list[Message] = []
+    history: list[Message] = []
     for message in messages:
         head = _head_of(message, _CALLS) or _head_of(message, _ANSWERS)
         calls = () if head is None else head.tool_calls or ()
         are_all_repeated = bool(calls) and all(call.id in repeated for call in calls)
         if head is None or not (head.tool_call_id in repeated or are_all_repeated):
-            kept.append(message)
-    return tuple(kept)
+            history.append(message)
+    return tuple(history)
 
 
 def _whole_turn(hidden: HiddenTurns, calls: Sequence[HandedCall], answers: dict[str, Message]) -> Iterator[Message]:
@@ -231,13 +236,14 @@ def _whole_turn(hidden: HiddenTurns, calls: Sequence[HandedCall], answers: dict[
 
 def _is_of(hidden: HiddenTurns, calls: Sequence[HandedCall]) -> bool:
     """True if the hidden turns are about these calls: some providers number their ids from 0 in every chat."""
-    known = {call["id"]: call for call in hidden.assistant["tool_calls"]}
-    named = [(call, known.get(hidden.names.get(call.id or "", call.id or ""))) for call in calls]
-    return all(kept is None or _is_same(call, kept) for call, kept in named)
+    own_calls = {call["id"]: call for call in hidden.assistant["tool_calls"]}
+    named = [(call, own_calls.get(hidden.names.get(call.id or "", call.id or ""))) for call in calls]
+    return all(own_call is None or _is_same(call, own_call) for call, own_call in named)
 
 
-def _is_same(call: HandedCall, kept: Mapping[str, Any]) -> bool:
-    mine, theirs = call.custom or call.function, kept.get("custom") or kept.get("function") or {}
+def _is_same(call: HandedCall, own_call: Mapping[str, Any]) -> bool:
+    mine = call.custom or call.function
+    theirs = own_call.get("custom") or own_call.get("function") or {}
     if mine is None or mine.name != theirs.get("name"):
         return False
     return bool(mine.input == theirs.get("input") and _meaning(mine.arguments) == _meaning(theirs.get("arguments")))
@@ -248,7 +254,9 @@ def _meaning(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments or {}
     try:
-        return read_json(arguments) if arguments.strip() else {}
+        if arguments.strip():
+            return read_json(arguments)
+        return {}
     except JsonFault:
         return arguments
 
@@ -280,14 +288,16 @@ class _UserTexts:
         self._known = (0, "")
 
     def handle(self, id: str, place: int) -> str:
-        return id if _is_random(id) else f"{id}\0{self._said_before(place)}"
+        if _is_random(id):
+            return id
+        return f"{id}\0{self._said_before(place)}"
 
     def _said_before(self, place: int) -> str:
         start, digest = self._known
         for message in self._messages[start:place]:
             head = _head_of(message, _USER)
             if head is not None and head.role == "user":
-                body = msgspec.json.decode(bytes(head.content) or b"null")
+                body = read_value(head.content if bytes(head.content) else NULL)
                 text = digest.encode() + msgspec.json.encode(body, order="deterministic")
                 digest = hashlib.sha256(text).hexdigest()
         self._known = (place, digest)
@@ -298,12 +308,15 @@ def _head_of(message: Message, mark: bytes) -> _MessageHead | None:
     if not isinstance(message, msgspec.Raw) or mark not in bytes(message):
         return None
     try:
-        return _head.decode(message)
+        return _head(message)
     except msgspec.DecodeError:
         return None  # sent on unchanged; the provider reports what is wrong with it
 
 
 def _under(model_id: str, answer: Message) -> Message:
-    fields = _fields.decode(answer) if isinstance(answer, msgspec.Raw) else answer
+    if isinstance(answer, msgspec.Raw):
+        fields = _fields(answer)
+    else:
+        fields = answer
     # Encoded as a whole: later code expects no undecoded parts inside a message.
     return msgspec.Raw(msgspec.json.encode({**fields, "tool_call_id": model_id}))

@@ -16,10 +16,10 @@ def new_id(kind: Kind) -> str:
 
 def new_request_id() -> str:
     """Return an id without digits: it is part of error messages, and some clients retry on any `500` in one."""
-    return "req_" + f"{_bits(96):024x}".translate(_LETTERS)
+    return "req_" + (b"%024x" % _bits(96)).translate(_LETTERS).decode()
 
 
-_LETTERS = str.maketrans("0123456789", "ghijklmnop")
+_LETTERS = bytes.maketrans(b"0123456789", b"ghijklmnop")
 
 
 def new_run_id() -> str:

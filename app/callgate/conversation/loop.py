@@ -37,12 +37,13 @@ from callgate.conversation.events import (
     is_for_listeners,
 )
 from callgate.conversation.finish_words import FinishClass
-from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel, as_read
+from callgate.conversation.model_requests import as_model_request
+from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel
 from callgate.conversation.response_items import ITEMS, thoughts_in
 from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
 from callgate.conversation.turn_calls import run_calls
-from callgate.conversation.usage import add_usage
+from callgate.conversation.usage import Usage, add_usage
 
 JSON_FORMATS = ("json_object", "json_schema")
 FORMAT_IS_DUE = "format"
@@ -94,7 +95,7 @@ USUAL_RULES = Rules()
 
 
 def converse(
-    ask: ModelRequest | Passthrough,
+    request: ModelRequest | Passthrough,
     model: TurnModel,
     toolbox: Toolbox,
     emit: Emit,
@@ -110,17 +111,28 @@ def converse(
     `format_with_tools`: whether the model takes a `response_format` beside tools. If not, its text in turns with tools is
     not the answer, which is requested in one more turn without tools.
     """
-    messages = () if isinstance(ask, Passthrough) else ask.messages
-    conversation = _Conversation(ask, model, toolbox, emit, new_id, rules, clock, Transcript(messages, sees_images))
-    if not format_with_tools and isinstance(ask, ModelRequest):
-        conversation.format_kept_back = "response_format" in ask.params
+    messages = () if isinstance(request, Passthrough) else request.messages
+    conversation = _Conversation(request, model, toolbox, emit, new_id, rules, clock, Transcript(messages, sees_images))
+    if not format_with_tools and isinstance(request, ModelRequest):
+        conversation.format_kept_back = "response_format" in request.params
     return conversation.run()
+
+
+class _ReadAnswer(msgspec.Struct, frozen=True, gc=False):
+    """One answer of the model, once it has been read."""
+
+    builder: TurnBuilder | PassedTurn
+    end: StreamEnd
+    lane: str
+    first_seconds: float
+    """Seconds from the beginning of the turn until the first content, failed attempts and waits included."""
+    reason_is_raw: bool
 
 
 class _Conversation(msgspec.Struct):
     """One running chat: its fixed parts, and what changes from turn to turn."""
 
-    ask: ModelRequest | Passthrough
+    request: ModelRequest | Passthrough
     model: TurnModel
     toolbox: Toolbox
     emit: Emit
@@ -145,124 +157,146 @@ class _Conversation(msgspec.Struct):
     format_kept_back: bool = False
     """The `response_format` is withheld because tools are offered."""
     repeats: dict[tuple[str, str, str], int] = msgspec.field(default_factory=dict)
-    usage: Mapping[str, Any] | None = None
+    usage: Usage | None = None
     """Of all turns so far."""
-    turn_usages: tuple[Mapping[str, Any], ...] = ()
+    turn_usages: tuple[Usage, ...] = ()
     """Of each turn that reported it."""
-    held: list[ModelEvent] | None = None
+    held_text: list[ModelEvent] | None = None
     """The text of this turn, where it is emitted only after the turn has ended."""
-    behind: list[ModelEvent] = []
-    """The last events of this turn, where its calls are not alone."""
+    held_behind_calls: list[ModelEvent] = []
+    """The events of this turn that came when it was known that its text goes on behind its calls."""
 
     async def run(self) -> Ending:
         while True:
-            turn, plan = await self._listen()
+            turn, plan = await self._take_turn()
             ending = self._passed_ending(turn) if turn.passed else await self._ending(turn, plan)
             if ending is not None:
-                if self.held:
+                if self.held_text:
                     await self._emit_held(plan)
                 await self.emit(ChatEnded(ending, self.usage, self.transcript.messages, turn, self.turn_usages))
                 return ending
             if not turn.calls:
                 continue  # ask again, without this turn in the history
             answers = await self._answer(plan)
-            if isinstance(self.ask, Passthrough):
-                self.ask = as_read(self.ask)
-                self.transcript = replace(self.transcript, messages=self.ask.messages)
+            if isinstance(self.request, Passthrough):
+                self.request = as_model_request(self.request)
+                self.transcript = replace(self.transcript, messages=self.request.messages)
             self.transcript = self.transcript.after(turn, answers)
             self._update_limits(turn.calls, answers)
             self.index += 1
 
     # -- one turn
 
-    async def _listen(self) -> tuple[Turn, Plan]:  # noqa: PLR0915 - each further function costs every turn
-        """Read one whole answer of the model, and plan its calls. The model is asked again while its answers break off before
-        any of them was sent to the client."""
-        question, emit, index = self._question(), self.emit, self.index
-        to_read = question if isinstance(question, ModelRequest) else None
-        is_emitted = to_read is None or not (self.format_kept_back and to_read.tools)
-        self.held = [] if to_read is not None and self._holds_text(to_read) else None
-        await emit(TurnStarted(index))
-        attempts = Attempts(index, emit)
-        began = asked = self.clock()
+    async def _take_turn(self) -> tuple[Turn, Plan]:
+        """Request one turn of the model, and plan its calls. It is requested again while its answers break off before any of
+        them was sent to the client."""
+        request = self._next_request()
+        is_emitted = True
+        holds_text = False
+        if isinstance(request, ModelRequest):
+            is_emitted = not (self.format_kept_back and request.tools)
+            holds_text = self._holds_text(request)
+        await self.emit(TurnStarted(self.index))
+        attempts = Attempts(self.index, self.emit)
+        began = self.clock()
+        attempt_began = began
         while True:
-            building: TurnBuilder | None = None
-            passed: PassedTurn | None = None
-            raw, lane, end, first = True, "", StreamEnd.DONE, 0.0
+            self.held_text = [] if holds_text else None
             failure: ChatError | None = None
-            try:
-                async with self.model.ask(question, attempts) as answer:
-                    lane, is_begun, first = answer.lane, False, self.clock() - began
-                    async for events in answer:
-                        if to_read is None and type(piece := events[0]) is Passed:
-                            if passed is None:
-                                passed = PassedTurn()
-                            if piece.reasons or piece.usage or len(events) > 1:
-                                passed.feed(piece, events)
-                            await emit(piece)
-                            continue
-                        if building is None:
-                            building = self._builder()
-                        building.feed(events)
-                        is_shown = self.held is None and building.as_written is None
-                        shown = events if is_shown else self._held_back(events, building)
-                        if is_emitted and (not is_begun or self.rules.emit_fragments or is_for_listeners(shown)):
-                            is_begun = True
-                            await emit(ModelOutput(index, shown))
-                    raw = answer.reason_is_raw
-            except BrokenOff as broke:
-                end = StreamEnd.ERROR if broke.transport_error else StreamEnd.EOF
-            builder = passed or building or self._builder()
-            # In a thread where parsing the arguments would block the event loop.
-            turn = await asyncio.to_thread(builder.finish, end) if builder.is_large else builder.finish(end)
+            answer = await self._read_answer(request, attempts, began, is_emitted=is_emitted)
+            builder = answer.builder
+            if builder.is_large():  # parsing its arguments would block the event loop
+                turn = await asyncio.to_thread(builder.finish, answer.end)
+            else:
+                turn = builder.finish(answer.end)
             self._count(turn)
-            if turn.calls or self.not_alone or self.behind:
+            if turn.calls or self.not_alone or self.held_behind_calls:
                 turn = await self._alone_or_shown(turn)
             if not turn.broke_off:
                 self.is_unended = attempts.succeeded(gave_reason=bool(turn.reasons))
                 break
             failure = _broke_off(turn)
-            await attempts.broke_off(failure, self.clock() - asked)
-            if (is_emitted and question.stream and self._was_shown(turn)) or not await attempts.go_on(failure):
+            await attempts.broke_off(failure, self.clock() - attempt_began)
+            is_shown = is_emitted and request.stream and self._was_shown(turn)
+            if is_shown or not await attempts.go_on(failure):
                 break
-            self.held = self.held and []
-            asked = self.clock()
+            attempt_began = self.clock()
         self.is_cut = self._is_cut(turn)
         plan = self._plan(turn) if turn.calls else NO_PLAN
-        await emit(
-            TurnEnded(
-                index,
-                TurnAccount(
-                    reasons=turn.reasons,
-                    findings=turn.findings,
-                    run=plan.ours,
-                    handed_back=plan.theirs,
-                    broken=plan.broken,
-                    postponed=plan.postponed,
-                    usage=turn.usage,
-                    seconds=self.clock() - began,
-                    reason_is_raw=raw,
-                    prompted=turn.prompted,
-                    not_run=turn.not_run,
-                    lane=lane,
-                    by=attempts.by,
-                    attempts=attempts.number,
-                    first_seconds=first,
-                    head=turn.head,
-                    unknown_reasons=turn.unknown_reasons,
-                    calls=turn.calls,
-                    is_cut=self.is_cut,
-                ),
-            )
+        account = TurnAccount(
+            reasons=turn.reasons,
+            findings=turn.findings,
+            run=plan.ours,
+            handed_back=plan.theirs,
+            broken=plan.broken,
+            postponed=plan.postponed,
+            usage=turn.usage,
+            seconds=self.clock() - began,
+            reason_is_raw=answer.reason_is_raw,
+            prompted=turn.prompted,
+            not_run=turn.not_run,
+            lane=answer.lane,
+            by=attempts.by,
+            attempts=attempts.number,
+            first_seconds=answer.first_seconds,
+            head=turn.head,
+            unknown_reasons=turn.unknown_reasons,
+            calls=turn.calls,
+            is_cut=self.is_cut,
+            counts=None if turn.usage is None else turn.usage.counts(),
         )
+        await self.emit(TurnEnded(self.index, account))
         if failure is not None:
             raise _broke_off(turn)  # a new one: an exception keeps the frame alive that it was raised in
         return turn, plan
 
+    async def _read_answer(
+        self, request: ModelRequest | Passthrough, attempts: Attempts, began: float, *, is_emitted: bool
+    ) -> _ReadAnswer:
+        """Read one answer of the model, and emit it while it comes."""
+        lane = ""
+        first_seconds = 0.0
+        reason_is_raw = True
+        end = StreamEnd.DONE
+        may_pass = isinstance(request, Passthrough)
+        building: TurnBuilder | None = None
+        passed: PassedTurn | None = None
+        has_begun = False
+        try:
+            async with self.model.send(request, attempts) as answer:
+                lane = answer.lane
+                first_seconds = self.clock() - began
+                async for events in answer:
+                    if may_pass and type(piece := events[0]) is Passed:
+                        if passed is None:
+                            passed = PassedTurn()
+                        if piece.reasons or piece.usage is not None or len(events) > 1:
+                            passed.feed(piece, events)
+                        await self.emit(piece)
+                        continue
+                    if building is None:
+                        building = self._builder()
+                    building.feed(events)
+                    if self.held_text is None and building.as_written is None:
+                        shown = events
+                    else:
+                        shown = self._held_back(events, building)
+                    if is_emitted and (not has_begun or self.rules.emit_fragments or is_for_listeners(shown)):
+                        has_begun = True
+                        await self.emit(ModelOutput(self.index, shown))
+                reason_is_raw = answer.reason_is_raw
+        except BrokenOff as broke:
+            if broke.transport_error:
+                end = StreamEnd.ERROR
+            else:
+                end = StreamEnd.EOF
+        builder = passed or building or self._builder()
+        return _ReadAnswer(builder, end, lane, first_seconds, reason_is_raw)
+
     def _count(self, turn: Turn) -> None:
         """Add the usage of a turn. A passed-through answer has that of all its choices."""
         usage = turn.usage
-        if not usage:
+        if usage is None:
             return
         if turn.passed:
             self.usage = usage
@@ -272,34 +306,33 @@ class _Conversation(msgspec.Struct):
 
     def _was_shown(self, turn: Turn) -> bool:
         """True if the client was sent anything of a turn, so that the model cannot be asked again for it."""
-        text = self.held is None and (turn.text or turn.logprobs)
+        text = self.held_text is None and (turn.text or turn.logprobs)
         fields = turn.extra_fields
         if ITEMS in fields and not thoughts_in(fields[ITEMS]):
             fields = {name: value for name, value in fields.items() if name != ITEMS}
         return bool(text or turn.reasoning or fields or turn.passed)
 
-    def _holds_text(self, question: ModelRequest) -> bool:
+    def _holds_text(self, request: ModelRequest) -> bool:
         """True if text is held until its turn ends: it is not part of an answer in JSON if the turn calls a tool of ours."""
-        if not question.tools or not (given := question.params.get("response_format")):
+        response_format = request.params.get("response_format")
+        if not request.tools or not response_format:
             return False
-        form = raw_json.read(given)
-        return (
-            isinstance(form, dict)
-            and form.get("type") in JSON_FORMATS
-            and not all(map(self.toolbox.is_clients, self.toolbox.offer))
-        )
+        form = raw_json.read(response_format)
+        if not isinstance(form, dict) or form.get("type") not in JSON_FORMATS:
+            return False
+        return not all(map(self.toolbox.is_clients, self.toolbox.offer))
 
     def _held_back(self, events: Sequence[ModelEvent], building: TurnBuilder) -> Sequence[ModelEvent]:
         """Hold text that may not be part of the answer, and all that comes with calls that are not alone."""
         if building.as_written is None:
             return self._without_text(events)
-        self.behind += events
+        self.held_behind_calls += events
         return ()
 
     async def _alone_or_shown(self, turn: Turn) -> Turn:
         """Count the turns running whose text goes on behind its calls. Emit what was held of such a turn; the last of them is
         the answer, with its calls as text. Where calls are forbidden a turn has none."""
-        if turn.calls and (not self.ask.takes_calls or self._only_imitates(turn)):
+        if turn.calls and (not self.request.takes_calls or self._only_imitates(turn)):
             turn = turn.without_forbidden_calls()
         is_answer = False
         if turn.failure is None:
@@ -307,10 +340,10 @@ class _Conversation(msgspec.Struct):
             is_answer = self.not_alone >= MOST_NOT_ALONE
         if is_answer:
             turn = turn.without_calls()
-        if self.behind:
-            shown = [*_settled(self.behind, is_answer=is_answer)]
-            self.behind = []
-            await self.emit(ModelOutput(self.index, shown if self.held is None else self._without_text(shown)))
+        if self.held_behind_calls:
+            shown = [*_settled(self.held_behind_calls, is_answer=is_answer)]
+            self.held_behind_calls = []
+            await self.emit(ModelOutput(self.index, shown if self.held_text is None else self._without_text(shown)))
         return turn
 
     def _only_imitates(self, turn: Turn) -> bool:
@@ -318,49 +351,58 @@ class _Conversation(msgspec.Struct):
         return turn.prompted is not None and not self.toolbox.offer
 
     def _without_text(self, events: Sequence[ModelEvent]) -> Sequence[ModelEvent]:
-        assert self.held is not None
-        self.held += [event for event in events if isinstance(event, TextDelta | Logprobs)]
+        assert self.held_text is not None
+        self.held_text += [event for event in events if isinstance(event, TextDelta | Logprobs)]
         return [event for event in events if not isinstance(event, TextDelta | Logprobs)]
 
     async def _emit_held(self, plan: Plan) -> None:
         """Emit the text that was held, now that the turn is known to be the last."""
-        held, self.held = self.held, None
-        if held and not plan.ours:
-            await self.emit(ModelOutput(self.index, held))
+        text = self.held_text
+        self.held_text = None
+        if text and not plan.ours:
+            await self.emit(ModelOutput(self.index, text))
 
     def _plan(self, turn: Turn) -> Plan:
         plan = self.toolbox.plan(turn.calls)
         if turn.as_written:
             plan = _without_broken(plan)
-        return first_call_of(plan, turn.calls) if self.rules.one_call_per_turn else plan
+        if self.rules.one_call_per_turn:
+            return first_call_of(plan, turn.calls)
+        return plan
 
     def _builder(self) -> TurnBuilder:
         return TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
 
-    def _question(self) -> ModelRequest | Passthrough:
-        ask = self.ask
-        if isinstance(ask, Passthrough):
-            return ask  # no tools of ours are offered, so that there is only this turn
-        question = ModelRequest(
-            self.transcript.messages, self.toolbox.schemas, ask.tool_choice, ask.params, ask.stream, ask.original
+    def _next_request(self) -> ModelRequest | Passthrough:
+        first = self.request
+        if isinstance(first, Passthrough):
+            return first  # no tools of ours are offered, so that there is only this turn
+        request = ModelRequest(
+            self.transcript.messages,
+            self.toolbox.definitions(),
+            first.tool_choice,
+            first.params,
+            first.stream,
+            first.original,
+            leave_out=first.leave_out,
         )
         if self.limit:
-            params = {key: value for key, value in question.params.items() if key != "parallel_tool_calls"}
-            return replace(question, tools=(), tool_choice=None, params=params)
+            params = {key: value for key, value in request.params.items() if key != "parallel_tool_calls"}
+            return replace(request, tools=(), tool_choice=None, params=params)
         if self.format_kept_back:
-            params = {key: value for key, value in question.params.items() if key != "response_format"}
-            question = replace(question, params=params)
-        if self.index and question.tool_choice not in (None, "none"):
+            params = {key: value for key, value in request.params.items() if key != "response_format"}
+            request = replace(request, params=params)
+        if self.index and request.tool_choice not in (None, "none"):
             # A forced choice applies to the first turn: forced again, the model could never answer.
-            return replace(question, tool_choice="auto")
-        return question
+            return replace(request, tool_choice="auto")
+        return request
 
     # -- where a turn leads
 
     def _passed_ending(self, turn: Turn) -> Ending:
         if turn.unknown_reasons:
             return _PASSED_ENDINGS[None]
-        if turn.winner is FinishClass.TOOL_CALLS and not self.ask.takes_calls:
+        if turn.winner is FinishClass.TOOL_CALLS and not self.request.takes_calls:
             return _PASSED_ENDINGS[FinishClass.STOP]
         return _PASSED_ENDINGS[turn.winner]
 
@@ -417,12 +459,14 @@ class _Conversation(msgspec.Struct):
         if self.ran >= self.rules.max_iterations:
             self.limit = "max_iterations"
             return answers | _refuse(plan.ours, feedback.LIMIT_REACHED)
-        now, most = plan.ours, self.rules.max_calls_per_turn
+        now = plan.ours
+        most = self.rules.max_calls_per_turn
         answers |= _refuse(now[most:], feedback.TOO_MANY_CALLS)
         now = now[:most]
-        if self.rules.max_calls is not None and len(now) > (left := self.rules.max_calls - self.called):
-            answers |= _refuse(now[left:], feedback.ENOUGH_CALLS)
-            now = now[:left]
+        if self.rules.max_calls is not None:
+            remaining = self.rules.max_calls - self.called
+            answers |= _refuse(now[remaining:], feedback.ENOUGH_CALLS)
+            now = now[:remaining]
             if not now:
                 return answers
         self.called += len(now)
@@ -438,8 +482,8 @@ class _Conversation(msgspec.Struct):
         if not self.not_alone:
             some_worked = any(not isinstance(outcome, Failed) for outcome in answers.values())
             self.failed_turns = 0 if some_worked else self.failed_turns + 1
-            seen = {(call.name, call.text, answers[call.id].text) for call in calls if isinstance(call, ReadyCall)}
-            self.repeats = {same: self.repeats.get(same, 0) + 1 for same in seen}
+            results = {(call.name, call.text, answers[call.id].text) for call in calls if isinstance(call, ReadyCall)}
+            self.repeats = {same: self.repeats.get(same, 0) + 1 for same in results}
         if self.limit:
             return
         if self.failed_turns >= self.rules.max_failed_turns:
@@ -451,8 +495,9 @@ class _Conversation(msgspec.Struct):
 
     def _spent(self) -> int:
         """Return the tokens used so far, by the total or the sum of its parts."""
-        usage = self.usage or {}
-        return int(usage.get("total_tokens") or usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0))
+        if self.usage is None:
+            return 0
+        return self.usage.total()
 
 
 def first_call_of(plan: Plan, calls: Sequence[Call]) -> Plan:
@@ -497,9 +542,12 @@ def _refuse(calls: Iterable[Call], why: str) -> dict[str, Outcome]:
 
 def _broke_off(turn: Turn) -> ChatError:
     if turn.error is None:
-        message, code, detail = "The model's answer broke off before it was finished", "upstream_broke_off", None
+        message = "The model's answer broke off before it was finished"
+        code = "upstream_broke_off"
+        detail = None
     else:
-        message, code = "The model's provider reported an error in the middle of its answer", "upstream_error"
+        message = "The model's provider reported an error in the middle of its answer"
+        code = "upstream_error"
         detail = turn.error.message
     return ChatError(
         502, f"{message}; nothing of it was run.", type="server_error", code=code, detail=detail, retryable=True

@@ -1,7 +1,7 @@
 """Constants and fields of Anthropic's Messages API, shared by `api/messages` and `upstream/messages_lane`."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 ERROR_STATUSES: Final[Mapping[str, int]] = {
     "invalid_request_error": 400,
@@ -33,17 +33,3 @@ BLOCKS: Final = "content_blocks"
 
 SIGNED: Final = "thinking_blocks"
 """The field of an assistant message with thinking blocks and their signatures."""
-
-
-def usage_counts(usage: Mapping[str, Any] | None) -> dict[str, int]:
-    """Convert token counts to those of Messages, where input tokens do not include tokens read from or written to a cache."""
-    counts = usage or {}
-    details = counts.get("prompt_tokens_details") or {}
-    read = counts.get("cache_read_input_tokens") or details.get("cached_tokens") or 0
-    created = counts.get("cache_creation_input_tokens") or details.get("cache_creation_tokens") or 0
-    return {
-        "input_tokens": max(0, (counts.get("prompt_tokens") or 0) - read - created),
-        "output_tokens": counts.get("completion_tokens") or 0,
-        "cache_creation_input_tokens": created,
-        "cache_read_input_tokens": read,
-    }

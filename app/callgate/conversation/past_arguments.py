@@ -3,14 +3,10 @@
 What counts a request's values and depth does not see into strings, and libraries parse these recursively, and all at once.
 """
 
-import re
-from typing import Final
-
 from callgate.calls.arguments import ArgumentsError, read_arguments
 from callgate.calls.json_text import MAX_VALUES, JsonFault, read_json
 from callgate.conversation.errors import ChatError
-
-_STRINGS: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+from callgate.untrusted.marks import Bounds, Marks
 
 
 class PastArguments:
@@ -19,7 +15,10 @@ class PastArguments:
     def __init__(self, *, as_objects: bool = False) -> None:
         """`as_objects`: they are sent on as objects, so that a text that is none cannot be sent."""
         self._as_objects = as_objects
-        self._marks = self._values = 0
+        self._bounds = Bounds()
+        self._values = 0
+        self._uncounted: list[bytes] = []
+        """Texts of which only the bounds were taken."""
 
     def check(self, text: str, where: str) -> None:
         """Raise `ChatError` where a text is too deep, too much or ambiguous; `where` is its place in the request."""
@@ -39,15 +38,17 @@ class PastArguments:
 
     def _count(self, text: str, where: str) -> None:
         """Count values. Exactly only where there may be too many, because texts of files are full of commas."""
-        self._marks += _marks_in(text)
-        if self._marks > MAX_VALUES:
-            self._values += _marks_in(_STRINGS.sub("", text))
+        data = text.encode("utf-8", "surrogatepass")
+        self._bounds.feed(data)
+        self._uncounted.append(data)
+        if self._bounds.values > MAX_VALUES:
+            for uncounted in self._uncounted:
+                marks = Marks()
+                marks.feed(uncounted)
+                self._values += marks.values
+            self._uncounted.clear()
             if self._values > MAX_VALUES:
                 raise _wrong(where, f"at most {MAX_VALUES:,} values in the arguments of all calls together")
-
-
-def _marks_in(text: str) -> int:
-    return text.count(",") + text.count("{") + text.count("[")
 
 
 def _wrong(where: str, expected: str) -> ChatError:

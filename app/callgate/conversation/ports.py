@@ -2,18 +2,15 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, NewType, Protocol, TypeAlias
 
 import msgspec
-from msgspec.structs import replace
 
 from callgate.calls.offer import Offer
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.attempts import Attempts
-from callgate.conversation.errors import ChatError, SeparateChoices
 from callgate.conversation.events import ChatEvent, ModelEvent
-from callgate.conversation.messages_api import BLOCKS, SIGNED
 
 Message: TypeAlias = msgspec.Raw | dict[str, Any]
 """One message of the history: JSON text as the client sent it, or a dict that we made."""
@@ -21,15 +18,36 @@ Message: TypeAlias = msgspec.Raw | dict[str, Any]
 Emit: TypeAlias = Callable[[ChatEvent], Awaitable[None]]
 """A coroutine function that gets the events of a chat."""
 
+RecordBody: TypeAlias = Callable[[], Callable[[bytes], None]]
+"""Begins to record one body; returns the function that takes each read of it."""
+
+
+JudgedFields = NewType("JudgedFields", Mapping[str, Any])
+"""Fields of a request that names only what it may. Lanes take no others, and `callgate.policy` alone makes them."""
+NO_FIELDS: Final = JudgedFields({})
+
+
+LeaveOut: TypeAlias = Callable[[str], None]
+"""Is told of a field of the request that a model's provider has no place for, before the answer begins."""
+
+
+def tell_nobody(name: str) -> None:
+    """Stands for whoever is told of fields that are left out, where there is nobody."""
+
 
 class Original(Protocol):
     """A request in the format of the API it came by, for a model whose provider has that API."""
 
     @property
-    def api(self) -> Literal["messages"]: ...
+    def api(self) -> Literal["messages", "responses"]: ...
 
     @property
-    def fields(self) -> Mapping[str, msgspec.Raw]:
+    def is_chat(self) -> bool:
+        """Its messages and tools are those of a chat, beside which it has fields of its own."""
+        ...
+
+    @property
+    def fields(self) -> JudgedFields:
         """The fields of the body, undecoded."""
         ...
 
@@ -41,6 +59,21 @@ class Original(Protocol):
     @property
     def foreign(self) -> Sequence[tuple[str, str]]:
         """Places and types of what Chat Completions cannot express."""
+        ...
+
+    @property
+    def functions(self) -> Mapping[str, Mapping[str, Any]]:
+        """What functions have that those of Chat Completions have not, by their names in the chat."""
+        ...
+
+    @property
+    def native(self) -> Mapping[str, Mapping[str, Any]]:
+        """The tools of its own API for which functions of the chat stand, by the names of those."""
+        ...
+
+    @property
+    def unplaced(self) -> Sequence[str]:
+        """The fields that only its own API has, and that are left out for any other."""
         ...
 
     def blocks_of(self, message: "Message") -> tuple[str, Sequence[Any]] | None:
@@ -55,7 +88,7 @@ class ModelRequest(msgspec.Struct, frozen=True, gc=False):
     tools: Sequence[msgspec.Raw] = ()
     """Each tool's schema as encoded JSON (`{"type":"function",…}`)."""
     tool_choice: Any = None
-    params: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    params: JudgedFields = NO_FIELDS
     """Every other field of the request, values as msgspec.Raw or plain objects; never model, messages,
     tools, tool_choice or stream."""
     stream: bool = True
@@ -63,13 +96,17 @@ class ModelRequest(msgspec.Struct, frozen=True, gc=False):
     """The client's own request, where it came by another API than Chat Completions."""
     takes_calls: bool = True
     """False where the client forbids calls (`tool_choice: none`): they are left out of the answer."""
+    record_body: "RecordBody | None" = None
+    """Records the body of each of its provider's responses, as received."""
+    leave_out: LeaveOut = tell_nobody
+    """Called by a lane for each field that it leaves out."""
 
 
 class Passthrough(msgspec.Struct, frozen=True, gc=False):
     """A request as the client's own bytes, where none of our tools is offered. A model with the same API sends it on unread,
-    and answers with `Passed` where the response has the requested format. Any other model reads it with `as_read`."""
+    and answers with `Passed` where the response has the requested format. Any other model reads it with `as_model_request`."""
 
-    fields: Mapping[str, msgspec.Raw]
+    fields: JudgedFields
     """The fields of the body, undecoded."""
     stream: bool
     include_usage: bool
@@ -82,6 +119,8 @@ class Passthrough(msgspec.Struct, frozen=True, gc=False):
     """Set where the body is of another API than Chat Completions."""
     takes_calls: bool = True
     """Whether the answer may have calls, as in `ModelRequest`."""
+    record_body: "RecordBody | None" = None
+    """As in `ModelRequest`."""
 
 
 class ModelAnswer(Protocol):
@@ -109,7 +148,7 @@ class Model(Protocol):
     @property
     def name(self) -> str: ...
 
-    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]: ...
+    def send(self, request: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]: ...
 
 
 class TurnModel(Protocol):
@@ -118,42 +157,11 @@ class TurnModel(Protocol):
     @property
     def name(self) -> str: ...
 
-    def ask(
-        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    def send(
+        self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AbstractAsyncContextManager[ModelAnswer]:
         """Ask the model. `attempts` are those at this turn; with the same object it continues after the failed ones."""
         ...
-
-
-def as_read(question: ModelRequest | Passthrough, api: str = "chat", *, signed: bool = True) -> ModelRequest:
-    """Return the request for a model that reads it and answers with one choice. Raises `SeparateChoices` where more are
-    requested.
-
-    A request of another API than the model's is converted to Chat Completions, or refused where that cannot express it.
-    `signed`: whether the model's provider takes thinking with signatures.
-    """
-    if not isinstance(question, ModelRequest):
-        if question.n > 1:
-            raise SeparateChoices
-        question = question.read()
-    if question.original is None or question.original.api == api:
-        return question
-    for where, kind in question.original.foreign:
-        message = f"{where}: only a model behind Anthropic's own API understands `{kind[:64]}`, and this one is not"
-        raise ChatError(400, message, param=where, code="unsupported_content")
-    messages = [_fit_for_chats(message, signed=signed) for message in question.messages]
-    return replace(question, messages=messages, original=None)
-
-
-def _fit_for_chats(message: Message, *, signed: bool) -> Message:
-    """Remove what only Anthropic's API has. Signatures are valid only for the model that made them."""
-    if isinstance(message, dict):
-        dropped = {BLOCKS, SIGNED} if BLOCKS in message or not signed else {BLOCKS}
-        return {name: value for name, value in message.items() if name not in dropped}
-    if signed or SIGNED.encode() not in bytes(message):
-        return message
-    fields = msgspec.json.decode(message, type=dict[str, msgspec.Raw])
-    return msgspec.Raw(msgspec.json.encode({name: value for name, value in fields.items() if name != SIGNED}))
 
 
 class Plan(msgspec.Struct, frozen=True, gc=False):
@@ -175,9 +183,8 @@ class Toolbox(Protocol):
         """Every tool the gate may let through, the client's included."""
         ...
 
-    @property
-    def schemas(self) -> Sequence[msgspec.Raw]:
-        """The schemas of the tools that the model is offered, encoded."""
+    def definitions(self) -> Sequence[msgspec.Raw]:
+        """The tools that the model is offered, as `{"type":"function",…}`, encoded."""
         ...
 
     def plan(self, calls: Sequence[Call]) -> Plan: ...
@@ -202,26 +209,28 @@ class Toolbox(Protocol):
         ...
 
 
-class ApprovalNotice(str):
-    """The progress message of a call that waits for approval, and once it is approved. A tool's own message never has this
-    type."""
+class ProgressReport(msgspec.Struct, frozen=True, gc=False):
+    """How far a call is. Only an approval reports what it waits for or that it was approved, never a tool."""
 
-    __slots__ = ()
+    message: str
+    fraction: float | None = None
+    waits_for: str = ""
+    """The id of the approval that the call waits for."""
+    approved: bool = False
+    """A person approved the call."""
 
-    @property
-    def wanted(self) -> str:
-        """The id of the approval; empty once the call is approved."""
-        return self.removeprefix(APPROVAL_WANTED) if self.startswith(APPROVAL_WANTED) else ""
+
+def waits_for_approval(id: str) -> ProgressReport:
+    return ProgressReport(f"waiting for approval {id}", waits_for=id)
 
 
-APPROVAL_WANTED = "waiting for approval "
-APPROVAL_GIVEN = ApprovalNotice("approved")
+APPROVED = ProgressReport("approved", approved=True)
 
 
 class Report(Protocol):
     """The function by which a running tool reports progress."""
 
-    async def __call__(self, message: str, fraction: float | None = None) -> None: ...
+    async def __call__(self, progress: ProgressReport) -> None: ...
 
 
 Begin: TypeAlias = Callable[[], Awaitable[None]]
@@ -236,5 +245,5 @@ async def emit_nothing(event: object) -> None:
     """Discard an event."""
 
 
-async def ignore_progress(message: str, fraction: float | None = None) -> None:
+async def ignore_progress(progress: ProgressReport) -> None:
     """Discard a progress report."""

@@ -15,11 +15,11 @@ class PreloadedModel:
 
     def __init__(self, name: str, events: Sequence[ModelEvent], lane: str = "direct") -> None:
         self.name = name
-        self._answer = PreloadedAnswer(events, lane)
+        self._answer = PreloadedAnswer(_events=events, lane=lane)
 
     @asynccontextmanager
-    async def ask(
-        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    async def send(
+        self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AsyncIterator["PreloadedAnswer"]:
         yield self._answer
 
@@ -33,13 +33,13 @@ class PreloadedTurns:
         self._lane = lane
 
     @asynccontextmanager
-    async def ask(
-        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    async def send(
+        self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AsyncIterator["PreloadedAnswer"]:
-        yield PreloadedAnswer(next(self._turns, ()), self._lane)
+        yield PreloadedAnswer(_events=next(self._turns, ()), lane=self._lane)
 
 
-class PreloadedAnswer(msgspec.Struct, eq=False):
+class PreloadedAnswer(msgspec.Struct, eq=False, kw_only=True):
     """An answer that was read to its end, as one batch."""
 
     _events: Sequence[ModelEvent]
@@ -50,7 +50,8 @@ class PreloadedAnswer(msgspec.Struct, eq=False):
         return self
 
     async def __anext__(self) -> Sequence[ModelEvent]:
-        events, self._events = self._events, ()
+        events = self._events
+        self._events = ()
         if not events:
             raise StopAsyncIteration
         return events

@@ -1,14 +1,17 @@
 """The price of tokens, and the cost of usage."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Final
 
 import msgspec
 
+from callgate.conversation.usage import COUNTS, TokenCounts
+
 NANO: Final = 1_000_000_000
 """Costs are whole billionths of a dollar, so that sums are exact: the cheapest token costs about fifty of them."""
-MOST_TOKENS: Final = 1_000_000_000
-"""Larger token counts are taken for mistakes; they would not fit into the databases."""
+
+
+USUAL_USE: Final = 0.01
+"""US dollars for a search that a provider makes, at most of them."""
 
 
 class Price(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -18,47 +21,27 @@ class Price(msgspec.Struct, array_like=True, frozen=True, gc=False):
     completion: float = 0.0
     cached: float | None = None
     """For a prompt token that the provider read from its cache; the usual price where None."""
+    hosted_use: float | None = None
+    """For one use of a tool that the provider runs; `USUAL_USE` where None."""
 
-    def of(self, prompt: int, completion: int, cached: int = 0) -> int:
-        """Return the cost of token counts in nanodollars."""
-        cost = prompt * self.prompt + completion * self.completion
-        if cached and self.cached is not None:
-            cost += min(cached, prompt) * (self.cached - self.prompt)
+    def of_use(self) -> int:
+        """Return the cost in nanodollars of one use of a tool that the provider runs."""
+        return round((USUAL_USE if self.hosted_use is None else self.hosted_use) * NANO)
+
+    def of(self, counts: TokenCounts) -> int:
+        """Return the cost of token counts in nanodollars. A part with a price of its own costs that instead of the usual one."""
+        cost = counts.prompt * self.prompt + counts.completion * self.completion
+        for place, name, whole, usual in _PARTS:
+            tokens = counts[place]
+            if tokens and (price := getattr(self, name)) is not None:
+                cost += min(tokens, counts[whole]) * (price - getattr(self, usual))
         return round(cost * NANO)
 
-    def of_usage(self, usage: Mapping[str, Any]) -> int:
-        """Return the cost of a usage report in nanodollars."""
-        try:
-            tokens = msgspec.convert(usage, _Tokens)
-        except msgspec.ValidationError:
-            details = usage.get("prompt_tokens_details")
-            cached = counted(details, "cached_tokens")
-            return self.of(counted(usage, "prompt_tokens"), counted(usage, "completion_tokens"), cached)
-        cached = 0 if tokens.prompt_tokens_details is None else tokens.prompt_tokens_details.cached_tokens
-        return self.of(tokens.prompt_tokens, tokens.completion_tokens, cached)
 
-
-_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
-
-
-class _OfPrompt(msgspec.Struct):
-    cached_tokens: _Count = 0
-
-
-class _Tokens(msgspec.Struct):
-    """Token counts in the usual format; checking each field in Python takes three times as long."""
-
-    prompt_tokens: _Count = 0
-    completion_tokens: _Count = 0
-    prompt_tokens_details: _OfPrompt | None = None
-
-
+_PARTS: Final = tuple(
+    (place, count.price, TokenCounts._fields.index(count.part_of), count.part_of)
+    for place, count in enumerate(COUNTS)
+    if count.price and count.part_of
+)
+"""The place in `TokenCounts` and the price of each part that has one, and those of the whole."""
 FREE: Final = Price()
-
-
-def counted(usage: Any, name: str) -> int:
-    """Return one token count; 0 where the field is missing or no count."""
-    if type(usage) is not dict and not isinstance(usage, Mapping):  # the check against an abstract class is slow
-        return 0
-    value = usage.get(name)
-    return min(value, MOST_TOKENS) if type(value) is int and value > 0 else 0

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from callgate.conversation.errors import ChatError
+from callgate.untrusted.readers import read_value
 
 
 def read(value: Any) -> Any:
@@ -13,7 +14,7 @@ def read(value: Any) -> Any:
     if not isinstance(value, msgspec.Raw):
         return value
     try:
-        return msgspec.json.decode(value)
+        return read_value(value)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ChatError(
             400, f"The body of your request holds a value that cannot be read: {error}.", code="invalid_json"

@@ -71,12 +71,12 @@ def file_part(file_data: str, filename: str, *, reads_files: bool) -> Part | Non
     return {"type": "file", "file": {"filename": name, "file_data": f"data:{PDF};base64,{data}"}}
 
 
-def with_readable_results(ask: ModelRequest) -> ModelRequest:
+def with_readable_results(request: ModelRequest) -> ModelRequest:
     """Return a chat whose messages of tools have content that a translation can read. The same where all have."""
-    messages = [_readable_result(message) for message in ask.messages]
-    if all(new is old for new, old in zip(messages, ask.messages, strict=True)):
-        return ask
-    return replace(ask, messages=messages)
+    messages = [_readable_result(message) for message in request.messages]
+    if all(new is old for new, old in zip(messages, request.messages, strict=True)):
+        return request
+    return replace(request, messages=messages)
 
 
 def _readable_result(message: Message) -> Message:
@@ -90,13 +90,17 @@ def _readable_result(message: Message) -> Message:
     if not isinstance(content, list):
         return message
     parts = [_readable_part(part) for part in content]
-    return message if parts == content else {**fields, "content": parts}
+    if parts == content:
+        return message
+    return {**fields, "content": parts}
 
 
 def _readable_part(part: Any) -> Any:
     match part:
         case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "image_url", "image_url": str(url)}:
-            return part if image_part(url) is not None else left_out_part("image_url")
+            if image_part(url) is not None:
+                return part
+            return left_out_part("image_url")
         case {"type": str(kind), **fields} if not _has_content(kind, fields):
             return left_out_part(kind)
     return part
@@ -107,7 +111,9 @@ def _has_content(kind: str, fields: Mapping[Any, Any]) -> bool:
     name = _CONTENT.get(kind)
     if name is None:
         return False
-    return isinstance(fields.get(name), str) if name == "text" else isinstance(fields.get(name), dict | list)
+    if name == "text":
+        return isinstance(fields.get(name), str)
+    return isinstance(fields.get(name), dict | list)
 
 
 def is_base64(data: str) -> bool:
@@ -138,6 +144,8 @@ def _bytes_of(data: str) -> bytes | None:
 def _decoded(data: str) -> str | None:
     content = _bytes_of(data)
     try:
-        return None if content is None else content.decode()
+        if content is None:
+            return None
+        return content.decode()
     except UnicodeDecodeError:
         return None

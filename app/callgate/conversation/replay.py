@@ -18,6 +18,10 @@ from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent, ReasoningDelta, TextDelta
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, TurnModel
 from callgate.conversation.preloaded_model import PreloadedAnswer
+from callgate.untrusted.doors import SLICE, Door, TooMuch, Untrusted
+from callgate.untrusted.readers import read_leniently
+from callgate.untrusted.slices import open_in_slices
+from callgate.untrusted.work import TurnShare
 
 _KINDS: Final[Mapping[str, type[ModelEvent]]] = {kind.__name__: kind for kind in get_args(ModelEvent)}
 
@@ -30,21 +34,72 @@ class StoredTurn(msgspec.Struct, frozen=True):
     reason_is_raw: bool
 
     def encode(self) -> bytes:
-        kept = {
-            "events": [
-                [type(event).__name__, msgspec.to_builtins(event, enc_hook=_plain)] for event in joined(self.events)
-            ],
-            "lane": self.lane,
-            "raw": self.reason_is_raw,
-        }
+        """Encode it as JSON, one line for each event, so that they are read one by one."""
         # Python's own JSON, which can write half a pair of surrogates, and a model may.
-        return zlib.compress(json.dumps(kept, separators=(",", ":")).encode(), 1)
+        head = json.dumps({"lane": self.lane, "raw": self.reason_is_raw, "events": []}, separators=(",", ":"))
+        lines = [
+            json.dumps([type(event).__name__, msgspec.to_builtins(event, enc_hook=_plain)], separators=(",", ":"))
+            for event in joined(self.events)
+        ]
+        return zlib.compress("\n".join([head.removesuffix("]}"), ",\n".join(lines), "]}"]).encode(), 1)
 
     @classmethod
-    def decode(cls, body: bytes) -> "StoredTurn":
-        kept = json.loads(zlib.decompress(body))
-        events = [msgspec.convert(value, _KINDS[name]) for name, value in kept["events"]]
-        return cls(events, kept["lane"], kept["raw"])
+    async def decode(cls, body: bytes) -> "StoredTurn":
+        """Decode what a process stored, and let the event loop go on meanwhile. Raises the errors of `READ_ERRORS`."""
+        text = await _decompressed(body)
+        share = TurnShare()
+        head, *lines = text.split(b"\n")
+        if not lines:  # an earlier version wrote all of it in one line
+            turn = msgspec.convert(read_leniently(await open_in_slices(Untrusted(text, STORED_EVENT))), _EarlierTurn)
+            return cls([_event(*event) for event in turn.events], turn.lane, turn.raw)
+        facts = msgspec.convert(read_leniently(Untrusted(head + b"]}", STORED_HEAD).open()), _EarlierTurn)
+        events: list[ModelEvent] = []
+        for line in lines[:-1]:
+            if line:
+                opened = await open_in_slices(Untrusted(line.removesuffix(b","), STORED_EVENT))
+                events.append(_event(*msgspec.convert(read_leniently(opened), tuple[str, Any])))
+            share.take(len(line))
+            if not share.is_left:
+                await asyncio.sleep(0)
+                share = TurnShare()
+        return cls(events, facts.lane, facts.raw)
+
+
+class _EarlierTurn(msgspec.Struct):
+    lane: str
+    raw: bool
+    events: list[tuple[str, Any]]
+
+
+STORED_TURN_BYTES: Final = 256 * 1024 * 1024
+"""Of a turn that is not compressed any more: an answer of `limits.answer_bytes` whose letters are all escaped."""
+STORED_HEAD: Final = Door(name="head of a stored turn", bytes=64 * 1024)
+STORED_EVENT: Final = Door(name="event of a stored turn", bytes=STORED_TURN_BYTES, depth=520)
+"""The values of an answer, and what is around them."""
+
+
+async def _decompressed(body: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    parts: list[bytes] = []
+    size = 0
+    try:
+        while True:
+            parts.append(unpacking.decompress(body, SLICE))
+            size += len(parts[-1])
+            if size > STORED_TURN_BYTES:
+                raise TooMuch("a stored turn", "bytes", STORED_TURN_BYTES)
+            body = unpacking.unconsumed_tail
+            if not body:
+                return b"".join(parts)
+            await asyncio.sleep(0)
+    except zlib.error as error:
+        raise ValueError(f"it is not compressed as it should be: {error}") from None
+
+
+def _event(kind: str, value: Any) -> ModelEvent:
+    if kind not in _KINDS:
+        raise ValueError(f"there is no event {kind[:64]!r}")
+    return msgspec.convert(value, _KINDS[kind])
 
 
 def joined(events: Sequence[ModelEvent]) -> list[ModelEvent]:
@@ -90,7 +145,9 @@ class StoredTurnsModel:
         self, model: TurnModel, turns: Sequence[StoredTurn], keep: Callable[[int, StoredTurn], Awaitable[None]]
     ) -> None:
         self.name = model.name
-        self._model, self._turns, self._write = model, turns, keep
+        self._model = model
+        self._turns = turns
+        self._write = keep
         self._next = 0
         self._ended: StoredTurn | None = None
         """The turn that is not stored yet."""
@@ -98,8 +155,8 @@ class StoredTurnsModel:
         self._keeping = asyncio.Lock()
 
     @asynccontextmanager
-    async def ask(
-        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    async def send(
+        self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AsyncIterator[ModelAnswer]:
         if attempts is not None and attempts is self._attempts:
             self._ended = None
@@ -108,9 +165,9 @@ class StoredTurnsModel:
         if self._next < len(self._turns):
             self._next += 1
             turn = self._turns[self._next - 1]
-            yield PreloadedAnswer(turn.events, turn.lane, turn.reason_is_raw)
+            yield PreloadedAnswer(_events=turn.events, lane=turn.lane, reason_is_raw=turn.reason_is_raw)
             return
-        async with self._model.ask(ask, attempts) as answer:
+        async with self._model.send(request, attempts) as answer:
             yield _ObservedAnswer(answer, self._note)
 
     @property
@@ -134,7 +191,8 @@ class StoredTurnsModel:
 
 class _ObservedAnswer:
     def __init__(self, answer: ModelAnswer, note: Callable[[StoredTurn], None]) -> None:
-        self._answer, self._note = answer, note
+        self._answer = answer
+        self._note = note
         self._read = aiter(answer)
         self._events: list[ModelEvent] = []
 

@@ -30,14 +30,14 @@ _INSIDE: Final = {"image_url": "url", "audio_url": "url", "video_url": "url", "i
 """The field that the object in a part must have."""
 
 
-def check_request(ask: ModelRequest, *, plain_names: bool = True, as_objects: bool = False) -> None:
+def check_request(request: ModelRequest, *, plain_names: bool = True, as_objects: bool = False) -> None:
     """Raise a `ChatError` that names the field, as OpenAI would, where tools or messages are invalid.
 
     `plain_names`: whether tool names must follow OpenAI's rule; not where litellm renames them. `as_objects`: the provider
     takes the arguments of earlier calls as objects.
     """
-    _check_tools(ask.tools, plain_names=plain_names)
-    messages = [raw_json.read(message) for message in ask.messages]
+    _check_tools(request.tools, plain_names=plain_names)
+    messages = [raw_json.read(message) for message in request.messages]
     _check_history(messages)
     _check_past_arguments(messages, as_objects=as_objects)
 
@@ -49,7 +49,8 @@ def _check_tools(tools: Sequence[Any], *, plain_names: bool) -> None:
         kind = tool.get("type")
         if kind not in ("function", "custom"):
             continue  # a tool of the provider's own, which its translation takes or refuses
-        body, where = tool[kind], f"tools[{index}].{kind}"
+        body = tool[kind]
+        where = f"tools[{index}].{kind}"
         name = body["name"]
         if plain_names and _NAME.fullmatch(name) is None:
             message = f"Invalid '{where}.name': expected 1 to 64 letters, digits, underscores or hyphens."
@@ -71,16 +72,18 @@ def _check_parameters(schema: Any, where: str) -> None:
     if properties is not None:
         if not isinstance(properties, dict):
             raise _wrong(f"{where}.properties", f"Invalid schema for '{where}': 'properties' must be an object.")
-        for name, each in properties.items():
-            if not isinstance(each, (dict, bool)):
+        for name, subschema in properties.items():
+            if not isinstance(subschema, (dict, bool)):
                 raise _wrong(f"{where}.properties.{name}", f"Invalid schema for '{where}': '{name}' must be a schema.")
     required = schema.get("required")
-    if required is not None and not (isinstance(required, list) and all(isinstance(each, str) for each in required)):
+    if required is not None and not (isinstance(required, list) and all(isinstance(name, str) for name in required)):
         raise _wrong(f"{where}.required", f"Invalid schema for '{where}': 'required' must be an array of names.")
 
 
 def _check_history(messages: Sequence[Mapping[str, Any]]) -> None:
-    calling, called, unanswered = 0, frozenset[str](), set[str]()
+    calling = 0
+    called = frozenset[str]()
+    unanswered = set[str]()
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if message.get("role") == "tool":
@@ -94,9 +97,13 @@ def _check_history(messages: Sequence[Mapping[str, Any]]) -> None:
             unanswered.discard(id)
         else:
             _check_answered(calling, unanswered)
-            calls = message.get("tool_calls") if message.get("role") == "assistant" else None
+            if message.get("role") == "assistant":
+                calls = message.get("tool_calls")
+            else:
+                calls = None
             called = frozenset(call["id"] for call in calls or ())
-            calling, unanswered = index, set(called)
+            calling = index
+            unanswered = set(called)
         if isinstance(message.get("content"), list):
             _check_parts(message["content"], f"{where}.content")
     _check_answered(calling, unanswered)
@@ -119,7 +126,10 @@ def _check_past_arguments(messages: Sequence[Mapping[str, Any]], *, as_objects: 
 
 
 def _check_call(past: PastArguments, function: Any, where: str) -> None:
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if isinstance(function, Mapping):
+        arguments = function.get("arguments")
+    else:
+        arguments = None
     if isinstance(arguments, str):
         past.check(arguments, f"{where}.arguments")
 
@@ -128,11 +138,12 @@ def _check_parts(parts: Sequence[Mapping[str, Any]], where: str) -> None:
     for index, part in enumerate(parts):
         at = f"{where}[{index}]"
         kind = part.get("type")
-        known = _PART_FIELDS.get(kind) if isinstance(kind, str) else None
-        if known is None:
+        field_and_types = _PART_FIELDS.get(kind) if isinstance(kind, str) else None
+        if field_and_types is None:
             raise _wrong(f"{at}.type", f"Invalid value for '{at}.type': {str(kind)[:40]!r} is no type of content.")
-        name, types = known
-        field, at = part.get(name), f"{at}.{name}"
+        name, types = field_and_types
+        field = part.get(name)
+        at = f"{at}.{name}"
         if field is None:
             raise _wrong(at, f"Missing required parameter: '{at}'.", "missing_required_parameter")
         if not isinstance(field, types):

@@ -8,12 +8,23 @@ ITEMS: Final = "response_items"
 items are sent only to the deployment that made them."""
 
 
+BY_CLIENT: Final = "client"
+"""Stands for a deployment where an item is what the client returned for a call."""
+
+
 def without_items(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the message without its items, for any other API."""
-    return {name: value for name, value in message.items() if name != ITEMS} if ITEMS in message else message
+    if ITEMS in message:
+        return {name: value for name, value in message.items() if name != ITEMS}
+    return message
 
 
-def thoughts_in(kept: Any) -> Sequence[Mapping[str, Any]]:
+def thoughts_in(field: Any) -> Sequence[Mapping[str, Any]]:
     """Return the reasoning items. A field of this name from a provider on another lane may hold anything."""
-    items = [each for each in kept if isinstance(each, dict)] if isinstance(kept, list) else ()
-    return [it for it in items if isinstance(item := it.get("item"), dict) and item.get("type") == "reasoning"]
+    if not isinstance(field, list):
+        return ()
+    return [entry for entry in field if isinstance(entry, dict) and _is_reasoning(entry.get("item"))]
+
+
+def _is_reasoning(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "reasoning"

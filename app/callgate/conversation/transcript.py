@@ -23,7 +23,7 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
     messages: Sequence[Message]
     sees_images: bool = False
     """Whether the model takes images; if not, an image in a result is mentioned in text."""
-    made: tuple[dict[str, Any], ...] = ()
+    own: tuple[dict[str, Any], ...] = ()
     """The messages at the end that we made."""
 
     def after(self, turn: Turn, answers: Mapping[str, Outcome]) -> "Transcript":
@@ -32,17 +32,17 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         A call without an answer is a bug and fails here, not at the provider.
         """
         results = [self._result(call.id, answers[call.id]) for call in turn.calls]
-        made = (turn.assistant_message(), *results, *self._images(answers[call.id] for call in turn.calls))
-        return replace(self, messages=(*self.messages, *made), made=(*self.made, *made))
+        round_ = (turn.assistant_message(), *results, *self._images(answers[call.id] for call in turn.calls))
+        return replace(self, messages=(*self.messages, *round_), own=(*self.own, *round_))
 
     def hidden(self, turn: Turn, answers: Mapping[str, Outcome]) -> HiddenTurns | None:
         """Return what the client is not shown when it gets unanswered calls of this turn; None if there is nothing."""
         assistant = turn.assistant_message()
         ours = [call.id for call in turn.calls if call.id in answers]
-        if not (self.made or ours or assistant.keys() - GIVEN_BACK):
+        if not (self.own or ours or assistant.keys() - GIVEN_BACK):
             return None
         return HiddenTurns(
-            before=self.made,
+            before=self.own,
             assistant=assistant,
             results={id: self._result(id, answers[id]) for id in ours},
             after=tuple(self._images(answers[id] for id in ours)),
@@ -53,7 +53,10 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         if isinstance(outcome, Failed) or not outcome.images:
             text = outcome.text
         else:
-            where = "shown in the next message" if self.sees_images else "not shown, this model takes no images"
+            if self.sees_images:
+                where = "shown in the next message"
+            else:
+                where = "not shown, this model takes no images"
             kinds = ", ".join(image.mime_type for image in outcome.images)
             note = f"[{len(outcome.images)} image(s) ({kinds}): {where}]"
             text = f"{outcome.text}\n{note}" if outcome.text else note

@@ -6,7 +6,7 @@
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -38,12 +38,13 @@ from callgate.conversation.events import (
     StreamEnd,
     TextDelta,
     ThinkingBlock,
-    Usage,
 )
 from callgate.conversation.finish import finish_findings, judge_finish, meaning_if_said
 from callgate.conversation.finish_words import FinishClass, Meaning
-from callgate.conversation.listeners import handles
+from callgate.conversation.usage import Usage
 
+NATIVE_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""The fields in which providers send reasoning. The first one that has any counts."""
 MAX_NAME = 64
 """Characters that providers allow for a function name in the history."""
 
@@ -65,7 +66,7 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
     """The provider did not finish the turn, so that it may be asked again."""
     unknown_reasons: tuple[str, ...] = ()
     """The finish reasons of which we do not know whether they are a good end."""
-    usage: Mapping[str, Any] | None = None
+    usage: Usage | None = None
     head: ProviderHead | None = None
     logprobs: tuple[Mapping[str, Any], ...] = ()
     extra_fields: Mapping[str, Any] = msgspec.field(default_factory=dict)
@@ -106,13 +107,11 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
         return message
 
 
-class PassedTurn(msgspec.Struct, eq=False):
+class PassedTurn(msgspec.Struct, eq=False, kw_only=True):
     """Folds the finish reasons, usage and error of an answer that goes to the client as its provider's bytes."""
 
-    is_large: ClassVar = False
-    """It holds no arguments."""
     _reasons: dict[str, Meaning] = {}
-    _usage: Mapping[str, Any] | None = None
+    _usage: Usage | None = None
     _error: ProviderError | None = None
     _not_run: tuple[CallNotRun, ...] = ()
 
@@ -126,6 +125,9 @@ class PassedTurn(msgspec.Struct, eq=False):
             self._not_run = passed.left_out
         if len(events) > 1:
             self._error = next((event for event in events if isinstance(event, ProviderError)), None)
+
+    def is_large(self) -> bool:
+        return False  # it holds no arguments
 
     def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
         """Return the turn. One that ended in order has no failure, whatever its reasons: the client has all of it."""
@@ -145,16 +147,12 @@ class PassedTurn(msgspec.Struct, eq=False):
         return replace(turn, findings=tuple(findings), failure=finish.failure, broke_off=finish.broke_off, error=error)
 
 
-_TAKEN: dict[type, Callable[..., None]] = {}
-"""The handlers of events that are neither text nor fragments of calls; those two come by the thousand."""
-
-
 class TurnBuilder:
     """Folds the events of one answer. Each event costs the same however many came before; nothing is joined or parsed
     before the end."""
 
     _prompted: PromptedCalling | None = None
-    _usage: Mapping[str, Any] | None = None
+    _usage: Usage | None = None
     _head: ProviderHead | None = None
     _error: ProviderError | None = None
     _thinking: "ThinkingBlocks | None" = None
@@ -167,7 +165,7 @@ class TurnBuilder:
         self._offer = offer
         self._noticed: dict[Finding, None] = {}
         """Each once, in their order."""
-        self._calls = CallAssembler(offer, ids, self._noticed, argument_bytes)
+        self._calls = CallAssembler(offer=offer, ids=ids, noticed=self._noticed, argument_bytes=argument_bytes)
         self._not_run: list[CallNotRun] = []
         self._texts: list[str] = []
         self._reasoning: dict[str, list[str]] = {}
@@ -181,22 +179,61 @@ class TurnBuilder:
                 self._texts.append(event.text)
             elif type(event) is CallDelta:
                 self._calls.add(event)
-            else:
-                _TAKEN[type(event)](self, event)
+            elif type(event) is ReasoningDelta:
+                self._reasoning.setdefault(event.source, []).append(event.text)
+            else:  # the three above come by the thousand
+                self._take(event)
 
-    @property
+    def _take(self, event: ModelEvent) -> None:  # noqa: PLR0912 - a case for each kind of event
+        match event:
+            case Finished():
+                meaning = meaning_if_said(event)
+                if meaning is not None:
+                    self._reasons[event.reason] = meaning
+                    self._calls.note_reason(orderly=meaning.is_orderly)
+            case Usage():
+                self._usage = event
+            case ProviderHead():
+                self._head = self._head or event
+            case CallWritten():
+                self._calls.add_written(event)
+            case ExtraField():
+                self._extra_fields.setdefault(event.field, []).append(event.value)
+            case ThinkingBlock():
+                self._thinking = self._thinking or ThinkingBlocks()
+                self._thinking.add(event.block)
+            case Logprobs():
+                self._logprobs.append(event.value)
+            case PromptedCalling():
+                self._prompted = event
+            case CallNotRun():
+                self._not_run.append(event)
+            case CallsNotAlone():
+                self.as_written = "".join(self._texts) + event.text
+            case CharactersLost():
+                self._calls.text_is_damaged = True
+            case ProviderError():
+                self._error = self._error or event
+            case ChoiceIgnored():
+                self._noticed[Finding.EXTRA_CHOICES_IGNORED] = None
+            case EndNotSeen():
+                self._end_is_unseen = True
+            case _:
+                raise TypeError(f"an answer that is read has no {type(event).__name__}")
+
     def is_large(self) -> bool:
         """True if parsing the arguments may block the event loop noticeably."""
-        return self._calls.size > LARGE or bool(self._extra_fields)
+        return self._calls.size() > LARGE or bool(self._extra_fields)
 
     def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
         """Return the turn with its calls settled. `end` is how the body of the answer ended."""
         finish = judge_finish(self._reasons, end, error=self._error is not None)
         calls: tuple[Call, ...] = ()
-        if found := self._calls.found(in_order=end is StreamEnd.DONE):
+        collected = self._calls.collected(in_order=end is StreamEnd.DONE)
+        if collected:
             at_length = finish.winner is FinishClass.LENGTH and not self._calls.ends_in_repetition
             failure = Flaw.UPSTREAM_ERROR if self._end_is_unseen else finish.failure
-            calls = settle(found, self._offer, failure=failure, at_length=at_length, new_id=self._calls.new_id)
+            calls = settle(collected, self._offer, failure=failure, at_length=at_length, new_id=self._calls.new_id)
         from_text = self._prompted is not None or self._calls.read_from_text
         findings = finish_findings(finish, calls_found=bool(calls), from_text=from_text)
         findings += self._noticed
@@ -205,28 +242,9 @@ class TurnBuilder:
         for call in calls:
             if isinstance(call, ReadyCall):
                 findings += call.findings
-        extra_fields: dict[str, Any] = {}
-        if self._extra_fields:
-            extra_fields = {name: _folded(values) for name, values in self._extra_fields.items()}
-        if self._thinking is not None:
-            extra_fields["thinking_blocks"] = self._thinking.blocks()
-        # Lone surrogates cannot be encoded. Parsed again only where there are some.
-        sound = extra_fields
-        if extra_fields:
-            with contextlib.suppress(RecursionError):  # too deep: it stays as it is
-                sound = {sound_text(name): _sound_value(value) for name, value in extra_fields.items()}
-        # Some providers send the same reasoning under two names: one is kept. Reasoning out of the text is not such a copy.
-        if not self._reasoning:
-            reasoning = ""
-        else:
-            texts = {source: "".join(pieces) for source, pieces in self._reasoning.items()}
-            native = next(
-                (texts[name] for name in ("reasoning_content", "reasoning", "thinking") if texts.get(name)), ""
-            )
-            reasoning = sound_text(native + texts.get("text", ""))
         return Turn(
             text=sound_text("".join(self._texts)),
-            reasoning=reasoning,
+            reasoning=self._joined_reasoning() if self._reasoning else "",
             calls=calls,
             findings=tuple(dict.fromkeys(findings)) if findings else (),
             reasons=finish.reasons,
@@ -237,78 +255,28 @@ class TurnBuilder:
             usage=self._usage,
             head=self._head,
             logprobs=tuple(self._logprobs),
-            extra_fields=sound,
+            extra_fields=self._joined_fields() if self._extra_fields or self._thinking is not None else {},
             error=self._error,
             prompted=self._prompted,
             not_run=tuple(self._not_run),
             as_written="" if self.as_written is None else sound_text(self.as_written),
         )
 
-    # -- what is not a call
+    def _joined_reasoning(self) -> str:
+        """Return the reasoning. Some providers send the same under two names: one is kept. Reasoning out of the text is no such
+        copy."""
+        texts = {source: "".join(pieces) for source, pieces in self._reasoning.items()}
+        native = next((texts[name] for name in NATIVE_REASONING if texts.get(name)), "")
+        return sound_text(native + texts.get("text", ""))
 
-    @handles(_TAKEN, CallWritten)
-    def _written(self, event: CallWritten) -> None:
-        self._calls.add_written(event)
-
-    @handles(_TAKEN, CharactersLost)
-    def _lost(self, event: CharactersLost) -> None:
-        self._calls.text_is_damaged = True
-
-    @handles(_TAKEN, CallNotRun)
-    def _quoted(self, event: CallNotRun) -> None:
-        self._not_run.append(event)
-
-    @handles(_TAKEN, CallsNotAlone)
-    def _doubted(self, event: CallsNotAlone) -> None:
-        self.as_written = "".join(self._texts) + event.text
-
-    @handles(_TAKEN, ReasoningDelta)
-    def _reason(self, event: ReasoningDelta) -> None:
-        self._reasoning.setdefault(event.source, []).append(event.text)
-
-    @handles(_TAKEN, Finished)
-    def _finished(self, event: Finished) -> None:
-        if (meaning := meaning_if_said(event)) is None:
-            return
-        self._reasons[event.reason] = meaning
-        self._calls.note_reason(orderly=meaning.is_orderly)
-
-    @handles(_TAKEN, Usage)
-    def _used(self, event: Usage) -> None:
-        self._usage = event.counts
-
-    @handles(_TAKEN, ProviderHead)
-    def _answer_head(self, event: ProviderHead) -> None:
-        self._head = self._head or event
-
-    @handles(_TAKEN, PromptedCalling)
-    def _prompting(self, event: PromptedCalling) -> None:
-        self._prompted = event
-
-    @handles(_TAKEN, Logprobs)
-    def _logged(self, event: Logprobs) -> None:
-        self._logprobs.append(event.value)
-
-    @handles(_TAKEN, ProviderError)
-    def _failed(self, event: ProviderError) -> None:
-        self._error = self._error or event
-
-    @handles(_TAKEN, ChoiceIgnored)
-    def _ignored(self, event: ChoiceIgnored) -> None:
-        self._noticed[Finding.EXTRA_CHOICES_IGNORED] = None
-
-    @handles(_TAKEN, EndNotSeen)
-    def _unseen(self, event: EndNotSeen) -> None:
-        self._end_is_unseen = True
-
-    @handles(_TAKEN, ThinkingBlock)
-    def _thought(self, event: ThinkingBlock) -> None:
-        self._thinking = self._thinking or ThinkingBlocks()
-        self._thinking.add(event.block)
-
-    @handles(_TAKEN, ExtraField)
-    def _extra_field(self, event: ExtraField) -> None:
-        self._extra_fields.setdefault(event.field, []).append(event.value)
+    def _joined_fields(self) -> dict[str, Any]:
+        """Return the other fields of the message, without lone surrogates, which cannot be encoded."""
+        fields = {name: _folded(values) for name, values in self._extra_fields.items()}
+        if self._thinking is not None:
+            fields["thinking_blocks"] = self._thinking.blocks()
+        with contextlib.suppress(RecursionError):  # too deep: they stay as they are
+            return {sound_text(name): _sound_value(value) for name, value in fields.items()}
+        return fields
 
 
 class ThinkingBlocks:
@@ -388,6 +356,10 @@ _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 def _arguments_in_history(call: Call) -> str:
     """Return the model's own text if it is one JSON object, as providers require; else `{}`."""
     if isinstance(call, BrokenCall):
-        return call.text if call.flaw is Flaw.NOT_ALONE else "{}"
+        if call.flaw is Flaw.NOT_ALONE:
+            return call.text
+        return "{}"
     as_written = Finding.ARGUMENTS_REPAIRED not in call.findings and call.text.lstrip().startswith("{")
-    return call.text if as_written else encode_arguments(call.arguments)
+    if as_written:
+        return call.text
+    return encode_arguments(call.arguments)

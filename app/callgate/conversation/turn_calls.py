@@ -9,7 +9,7 @@ import msgspec
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import ReadyCall
 from callgate.conversation.events import CallEnded, CallStarted
-from callgate.conversation.ports import Emit, Toolbox
+from callgate.conversation.ports import Emit, ProgressReport, Toolbox
 from callgate.conversation.progress import CallReports
 from callgate.conversation.side_by_side import side_by_side
 
@@ -57,49 +57,55 @@ async def run_calls(
     """Run the calls of a turn, at most `most` at the same time, and return their outcomes by id."""
     if len(calls) == 1:
         only = calls[0]
-        return {only.id: await _TurnCall(only, toolbox, emit, turn, clock).outcome()}
+        return {only.id: await _TurnCall(call=only, toolbox=toolbox, emit=emit, turn=turn, clock=clock).outcome()}
     order = RunOrder([toolbox.is_ordered(call) for call in calls], most)
-    runs = [_TurnCall(call, toolbox, emit, turn, clock, order, place) for place, call in enumerate(calls)]
-    outcomes = await side_by_side(run.outcome() for run in runs)
+    turn_calls = [
+        _TurnCall(call=call, toolbox=toolbox, emit=emit, turn=turn, clock=clock, order=order, place=place)
+        for place, call in enumerate(calls)
+    ]
+    outcomes = await side_by_side(turn_call.outcome() for turn_call in turn_calls)
     return {call.id: outcome for call, outcome in zip(calls, outcomes, strict=True)}
 
 
-class _TurnCall(msgspec.Struct, eq=False):
+class _TurnCall(msgspec.Struct, eq=False, kw_only=True):
     """One call, from its approval to its end."""
 
     call: ReadyCall
-    _toolbox: Toolbox
-    _emit: Emit
-    _turn: int
-    _clock: Callable[[], float]
-    _order: RunOrder | None = None
+    toolbox: Toolbox
+    emit: Emit
+    turn: int
+    clock: Callable[[], float]
+    order: RunOrder | None = None
     """None for the only call of a turn."""
-    _place: int = 0
+    place: int = 0
     _started: float | None = None
     _reports: CallReports | None = None
 
     async def outcome(self) -> Outcome:
-        outcome = await self._toolbox.run(self.call, self._report, self._begin)
-        started = await self._start() if self._started is None else self._started
-        await self._emit(CallEnded(self._turn, self.call, outcome, self._clock() - started))
-        if self._order is not None:
-            self._order.end(self._place)
+        outcome = await self.toolbox.run(self.call, self._report, self._begin)
+        if self._started is None:
+            started = await self._start()
+        else:
+            started = self._started
+        await self.emit(CallEnded(self.turn, self.call, outcome, self.clock() - started))
+        if self.order is not None:
+            self.order.end(self.place)
         return outcome
 
     async def _start(self) -> float:
         """Emit that the call starts, once: when it waits for its approval or begins, and not while it waits for others."""
         if self._started is None:
-            await self._emit(CallStarted(self._turn, self.call, self._toolbox.writes(self.call)))
-            self._started = self._clock()
+            await self.emit(CallStarted(self.turn, self.call, self.toolbox.writes(self.call)))
+            self._started = self.clock()
         return self._started
 
     async def _begin(self) -> None:
-        if self._order is not None:
-            await self._order.begin(self._place)
+        if self.order is not None:
+            await self.order.begin(self.place)
         await self._start()
 
-    async def _report(self, message: str, fraction: float | None = None) -> None:
+    async def _report(self, progress: ProgressReport) -> None:
         await self._start()
         if self._reports is None:
-            self._reports = CallReports(self._emit, self._turn, self.call, self._clock)
-        await self._reports.report(message, fraction)
+            self._reports = CallReports(self.emit, self.turn, self.call, self.clock)
+        await self._reports.report(progress)

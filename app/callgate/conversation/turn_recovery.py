@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,8 @@ from callgate.conversation.events import BEFORE_ALL_TURNS, HiddenTurns
 from callgate.conversation.hidden_history import calling_turns
 from callgate.conversation.ports import Emit, Message, Toolbox
 from callgate.conversation.turn_calls import run_calls
+from callgate.untrusted.doors import Door, Untrusted
+from callgate.untrusted.readers import read_shape, read_value
 
 FIELD = "x_callgate"
 MAX_HINT = 4096
@@ -78,28 +80,31 @@ def encode_hint(hint: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(hint)
 
 
+STORED_HINT: Final = Door(name="a stored hint", bytes=1024 * 1024)
+
+
 def decode_hint(data: bytes) -> Hint:
-    return msgspec.json.decode(data, type=Hint)
+    return read_shape(Untrusted(data, STORED_HINT).open(), Hint)
 
 
 def take_hints(messages: Sequence[msgspec.Raw]) -> tuple[list[msgspec.Raw], dict[int, Hint]]:
     """Take the hints out of the messages; return the messages, and the hints by the positions of their messages."""
-    rest: list[msgspec.Raw] = []
+    without_hints: list[msgspec.Raw] = []
     hints: dict[int, Hint] = {}
     for place, message in enumerate(messages):
-        rest.append(message if FIELD.encode() not in bytes(message) else _without_hints(message, place, hints))
-    return rest, hints
+        without_hints.append(message if FIELD.encode() not in bytes(message) else _without_hints(message, place, hints))
+    return without_hints, hints
 
 
 def _without_hints(message: msgspec.Raw, place: int, hints: dict[int, Hint]) -> msgspec.Raw:
-    decoded = msgspec.json.decode(message)
+    decoded = read_value(message)
     calls = decoded.get("tool_calls") if isinstance(decoded, dict) else None
     for call in calls if isinstance(calls, list) else ():
         if not isinstance(call, dict) or FIELD not in call:
             continue
-        given = call.pop(FIELD)
+        hint = call.pop(FIELD)
         try:
-            hints[place] = msgspec.convert(given, Hint)
+            hints[place] = msgspec.convert(hint, Hint)
         except msgspec.ValidationError:
             continue  # no valid hint
     return msgspec.Raw(msgspec.json.encode(decoded))
@@ -108,15 +113,15 @@ def _without_hints(message: msgspec.Raw, place: int, hints: dict[int, Hint]) -> 
 def forgotten_turns(
     messages: Sequence[Message],
     hints: Mapping[int, Hint],
-    kept: Mapping[str, HiddenTurns],
+    hidden_turns: Mapping[str, HiddenTurns],
     remembered: Mapping[str, Hint] | None = None,
 ) -> Iterator[ForgottenTurn]:
     """Yield the turns for which there is only a hint: one that came with its message, or one in `remembered`."""
     for turn in calling_turns(messages):
         ours = (remembered[handle] for handle in turn.handles if remembered and handle in remembered)
         hint = next(ours, None) or hints.get(turn.place)
-        if hint is not None and kept.keys().isdisjoint(turn.handles):
-            assistant = msgspec.json.decode(messages[turn.place], type=dict[str, Any])  # type: ignore[arg-type]
+        if hint is not None and hidden_turns.keys().isdisjoint(turn.handles):
+            assistant = read_shape(messages[turn.place], dict[str, Any])  # type: ignore[arg-type]
             yield ForgottenTurn(turn.handles, assistant, tuple(hint.ran[:MAX_CALLS]))
 
 
@@ -124,7 +129,9 @@ class Recovery:
     """Recovers the forgotten turns of one request. Together they run no more than `most` calls."""
 
     def __init__(self, toolbox: Toolbox, emit: Emit, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._toolbox, self._emit, self._clock = toolbox, emit, clock
+        self._toolbox = toolbox
+        self._emit = emit
+        self._clock = clock
         self._left = min(most, MAX_RERUN)
 
     async def make_again(self, turn: ForgottenTurn) -> HiddenTurns:
@@ -136,7 +143,10 @@ class Recovery:
         results = {}
         for call in turn.calls:
             outcome = await self._outcome(call)
-            text = outcome.text if isinstance(outcome, Failed) or outcome.text else RESULT_LOST
+            if isinstance(outcome, Failed) or outcome.text:
+                text = outcome.text
+            else:
+                text = RESULT_LOST
             results[call.id] = {"role": "tool", "tool_call_id": call.id, "content": text}
         return HiddenTurns(before=(), assistant={**turn.assistant, "tool_calls": calls}, results=results)
 
@@ -146,8 +156,8 @@ class Recovery:
             return Failed(RESULT_LOST)
         written = Fragments()
         written.add(forgotten.arguments)
-        found = FoundCall(forgotten.id, forgotten.name, written)
-        [call] = settle([found], box.offer, failure=None, at_length=False, new_id=lambda: forgotten.id)
+        call_written = FoundCall(forgotten.id, forgotten.name, written)
+        [call] = settle([call_written], box.offer, failure=None, at_length=False, new_id=lambda: forgotten.id)
         if isinstance(call, BrokenCall):
             return Failed(feedback.explain(call, box.offer))
         if box.is_clients(call.name) or box.writes(call) or not self._left:

@@ -1,1 +1,4 @@
-"""The client side of workers: runs tools on other machines through Redis."""
+"""Runs tools on workers on other machines, through Redis.
+
+Read `fleet` first. For users: `docs/scaling.md`.
+"""

@@ -6,16 +6,19 @@ from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
 from callgate.fleet.fleet import Fleet, FleetPool
 from callgate.fleet.message import KILL_AFTER
-from callgate.tools.executor import RunContext, Tool
+from callgate.tools.executor import CallContext, Tool
 
 
 class FleetExecutor:
     """Runs the calls of one tool on a pool."""
 
     def __init__(self, fleet: Fleet, pool: FleetPool, tool: str, seconds: float) -> None:
-        self._fleet, self._pool, self._tool, self._seconds = fleet, pool, tool, seconds
+        self._fleet = fleet
+        self._pool = pool
+        self._tool = tool
+        self._seconds = seconds
 
-    async def execute(self, call: ReadyCall, context: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
         return await self._fleet.run(self._pool, self._tool, call, context, self._seconds)
 
 
@@ -25,7 +28,7 @@ class NoFleet:
     def __init__(self, pool: str) -> None:
         self._pool = pool
 
-    async def execute(self, call: ReadyCall, context: RunContext) -> Outcome:
+    async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
         text = f"Not run: this tool runs on the pool {self._pool}, and this server was started without pools."
         return Failed(text, FailureKind.REFUSED)
 

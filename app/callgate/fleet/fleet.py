@@ -7,6 +7,7 @@ worker has begun it; otherwise its process is killed, and its outcome is unknown
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -15,28 +16,32 @@ from math import inf
 from time import monotonic
 from typing import Any, Final, Protocol, TypeVar
 
-import msgspec
 import structlog
 from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome, decode_outcome
 from callgate.calls.states import ReadyCall
-from callgate.conversation.ports import Report
+from callgate.conversation.ports import ProgressReport, Report
 from callgate.fleet.message import (
     KILL_AFTER,
     FleetCall,
+    call_of_reply,
     control_channel,
     control_exchange,
     decode_reply,
+    message_id,
     queue_of,
     revoke_message,
     task_message,
 )
 from callgate.fleet.redis_link import PATIENCE, RedisLink
-from callgate.ledger.database import DatabaseAway
-from callgate.ledger.fleet_calls import FleetCallState, FleetLedger, FleetOffer
-from callgate.ledger.presence import Presence
-from callgate.tools.executor import RunContext
+from callgate.state.batches import OnOffered
+from callgate.state.database import DatabaseAway
+from callgate.state.fleet_calls import FleetCallState, FleetLedger, FleetOffer
+from callgate.state.presence import Presence
+from callgate.telemetry.outages import Outage
+from callgate.tools.executor import CallContext
+from callgate.untrusted.readers import READ_ERRORS
 
 LOOK_SECONDS: Final = 0.5
 """How often the ledger is checked for calls whose worker is gone, and for outcomes that were not received."""
@@ -68,9 +73,8 @@ T = TypeVar("T")
 class FleetOffers(Protocol):
     """Where calls are offered."""
 
-    def offer(self, offer: FleetOffer, on_written: Callable[[bool | DatabaseAway], None]) -> None:
-        """Store a call as offered. `on_written` is called with True once it is stored; with False where it has already ended in
-        this process or belongs to another; with `DatabaseAway` where it is unknown whether it was stored."""
+    def offer(self, offer: FleetOffer, on_offered: OnOffered) -> None:
+        """Store a call as offered."""
         ...
 
 
@@ -88,27 +92,36 @@ class FleetPool:
 
 @dataclass(slots=True, eq=False)
 class _PendingCall:
-    id: str
+    key: str
+    """Its key in the ledger."""
     queue: str
-    message: bytes
+    pool: str
     run_id: str
     may_be_resumed: bool
     """It is of a durable run, which another process may resume."""
+    id: str = ""
+    """The id of its messages, different for each offer."""
+    message: bytes = b""
+    """Empty until it is published."""
+    signing_key: bytes = b""
+    """That of its pool, from its first message on."""
     is_offering: bool = False
-    was_offered: bool | DatabaseAway = False
-    is_left: bool = False
+    offer: int | DatabaseAway = 0
+    """The number of its offer."""
+    is_handed_over: bool = False
     """It belongs to another process now."""
     outcome: Outcome | None = None
     progress: deque[tuple[str, float | None]] = field(default_factory=deque)
     """Progress that was not reported yet."""
-    offered: float = field(default_factory=monotonic)
-    published: float = -inf
+    offered_at: float = field(default_factory=monotonic)
+    published_at: float = -inf
     sent_over: "asyncio.Future[None] | None" = None
     """Done when the connection is lost over which the call was published. None once the message has had time to arrive."""
     _change: "asyncio.Future[None] | None" = None
 
-    def on_offered(self, answer: bool | DatabaseAway) -> None:
-        self.is_offering, self.was_offered = False, answer
+    def on_offered(self, answer: int | DatabaseAway) -> None:
+        self.is_offering = False
+        self.offer = answer
         self.notify()
 
     def notify(self) -> None:
@@ -120,7 +133,10 @@ class _PendingCall:
         """Wait for a change, until a point in time at most. It may return early."""
         loop = asyncio.get_running_loop()
         self._change = loop.create_future()
-        timer = loop.call_later(until - monotonic(), self.notify) if until < inf else None
+        if until < inf:
+            timer = loop.call_later(until - monotonic(), self.notify)
+        else:
+            timer = None
         try:
             await self._change
         finally:
@@ -134,18 +150,26 @@ class Fleet:
 
     def __init__(self, redis_url: str, prefix: str, on_lost: Callable[[int], None]) -> None:
         """`on_lost` is called with the number of calls whose worker is gone."""
-        self._url, self._prefix = redis_url, prefix
+        self._url = redis_url
+        self._prefix = prefix
         self._on_lost = on_lost
         self._underway: dict[str, _PendingCall] = {}
+        """The calls that are awaited here, by their keys."""
+        self._keys: dict[str, bytes] = {}
+        """The keys of pools that have had calls."""
+        self._attempts = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping: set[asyncio.Task[Any]] = set()
-        self._reaching = True
+        self._outage = Outage()
+        self._unread = Outage()
+        """Of the channel with the replies."""
 
     async def open(self, ledger: FleetLedger, offers: FleetOffers, presence: Presence) -> None:
         """Raises `DatabaseAway`."""
-        self._ledger, self._offers, self._presence = ledger, offers, presence
+        self._ledger = ledger
+        self._offers = offers
+        self._presence = presence
         self._replies = f"{self._prefix}replies.{ledger.process}"
-        self._key = await ledger.key()
         self._redis = RedisLink(self._url)
         self._tasks = [
             asyncio.create_task(self._keep_listening(), name="replies of workers"),
@@ -165,11 +189,11 @@ class Fleet:
     def leave(self, run_id: str) -> None:
         """Leave the calls of a run to another process: they are not stopped when they are cancelled here."""
         for mine in self._underway.values():
-            mine.is_left = mine.is_left or mine.run_id == run_id
+            mine.is_handed_over = mine.is_handed_over or mine.run_id == run_id
 
-    async def run(self, pool: FleetPool, tool: str, call: ReadyCall, context: RunContext, seconds: float) -> Outcome:
+    async def run(self, pool: FleetPool, tool: str, call: ReadyCall, context: CallContext, seconds: float) -> Outcome:
         """Run a call on a worker; `seconds` count from its start there."""
-        sent = FleetCall(
+        fleet_call = FleetCall(
             id=context.key,
             tool=tool,
             call_id=call.id,
@@ -180,90 +204,92 @@ class Fleet:
             key=context.key,
             max_bytes=context.max_bytes,
             reply=self._replies,
+            pool=pool.name,
         )
-        queue = queue_of(self._prefix, pool.name)
         # A call of a durable run has an id from its place in the run, so that another process finds it.
         may_be_resumed = context.key.startswith(f"{context.run_id}/")
-        tries = 1
-        while True:
-            message = task_message(sent, queue, seconds + KILL_AFTER)
-            mine = self._underway[sent.id] = _PendingCall(sent.id, queue, message, context.run_id, may_be_resumed)
-            try:
-                if await self._is_offered(pool.name, sent, mine):
-                    await self._publish(mine)
-                    return await self._end_of(mine, context.report, pool.queue_seconds, seconds)
-            except DatabaseAway as away:
-                log.error("fleet_call_not_offered", tool=tool, error=str(away))  # noqa: TRY400 - the reason is all there is to say
-                _ = self._in_background(self._stop(mine))
-                return Failed(NO_LEDGER, FailureKind.REFUSED)
-            except _TakenForDead:
-                log.error("fleet_call_not_offered", tool=tool, error="this process was taken for dead")  # noqa: TRY400
-                return Failed(WITHDRAWN, FailureKind.REFUSED)
-            except asyncio.CancelledError:
-                if not mine.is_left:
-                    stopping = self._in_background(self._stop(mine))
-                    await asyncio.wait([stopping], timeout=STOP_PATIENCE)
-                raise
-            finally:
-                del self._underway[sent.id]
-            # Under this id it has ended here before: each further attempt gets another.
-            tries += 1
-            sent = replace(sent, id=f"{sent.key}#{tries}")
+        queue = queue_of(self._prefix, pool.name)
+        mine = _PendingCall(fleet_call.key, queue, pool.name, context.run_id, may_be_resumed)
+        self._underway[fleet_call.key] = mine
+        try:
+            mine.signing_key = await self._key_for(mine)
+            number = await self._offer(pool.name, fleet_call, mine)
+            mine.id = message_id(fleet_call.key, number)
+            signed_call = replace(fleet_call, id=mine.id).signed(mine.signing_key)
+            mine.message = task_message(signed_call, mine.queue, seconds + KILL_AFTER)
+            await self._publish(mine)
+            return await self._end_of(mine, context.report, pool.queue_seconds, seconds)
+        except DatabaseAway as away:
+            log.error("fleet_call_not_offered", tool=tool, error=str(away))  # noqa: TRY400 - the reason is all there is to say
+            _ = self._in_background(self._stop(mine))
+            return Failed(NO_LEDGER, FailureKind.REFUSED)
+        except _TakenForDead:
+            log.error("fleet_call_not_offered", tool=tool, error="this process was taken for dead")  # noqa: TRY400
+            return Failed(WITHDRAWN, FailureKind.REFUSED)
+        except asyncio.CancelledError:
+            if not mine.is_handed_over:
+                stopping = self._in_background(self._stop(mine))
+                await asyncio.wait([stopping], timeout=STOP_PATIENCE)
+            raise
+        finally:
+            del self._underway[fleet_call.key]
 
-    async def _is_offered(self, pool: str, call: FleetCall, mine: _PendingCall) -> bool:
-        """Store the call as offered; False where it had already ended in this process. Raises `DatabaseAway` where it
-        certainly has not begun."""
-        may_be_stored = False
-        offer = FleetOffer(call.id, self._ledger.process, pool, call.tool, call.arguments_hash)
+    async def _key_for(self, mine: _PendingCall) -> bytes:
+        """Return the key of a call's pool, which never changes. Raises `DatabaseAway` where the call certainly has not begun."""
+        while mine.pool not in self._keys:
+            try:
+                self._keys[mine.pool] = await self._ledger.key(mine.pool)
+            except DatabaseAway:
+                if not mine.may_be_resumed:
+                    raise
+                await asyncio.sleep(LOOK_SECONDS)
+        return self._keys[mine.pool]
+
+    async def _offer(self, pool: str, call: FleetCall, mine: _PendingCall) -> int:
+        """Store the call as offered; return the number of its offer. Raises `DatabaseAway` where it certainly has not begun."""
+        attempt = f"{self._ledger.process}/{next(self._attempts)}"
+        offer = FleetOffer(call.key, self._ledger.process, pool, attempt, call.arguments_hash())
         while True:
             mine.is_offering = True
             self._offers.offer(offer, mine.on_offered)
             while mine.is_offering:
                 await mine.change()
-            if mine.was_offered is True:
-                return True
-            try:
-                if isinstance(mine.was_offered, DatabaseAway):
-                    raise mine.was_offered
-                if await self._ledger.belongs_to_another(call.id):
+            if not isinstance(mine.offer, DatabaseAway):
+                if not mine.offer:
                     raise _TakenForDead
-            except DatabaseAway:
-                # The process that had its run before may have published it, so that it may have run.
-                if not mine.may_be_resumed:
-                    raise
-                may_be_stored = True
-            else:
-                # An offer whose answer was lost may be the one that has ended.
-                return may_be_stored
+                return mine.offer
+            # The process that had its run before may have published it, so that it may have run.
+            if not mine.may_be_resumed:
+                raise mine.offer
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _end_of(self, mine: _PendingCall, report: Report, queue_seconds: float, seconds: float) -> Outcome:
-        look_at = mine.offered + min(queue_seconds, seconds)
+        look_at = mine.offered_at + min(queue_seconds, seconds)
         while True:
             while mine.progress:
-                await report(*mine.progress.popleft())
+                await report(ProgressReport(*mine.progress.popleft()))
             if mine.outcome is not None:
                 return mine.outcome
             if monotonic() < look_at:
                 await mine.change(look_at)
                 continue
             try:
-                [found] = await self._ledger.states([mine.id])
+                [call] = await self._ledger.states([mine.key])
             except DatabaseAway:
                 look_at = monotonic() + LOOK_SECONDS
-                if monotonic() - mine.offered < queue_seconds + seconds + KILL_AFTER:
+                if monotonic() - mine.offered_at < queue_seconds + seconds + KILL_AFTER:
                     continue
                 _ = self._in_background(self._stop(mine))
                 return Failed(UNKNOWN, FailureKind.UNKNOWN)
-            if (outcome := _outcome_of(found)) is not None:
+            if (outcome := _outcome_of(call)) is not None:
                 return outcome
-            if found.state == "running":
-                look_at = monotonic() + seconds - found.seconds
-                if found.seconds >= seconds:
+            if call.state == "started":
+                look_at = monotonic() + seconds - call.seconds
+                if call.seconds >= seconds:
                     await self._stop(mine)
                     return Failed(TIMED_OUT.format(seconds), FailureKind.TIMEOUT)
             else:
-                look_at = mine.offered + queue_seconds
+                look_at = mine.offered_at + queue_seconds
                 if monotonic() >= look_at:
                     look_at = monotonic() + LOOK_SECONDS
                     if await self._stop(mine) == "withdrawn":
@@ -276,21 +302,24 @@ class Fleet:
             await mine.change()  # or it may be stored afterwards
         is_killed = False
         while True:
-            state, is_known = None, True
+            state = None
+            is_known = True
             try:
-                state = await self._ledger.stop(mine.id, "given up")
+                state = await self._ledger.stop(mine.key, "given up")
             except DatabaseAway:
                 is_known = False
             if not is_killed and (state == "unknown" or not (is_known or mine.may_be_resumed)):
                 is_killed = True
-                _ = self._in_background(self._kill(mine.id))
+                _ = self._in_background(self._kill(mine))
             if is_known:
                 return state
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _kill(self, id: str) -> None:
+    async def _kill(self, mine: _PendingCall) -> None:
         """Ask the workers to kill the process of a call. Without an answer its timeout ends it."""
-        message = revoke_message(id, control_exchange(self._prefix), self._key)
+        if not mine.id:
+            return  # nothing of it was published here
+        message = revoke_message(mine.id, control_exchange(self._prefix), mine.pool, mine.signing_key)
         until = monotonic() + KILL_SECONDS
         while not await self._command("PUBLISH", control_channel(self._prefix, self._url), message):
             if monotonic() >= until:
@@ -307,13 +336,13 @@ class Fleet:
         """Publish a call. One that could not be published, or did not arrive, is published later: it is in the ledger."""
         mine.sent_over = await self._reached(self._redis.send("LPUSH", mine.queue, mine.message))
         if mine.sent_over is not None:
-            mine.published = monotonic()
+            mine.published_at = monotonic()
 
     async def _publish_again(self, mine: _PendingCall) -> None:
         """Publish a call whose message seems to be lost, over a new connection, because the old one may be dead as well."""
         await self._redis.renew()
         if await self._command("LPUSH", mine.queue, mine.message):
-            mine.published = monotonic()
+            mine.published_at = monotonic()
 
     async def _command(self, *command: str | bytes) -> Any:
         """Send a command to Redis; None where it is away."""
@@ -326,11 +355,11 @@ class Fleet:
         try:
             result = await asking
         except (redis.RedisError, OSError) as error:
-            if self._reaching:
-                log.error("fleet_redis_away", error=type(error).__name__)  # noqa: TRY400 - logged once
-            self._reaching = False
+            if failures := self._outage.failed():
+                log.error("fleet_redis_away", error=type(error).__name__, failures=failures)  # noqa: TRY400 - the reason is all there is to say
             return None
-        self._reaching = True
+        if failures := self._outage.over():
+            log.warning("fleet_redis_back", failures=failures)
         return result
 
     async def _keep_listening(self) -> None:
@@ -338,31 +367,38 @@ class Fleet:
 
         while True:
             try:
-                await self._redis.listen(self._replies, self._take)
+                await self._redis.listen(self._replies, self._take, self._note_listening)
             except (redis.RedisError, OSError) as error:
-                log.warning("fleet_replies_not_read", error=type(error).__name__)
+                if failures := self._unread.failed():
+                    log.warning("fleet_replies_not_read", error=type(error).__name__, failures=failures)
             await asyncio.sleep(LOOK_SECONDS)
+
+    def _note_listening(self) -> None:
+        if failures := self._unread.over():
+            log.warning("fleet_replies_read_again", failures=failures)
 
     def _take(self, data: bytes) -> None:
         try:
-            reply = decode_reply(data, self._key)
-        except msgspec.MsgspecError as error:
+            mine = self._underway.get(call_of_reply(data))
+            if mine is None or not mine.message:
+                return
+            reply = decode_reply(data, mine.signing_key)
+        except READ_ERRORS as error:
             log.error("fleet_message_ignored", error=str(error))  # noqa: TRY400 - the reason is all there is to say
             return
-        mine = self._underway.get(reply.id)
-        if mine is None:
+        if mine.id != reply.id:
             return
         if not reply.ended:
             mine.progress.append((reply.message, reply.fraction))
         elif reply.outcome is not None:
             mine.outcome = _decoded(reply.outcome)
         else:
-            _ = self._in_background(self._read_end(reply.id))
+            _ = self._in_background(self._read_end(mine.key))
         mine.notify()
 
-    async def _read_end(self, id: str) -> None:
+    async def _read_end(self, key: str) -> None:
         with contextlib.suppress(DatabaseAway):  # `_look` finds it later
-            self._settle(await self._ledger.states([id]))
+            self._settle(await self._ledger.states([key]))
 
     async def _keep_looking(self) -> None:
         prune_at = -inf
@@ -378,18 +414,18 @@ class Fleet:
 
     async def _look(self) -> None:
         now = monotonic()
-        if lost := await self._ledger.sweep(list(self._underway), self._presence.silence):
+        if lost := await self._ledger.sweep(list(self._underway), self._presence.silence()):
             self._on_lost(lost)
-        waiting = [id for id, each in self._underway.items() if now - each.offered > LOOK_SECONDS]
-        if not waiting:
+        keys = [key for key, mine in self._underway.items() if mine.message and now - mine.offered_at > LOOK_SECONDS]
+        if not keys:
             return
-        states = await self._ledger.states(waiting)
+        states = await self._ledger.states(keys)
         self._settle(states)
-        for found in states:
-            mine = self._underway.get(found.id)
-            if mine is None or found.state != "offered":
+        for call in states:
+            mine = self._underway.get(call.id)
+            if mine is None or mine.offer != call.offers or call.state != "waiting":
                 continue
-            is_late = now - max(mine.published, mine.offered) > AGAIN_SECONDS
+            is_late = now - max(mine.published_at, mine.offered_at) > AGAIN_SECONDS
             was_cut_off = mine.sent_over is not None and mine.sent_over.done()
             if is_late:
                 mine.sent_over = None
@@ -399,10 +435,10 @@ class Fleet:
                 await self._publish_again(mine)
 
     def _settle(self, states: list[FleetCallState]) -> None:
-        for found in states:
-            mine = self._underway.get(found.id)
-            outcome = _outcome_of(found)
-            if mine is not None and outcome is not None:
+        for call in states:
+            mine = self._underway.get(call.id)
+            outcome = _outcome_of(call)
+            if mine is not None and mine.offer == call.offers and outcome is not None:
                 mine.outcome = outcome
                 mine.notify()
 
@@ -415,12 +451,12 @@ class Fleet:
             return False
 
 
-def _outcome_of(found: FleetCallState) -> Outcome | None:
-    if found.outcome is not None:
-        return _decoded(found.outcome)
-    if found.state == "unknown":
+def _outcome_of(call: FleetCallState) -> Outcome | None:
+    if call.outcome is not None:
+        return _decoded(call.outcome)
+    if call.state == "unknown":
         return Failed(UNKNOWN, FailureKind.UNKNOWN)
-    if found.state == "withdrawn":
+    if call.state == "withdrawn":
         return Failed(WITHDRAWN, FailureKind.REFUSED)
     return None
 
@@ -429,6 +465,6 @@ def _decoded(outcome: bytes) -> Outcome:
     """Decode an outcome. One that a worker of another version has written may be unreadable."""
     try:
         return decode_outcome(outcome)
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError) as error:
+    except READ_ERRORS as error:
         log.error("fleet_message_ignored", error=f"{type(error).__name__}: {error}")  # noqa: TRY400 - the reason is enough
         return Failed(UNREADABLE, FailureKind.UNKNOWN)

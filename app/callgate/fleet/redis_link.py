@@ -13,6 +13,10 @@ from typing import Any, Final
 
 PATIENCE: Final = 2.0
 """Seconds for one command, and for a connection."""
+MAX_REPLY: Final = 1024 * 1024
+"""Bytes of one reply: what workers publish is shorter, and what is longer stands in the ledger."""
+MAX_DEPTH: Final = 4
+"""Lists in lists; a message of a subscription is one list."""
 
 
 class RedisLink:
@@ -47,7 +51,8 @@ class RedisLink:
 
     async def renew(self) -> None:
         """Open another connection for `send`."""
-        wire, self._unanswered = self._unanswered, None
+        wire = self._unanswered
+        self._unanswered = None
         if wire is not None:
             await wire.close()
 
@@ -70,8 +75,11 @@ class RedisLink:
             await self.close()  # later replies on it would be as late
             raise
 
-    async def listen(self, channel: str, on_message: Callable[[bytes], None]) -> None:
-        """Subscribe to a channel and handle its messages, until `RedisError` or `OSError` is raised."""
+    async def listen(
+        self, channel: str, on_message: Callable[[bytes], None], on_listening: Callable[[], None] = lambda: None
+    ) -> None:
+        """Subscribe to a channel and handle its messages, until `RedisError` or `OSError` is raised. `on_listening` is called once
+        Redis has said that it is subscribed."""
         async with asyncio.timeout(PATIENCE):
             wire = await self._connected()
 
@@ -80,6 +88,8 @@ class RedisLink:
                 wire.connection_lost(reply)
             elif reply[0] == b"message":
                 on_message(reply[2])
+            elif reply[0] == b"subscribe":
+                on_listening()
 
         wire.on_reply = take
         wire.send(("SUBSCRIBE", channel))
@@ -123,17 +133,30 @@ class _Wire(asyncio.Protocol):
     def send(self, arguments: tuple[str | bytes, ...]) -> None:
         parts = [b"*%d\r\n" % len(arguments)]
         for argument in arguments:
-            data = argument.encode() if isinstance(argument, str) else argument
+            if isinstance(argument, str):
+                data = argument.encode()
+            else:
+                data = argument
             parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
         self._transport.write(b"".join(parts))
 
     def data_received(self, data: bytes) -> None:
+        try:
+            self._read(data)
+        except ValueError as error:
+            self._data = b""
+            self.connection_lost(error)
+            self._transport.abort()
+
+    def _read(self, data: bytes) -> None:
         self._data += data
         at = 0
-        while (found := read_reply(self._data, at)) is not None:
-            reply, at = found
+        while (parsed := read_reply(self._data, at)) is not None:
+            reply, at = parsed
             self.on_reply(reply)
         self._data = self._data[at:]
+        if len(self._data) > 2 * MAX_REPLY:
+            raise ValueError(f"Redis sent a reply of more than {2 * MAX_REPLY} bytes")
 
     def _answer(self, reply: Any) -> None:
         answer = self._asked.popleft()
@@ -147,7 +170,10 @@ class _Wire(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         import redis
 
-        lost = error if isinstance(error, (redis.RedisError, OSError)) else ConnectionError(error or "closed by Redis")
+        if isinstance(error, (redis.RedisError, OSError)):
+            lost = error
+        else:
+            lost = ConnectionError(error or "closed by Redis")
         for waiting in (*self._asked, self.lost):
             if not waiting.done():
                 waiting.set_exception(lost)
@@ -157,23 +183,32 @@ class _Wire(asyncio.Protocol):
         self._transport.abort()
 
 
-def read_reply(data: bytes, at: int) -> tuple[Any, int] | None:
-    """Return the reply that begins at a place, and its end; None where it is incomplete. Raises `ValueError`."""
+def read_reply(data: bytes, at: int, depth: int = MAX_DEPTH) -> tuple[Any, int] | None:
+    """Return the reply that begins at a place, and its end; None where it is incomplete. Raises `ValueError`, also for what would be
+    too long or too deep."""
     end = data.find(b"\r\n", at)
     if end < 0:
         return None
-    kind, line, at = data[at : at + 1], data[at + 1 : end], end + 2
+    kind = data[at : at + 1]
+    line = data[at + 1 : end]
+    at = end + 2
     if kind == b"$":
         size = int(line)
         if size < 0:
             return None, at
-        return (data[at : at + size], at + size + 2) if len(data) >= at + size + 2 else None
+        if size > MAX_REPLY:
+            raise ValueError(f"Redis sent a reply of {size} bytes")
+        if len(data) >= at + size + 2:
+            return (data[at : at + size], at + size + 2)
+        return None
     if kind == b"*":
+        if not depth:
+            raise ValueError("Redis sent a reply that nests too deeply")
         items: list[Any] = []
         for _ in range(int(line)):
-            if (found := read_reply(data, at)) is None:
+            if (reply := read_reply(data, at, depth - 1)) is None:
                 return None
-            item, at = found
+            item, at = reply
             items.append(item)
         return items, at
     if kind == b":":

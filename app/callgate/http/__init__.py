@@ -1,1 +1,4 @@
-"""The HTTP client for models, MCP servers and webhooks, and the reader of server-sent events."""
+"""Our HTTP client, for models, MCP servers and webhooks, and the reader of server-sent events.
+
+Read `client` first.
+"""

@@ -20,7 +20,7 @@ import structlog
 from callgate.http.connection import ClientConnection
 from callgate.http.interface import ConnectFailed, Deadlines, TimedOut, reason
 from callgate.http.proxies import Proxies, Proxy
-from callgate.http.request_head import Origin, request_head, with_headers
+from callgate.http.request_head import Headers, Origin, RequestHead, request_head, with_headers
 from callgate.http.trace_context import TRACE
 from callgate.http.tunnel import Tunnel, refused_by, tls_through
 
@@ -29,6 +29,12 @@ KEEP_ALIVE_SECONDS = 30.0
 SECOND_ADDRESS_SECONDS = 0.25
 """How long one address of a host is tried before the next is tried beside it."""
 
+MAX_HEADS = 512
+MAX_HEAD_BYTES = 4096
+"""The bounds of the cache of request heads, two megabytes. Longer heads are built for each request."""
+
+HeadKey: TypeAlias = tuple[str, str, Headers]
+"""The method, URL and headers of a request."""
 AddressInfo: TypeAlias = tuple[int, int, int, str, Any]
 """An entry of `getaddrinfo`'s result."""
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[AddressInfo]]]
@@ -51,28 +57,58 @@ class HttpClient:
         resolve: Resolve = resolved,
         keep_alive: float = KEEP_ALIVE_SECONDS,
         proxies: Proxies | None = None,
+        in_bodies: Sequence[bytes] = (),
     ) -> None:
+        """`in_bodies`: secrets that the bodies of its requests may have."""
         self._tls = tls
         self._resolve = resolve
         self._keep_alive = keep_alive
         self.proxies = proxies
+        self._in_bodies = in_bodies
         self._idle: dict[Origin, deque[ClientConnection]] = {}
         self._all: set[ClientConnection] = set()
         self._distrusted: set[Origin] = set()
+        self._heads: dict[HeadKey, RequestHead] = {}
         self._emptied = asyncio.Event()
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
 
+    async def send(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines
+    ) -> ClientConnection:
+        """Send a request and return its response once its head has come. The caller ends the exchange with `leave`."""
+        key = (method, url, tuple(headers.items()))
+        request = self._heads.get(key) or self._new_head(key)
+        origin = request.origin
+        head = request.head
+        if (trace := TRACE.get()) is not None:
+            head = with_headers(head, trace.headers)
+        connection = self._take(origin)
+        if connection is not None:
+            began_at = connection.loop.time()  # the connection's loop: `get_running_loop` costs a system call
+        else:
+            began_at = asyncio.get_running_loop().time()
+            connection = await self._connect(origin, deadlines)
+        try:
+            await connection.send(head, body, deadlines, began_at, request.needles)
+            if origin.proxy is not None and connection.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+                raise ConnectFailed(refused_by(origin.proxy, connection.status))
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
     def post(self, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines) -> "HttpExchange":
-        return HttpExchange(self, "POST", url, headers, body, deadlines)
+        return self.request("POST", url, headers, body, deadlines)
 
     def get(self, url: str, headers: Mapping[str, str], deadlines: Deadlines) -> "HttpExchange":
-        return HttpExchange(self, "GET", url, headers, b"", deadlines)
+        return self.request("GET", url, headers, b"", deadlines)
 
     def request(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes, deadlines: Deadlines
     ) -> "HttpExchange":
-        return HttpExchange(self, method, url, headers, body, deadlines)
+        """Return the context manager of one exchange."""
+        return HttpExchange(client=self, method=method, url=url, headers=headers, body=body, deadlines=deadlines)
 
     async def close(self) -> None:
         self._closed = True
@@ -85,9 +121,19 @@ class HttpClient:
             self._emptied.clear()
             await self._emptied.wait()
 
-    # -- for the exchange
+    def _new_head(self, key: HeadKey) -> RequestHead:
+        """Build the head of a request, and cache it unless it is long: clients' text is part of some heads."""
+        method, url, headers = key
+        head = request_head(method, url, headers, self.proxies, self._in_bodies)
+        if len(head.head) <= MAX_HEAD_BYTES:
+            if len(self._heads) >= MAX_HEADS:
+                self._heads.clear()
+            self._heads[key] = head
+        return head
 
-    def take(self, origin: Origin) -> ClientConnection | None:
+    # -- connections
+
+    def _take(self, origin: Origin) -> ClientConnection | None:
         """Take an idle connection to an origin, the one used last first, so that surplus connections stay idle and are closed."""
         idle = self._idle.get(origin)
         while idle:
@@ -97,7 +143,7 @@ class HttpClient:
             connection.abort()
         return None
 
-    async def connect(self, origin: Origin, deadlines: Deadlines) -> ClientConnection:
+    async def _connect(self, origin: Origin, deadlines: Deadlines) -> ClientConnection:
         if self._closed:
             raise ConnectFailed("the client was closed")
         limit = min(deadlines.connect, deadlines.first_byte, deadlines.total)
@@ -199,49 +245,31 @@ class HttpClient:
             self._sweeping = loop.call_later(self._keep_alive / 2, self._sweep, loop)
 
 
-class HttpExchange(msgspec.Struct, eq=False):
-    """The context manager of one request; leaving it before the end of the response, or being cancelled, closes the connection.
+class HttpExchange(msgspec.Struct, eq=False, kw_only=True):
+    """The context manager of one request; leaving it before the end of the response, or being cancelled, closes the connection."""
 
-    A class, because a generator is slower and this is used in every turn.
-    """
-
-    _client: HttpClient
-    _method: str
-    _url: str
-    _headers: Mapping[str, str]
-    _body: bytes
-    _deadlines: Deadlines
-    _connection: ClientConnection | None = None
+    client: HttpClient
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+    deadlines: Deadlines
+    response: ClientConnection | None = None
 
     async def __aenter__(self) -> ClientConnection:
-        client = self._client
-        origin, head, credentials = request_head(self._method, self._url, tuple(self._headers.items()), client.proxies)
-        if (trace := TRACE.get()) is not None:
-            head = with_headers(head, trace.headers)
-        connection = client.take(origin)
-        if connection is not None:
-            began_at = connection.loop.time()  # the connection's loop: `get_running_loop` costs a system call
-        else:
-            began_at = asyncio.get_running_loop().time()
-            connection = await client.connect(origin, self._deadlines)
-        try:
-            await connection.send(head, self._body, self._deadlines, began_at, credentials)
-            if origin.proxy is not None and connection.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
-                raise ConnectFailed(refused_by(origin.proxy, connection.status))
-        except BaseException:
-            connection.abort()
-            raise
-        self._connection = connection
-        return connection
+        self.response = await self.client.send(self.method, self.url, self.headers, self.body, self.deadlines)
+        return self.response
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._connection is not None:
-            self._connection.leave()
+        if self.response is not None:
+            self.response.leave()
 
 
 def _where(origin: Origin) -> str:
     """Return the proxy as the beginning of an error message; empty without one."""
     proxy: Proxy | None = origin.proxy
-    return "" if proxy is None else f"through {proxy}: "
+    if proxy is None:
+        return ""
+    return f"through {proxy}: "

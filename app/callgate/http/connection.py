@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 import httptools
 
-from callgate.http.credentials import CredentialMask
+from callgate.config.secret_mask import Needles, SecretMask
 from callgate.http.interface import Broken, Compressed, Deadlines, TimedOut, TooLarge, TransportError, Which, reason
 from callgate.http.request_head import Origin
 
@@ -88,14 +88,14 @@ class ClientConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self._draining: asyncio.TimerHandle | None = None
-        self._mask: CredentialMask | None = None
+        self._mask: SecretMask | None = None
         self._parser: Any = None
         """There is one while it is connected."""
 
     # -- for the client
 
     async def send(
-        self, head: bytes, body: bytes, deadlines: Deadlines, began_at: float, credentials: tuple[bytes, ...] = ()
+        self, head: bytes, body: bytes, deadlines: Deadlines, began_at: float, needles: Needles | None = None
     ) -> None:
         """Send a request and wait for the head of its response. `head` ends where the length of the body belongs."""
         self._state = _AWAITED
@@ -109,7 +109,7 @@ class ClientConnection(asyncio.Protocol):
         self._end = began_at + deadlines.total
         if self._timer_at > self._end:
             self._watch()
-        self._mask = CredentialMask(credentials) if credentials else None
+        self._mask = None if needles is None else SecretMask(needles, is_foreign=True)
         if len(body) <= JOINED_BYTES:
             self._transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
         else:
@@ -137,9 +137,8 @@ class ClientConnection(asyncio.Protocol):
 
     # -- as a response
 
-    @property
     def headers(self) -> Mapping[str, str]:
-        """Names in lower case."""
+        """Return them by name in lower case."""
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers.items()}
 
     def chunks(self) -> "ClientConnection":
@@ -148,7 +147,8 @@ class ClientConnection(asyncio.Protocol):
         The object itself as an iterator, because an unfinished generator would stay suspended.
         """
         headers = self._headers
-        content, transfer = headers.get(b"content-encoding"), headers.get(b"transfer-encoding")
+        content = headers.get(b"content-encoding")
+        transfer = headers.get(b"transfer-encoding")
         if content and content.strip().lower() not in (b"", b"identity"):
             raise Compressed
         if transfer is not None and transfer.strip().lower() != b"chunked":
@@ -162,8 +162,8 @@ class ClientConnection(asyncio.Protocol):
         while True:
             while not self._parts:
                 if self._state != _BODY:
-                    if self._mask is not None and (rest := self._mask.finish()):
-                        return rest
+                    if self._mask is not None and (unmasked := self._mask.finish()):
+                        return unmasked
                     if self._fault is None:
                         raise StopAsyncIteration
                 if self._fault is not None:
@@ -177,7 +177,9 @@ class ClientConnection(asyncio.Protocol):
         chunks = self.chunks()
         if self._state == _COMPLETE and self._fault is None and self._held <= limit:
             data = b"".join(self._parts)  # a short body comes with its head
-            return data if self._mask is None else self._mask.feed(data) + self._mask.finish()
+            if self._mask is None:
+                return data
+            return self._mask.feed(data) + self._mask.finish()
         parts: list[bytes] = []
         size = 0
         async for part in chunks:
@@ -261,6 +263,8 @@ class ClientConnection(asyncio.Protocol):
             return
         self.status = status
         self._state = _BODY
+        if self._mask is not None:
+            self._mask.is_stream = _STREAM in self._headers.get(b"content-type", b"")
         # A long read is mostly a body that came with its head, so that the size of the headers is counted exactly.
         if self._head_bytes > HEAD_BYTES and sum(map(len, (*self._headers, *self._headers.values()))) > HEAD_BYTES:
             self._fail(_head_too_long())
@@ -319,7 +323,9 @@ class ClientConnection(asyncio.Protocol):
             data = data[:TAKEN_BYTES]
         elif self._paused:
             self._forget_parts()
-        return data if self._mask is None else self._mask.feed(data)
+        if self._mask is None:
+            return data
+        return self._mask.feed(data)
 
     def _forget_parts(self) -> None:
         self._parts.clear()
@@ -338,17 +344,22 @@ class ClientConnection(asyncio.Protocol):
         self._timer = self.loop.call_at(self._timer_at, self._check_deadlines)
 
     def _check_deadlines(self) -> None:
-        self._timer, self._timer_at = None, inf
+        self._timer = None
+        self._timer_at = inf
         if self._state not in (_AWAITED, _BODY):
             return
         now = self.loop.time()
         if now >= self._end:
-            self._fail(TimedOut("total", self._deadlines.total))
+            # Who sent nothing at all hangs, whichever time passed.
+            self._fail(TimedOut("first_byte" if self._quiet == "first_byte" else "total", self._deadlines.total))
             return
         if self._waiter is None or self._waiter.done():
             self._due = now + self._deadlines.idle
         elif now >= self._due:
-            seconds = self._deadlines.idle if self._quiet == "idle" else self._deadlines.first_byte
+            if self._quiet == "idle":
+                seconds = self._deadlines.idle
+            else:
+                seconds = self._deadlines.first_byte
             self._fail(TimedOut(self._quiet, seconds))
             return
         self._watch()
@@ -378,7 +389,8 @@ class ClientConnection(asyncio.Protocol):
     def _stop_timers(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer, self._timer_at = None, inf
+            self._timer = None
+            self._timer_at = inf
         if self._draining is not None:
             self._draining.cancel()
             self._draining = None
@@ -388,6 +400,7 @@ _IDLE, _AWAITED, _BODY, _DRAINING, _COMPLETE = range(5)
 """The state of a connection: in the pool; awaiting a response; reading its body; draining the rest of a body; the response
 is complete."""
 _FINAL_STATUS = 200
+_STREAM = b"text/event-stream"
 _IDLE_TIMEOUTS = (b"HTTP/1.1 408", b"HTTP/1.0 408")
 """What HAProxy and others send before they close a connection that was idle for too long."""
 _SIZED = frozenset({b"content-length", b"transfer-encoding"})

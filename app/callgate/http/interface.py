@@ -28,9 +28,8 @@ class Response(Protocol):
     @property
     def status(self) -> int: ...
 
-    @property
     def headers(self) -> Mapping[str, str]:
-        """Names in lower case."""
+        """Return them by name in lower case."""
         ...
 
     def chunks(self) -> AsyncIterator[bytes]:
@@ -43,6 +42,10 @@ class Response(Protocol):
 
     def settle(self) -> None:
         """Drain the rest after an end mark, so that the connection can be reused."""
+        ...
+
+    def leave(self) -> None:
+        """End the exchange. A body that was not read to its end closes the connection, unless it was settled."""
         ...
 
 

@@ -45,8 +45,10 @@ class Proxies:
             return environ.get(name.lower(), environ.get(name.upper(), "")).strip()
 
         every = value("all_proxy")
-        found = cls(value("http_proxy") or every, value("https_proxy") or every, value("no_proxy"))
-        return found if found.http or found.https else None
+        proxies = cls(value("http_proxy") or every, value("https_proxy") or every, value("no_proxy"))
+        if proxies.http or proxies.https:
+            return proxies
+        return None
 
     def proxy_for(self, host: str, port: int, *, secure: bool) -> Proxy | None:
         address = self.https if secure else self.http
@@ -59,10 +61,10 @@ class Proxies:
         address = _ip(host)
         for entry in re.split(r"[,\s]+", self.no_proxy.lower()):
             name = entry
-            if (found := _PORT.search(entry)) and _ip(entry) is None:
-                if int(found[1]) != port:
+            if (port_part := _PORT.search(entry)) and _ip(entry) is None:
+                if int(port_part[1]) != port:
                     continue
-                name = entry[: found.start()]
+                name = entry[: port_part.start()]
             if name == "*":
                 return True
             name = name.strip("[]").removeprefix("*").strip(".")
@@ -80,7 +82,8 @@ def _proxy_at(address: str, variable: str) -> Proxy:
     """Parse the proxy in a variable. An unusable one fails the request, because a direct connection is not what was configured."""
     try:
         parts = urlsplit(address if "://" in address else f"http://{address}")
-        host, port = parts.hostname, parts.port
+        host = parts.hostname
+        port = parts.port
     except ValueError:
         raise ConnectFailed(f"{variable} (or ALL_PROXY) is not an address") from None
     if parts.scheme not in USUAL_PORTS or not host:
@@ -88,7 +91,10 @@ def _proxy_at(address: str, variable: str) -> Proxy:
             f"{variable} (or ALL_PROXY) names a {parts.scheme} proxy, which cannot be used: "
             "name an HTTP proxy, or exempt the host in NO_PROXY"
         )
-    authorization = None if parts.username is None else basic_credentials(parts.username, parts.password)
+    if parts.username is None:
+        authorization = None
+    else:
+        authorization = basic_credentials(parts.username, parts.password)
     return Proxy(host, port or USUAL_PORTS[parts.scheme], parts.scheme == "https", authorization)
 
 

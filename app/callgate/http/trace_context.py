@@ -36,11 +36,11 @@ class Parent(msgspec.Struct, frozen=True):
 
 def parent_in(headers: Mapping[str, str]) -> Parent | None:
     """Read the trace context in the headers of a request; None where there is no valid one."""
-    found = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
-    if found is None:
+    match = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    if match is None:
         return None
-    version, trace_id, span_id, flags, rest = found.groups()
-    if version == "ff" or (version == "00" and rest) or not trace_id.strip("0") or not span_id.strip("0"):
+    version, trace_id, span_id, flags, further = match.groups()
+    if version == "ff" or (version == "00" and further) or not trace_id.strip("0") or not span_id.strip("0"):
         return None
     state = headers.get("tracestate", "")
     readable = len(state) <= MOST_STATE and _STATE.fullmatch(state) is not None
@@ -78,7 +78,10 @@ class Trace:
         self.parent = parent
         self.run_id = run_id
         self.is_exported = is_exported
-        self.trace_id = trace_id_for(run_id) if parent is None else parent.trace_id
+        if parent is None:
+            self.trace_id = trace_id_for(run_id)
+        else:
+            self.trace_id = parent.trace_id
         self.request: dict[str, Any] = {}
         """Attributes of the spans of all model requests."""
         self.notes: dict[str, dict[str, Any]] = {}
@@ -121,8 +124,16 @@ class Trace:
     def _in_span(self, span_id: str) -> None:
         self.span_id = span_id
         parent = self.parent
-        flags = SAMPLED if self.is_exported else 0 if parent is None else parent.flags
-        self.headers = {"traceparent": f"00-{self.trace_id}-{span_id}-{flags:02x}"} if span_id else {}
+        if self.is_exported:
+            flags = SAMPLED
+        elif parent is None:
+            flags = 0
+        else:
+            flags = parent.flags
+        if span_id:
+            self.headers = {"traceparent": f"00-{self.trace_id}-{span_id}-{flags:02x}"}
+        else:
+            self.headers = {}
         if parent is not None and parent.state:
             self.headers["tracestate"] = parent.state
 
@@ -134,4 +145,6 @@ TRACE: Final[ContextVar[Trace | None]] = ContextVar("trace", default=None)
 def trace_headers() -> Mapping[str, str]:
     """Return the trace headers for a request of this context."""
     trace = TRACE.get()
-    return {} if trace is None else trace.headers
+    if trace is None:
+        return {}
+    return trace.headers

@@ -19,7 +19,8 @@ class Tunnel(asyncio.Protocol):
     """Opens a tunnel through a proxy. After `open` the transport is connected to the server."""
 
     def __init__(self, origin: Origin, proxy: Proxy) -> None:
-        self._origin, self._proxy = origin, proxy
+        self._origin = origin
+        self._proxy = proxy
         self._parser = httptools.HttpResponseParser(self)
         self._opened: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
         self._seen = 0
@@ -64,8 +65,11 @@ class Tunnel(asyncio.Protocol):
 def refused_by(proxy: Proxy, status: int) -> str:
     """Return the error message for a proxy's refusal."""
     if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
-        given = "takes other credentials" if proxy.authorization else "wants credentials (http://user:password@host)"
-        return f"{proxy} {given} (407)"
+        if proxy.authorization:
+            problem = "takes other credentials"
+        else:
+            problem = "wants credentials (http://user:password@host)"
+        return f"{proxy} {problem} (407)"
     return f"{proxy} refuses the connection ({status})"
 
 

@@ -7,21 +7,23 @@ from typing import Any, Final
 import msgspec
 
 from callgate.recorder.replayable import NotReplayable, read_json, request_of, tools_of
-from callgate.recorder.row import Recording, RunEvent
+from callgate.records.row import RECORDED_TEXT, RecordedRun, RunEvent
+from callgate.untrusted.doors import open_text
+from callgate.untrusted.readers import read_value
 
 KEY_VARIABLE: Final = "CALLGATE_KEY"
 DONE: Final = "[DONE]"
 ZERO_USAGE: Final = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 
-def as_facts(recording: Recording) -> dict[str, Any]:
+def as_facts(recording: RecordedRun) -> dict[str, Any]:
     """Return a whole run as an object for JSON."""
     row = msgspec.structs.asdict(recording.row) | {"odd": recording.row.is_odd}
     events = [msgspec.structs.asdict(event) for event in recording.events]
     return {"object": "run", **row, "events": events, "content": dict(recording.content)}
 
 
-def as_curl(recording: Recording, base_url: str) -> str:
+def as_curl(recording: RecordedRun, base_url: str) -> str:
     """Return a curl command that sends the same request. The key stays a shell variable."""
     body = request_of(recording)
     if recording.row.stream:
@@ -35,20 +37,22 @@ def as_curl(recording: Recording, base_url: str) -> str:
     )
 
 
-def as_recording(recording: Recording) -> dict[str, Any]:
+def as_recording(recording: RecordedRun) -> dict[str, Any]:
     """Return the conversation with its provider's answers and its results, in the format of `tests/recordings`. It includes the
     definitions of the offered tools, so that `judge` needs no server that has them."""
-    request, row, content = request_of(recording), recording.row, recording.content
+    request = request_of(recording)
+    row = recording.row
+    content = recording.content
     model = str(request.pop("model", row.model))
     replies = [_reply(recording, event, model) for event in recording.events if event.kind == "turn_ended"]
     if not replies:
         raise NotReplayable("no turn of it has ended")
     calls = [call for event in recording.events if event.kind == "turn_ended" for call in event.facts["calls"]]
-    client = [each["function"]["name"] for each in request.get("tools", ()) if "function" in each]
-    offered = [each["function"]["name"] for each in tools_of(recording) if "function" in each]
+    client = [entry["function"]["name"] for entry in request.get("tools", ()) if "function" in entry]
+    offered = [entry["function"]["name"] for entry in tools_of(recording) if "function" in entry]
     ended = {event.facts["id"]: event.facts for event in recording.events if event.kind == "call_ended"}
     usages = [reply["whole"]["usage"] for reply in replies]
-    usage = {name: sum(each.get(name) or 0 for each in usages) for name in ZERO_USAGE}
+    usage = {name: sum(entry.get(name) or 0 for entry in usages) for name in ZERO_USAGE}
     expect = {
         "content": content.get(f"turn.{row.turns - 1}.text"),
         "refusal": None,
@@ -59,7 +63,10 @@ def as_recording(recording: Recording) -> dict[str, Any]:
             if call["owner"] == "client"
         ],
         "ran": [
-            {"name": call["name"], "arguments": msgspec.json.decode(_arguments(recording, call["id"]) or "{}")}
+            {
+                "name": call["name"],
+                "arguments": read_value(open_text(_arguments(recording, call["id"]) or "{}", RECORDED_TEXT)),
+            }
             for call in calls
             if call["id"] in ended
         ],
@@ -84,24 +91,26 @@ def as_recording(recording: Recording) -> dict[str, Any]:
     return whole
 
 
-def _reply(recording: Recording, ended: RunEvent, model: str) -> dict[str, Any]:
+def _reply(recording: RecordedRun, ended: RunEvent, model: str) -> dict[str, Any]:
     """Return one answer, streamed and whole. In the mode in which it came, the kept body of the provider is used."""
-    made = _made(recording, ended, model)
+    rebuilt = _made(recording, ended, model)
     bodies = [text for part, text in recording.content.items() if part.startswith(f"wire.{ended.turn}.")]
     if bodies and ended.facts.get("lane") == "direct":
         body = bodies[-1]  # those before it failed
         if (chunks := _chunks_in(body)) is not None:
-            return {**made, "chunks": chunks, "end": "done" if body.rstrip().endswith(DONE) else "eof"}
+            return {**rebuilt, "chunks": chunks, "end": "done" if body.rstrip().endswith(DONE) else "eof"}
         if isinstance(whole := read_json(body), dict) and "choices" in whole:
-            return {**made, "whole": whole}
-    return made
+            return {**rebuilt, "whole": whole}
+    return rebuilt
 
 
-def _made(recording: Recording, ended: RunEvent, model: str) -> dict[str, Any]:
+def _made(recording: RecordedRun, ended: RunEvent, model: str) -> dict[str, Any]:
     """Rebuild an answer from its events and texts."""
-    facts, content = ended.facts, recording.content
+    facts = ended.facts
+    content = recording.content
     head = {"id": f"chatcmpl-{recording.row.id}-{ended.turn}", "created": int(recording.row.began), "model": model}
-    text, reasoning = content.get(f"turn.{ended.turn}.text"), content.get(f"turn.{ended.turn}.reasoning")
+    text = content.get(f"turn.{ended.turn}.text")
+    reasoning = content.get(f"turn.{ended.turn}.reasoning")
     calls = [
         {
             "id": call["id"],
@@ -127,14 +136,17 @@ def _made(recording: Recording, ended: RunEvent, model: str) -> dict[str, Any]:
     deltas += [{"tool_calls": [{"index": at, **call}]} for at, call in enumerate(calls)]
     chunks = [_chunk(head, delta) for delta in deltas] + [_chunk(head, {}, reason) for reason in reasons]
     verdicts = [{"name": call["name"], "verdict": call.get("flaw", call["verdict"])} for call in facts["calls"]]
-    made = {"chunks": [*chunks, {**_chunk(head), "usage": usage}], "end": "done", "whole": whole}
-    return {**made, "verdicts": verdicts}
+    reply = {"chunks": [*chunks, {**_chunk(head), "usage": usage}], "end": "done", "whole": whole}
+    return {**reply, "verdicts": verdicts}
 
 
 def _chunk(
     head: Mapping[str, Any], delta: Mapping[str, Any] | None = None, reason: str | None = None
 ) -> dict[str, Any]:
-    choices = [] if delta is None else [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]
+    if delta is None:
+        choices = []
+    else:
+        choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]
     return {**head, "object": "chat.completion.chunk", "choices": choices}
 
 
@@ -142,15 +154,19 @@ def _chunks_in(body: str) -> list[Any] | None:
     """Return the chunks of a stream; None if the body is no stream, or cannot be read completely."""
     payloads = [line[5:].strip() for line in body.splitlines() if line.startswith("data:")]
     chunks = [read_json(payload) for payload in payloads if payload != DONE]
-    return chunks if chunks and all(isinstance(chunk, dict) and "choices" in chunk for chunk in chunks) else None
+    if chunks and all(isinstance(chunk, dict) and "choices" in chunk for chunk in chunks):
+        return chunks
+    return None
 
 
-def _arguments(recording: Recording, id: str) -> str:
+def _arguments(recording: RecordedRun, id: str) -> str:
     return recording.content.get(f"call.{id}.arguments", "")
 
 
-def _result(recording: Recording, call: Mapping[str, Any]) -> Any:
+def _result(recording: RecordedRun, call: Mapping[str, Any]) -> Any:
     if call["verdict"] == "broken":
         return {"flaw": call["flaw"]}
     result = recording.content.get(f"call.{call['id']}.result")
-    return {"not_run": call.get("reason", "limit")} if result is None else result
+    if result is None:
+        return {"not_run": call.get("reason", "limit")}
+    return result

@@ -13,10 +13,12 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 import structlog
 
+from callgate.config import redaction
 from callgate.http.backoff import full_jitter
 from callgate.http.client import HttpClient
 from callgate.http.interface import Deadlines, TooLarge, TransportError
 from callgate.recorder.otlp import refused_in
+from callgate.telemetry.outages import Outage
 
 log = structlog.get_logger("callgate.traces")
 
@@ -27,6 +29,8 @@ LONGEST_WAIT: Final = 60.0
 """The longest wait that a `Retry-After` header can ask for, in seconds."""
 FLUSH_SECONDS: Final = 2.0
 """How long queued spans are still sent when the server ends: a part of the time for the whole shutdown."""
+MOST_REASONS: Final = 16
+"""The limit of reasons that are counted apart: collectors may say anything."""
 ANSWER_BYTES: Final = 65_536
 RETRIED_STATUSES: Final = frozenset({429, 502, 503, 504})
 """The statuses after which OTLP has a client retry."""
@@ -66,14 +70,16 @@ class SpanExporter:
         """Must be called on the event loop that sends."""
         self.target = target
         self._client = client
-        self._on_sent, self._on_dropped = on_sent, on_dropped
+        self._on_sent = on_sent
+        self._on_dropped = on_dropped
         self._delay = delay
         self._loop = asyncio.get_running_loop()
         self._queue: deque[SpanBatch] = deque()
         self._bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
-        self._failure = ""
+        self._outages: dict[str, Outage] = {}
+        """By their reasons."""
 
     @property
     def is_full(self) -> bool:
@@ -82,16 +88,18 @@ class SpanExporter:
 
     def offer(self, body: bytes, spans: int) -> None:
         """Queue a body for sending. Thread-safe."""
+        body = redaction.current.data(body)
         if self.target.compressed:
             body = gzip.compress(body, 1)
         self._loop.call_soon_threadsafe(self._take, SpanBatch(body, spans))
 
     def drop(self, spans: int, why: DropReason, reason: str) -> None:
-        """Count spans that are not sent, and log each new reason once. Thread-safe."""
+        """Count spans that are not sent, and log each reason now and then. Thread-safe."""
         self._on_dropped(spans, why)
-        if reason != self._failure:
-            self._failure = reason
-            log.warning("traces_not_exported", reason=reason, spans=spans)
+        if len(self._outages) >= MOST_REASONS and reason not in self._outages:
+            reason = "another reason"
+        if failures := self._outages.setdefault(reason, Outage()).failed():
+            log.warning("traces_not_exported", reason=reason, spans=spans, failures=failures)
 
     async def close(self) -> None:
         """Send the queue for up to `FLUSH_SECONDS`, and drop the rest."""
@@ -141,7 +149,8 @@ class SpanExporter:
             try:
                 deadlines = Deadlines(connect=seconds, first_byte=seconds, idle=seconds, total=seconds)
                 async with self._client.post(target.url, headers, batch.body, deadlines) as response:
-                    status, after = response.status, response.headers.get("retry-after", "")
+                    status = response.status
+                    after = response.headers().get("retry-after", "")
                     try:
                         answer = await response.read(ANSWER_BYTES)
                     except TooLarge:
@@ -150,7 +159,7 @@ class SpanExporter:
                 reason = str(error)
             else:
                 if 200 <= status < 300:
-                    self._sent(batch, answer)
+                    self._count_sent(batch, answer)
                     return
                 reason = f"HTTP {status} {_PHRASES.get(status, '')}".strip()
                 if status not in RETRIED_STATUSES:
@@ -164,15 +173,14 @@ class SpanExporter:
                         await self._closing.wait()
         self.drop(batch.spans, "failed", reason)
 
-    def _sent(self, batch: SpanBatch, answer: bytes) -> None:
+    def _count_sent(self, batch: SpanBatch, answer: bytes) -> None:
         refused, why = refused_in(answer)
         refused = min(refused, batch.spans)
         self._on_sent(batch.spans - refused)
         if refused:
             self.drop(refused, "refused", f"the collector did not take all of them: {why[:200]}")
-        elif self._failure:
-            self._failure = ""
-            log.info("traces_exported_again", spans=batch.spans)
+        elif failures := sum(outage.over() for outage in self._outages.values()):
+            log.info("traces_exported_again", spans=batch.spans, failures=failures)
 
 
 _PHRASES: Final[Mapping[int, Any]] = {status.value: status.phrase for status in HTTPStatus}

@@ -6,14 +6,16 @@ from typing import Any, Final
 import msgspec
 
 from callgate.recorder.model import part_of
-from callgate.recorder.row import Recording
+from callgate.records.row import RECORDED_TEXT, RecordedRun
+from callgate.untrusted.doors import TooMuch, open_text
+from callgate.untrusted.readers import read_value
 
 INSTRUCTIONS: Final = ("system", "developer")
 
 _encode = msgspec.json.encode
 
 
-def message_attributes(recording: Recording, choice: int, turn: int) -> dict[str, str]:
+def message_attributes(recording: RecordedRun, choice: int, turn: int) -> dict[str, str]:
     """Return the attributes with the model's input and output messages. Texts that were cut are omitted."""
     content = recording.content
     request = _read(content.get("request"))
@@ -25,12 +27,14 @@ def message_attributes(recording: Recording, choice: int, turn: int) -> dict[str
         messages = messages + _list(_read(content.get(part_of(choice, f"turn.{number}.asked"))))
     readable = [message for message in messages if isinstance(message, Mapping)]
     attributes: dict[str, str] = {}
-    instructions = [part for each in readable if each.get("role") in INSTRUCTIONS for part in _parts(each)]
+    instructions = [part for item in readable if item.get("role") in INSTRUCTIONS for part in _parts(item)]
     if instructions:
         attributes["gen_ai.system_instructions"] = _json(instructions)
-    rest = [each for each in readable if each.get("role") not in INSTRUCTIONS]
-    if rest:
-        attributes["gen_ai.input.messages"] = _json({"role": each.get("role"), "parts": _parts(each)} for each in rest)
+    conversation = [item for item in readable if item.get("role") not in INSTRUCTIONS]
+    if conversation:
+        attributes["gen_ai.input.messages"] = _json(
+            {"role": item.get("role"), "parts": _parts(item)} for item in conversation
+        )
     tools = content.get(part_of(choice, "tools"))
     if tools and _read(tools) is not None:
         attributes["gen_ai.tool.definitions"] = tools
@@ -40,10 +44,10 @@ def message_attributes(recording: Recording, choice: int, turn: int) -> dict[str
     return attributes
 
 
-def _answer(recording: Recording, choice: int, turn: int) -> dict[str, Any]:
+def _answer(recording: RecordedRun, choice: int, turn: int) -> dict[str, Any]:
     content = recording.content
     ended = next(
-        (each for each in recording.events if (each.kind, each.choice, each.turn) == ("turn_ended", choice, turn)), None
+        (item for item in recording.events if (item.kind, item.choice, item.turn) == ("turn_ended", choice, turn)), None
     )
     if ended is None:
         return {}
@@ -73,12 +77,15 @@ def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         parts.append({"type": "text", "content": content})
     elif isinstance(content, list):
         parts += [
-            {"type": "text", "content": each.get("text")} if each.get("type") == "text" else {"type": each.get("type")}
-            for each in content
-            if isinstance(each, Mapping)
+            {"type": "text", "content": item.get("text")} if item.get("type") == "text" else {"type": item.get("type")}
+            for item in content
+            if isinstance(item, Mapping)
         ]
     for call in _list(message.get("tool_calls")):
-        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(call, Mapping):
+            function = call.get("function")
+        else:
+            function = None
         if isinstance(function, Mapping):
             named = {"name": function.get("name"), "arguments": function.get("arguments")}
             parts.append({"type": "tool_call", "id": call.get("id"), **named})
@@ -86,14 +93,18 @@ def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    if isinstance(value, list):
+        return value
+    return []
 
 
 def _read(text: str | None) -> Any:
     """Parse JSON; None if the text is missing, or was cut."""
     try:
-        return None if text is None else msgspec.json.decode(text)
-    except msgspec.DecodeError:
+        if text is None:
+            return None
+        return read_value(open_text(text, RECORDED_TEXT))
+    except (TooMuch, msgspec.DecodeError):
         return None
 
 

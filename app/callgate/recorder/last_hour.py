@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from callgate.recorder.row import KeyUsage
+from callgate.recorder.usage import KeyUsage
 
 MINUTES: Final = 60
 ROWS_PER_MINUTE: Final = 1000
@@ -21,12 +21,12 @@ class LastHour:
 
     def add(self, used: Iterable[KeyUsage], now: float) -> None:
         minute = minute_of(now)
-        for each in used:
+        for usage in used:
             of_minute = self._minutes.setdefault(minute, {})
-            place = each.key, each.model
+            place = (usage.key, usage.model)
             if len(of_minute) >= ROWS_PER_MINUTE and place not in of_minute:
-                place = "", ""
-            of_minute.setdefault(place, KeyUsage(minute, *place)).add(each)
+                place = ("", "")
+            of_minute.setdefault(place, KeyUsage(minute, *place)).add(usage)
         oldest = minute_of(now - (MINUTES - 1) * 60)
         for past in [minute for minute in self._minutes if minute < oldest]:
             del self._minutes[past]
@@ -34,8 +34,8 @@ class LastHour:
     def used(self, recent: Iterable[KeyUsage], now: float) -> list[KeyUsage]:
         """Return the usage by minute, with the minute in the field `day`. `recent`: usage that was not added yet."""
         self.add((), now)
-        found = [used for of_minute in self._minutes.values() for used in of_minute.values()]
-        return [*found, *(msgspec.structs.replace(each, day=minute_of(now)) for each in recent)]
+        added = [usage for of_minute in self._minutes.values() for usage in of_minute.values()]
+        return [*added, *(msgspec.structs.replace(usage, day=minute_of(now)) for usage in recent)]
 
 
 def minute_of(moment: float) -> str:

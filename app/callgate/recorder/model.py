@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent, ReasoningDelta, TextDelta
 from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, TurnModel
-from callgate.http.wire import WIRE, Take
 
 MASKED_BEYOND: Final = 16 * 1024
 """Characters beyond the kept ones that are searched for secrets: no secret is longer."""
@@ -55,17 +55,18 @@ class RecordedModel:
         self._last: ModelRequest | Passthrough | None = None
 
     @asynccontextmanager
-    async def ask(
-        self, ask: ModelRequest | Passthrough, attempts: Attempts | None = None
+    async def send(
+        self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AsyncIterator[ModelAnswer]:
-        if ask is not self._last:  # otherwise a retry in the same turn
+        if request is not self._last:  # otherwise a retry in the same turn
             self._turn += 1
             self._answers = 0
-            self._last = ask
-            self._keep_request(ask)
-        token = WIRE.set(self) if self._wire else None
+            self._last = request
+            self._keep_request(request)
+        if self._wire:
+            request = replace(request, record_body=self._begin_body)
         try:
-            async with self._inner.ask(ask, attempts) as answer:
+            async with self._inner.send(request, attempts) as answer:
                 recorded = _RecordedAnswer(answer)
                 try:
                     yield recorded
@@ -73,35 +74,34 @@ class RecordedModel:
                     for kind, pieces in recorded.pieces.items():  # replaces an answer that broke off
                         self._keep_text(f"turn.{self._turn}.{kind}", "".join(pieces))
         finally:
-            if token is not None:
-                WIRE.reset(token)
             for body in self._bodies:
                 self._keep_text(f"wire.{self._turn}.{self._answers}", body.decode(errors="backslashreplace"))
                 self._answers += 1
             self._bodies = []
 
-    def begin(self) -> Take:
+    def _begin_body(self) -> Callable[[bytes], None]:
         """Return the function that takes the body of a provider's response, which begins."""
-        kept = bytearray()
-        self._bodies.append(kept)
+        body = bytearray()
+        self._bodies.append(body)
 
         def take(data: bytes) -> None:
-            if len(kept) <= self._most:
-                kept.extend(data)
+            if len(body) <= self._most:
+                body.extend(data)
 
         return take
 
-    def _keep_request(self, ask: ModelRequest | Passthrough) -> None:
-        if not isinstance(ask, ModelRequest):
+    def _keep_request(self, request: ModelRequest | Passthrough) -> None:
+        if not isinstance(request, ModelRequest):
             return
-        if self._turn == 0 and ask.tools:
-            self._keep_text("tools", encode(ask.tools).decode())
-        known, messages = len(self._known), ask.messages
-        is_longer = known <= len(messages) and all(
-            old is new for old, new in zip(self._known, messages[:known], strict=True)
+        if self._turn == 0 and request.tools:
+            self._keep_text("tools", encode(request.tools).decode())
+        sent_before = len(self._known)
+        messages = request.messages
+        is_longer = sent_before <= len(messages) and all(
+            old is new for old, new in zip(self._known, messages[:sent_before], strict=True)
         )
         self._known = messages
-        if new := messages[known:] if is_longer else messages:
+        if new := messages[sent_before:] if is_longer else messages:
             self._keep_text(
                 f"turn.{self._turn}.{'asked' if is_longer else 'history'}", encode(new).decode(errors="replace")
             )
@@ -130,11 +130,16 @@ class _RecordedAnswer:
         events: Sequence[ModelEvent] = await self._batches.__anext__()
         for event in events:
             if isinstance(event, TextDelta | ReasoningDelta):
-                kind = "text" if isinstance(event, TextDelta) else "reasoning"
+                if isinstance(event, TextDelta):
+                    kind = "text"
+                else:
+                    kind = "reasoning"
                 self.pieces[kind].append(event.text)
         return events
 
 
 def part_of(choice: int, part: str) -> str:
     """Return the name of a text. It includes the choice from the second one on."""
-    return f"choice.{choice}.{part}" if choice else part
+    if choice:
+        return f"choice.{choice}.{part}"
+    return part

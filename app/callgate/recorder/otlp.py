@@ -6,7 +6,10 @@ from typing import Any, Final
 
 from callgate.recorder.spans import Attributes, Span
 
-VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
+VARINT = 0
+FIXED_64 = 1
+BYTES = 2
+FIXED_32 = 5
 """Protobuf's wire types."""
 IN_64_BITS: Final = range(-(1 << 63), 1 << 63)
 ERROR: Final = b"\x18\x02"
@@ -49,7 +52,8 @@ def request_of(spans: Iterable[bytes], resource: Mapping[str, Any], version: str
 
 def refused_in(answer: bytes) -> tuple[int, str]:
     """Return how many spans a collector rejected, and why, from the field `partial_success` of its response."""
-    count, why = 0, ""
+    count = 0
+    why = ""
     for _, partial in _fields(answer):
         if isinstance(partial, bytes):
             for number, value in _fields(partial):
@@ -73,19 +77,23 @@ def _attributes(number: int, attributes: Attributes) -> bytes:
 def _value(value: Any) -> bytes:
     match value:
         case bool():
-            return b"\x10\x01" if value else b"\x10\x00"
+            if value:
+                return b"\x10\x01"
+            return b"\x10\x00"
         case int() if value in IN_64_BITS:
             return b"\x18" + _varint(value & 0xFFFF_FFFF_FFFF_FFFF)
         case float():
             return b"\x21" + _double(value)
         case list() | tuple():
-            return _field(5, b"".join([_field(1, _value(each)) for each in value]))
+            return _field(5, b"".join([_field(1, _value(item)) for item in value]))
         case _:
             return _field(1, str(value).encode(errors="replace"))
 
 
 def _text(number: int, text: str) -> bytes:
-    return _field(number, text.encode(errors="replace")) if text else b""
+    if text:
+        return _field(number, text.encode(errors="replace"))
+    return b""
 
 
 def _field(number: int, data: bytes) -> bytes:
@@ -95,12 +103,12 @@ def _field(number: int, data: bytes) -> bytes:
 def _varint(value: int) -> bytes:
     if value < 0x80:
         return bytes((value,))
-    found = bytearray()
+    encoded = bytearray()
     while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _fields(message: bytes) -> Iterable[tuple[int, int | bytes]]:
@@ -126,5 +134,6 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while message[at] & 0x80:
         value |= (message[at] & 0x7F) << shift
-        shift, at = shift + 7, at + 1
+        shift = shift + 7
+        at = at + 1
     return value | message[at] << shift, at + 1

@@ -1,100 +1,37 @@
-"""Records a run while it is under way. The events of its chats are kept as they are, and packed when it has ended."""
+"""Records a run. The events of its chats are kept as they are, and encoded when it has ended."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import ClassVar, Final, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from callgate.calls.states import ReadyCall
-from callgate.conversation.events import (
-    Attempt,
-    CallEnded,
-    CallProgress,
-    CallsHandedBack,
-    CallStarted,
-    ChatEnded,
-    ChatEvent,
-    ChatFailed,
-    Responder,
-    TurnEnded,
-    TurnStarted,
-)
+from callgate.conversation.events import CallEnded, ChatEvent, TurnEnded
 from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.ports import Message, TurnModel
-from callgate.conversation.prices import Price
 from callgate.http.trace_context import Trace
+from callgate.recorder.backlog import Backlog
+from callgate.recorder.ended_run import ROW_WEIGHT, EndedRun, ended_run
+from callgate.recorder.events import RECORDED, EventReader, Happened, Mask, read_events
+from callgate.recorder.hours import HourNote
 from callgate.recorder.model import MASKED_BEYOND, RecordedModel, part_of
-from callgate.recorder.packed import Packed, PackedEnd, PackedEvent, PackedRun, summed_up
-from callgate.recorder.packing import Happened, Mask, PriceOf, packed
-from callgate.recorder.row import USUAL_STATES, Kept, RunRow, wire_turn
+from callgate.records.policy import RecordPolicy
+from callgate.records.ports import PriceOf, no_price
+from callgate.records.row import RECORDED_TEXT, Kept, RecordedRun, RunRow, wire_turn
+from callgate.untrusted.doors import TooMuch, open_text
+from callgate.untrusted.readers import read_shape
 
-NOTED: Final = (
-    TurnStarted,
-    TurnEnded,
-    CallStarted,
-    CallProgress,
-    CallEnded,
-    Attempt,
-    CallsHandedBack,
-    ChatEnded,
-    ChatFailed,
-)
-"""The events that are recorded."""
-RunTrace: TypeAlias = Trace
-"""The trace of a run."""
-RunsKept: TypeAlias = Literal["all", "eventful", "off"]
-WireKept: TypeAlias = Literal["off", "on_error", "on"]
-
-PLAIN_EVENTS: Final = 64
-"""The most events of a plain run. Its row is calculated when it is read, and long lists must be fast."""
-PLAIN_BYTES: Final = 8192
-"""The most bytes of a plain run. Whoever reads one run of a chunk reads the whole chunk."""
-PACKED_AT_ONCE: Final = 500
-"""The most events of a run that the event loop packs: a third of a millisecond. The thread packs longer runs."""
-
-
-class RecordPolicy(msgspec.Struct, frozen=True):
-    """The settings of recording."""
-
-    runs: RunsKept = "all"
-    passed: Literal["all", "errors"] = "errors"
-    content_bytes: int | None = None
-    """The kept length of each text, in bytes; None keeps no texts."""
-    wire: WireKept = "off"
-    """Whether the bodies of providers' answers are kept with the other texts."""
-    keep_days: float = 14.0
-    keep_bytes: int = 1024**3
-    wire_days: float = 1.0
-    slow_seconds: float = 30.0
-    """`eventful` keeps runs that take longer."""
-
-    def keeps(self, run: PackedRun) -> bool:
-        """Return whether a packed run is kept."""
-        if self.runs != "eventful":
-            return self.runs == "all"
-        row = run.whole_row
-        slow = row.seconds is not None and row.seconds > self.slow_seconds
-        return bool(row.is_odd or row.calls or row.findings or row.error or slow)
-
-
-NOT_KEPT: Final = RecordPolicy(runs="off")
-
-
-class HasHistory(Protocol):
-    """A request with its messages."""
-
-    @property
-    def history(self) -> Sequence[Message]: ...
-
-
-def no_price(by: Responder) -> Price | None:
-    return None
+ENCODED_AT_ONCE: Final = 500
+"""The most events of a run that the event loop encodes: half a millisecond. The thread encodes longer runs."""
+EVENT_WEIGHT: Final = 1024
+"""About how many bytes an event takes in memory before it is encoded."""
+QUESTION_CHARACTERS: Final = 200
+"""The kept length of the question in a list of runs."""
 
 
 class RunRecording(msgspec.Struct, eq=False, gc=False):
-    """A run while it is under way."""
+    """A run from its beginning until it is written."""
 
     row: RunRow
     """What is known from the request; `row_now` adds the totals of the events."""
@@ -103,20 +40,17 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
     price: PriceOf = no_price
     trace: Trace | None = None
     """Its trace, if it is exported."""
-    is_plain: bool = True
-    """False if a call was broken or failed, or a model was retried. Set when it is packed."""
     is_listed: bool = True
     """False if it is recorded only for its spans."""
     began: float = msgspec.field(default_factory=monotonic)
     happened: list[Happened] = []
     texts: dict[str, str] = {}
-    weight: int = 0
-    """About how many bytes its texts take; with its events too while it waits for the thread."""
-    watchers: "list[asyncio.Queue[Happened | None]]" = []
-    is_kept: bool = True
-    """Set to False by the thread if the policy does not keep it."""
+    followers: list[Backlog] = []
+    """What waits for the clients that follow the run."""
+    ended: EndedRun | None = None
+    """The run as it is written, once it is encoded."""
     is_deleted: bool = False
-    """True if it was deleted while it waited."""
+    """True if it was deleted while it waited to be written."""
 
     @property
     def id(self) -> str:
@@ -126,82 +60,135 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
     def has_texts(self) -> bool:
         return self.policy.content_bytes is not None
 
-    @property
-    def events(self) -> list[Packed]:
-        """Its events until now, packed."""
-        return packed(self, list(self.happened))  # a copy: events may be added meanwhile
-
     def note(self, choice: int, event: ChatEvent) -> None:
         """Record an event that happens now."""
         self.happened.append((monotonic(), choice, event))
-        if self.watchers:
-            self.notify_watchers()
+        if self.followers:
+            self.notify_followers()
 
     def note_earlier(self, seconds: float, choice: int, event: ChatEvent) -> None:
         """Record an event that happened so many seconds after the run began."""
         self.happened.append((self.began + seconds, choice, event))
 
-    def notify_watchers(self) -> None:
+    def notify_followers(self) -> None:
         """Send the last event to the clients that follow the run."""
-        for watcher in self.watchers:
-            watcher.put_nowait(self.happened[-1])
+        happened = self.happened[-1]
+        weight = weight_of(happened)
+        for backlog in self.followers:
+            backlog.put(happened, weight)
 
-    def wrap_model(self, model: TurnModel, choice: int, request: HasHistory) -> TurnModel:
+    def wrap_model(self, model: TurnModel, choice: int, history: Sequence[Message]) -> TurnModel:
         """Wrap the model of one choice, so that its texts are recorded. Only for runs whose texts are kept."""
         policy = self.policy
         assert policy.content_bytes is not None, "this run keeps no texts"
-        return RecordedModel(model, self, choice, request.history, policy.content_bytes, wire=policy.wire != "off")
+        return RecordedModel(model, self, choice, history, policy.content_bytes, wire=policy.wire != "off")
+
+    def events_listener(self, choice: int) -> Listener:
+        """Return the listener that records the events of one choice."""
+        return EventsListener(_recording=self, _choice=choice)
+
+    def texts_listener(self, choice: int) -> Listener:
+        """Return the listener that keeps the arguments and results of one choice's calls."""
+        return TextsListener(_recording=self, _choice=choice)
 
     def keep_text(self, part: str, text: str) -> None:
         """Keep a text, if the policy keeps texts."""
         if self.policy.content_bytes is not None and text:
             self.texts[part] = text
-            self.weight += len(text)
+
+    def weight(self) -> int:
+        """Return about how many bytes it takes in memory while it waits to be written."""
+        if self.ended is not None:
+            return self.ended.weight()
+        weight = ROW_WEIGHT + EVENT_WEIGHT * len(self.happened)
+        weight += sum(map(len, self.texts.values()))
+        if self.policy.content_bytes is None:
+            weight += sum(_texts_length(event) for _, _, event in self.happened)
+        return weight
 
     def row_now(self) -> RunRow:
-        """Return its row without processing its texts: lists of runs have to be fast."""
-        row = summed_up(self.row, self.events)
+        """Return its row without processing its texts: lists of runs have to be fast. Thread-safe."""
+        happened = list(self.happened)  # before `ended` is looked at, see `encode`
+        if self.ended is not None:
+            return self.ended.row
+        row = read_events(self, self.row, happened).row
         if self.policy.content_bytes is not None:
             row.kept = Kept.CONTENT
         return row
 
-    def to_write(self) -> "PackedRun | RunRecording | None":
-        """Pack the ended run. Returns itself if packing takes long and is left to the thread, and None if it is not kept."""
-        row, policy = self.row, self.policy
-        if policy.content_bytes is not None or self.trace is not None or len(self.happened) > PACKED_AT_ONCE:
-            self.weight += 1024 * len(self.happened)
-            if policy.content_bytes is None:
-                self.weight += sum(_texts_length(event) for _, _, event in self.happened)
-            return self
-        events = self.events
-        is_plain = self.is_plain and policy.runs == "all" and not row.replay_of and len(events) <= PLAIN_EVENTS
-        if is_plain and events and type(ended := events[-1]) is PackedEnd:
-            row.state, row.finish_reason = str(ended.ending), ended.finish_reason
-            if row.state in USUAL_STATES:
-                plain = PackedRun.plain(row, events)
-                if len(plain.events) <= PLAIN_BYTES:
-                    return plain
-        run = PackedRun.of(summed_up(self.row, events), events)
-        return run if self.policy.keeps(run) else None
+    def recorded_now(self) -> RecordedRun:
+        """Return the run with its events until now. Thread-safe."""
+        happened = list(self.happened)
+        texts = dict(self.texts)
+        if self.ended is not None:
+            return self.ended.recorded()
+        ended, _ = msgspec.structs.replace(self, happened=happened, texts=texts).encode()
+        return ended.recorded()
 
-    def packed(self) -> PackedRun:
-        """Pack the run with its texts, masked and cut."""
-        events = self.events
-        row = summed_up(self.row, events)
-        most = self.policy.content_bytes
-        if most is None:
-            return PackedRun.of(row, events)
-        content, cut = kept_texts(dict(self.texts), most, self.mask)
-        row.kept = Kept.CUT if any(wire_turn(part) is None for part in cut) else Kept.CONTENT
+    def is_encoded_quickly(self) -> bool:
+        """Return False if encoding takes too long for the event loop."""
+        return self.policy.content_bytes is None and self.trace is None and len(self.happened) <= ENCODED_AT_ONCE
+
+    def encode(self) -> tuple[EndedRun, list[HourNote]]:
+        """Set `ended`, with the texts masked and cut, and forget what it was made from. Returns it with what the totals of its hour
+        need."""
+        reader = read_events(self, self.row, self.happened)
+        if self.policy.content_bytes is None:
+            self.ended = ended_run(reader.row, reader.events, None, reader.outcomes)
+        else:
+            self.ended = self._with_texts(reader, self.policy.content_bytes)
+        # New objects: readers in other threads still iterate over the old ones.
+        self.happened = []
+        self.texts = {}
+        return self.ended, reader.hour_notes
+
+    def _with_texts(self, reader: EventReader, most: int) -> EndedRun:
+        row = reader.row
+        events = reader.events
+        content, cut = kept_texts(self.texts, most, self.mask)
+        row.kept = Kept.CONTENT
+        if any(wire_turn(part) is None for part in cut):
+            row.kept = Kept.CUT
         if cut:
-            events.append(PackedEvent(events[-1].at if events else 0.0, 0, "content_cut", None, {"parts": cut}))
+            last = 0.0
+            if events:
+                last = events[-1][1]
+            events.append(("content_cut", last, 0, None, {"parts": cut}))
         if self.policy.wire == "on_error" and not row.is_odd:
             content = {part: text for part, text in content.items() if wire_turn(part) is None}
-        return PackedRun.of(row, events, content)
+        ended = ended_run(row, events, content, reader.outcomes)
+        ended.question = self._question()
+        ended.has_wire = any(wire_turn(part) is not None for part in content)
+        return ended
+
+    def _question(self) -> str:
+        """Return the masked beginning of the user's last message; empty if that is no text."""
+        try:
+            request = read_shape(open_text(self.texts.get("request", "{}"), RECORDED_TEXT), _RequestText)
+        except (TooMuch, msgspec.DecodeError):
+            return ""
+        texts = [message.content for message in request.messages if message.role == "user"]
+        if not texts or not isinstance(texts[-1], str):
+            return ""
+        return self.mask(texts[-1][: QUESTION_CHARACTERS + MASKED_BEYOND])[:QUESTION_CHARACTERS]
+
+
+class _MessageText(msgspec.Struct):
+    role: Any = None
+    content: Any = None
+
+
+class _RequestText(msgspec.Struct):
+    messages: list[_MessageText] = []
+
+
+def weight_of(happened: Happened) -> int:
+    """Return about how many bytes an event takes in memory with its texts."""
+    return EVENT_WEIGHT + _texts_length(happened[2])
 
 
 def _texts_length(event: ChatEvent) -> int:
-    """Return how long the texts are that an event holds until it is packed."""
+    """Return how long the texts are that an event holds until it is encoded."""
     if isinstance(event, CallEnded):
         return len(event.outcome.text)
     if isinstance(event, TurnEnded):
@@ -223,7 +210,24 @@ def kept_texts(texts: Mapping[str, str], most: int, mask: Mask) -> tuple[dict[st
     return content, cut
 
 
-class TextsListener(Listener, msgspec.Struct, eq=False, gc=False):
+class EventsListener(Listener, msgspec.Struct, eq=False, gc=False, kw_only=True):
+    """Records the events of one choice."""
+
+    _recording: RunRecording
+    _choice: int
+
+    handlers: ClassVar[Handlers] = {}
+
+    @handles(handlers, *RECORDED)
+    def _note(self, event: ChatEvent) -> None:
+        # `RunRecording.note`, without a call of a function.
+        recording = self._recording
+        recording.happened.append((monotonic(), self._choice, event))
+        if recording.followers:
+            recording.notify_followers()
+
+
+class TextsListener(Listener, msgspec.Struct, eq=False, gc=False, kw_only=True):
     """Keeps the arguments and results of one choice's calls."""
 
     _recording: RunRecording
@@ -233,12 +237,13 @@ class TextsListener(Listener, msgspec.Struct, eq=False, gc=False):
 
     @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
-        answer, keep = event.answer, self._recording.keep_text
+        answer = event.answer
+        keep = self._recording.keep_text
         for call in (*answer.run, *answer.handed_back, *answer.broken, *answer.postponed):
             keep(part_of(self._choice, f"call.{call.id}.arguments"), call.text)
             if isinstance(call, ReadyCall) and call.findings:
-                read = msgspec.json.encode(call.arguments).decode()
-                keep(part_of(self._choice, f"call.{call.id}.read"), read)
+                repaired_text = msgspec.json.encode(call.arguments).decode()
+                keep(part_of(self._choice, f"call.{call.id}.read"), repaired_text)
 
     @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:

@@ -7,7 +7,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from callgate.recorder.row import UNDER_WAY, Kept, Recording
+from callgate.records.row import RECORDED_TEXT, UNDER_WAY, Kept, RecordedRun
+from callgate.untrusted.doors import TooMuch, open_text
+from callgate.untrusted.readers import read_value
 
 WHY_NOT: Final[Mapping[Kept, str]] = {
     Kept.NOTHING: "nothing of what was said is kept (`record.content` is off, or the request asked for that)",
@@ -28,7 +30,7 @@ class RecordedResult(NamedTuple):
     """`returned`, or how it failed."""
 
 
-def request_of(recording: Recording) -> dict[str, Any]:
+def request_of(recording: RecordedRun) -> dict[str, Any]:
     """Return the request of a run. Raises `NotReplayable` unless all of the run is kept."""
     row = recording.row
     if row.state == UNDER_WAY:
@@ -45,11 +47,13 @@ def request_of(recording: Recording) -> dict[str, Any]:
     return request
 
 
-def history_before(recording: Recording, turn: int) -> Sequence[Any]:
+def history_before(recording: RecordedRun, turn: int) -> Sequence[Any]:
     """Return the messages that were sent to the model in a turn."""
     turns = {event.turn for event in recording.events if event.kind == "turn_started"}
     if turn not in turns:
-        raise NotReplayable(f"it has no turn {turn}, only 0 to {max((each or 0 for each in turns), default=0)}")
+        raise NotReplayable(
+            f"it has no turn {turn}, only 0 to {max((known_turn or 0 for known_turn in turns), default=0)}"
+        )
     messages: Sequence[Any] = request_of(recording)["messages"]
     for at in range(turn + 1):
         history = recording.content.get(f"turn.{at}.history")
@@ -63,22 +67,24 @@ def history_before(recording: Recording, turn: int) -> Sequence[Any]:
     return messages
 
 
-def tools_of(recording: Recording) -> Sequence[Any]:
+def tools_of(recording: RecordedRun) -> Sequence[Any]:
     """Return the definitions of the offered tools."""
     tools = read_json(recording.content.get("tools", ""))
-    return tools if isinstance(tools, list) else []
+    if isinstance(tools, list):
+        return tools
+    return []
 
 
-def results_of(recording: Recording) -> Mapping[str, list[RecordedResult]]:
+def results_of(recording: RecordedRun) -> Mapping[str, list[RecordedResult]]:
     """Return the results of the calls that ran, in their order, by `call_key`."""
-    found: dict[str, list[RecordedResult]] = {}
+    results: dict[str, list[RecordedResult]] = {}
     for event in recording.events:
         if event.kind == "call_ended":
             facts = event.facts
             arguments = read_json(recording.content.get(f"call.{facts['id']}.arguments", "") or "{}")
             result = RecordedResult(recording.content.get(f"call.{facts['id']}.result", ""), facts["outcome"])
-            found.setdefault(call_key(facts["name"], arguments), []).append(result)
-    return found
+            results.setdefault(call_key(facts["name"], arguments), []).append(result)
+    return results
 
 
 def call_key(name: str, arguments: Any) -> str:
@@ -89,6 +95,6 @@ def call_key(name: str, arguments: Any) -> str:
 def read_json(text: str) -> Any:
     """Parse JSON; None if it is invalid."""
     try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+        return read_value(open_text(text, RECORDED_TEXT))
+    except (TooMuch, msgspec.DecodeError):
         return None

@@ -7,26 +7,17 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from callgate.conversation.usage import COUNTS, Usage
 from callgate.http.trace_context import Trace, span_id_for, trace_id_for
+from callgate.models.providers import span_name_of
 from callgate.recorder.genai_messages import message_attributes
 from callgate.recorder.model import part_of
-from callgate.recorder.row import Recording, RunEvent
+from callgate.records.row import RecordedRun, RunEvent
 
 Attributes: TypeAlias = Mapping[str, Any]
 """Strings, numbers, booleans, and lists of strings. None values are omitted."""
 NANO: Final = 1_000_000_000
 LATEST_NAMES: Final = {"gen_ai.usage.cache_creation.input_tokens": "gen_ai.usage.cache_write.input_tokens"}
-PROVIDERS: Final = {
-    "azure": "azure.ai.openai",
-    "azure_ai": "azure.ai.inference",
-    "bedrock": "aws.bedrock",
-    "gemini": "gcp.gemini",
-    "mistral": "mistral_ai",
-    "vertex_ai": "gcp.vertex_ai",
-    "watsonx": "ibm.watsonx.ai",
-    "xai": "x_ai",
-}
-"""Litellm's names of providers, if the conventions have other ones."""
 
 
 class SpanKind(IntEnum):
@@ -70,12 +61,12 @@ class SpanOptions(msgspec.Struct, frozen=True):
 NO_TEXTS: Final = SpanOptions()
 
 
-def trace_id_of(recording: Recording) -> str:
+def trace_id_of(recording: RecordedRun) -> str:
     """Return the trace id of the request, or one made from the id of the run. 32 hex digits."""
     return recording.row.trace_id or trace_id_for(recording.row.id)
 
 
-def spans_of(recording: Recording, trace: Trace | None = None, options: SpanOptions = NO_TEXTS) -> list[Span]:
+def spans_of(recording: RecordedRun, trace: Trace | None = None, options: SpanOptions = NO_TEXTS) -> list[Span]:
     """Return the spans of a run, its turns, their attempts, and the calls that ran. `trace`: attributes beside the events."""
     spans = _SpanReader(recording, options, {} if trace is None else trace.request).spans()
     if trace is not None and trace.notes:
@@ -96,7 +87,7 @@ def _add_notes(spans: Sequence[Span], trace: Trace) -> None:
 
 
 class _SpanReader:
-    def __init__(self, recording: Recording, options: SpanOptions, request: Attributes) -> None:
+    def __init__(self, recording: RecordedRun, options: SpanOptions, request: Attributes) -> None:
         self._recording = recording
         self._row = recording.row
         self._options = options
@@ -108,7 +99,8 @@ class _SpanReader:
         """When a call began to wait for approval, and when it was approved."""
 
     def spans(self) -> list[Span]:
-        row, events = self._row, self._recording.events
+        row = self._row
+        events = self._recording.events
         last = max((event.at for event in events), default=0.0)
         run = Span(
             id=self._run,
@@ -123,8 +115,7 @@ class _SpanReader:
                 "gen_ai.agent.name": "callgate",
                 "gen_ai.conversation.id": self._request.get("gen_ai.conversation.id"),
                 "gen_ai.request.model": row.model,
-                "gen_ai.usage.input_tokens": row.tokens_in,
-                "gen_ai.usage.output_tokens": row.tokens_out,
+                **{count.span: getattr(row, count.column) for count in COUNTS if count.part_of is None},
                 "gen_ai.response.finish_reasons": [row.finish_reason] if row.finish_reason else None,
                 "error.type": row.error or None,
                 "callgate.run.id": row.id,
@@ -138,7 +129,7 @@ class _SpanReader:
         began: dict[tuple[str, int, Any], RunEvent] = {}
         attempts: dict[tuple[int, Any], list[RunEvent]] = {}
         handed_back: list[SpanEvent] = []
-        found = [run]
+        spans = [run]
         for event in events:
             match event.kind:
                 case "turn_started":
@@ -147,21 +138,23 @@ class _SpanReader:
                     for call in event.facts["calls"]:
                         if call.get("repairs"):
                             self._repairs[event.choice, call["id"]] = call["repairs"]
-                    made = attempts.get((event.choice, event.turn), ())
+                    attempts_before = attempts.get((event.choice, event.turn), ())
                     start = began.get(("turn", event.choice, event.turn), event)
-                    found.append(self._turn(event, start, made))
+                    spans.append(self._turn(event, start, attempts_before))
                     number = event.facts.get("attempts", 1)
-                    if event.facts.get("host") and all(each.facts["number"] != number for each in made):
-                        found.append(self._answered(event, start))
+                    if event.facts.get("host") and all(
+                        attempt.facts["number"] != number for attempt in attempts_before
+                    ):
+                        spans.append(self._last_attempt(event, start))
                 case "attempt":
-                    made = attempts.setdefault((event.choice, event.turn), [])
+                    attempts_before = attempts.setdefault((event.choice, event.turn), [])
                     span = self._attempt(event)
                     if any(
-                        each.facts["number"] == event.facts["number"] for each in made
+                        attempt.facts["number"] == event.facts["number"] for attempt in attempts_before
                     ):  # it answered, and broke off
-                        found = [each for each in found if each.id != span.id]
-                    made.append(event)
-                    found.append(span)
+                        spans = [earlier for earlier in spans if earlier.id != span.id]
+                    attempts_before.append(event)
+                    spans.append(span)
                 case "calls_handed_back":
                     names = [call["name"] for call in event.facts["calls"]]
                     at = self._moment(event.at)
@@ -171,26 +164,30 @@ class _SpanReader:
                 case "call_progress":
                     self._note_wait(event)
                 case "call_ended":
-                    found.append(self._call(event, began.get(("call", event.choice, event.facts["id"]), event)))
+                    spans.append(self._call(event, began.get(("call", event.choice, event.facts["id"]), event)))
         run.events = handed_back
-        found += self._without_end(began, attempts, found)
-        return found
+        spans += self._without_end(began, attempts, spans)
+        return spans
 
     def _without_end(
         self,
         began: Mapping[tuple[str, int, Any], RunEvent],
         attempts: Mapping[tuple[int, Any], Sequence[RunEvent]],
-        found: Sequence[Span],
+        spans_with_end: Sequence[Span],
     ) -> list[Span]:
         """Return the spans of turns and calls that did not end, because the run failed or its client left."""
-        ended, last = {span.id for span in found}, found[0].end
+        ended = {span.id for span in spans_with_end}
+        last = spans_with_end[0].end
         error = self._row.error or self._row.state
         spans: list[Span] = []
         for (what, choice, which), event in began.items():
             id = self._id(what, choice, which)
             if id in ended:
                 continue
-            name = f"chat {self._row.model}".rstrip() if what == "turn" else f"execute_tool {event.facts['name']}"
+            if what == "turn":
+                name = f"chat {self._row.model}".rstrip()
+            else:
+                name = f"execute_tool {event.facts['name']}"
             attributes = {
                 "gen_ai.operation.name": "chat" if what == "turn" else "execute_tool",
                 "gen_ai.request.model": self._row.model if what == "turn" else None,
@@ -219,8 +216,7 @@ class _SpanReader:
         ]
 
     def _turn(self, event: RunEvent, began: RunEvent, attempts: Sequence[RunEvent]) -> Span:
-        facts, usage = event.facts, event.facts["usage"] or {}
-        read, written = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+        facts = event.facts
         messages: Mapping[str, str] = {}
         if self._recording.content and (self._options.in_spans or self._options.in_events):
             messages = message_attributes(self._recording, event.choice, event.turn or 0)
@@ -249,7 +245,7 @@ class _SpanReader:
             end=self._moment(event.at),
             attributes={
                 "gen_ai.operation.name": "chat",
-                "gen_ai.provider.name": provider_of(facts.get("deployment") or ""),
+                "gen_ai.provider.name": span_name_of(facts.get("deployment") or ""),
                 "gen_ai.request.model": self._row.model,
                 "gen_ai.request.stream": self._row.stream,
                 "gen_ai.request.choice.count": self._row.choices if self._row.choices > 1 else None,
@@ -258,11 +254,7 @@ class _SpanReader:
                 "gen_ai.response.model": facts.get("response_model") or None,
                 "gen_ai.response.finish_reasons": facts["finish_reasons"],
                 "gen_ai.response.time_to_first_chunk": facts.get("first_seconds"),
-                "gen_ai.usage.input_tokens": usage.get("prompt_tokens"),
-                "gen_ai.usage.output_tokens": usage.get("completion_tokens"),
-                "gen_ai.usage.cache_read.input_tokens": read.get("cached_tokens"),
-                "gen_ai.usage.cache_creation.input_tokens": usage.get("cache_creation_input_tokens"),
-                "gen_ai.usage.reasoning.output_tokens": written.get("reasoning_tokens"),
+                **Usage(facts["usage"] or {}).attributes(),
                 **_server(facts.get("host") or ""),
                 **(messages if self._options.in_spans else {}),
                 "callgate.deployment": facts.get("deployment") or None,
@@ -273,7 +265,7 @@ class _SpanReader:
             events=events,
         )
 
-    def _answered(self, event: RunEvent, began: RunEvent) -> Span:
+    def _last_attempt(self, event: RunEvent, began: RunEvent) -> Span:
         """Return the span of the attempt that answered. It has no event of its own if it was the first."""
         facts = event.facts
         number = facts.get("attempts", 1)
@@ -315,7 +307,8 @@ class _SpanReader:
         )
 
     def _call(self, event: RunEvent, began: RunEvent) -> Span:
-        facts, content = event.facts, self._recording.content if self._options.in_spans else {}
+        facts = event.facts
+        content = self._recording.content if self._options.in_spans else {}
         failure = "" if facts["outcome"] == "returned" else facts["outcome"]
         part = part_of(event.choice, f"call.{facts['id']}")
         return Span(
@@ -343,7 +336,12 @@ class _SpanReader:
 
     def _note_wait(self, event: RunEvent) -> None:
         facts = event.facts
-        name = "waiting_for_approval" if "approval" in facts else "approved" if facts.get("approved") else ""
+        if "approval" in facts:
+            name = "waiting_for_approval"
+        elif facts.get("approved"):
+            name = "approved"
+        else:
+            name = ""
         if name:
             noted = SpanEvent(self._moment(event.at), f"callgate.call.{name}", {})
             self._waits.setdefault((event.choice, facts["id"]), []).append(noted)
@@ -358,12 +356,6 @@ class _SpanReader:
         return int((self._row.began + max(at, 0.0)) * NANO)
 
 
-def provider_of(deployment: str) -> str | None:
-    """Return the provider in litellm's name of a deployment."""
-    name, separator, _ = deployment.partition("/")
-    return PROVIDERS.get(name, name) if separator else None
-
-
 def _server(host: str) -> dict[str, Any]:
     address, _, port = host.rpartition(":")
     if not address or not port.isdecimal():
@@ -371,7 +363,7 @@ def _server(host: str) -> dict[str, Any]:
     return {"server.address": address.strip("[]"), "server.port": int(port)}
 
 
-def as_otlp(recording: Recording) -> dict[str, Any]:
+def as_otlp(recording: RecordedRun) -> dict[str, Any]:
     """Return the spans as the JSON body of a POST to `/v1/traces` of a collector."""
     trace = trace_id_of(recording)
     spans = [_encoded(span, trace) for span in spans_of(recording)]
@@ -411,6 +403,6 @@ def _value(value: Any) -> dict[str, Any]:
         case float():
             return {"doubleValue": value}
         case list() | tuple():
-            return {"arrayValue": {"values": [_value(each) for each in value]}}
+            return {"arrayValue": {"values": [_value(element) for element in value]}}
         case _:
             return {"stringValue": str(value)}

@@ -3,177 +3,173 @@ All functions block on the disk: they are called by threads and the command line
 """
 
 import contextlib
+import fcntl
+import os
 import sqlite3
 import time
 import zlib
-from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from callgate.recorder.chunks import (
-    CHUNK_RUNS,
-    Chunk,
-    chunked,
-    decode_chunk,
-    end_of_period,
-    period_of_id,
-)
-from callgate.recorder.packed import (
-    COMPRESSED_FROM,
-    KeptRun,
-    PackedRun,
-    content_in_file,
-    decode_row,
-    encode,
-    recording_in_file,
-    row_in_file,
-    stored_content,
-)
-from callgate.recorder.row import USUAL_STATES, Kept, KeyUsage, Recording, RunRow, wire_turn
+from callgate.conversation.usage import COLUMNS
+from callgate.recorder.ended_run import EndedRun, Outcomes, decode_content, decoded_events, encode
+from callgate.recorder.hours import BOUNDS, HourTotal, Place
+from callgate.recorder.run_filter import RunFilter
+from callgate.recorder.usage import COUNTED, KeyUsage
+from callgate.records.row import Kept, RecordedRun, RunRow, wire_turn
+from callgate.state.local.journal_mode import use_write_ahead_journal
+from callgate.untrusted.doors import text_written_here
+from callgate.untrusted.messagepack import pack_written_here
+from callgate.untrusted.readers import json_reader
 
 FILE: Final = "runs.sqlite3"
-VERSION: Final = 3
-READABLE: Final = frozenset({0, 1, 2, VERSION})
-"""The formats that can be read; new rows are written in the newest. 1 had events with field names, and 1 and 2 had no chunks."""
+VERSION: Final = 2
+APPLICATION: Final = 0x63675231
+"""SQLite's `application_id` of the file: `cgR1`. Files of before format 1 have none, and other numbers."""
+FORMATS_OF_BEFORE: Final = range(4)
+JOURNAL_PAGES: Final = 4000
+"""The length of the journal at which it goes into the file, 16 MB: a tenth of the time of writing less than with SQLite's 1000,
+because pages that change often are copied less often."""
 BUSY_SECONDS: Final = 5.0
 QUERY_SECONDS: Final = 1.0
 """Longer queries are aborted, so that one with an inefficient filter does not block other readers."""
-ROWS: Final = 256
+ROWS: Final = 64
 """The most rows of one statement: each statement takes the GIL from the event loop. Statements have powers of two of rows, so that
 SQLite compiles only a few of them."""
 WIRE_RUNS: Final = 50
 """Runs whose raw bodies are removed in one transaction, which has their texts in memory."""
 BATCH_RUNS: Final = 500
-"""Runs that are removed or read together, so that writers do not wait long for the end of a transaction."""
+"""Runs that are removed together, so that writers do not wait long for the end of a transaction."""
+REPLAYS: Final = 256
+"""The most replays of a run that are returned."""
+CHECKED_BYTES: Final = 64 * 1024 * 1024
+"""A file up to this size is read whole when the server starts, to see whether it is damaged: a tenth of a second."""
+DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 USAGE_DAYS: Final = 400
 """How long usage is kept: a few rows a day, independent of the runs."""
+HOUR_DAYS: Final = 90
+"""How long the totals of hours are kept, independent of the runs."""
+ROW_BYTES: Final = 512
+"""About what a run takes in the file beside its events and texts."""
 
-_TABLES: Final = """
+_HISTOGRAMS: Final = [f"{name}_{at}" for name in ("seconds", "first_seconds") for at in range(len(BOUNDS) + 1)]
+_HOUR_COUNTS: Final = ("count", "failed", "broken", "tokens_in", "tokens_out", "nano", *_HISTOGRAMS)
+_TOKEN_COLUMNS: Final = " ".join(f"{name} INTEGER NOT NULL," for name in COLUMNS)
+_USAGE_COLUMNS: Final = " ".join(f"{name} INTEGER NOT NULL," for name in COUNTED)
+_HOUR_COLUMNS: Final = " ".join(f"{name} INTEGER NOT NULL," for name in _HOUR_COUNTS)
+_TABLES: Final = f"""
 CREATE TABLE IF NOT EXISTS runs (
   seq INTEGER PRIMARY KEY,
   id TEXT NOT NULL UNIQUE,
   began REAL NOT NULL,
   model TEXT NOT NULL,
+  request_id TEXT NOT NULL,
+  process TEXT NOT NULL,
+  route TEXT NOT NULL,
   key TEXT NOT NULL,
+  end_user TEXT NOT NULL,
+  deployment TEXT NOT NULL,
+  stream INTEGER NOT NULL,
+  choices INTEGER NOT NULL DEFAULT 1,
   state TEXT NOT NULL,
-  odd INTEGER NOT NULL,
+  status INTEGER NOT NULL,
+  finish_reason TEXT NOT NULL,
+  error TEXT NOT NULL DEFAULT '',
+  seconds REAL,
+  first_seconds REAL,
+  turns INTEGER NOT NULL,
+  calls INTEGER NOT NULL,
+  failed_calls INTEGER NOT NULL DEFAULT 0,
+  broken_calls INTEGER NOT NULL DEFAULT 0,
+  attempts INTEGER NOT NULL,
+  findings TEXT NOT NULL DEFAULT '[]',
+  tools TEXT NOT NULL,
+  {_TOKEN_COLUMNS}
+  cost REAL,
+  trace_id TEXT NOT NULL DEFAULT '',
+  parent_span TEXT NOT NULL DEFAULT '',
+  replay_of TEXT NOT NULL DEFAULT '',
+  kept TEXT NOT NULL DEFAULT 'nothing',
+  odd INTEGER NOT NULL DEFAULT 0,
   bytes INTEGER NOT NULL,
-  row BLOB NOT NULL
+  has_wire INTEGER NOT NULL DEFAULT 0,
+  outcomes TEXT NOT NULL,
+  question TEXT NOT NULL DEFAULT '',
+  events BLOB NOT NULL,
+  content BLOB
 ) STRICT;
 CREATE INDEX IF NOT EXISTS runs_by_time ON runs (began);
 CREATE INDEX IF NOT EXISTS runs_by_model ON runs (model, began);
 CREATE INDEX IF NOT EXISTS runs_by_key ON runs (key, began);
-CREATE INDEX IF NOT EXISTS runs_by_state ON runs (state, began);
+CREATE INDEX IF NOT EXISTS runs_by_state ON runs (state, began) WHERE state <> 'answered';
 CREATE INDEX IF NOT EXISTS runs_odd ON runs (began) WHERE odd;
 CREATE INDEX IF NOT EXISTS runs_odd_by_key ON runs (key, state, began) WHERE odd;
 CREATE INDEX IF NOT EXISTS runs_odd_by_model ON runs (model, state, began) WHERE odd;
-CREATE TABLE IF NOT EXISTS events (
-  seq INTEGER PRIMARY KEY REFERENCES runs (seq) ON DELETE CASCADE,
-  body BLOB NOT NULL
-) STRICT;
-CREATE TABLE IF NOT EXISTS content (
-  seq INTEGER PRIMARY KEY REFERENCES runs (seq) ON DELETE CASCADE,
-  body BLOB NOT NULL
-) STRICT;
-CREATE TABLE IF NOT EXISTS replays (
-  of TEXT NOT NULL,
-  seq INTEGER NOT NULL REFERENCES runs (seq) ON DELETE CASCADE,
-  PRIMARY KEY (of, seq)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS replays_by_run ON replays (seq);
-CREATE TABLE IF NOT EXISTS chunks (
-  seq INTEGER PRIMARY KEY,
-  period TEXT NOT NULL,
-  first_id TEXT NOT NULL,
-  last_id TEXT NOT NULL,
-  since REAL NOT NULL,
-  until REAL NOT NULL,
-  runs INTEGER NOT NULL,
-  body BLOB NOT NULL
-) STRICT;
-CREATE INDEX IF NOT EXISTS chunks_by_id ON chunks (period, last_id, first_id);
-CREATE INDEX IF NOT EXISTS chunks_by_time ON chunks (until, since);
-CREATE TABLE IF NOT EXISTS chunk_kinds (
-  key TEXT NOT NULL,
-  model TEXT NOT NULL,
-  state TEXT NOT NULL,
-  until REAL NOT NULL,
-  chunk INTEGER NOT NULL REFERENCES chunks (seq) ON DELETE CASCADE,
-  PRIMARY KEY (key, model, until, state, chunk)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS chunk_kinds_by_model ON chunk_kinds (model, until);
-CREATE INDEX IF NOT EXISTS chunk_kinds_by_key ON chunk_kinds (key, until);
-CREATE INDEX IF NOT EXISTS chunk_kinds_by_state ON chunk_kinds (state, until);
-CREATE INDEX IF NOT EXISTS chunk_kinds_by_chunk ON chunk_kinds (chunk);
+CREATE INDEX IF NOT EXISTS runs_with_content ON runs (began) WHERE content IS NOT NULL;
+CREATE INDEX IF NOT EXISTS runs_with_wire ON runs (began) WHERE has_wire;
+CREATE INDEX IF NOT EXISTS replays ON runs (replay_of, began) WHERE replay_of <> '';
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS usage (
   day TEXT NOT NULL,
   key TEXT NOT NULL,
   model TEXT NOT NULL,
-  requests INTEGER NOT NULL,
-  failed INTEGER NOT NULL,
-  calls INTEGER NOT NULL,
-  tokens_in INTEGER NOT NULL,
-  tokens_out INTEGER NOT NULL,
+  {_USAGE_COLUMNS}
   PRIMARY KEY (day, key, model)
 ) STRICT;
-CREATE TABLE IF NOT EXISTS usage_costs (
-  day TEXT NOT NULL,
+CREATE TABLE IF NOT EXISTS hours (
+  hour TEXT NOT NULL,
+  subject TEXT NOT NULL,
   key TEXT NOT NULL,
   model TEXT NOT NULL,
-  nano INTEGER NOT NULL,
-  unpriced INTEGER NOT NULL,
-  unpriced_elsewhere INTEGER NOT NULL,
-  priced_in INTEGER NOT NULL,
-  priced_out INTEGER NOT NULL,
-  PRIMARY KEY (day, key, model)
-) STRICT;
+  name TEXT NOT NULL,
+  {_HOUR_COLUMNS}
+  PRIMARY KEY (hour, subject, key, model, name)
+) STRICT, WITHOUT ROWID;
 INSERT OR IGNORE INTO totals VALUES ('bytes', 0);
-"""
-
-_NO_CHUNKS: Final = """
-CREATE TEMPORARY TABLE chunks (seq, period, first_id, last_id, since, until, body);
-CREATE TEMPORARY TABLE chunk_kinds (key, model, state, until, chunk);
-"""
-"""Empty tables for reading a file of an earlier format."""
-
-_NO_COSTS: Final = """
-CREATE TEMPORARY TABLE usage_costs (day, key, model, nano, unpriced, unpriced_elsewhere, priced_in, priced_out);
-"""
-"""An empty table for reading a file of before costs were counted."""
-_COUNTED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
-_COSTS: Final = ("nano", "unpriced", "unpriced_elsewhere", "priced_in", "priced_out")
-_USAGE: Final = """
-SELECT u.*, coalesce(c.nano, 0), coalesce(c.unpriced, 0), coalesce(c.unpriced_elsewhere, 0),
-  coalesce(c.priced_in, 0), coalesce(c.priced_out, 0)
-FROM usage u LEFT JOIN usage_costs c USING (day, key, model) WHERE day >= ? ORDER BY day, key, model
-"""
-
-
-class RunFilter(msgspec.Struct, frozen=True):
-    """A filter for lists of runs."""
-
-    model: str | None = None
-    key: str | None = None
-    state: str | None = None
-    odd: bool = False
-    tool: str | None = None
-    finding: str | None = None
-    """`tool` and `finding` have no index: `Recorder.matching` compares them row by row."""
-    before: float | None = None
-    """Only runs that began earlier, or at the same time with an id that sorts before `before_id`."""
-    before_id: str = ""
-    since: float | None = None
-    until: float | None = None
+PRAGMA application_id = {APPLICATION};
+PRAGMA user_version = {VERSION};
+"""  # noqa: S608 - our own names
+_FACTS: Final = RunRow.__struct_fields__
+_FACT_COLUMNS: Final = ", ".join(_FACTS)
+_FINDINGS: Final = _FACTS.index("findings")
+_TOOLS: Final = _FACTS.index("tools")
+RARE: Final = frozenset(
+    {
+        *("choices", "error", "failed_calls", "broken_calls", "findings"),
+        *("trace_id", "parent_span", "replay_of", "kept"),
+    }
+)
+"""Facts that most runs do not have. Their columns have defaults, because each value that is bound to a statement takes time."""
+_plain = attrgetter(*(name for name in _FACTS if name not in {*RARE, "stream", "tools"}))
+_rare = attrgetter(*(name for name in _FACTS if name in RARE and name not in {"findings", "kept"}))
+_rare_facts = attrgetter(*sorted(RARE))
+_NOTHING_RARE: Final = _rare_facts(RunRow("", 0.0))
+_COMMON_COLUMNS: Final = (
+    *(name for name in _FACTS if name not in {*RARE, "stream", "tools"}),
+    *("stream", "tools", "outcomes", "bytes", "events"),
+)
+"""The columns of an ordinary run."""
+_ALL_COLUMNS: Final = (
+    *_COMMON_COLUMNS,
+    *(name for name in _FACTS if name in RARE and name not in {"findings", "kept"}),
+    *("findings", "kept", "odd", "has_wire", "question", "content"),
+)
+_json = msgspec.json.Encoder().encode
+_names = json_reader(list[str])
 
 
 class StoreUnusable(Exception):
     """The file cannot be opened, read or written; the text gives the reason."""
+
+
+class StoreDamaged(StoreUnusable):
+    """The file is not a database any more."""
 
 
 class RunStore:
@@ -183,48 +179,56 @@ class RunStore:
         self.path = folder / FILE
         try:
             if read_only:
-                database = sqlite3.connect(
-                    f"{self.path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None
-                )
-                version = self._check_format(database)
-                if version == 0:  # an empty file
-                    database.close()
-                    database = sqlite3.connect(":memory:", isolation_level=None)
-                    database.executescript(_TABLES)
-                elif version < VERSION:
-                    database.executescript(_NO_CHUNKS)
-                if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'usage_costs'").fetchone():
-                    database.executescript(_NO_COSTS)
+                self._database = self._opened_to_read()
             else:
-                self.path.touch(mode=0o600)
-                database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
-                database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-                database.execute("PRAGMA journal_mode = WAL")
-                database.execute("PRAGMA synchronous = NORMAL")
-                database.execute("PRAGMA foreign_keys = ON")
-                database.execute("PRAGMA secure_delete = FAST")
-                self._check_format(database)
-                database.executescript(_TABLES)
-                database.execute(f"PRAGMA user_version = {VERSION}")
-            self._database = database
-            self._file = self.path.stat().st_ino
+                with _locked(folder):  # SQLite does not wait when two change the journal of a new file
+                    self._database = self._opened_to_write()
+            self.inode = self.path.stat().st_ino
         except (sqlite3.Error, OSError) as error:
-            raise StoreUnusable(f"{self.path}: {error}") from error
+            raise _unusable(self.path, error) from error
 
-    def _check_format(self, database: sqlite3.Connection) -> int:
-        """Return the format of a file; 0 if it is empty. Raises `StoreUnusable` for an unknown format."""
-        [version] = database.execute("PRAGMA user_version").fetchone()
-        if version not in READABLE:
+    def _opened_to_read(self) -> sqlite3.Connection:
+        address = f"{self.path.absolute().as_uri()}?mode=ro"
+        database = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        if not _is_empty(database):
+            self._check_format(database)
+            return database
+        database.close()
+        empty = sqlite3.connect(":memory:", isolation_level=None)
+        empty.executescript(_TABLES)
+        return empty
+
+    def _opened_to_write(self) -> sqlite3.Connection:
+        self.path.touch(mode=0o600)
+        database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        is_new = _is_empty(database)
+        if is_new:
+            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        else:
+            self._check_format(database)
+        use_write_ahead_journal(database, BUSY_SECONDS)
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.execute(f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}")
+        database.execute("PRAGMA secure_delete = FAST")
+        if is_new:
+            database.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
+        return database
+
+    def _check_format(self, database: sqlite3.Connection) -> None:
+        """Raise `StoreUnusable` for another format."""
+        version, is_older = _format_of(database)
+        if is_older:
+            database.close()
+            raise StoreUnusable(f"{self.path}: was written by an earlier version of Callgate; a server sets it aside")
+        if version != VERSION:
             database.close()
             why = f"was written by another version of Callgate (format {version}); move it away, and runs go into a new one"
             raise StoreUnusable(f"{self.path}: {why}")
-        return int(version)
 
-    @property
     def is_in_place(self) -> bool:
-        """False if the file was removed or replaced."""
+        """Return False if the file was removed or replaced."""
         try:
-            return self.path.stat().st_ino == self._file
+            return self.path.stat().st_ino == self.inode
         except OSError:
             return False
 
@@ -233,134 +237,74 @@ class RunStore:
 
     # -- writing
 
-    def add(self, runs: Sequence[PackedRun]) -> None:
+    def add(self, runs: Sequence[EndedRun]) -> None:
         """Write ended runs. A run that has a row already is not changed."""
-        plain: list[PackedRun] = []
-        others: list[PackedRun] = []
+        ordinary: list[Any] = []
+        others: list[Any] = []
+        size = 0
         for run in runs:
-            (others if run.row else plain).append(run)
-        chunks, unchunked = chunked(plain)
+            row = run.row
+            content = None
+            bytes = ROW_BYTES + len(run.events)
+            if run.content:
+                content = zlib.compress(run.content, 1)
+                bytes += len(content)
+            size += bytes
+            is_ordinary = not (content or run.question or row.is_odd) and _rare_facts(row) == _NOTHING_RARE
+            values = ordinary if is_ordinary else others
+            values += _plain(row)
+            # sqlite3 takes plain strings and integers as they are, and looks for an adapter for all others.
+            values += (int(row.stream), _names_text(row.tools), _outcomes_text(run.outcomes), bytes, run.events)
+            if not is_ordinary:
+                values += _rare(row)
+                values += (_names_text(row.findings), str(row.kept), int(row.is_odd), int(run.has_wire))
+                values += (run.question, content)
         with self._translate_errors(), self._transaction():
-            grown = sum(map(self._add_chunk, chunks))
-            if others or unchunked:
-                grown += self._add_rows(others + [run.summed() for run in unchunked])
-            self._add_to_total(grown)
+            [last] = self._database.execute("SELECT coalesce(max(seq), 0) FROM runs").fetchone()
+            changes = self._database.total_changes
+            self._insert(_COMMON_COLUMNS, ordinary)
+            self._insert(_ALL_COLUMNS, others)
+            if self._database.total_changes - changes != len(runs):  # some had a row already
+                [size] = self._database.execute("SELECT total(bytes) FROM runs WHERE seq > ?", (last,)).fetchone()
+            self._add_to_total(int(size))
 
-    def _add_chunk(self, chunk: Chunk) -> int:
-        """Write a chunk, and return its size in bytes."""
-        body = encode(chunk.runs)
-        head = chunk.period, chunk.first_id, chunk.last_id, chunk.since, chunk.until, len(chunk.runs)
-        seq = self._database.execute(
-            _insertion("INTO chunks (period, first_id, last_id, since, until, runs, body)", 7, 1), (*head, body)
-        ).lastrowid
-        kinds = [value for kind in chunk.kinds for value in (*kind, chunk.until, seq)]
-        self._insert("INTO chunk_kinds", 5, kinds)
-        return len(body)
-
-    def _add_rows(self, runs: Sequence[PackedRun]) -> int:
-        """Write each run in a row of its own, and return their size in bytes."""
-        [last] = self._database.execute("SELECT max(seq) FROM runs").fetchone()
-        rows: list[Any] = []
-        events: list[Any] = []
-        contents: list[Any] = []
-        grown = 0
-        for seq, run in enumerate(runs, first := (last or 0) + 1):
-            row, run_events, content = run.row, run.events, run.content
-            if content or len(run_events) > COMPRESSED_FROM:
-                run_events, content = run.bodies()
-            size = len(row) + len(run_events) + len(content)
-            grown += size
-            rows += (seq, run.id, run.began, run.model, run.key, run.state, run.is_odd, size, row)
-            events += (seq, run_events)
-            if content:
-                contents += (seq, content)
-        added = self._insert("OR IGNORE INTO runs (seq, id, began, model, key, state, odd, bytes, row)", 9, rows)
-        if added < len(runs):  # some runs have a row already
-            known = self._database.execute("SELECT seq, bytes FROM runs WHERE seq >= ?", (first,)).fetchall()
-            sizes = dict(known)
-            events, contents = (
-                [
-                    value
-                    for seq, body in zip(each[::2], each[1::2], strict=True)
-                    if seq in sizes
-                    for value in (seq, body)
-                ]
-                for each in (events, contents)
-            )
-            grown = sum(sizes.values())
-        self._insert("INTO events", 2, events)
-        self._insert("INTO content", 2, contents)
-        replays = [(run.replay_of, run.id) for run in runs if run.replay_of]
-        if replays:
-            self._database.executemany("INSERT OR IGNORE INTO replays SELECT ?, seq FROM runs WHERE id = ?", replays)
-        return grown
-
-    def _insert(self, into: str, columns: int, values: Sequence[Any]) -> int:
+    def _insert(self, columns: Sequence[str], values: Sequence[Any]) -> None:
         # One statement for many rows: each releases the GIL and takes it again.
-        added = at = 0
-        while rows := (len(values) - at) // columns:
+        at = 0
+        while rows := (len(values) - at) // len(columns):
             rows = min(ROWS, 1 << (rows.bit_length() - 1))
-            ends = at + rows * columns
-            added += self._database.execute(_insertion(into, columns, rows), values[at:ends]).rowcount
-            at = ends
-        return added
+            end = at + rows * len(columns)
+            self._database.execute(_insertion(columns, rows), values[at:end])
+            at = end
 
-    def count(self, used: Iterable[KeyUsage]) -> None:
-        """Add usage. Several processes may add to the same rows."""
-        rows = list(used)
+    def count(self, used: Iterable[KeyUsage], hours: Mapping[Place, HourTotal]) -> None:
+        """Add usage, and the totals of hours. Several processes may add to the same rows."""
+        usage = attrgetter("day", "key", "model", *COUNTED)
         with self._translate_errors(), self._transaction():
-            self._add_usage("usage", _COUNTED, rows)
-            self._add_usage("usage_costs", _COSTS, rows)
+            self._add_counts("usage", 3, COUNTED, [usage(row) for row in used])
+            totals = [(*place, *total.numbers()) for place, total in hours.items()]
+            self._add_counts("hours", 5, _HOUR_COUNTS, totals)
 
-    def _add_usage(self, table: str, columns: Sequence[str], rows: Sequence[KeyUsage]) -> None:
-        places = ", ".join("?" * (3 + len(columns)))
-        added = ", ".join(f"{name} = {name} + excluded.{name}" for name in columns)
+    def _add_counts(self, table: str, keys: int, counts: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        places = ", ".join("?" * (keys + len(counts)))
+        added = ", ".join(f"{name} = {name} + excluded.{name}" for name in counts)
         self._database.executemany(
             f"INSERT INTO {table} VALUES ({places}) ON CONFLICT DO UPDATE SET {added}",  # noqa: S608 - our own names
-            [(row.day, row.key, row.model, *(getattr(row, name) for name in columns)) for row in rows],
+            rows,
         )
 
     def delete(self, id: str) -> bool:
+        """Delete a run; False if there is none with this id."""
         with self._translate_errors(), self._transaction():
-            found = self._database.execute("DELETE FROM runs WHERE id = ? RETURNING bytes", (id,)).fetchall()
-            self._add_to_total(-sum(size for [size] in found))
-            return self._delete_from_chunk(id) or bool(found)
+            return self._delete("id = ?", (id,)) > 0
 
-    def _delete_from_chunk(self, id: str) -> bool:
-        """Delete a run from its chunk. If the run is in no readable chunk, unreadable ones that may contain it are deleted whole."""
-        damaged: list[tuple[int, bytes]] = []
-        found = False
-        for seq, body in self._chunks_around(id):
-            try:
-                runs = decode_chunk(body)
-            except msgspec.DecodeError:
-                damaged.append((seq, body))
-                continue
-            rest = [run for run in runs if run.id != id]
-            if len(rest) < len(runs):
-                self._replace_chunk(seq, body, rest)
-                found = True  # and perhaps in another, of another process
-        for seq, body in () if found else damaged:
-            self._replace_chunk(seq, body, [])
-        return found or bool(damaged)
+    def _delete(self, where: str, values: Sequence[Any]) -> int:
+        """Delete the runs of a condition, and return how many."""
+        sizes = self._database.execute(f"DELETE FROM runs WHERE {where} RETURNING bytes", values).fetchall()  # noqa: S608 - constants
+        self._add_to_total(-sum(size for [size] in sizes))
+        return len(sizes)
 
-    def _replace_chunk(self, seq: int, body: bytes, runs: Sequence[KeptRun]) -> None:
-        left = encode(runs) if runs else b""
-        if runs:
-            self._database.execute("UPDATE chunks SET runs = ?, body = ? WHERE seq = ?", (len(runs), left, seq))
-        else:
-            self._database.execute("DELETE FROM chunks WHERE seq = ?", (seq,))
-        self._add_to_total(len(left) - len(body))
-
-    def _chunks_around(self, id: str) -> list[tuple[int, bytes]]:
-        """Return the chunks that may contain a run."""
-        found = self._database.execute(
-            "SELECT seq, body FROM chunks WHERE period = ? AND last_id >= ? AND first_id <= ?",
-            (period_of_id(id), id, id),
-        )
-        return found.fetchall()
-
-    def prune(self, *, older_than: float, most_bytes: int, wire_older_than: float | None = None) -> int:
+    def prune(self, *, older_than: float, most_bytes: int, wire_older_than: float = -inf) -> int:
         """Remove runs that are too old, then the oldest texts, then the oldest runs, until the file is small enough.
 
         `wire_older_than`: raw bodies of providers' responses are removed from runs that began earlier."""
@@ -368,171 +312,109 @@ class RunStore:
         with self._translate_errors():
             while oldest := self._remove_oldest(older_than):
                 removed += oldest
-            if wire_older_than is not None:
-                self._remove_wire(wire_older_than)
-            forgotten = (day_of(time.time() - USAGE_DAYS * 86_400),)
-            self._database.execute("DELETE FROM usage WHERE day < ?", forgotten)
-            self._database.execute("DELETE FROM usage_costs WHERE day < ?", forgotten)
-            while self.bytes > most_bytes and (slice_ := self._oldest_with_content()):
-                with self._transaction():
-                    for seq in slice_:
-                        [size] = self._database.execute(
-                            "DELETE FROM content WHERE seq = ? RETURNING length(body)", (seq,)
-                        ).fetchone()
-                        [body] = self._database.execute("SELECT row FROM runs WHERE seq = ?", (seq,)).fetchone()
-                        try:
-                            row = msgspec.structs.replace(decode_row(body), kept=Kept.AGED_OUT)
-                        except msgspec.DecodeError:  # a damaged row, of which the rest goes with the oldest
-                            row = None
-                        self._database.execute(
-                            "UPDATE runs SET row = ?, bytes = bytes - ? WHERE seq = ?",
-                            (body if row is None else encode(row), size, seq),
-                        )
-                        self._add_to_total(-size)
-            while self.bytes > most_bytes and (oldest := self._remove_oldest()):
+            while self._remove_wire(wire_older_than):
+                pass
+            now = time.time()
+            self._database.execute("DELETE FROM usage WHERE day < ?", (day_of(now - USAGE_DAYS * 86_400),))
+            self._database.execute("DELETE FROM hours WHERE hour < ?", (day_of(now - HOUR_DAYS * 86_400),))
+            while self.bytes() > most_bytes and self._remove_oldest_content():
+                pass
+            while self.bytes() > most_bytes and (oldest := self._remove_oldest(inf)):
                 removed += oldest
         with contextlib.suppress(sqlite3.Error):  # another process may be reading; retried in an hour
             self._database.execute("PRAGMA incremental_vacuum(500)").fetchall()
         return removed
 
-    def _remove_wire(self, older_than: float) -> None:
-        """Remove raw bodies. The table `totals` has the number of the next run, so that each run is read once."""
-        [seen] = self._database.execute("SELECT max(value) FROM totals WHERE name = 'wire_forgotten'").fetchone()
-        [end] = self._database.execute(
-            "SELECT coalesce((SELECT min(seq) FROM runs WHERE began >= ?), max(seq) + 1, 1) FROM runs", (older_than,)
-        ).fetchone()
-        while found := self._database.execute(
-            "SELECT seq, body FROM content WHERE seq >= ? AND seq < ? ORDER BY seq LIMIT ?", (seen or 0, end, WIRE_RUNS)
-        ).fetchall():
-            with self._transaction():
-                for seq, body in found:
-                    try:
-                        texts = content_in_file(body)
-                    except (msgspec.DecodeError, zlib.error):  # damaged
-                        continue
-                    rest = {part: text for part, text in texts.items() if wire_turn(part) is None}
-                    if len(rest) < len(texts):
-                        left = stored_content(rest)
-                        self._database.execute("UPDATE content SET body = ? WHERE seq = ?", (left, seq))
-                        freed = len(body) - len(left)
-                        self._database.execute("UPDATE runs SET bytes = bytes - ? WHERE seq = ?", (freed, seq))
-                        self._add_to_total(-freed)
-            seen = found[-1][0] + 1
-        self._database.execute("INSERT OR REPLACE INTO totals VALUES ('wire_forgotten', ?)", (end,))
-
-    def _oldest_with_content(self) -> list[int]:
-        found = self._database.execute(
-            f"SELECT seq FROM runs WHERE seq IN (SELECT seq FROM content) ORDER BY began LIMIT {BATCH_RUNS}"  # noqa: S608
-        )
-        return [seq for [seq] in found]
-
-    def _remove_oldest(self, older_than: float = inf) -> int:
+    def _remove_oldest(self, older_than: float) -> int:
         """Remove some of the oldest runs, and return how many."""
         with self._transaction():
-            runs = self._database.execute(
-                "SELECT began, seq, 1, bytes FROM runs WHERE began < ? ORDER BY began LIMIT ?", (older_than, BATCH_RUNS)
+            some = "seq IN (SELECT seq FROM runs WHERE began < ? ORDER BY began LIMIT ?)"
+            return self._delete(some, (older_than, BATCH_RUNS))
+
+    def _remove_wire(self, older_than: float) -> int:
+        """Remove the raw bodies of some runs, and return of how many."""
+        with self._transaction():
+            bodies = self._database.execute(
+                "SELECT seq, content FROM runs WHERE has_wire AND began < ? ORDER BY began LIMIT ?",
+                (older_than, WIRE_RUNS),
             ).fetchall()
-            chunks = self._database.execute(
-                "SELECT until, seq, runs, length(body) FROM chunks WHERE until < ? ORDER BY until LIMIT ?",
-                (older_than, BATCH_RUNS // CHUNK_RUNS),
-            ).fetchall()
-            end = min((some[-1][0] for some in (runs, chunks) if some), default=0.0)
-            removed = size = 0
-            for table, some in (("runs", runs), ("chunks", chunks)):
-                gone = [each for each in some if each[0] <= end]
-                self._database.executemany(
-                    f"DELETE FROM {table} WHERE seq = ?",  # noqa: S608 - constants
-                    [(seq,) for _, seq, _, _ in gone],
+            for seq, body in bodies:
+                remaining = _without_wire(body)
+                self._database.execute(
+                    "UPDATE runs SET content = ?, has_wire = 0, bytes = bytes - ? WHERE seq = ?",
+                    (remaining, len(body) - len(remaining), seq),
                 )
-                removed += sum(held for _, _, held, _ in gone)
-                size += sum(bytes for _, _, _, bytes in gone)
-            self._add_to_total(-size)
-        return removed
+                self._add_to_total(len(remaining) - len(body))
+        return len(bodies)
+
+    def _remove_oldest_content(self) -> int:
+        """Remove the texts of some runs, and return of how many."""
+        some = "seq IN (SELECT seq FROM runs WHERE content IS NOT NULL ORDER BY began LIMIT ?)"
+        with self._transaction():
+            sizes = self._database.execute(f"SELECT length(content) FROM runs WHERE {some}", (BATCH_RUNS,)).fetchall()  # noqa: S608
+            self._database.execute(
+                f"UPDATE runs SET content = NULL, question = '', has_wire = 0, kept = ?, bytes = bytes - length(content) WHERE {some}",  # noqa: S608
+                (Kept.AGED_OUT.value, BATCH_RUNS),
+            )
+            self._add_to_total(-sum(size for [size] in sizes))
+        return len(sizes)
 
     def _add_to_total(self, bytes: int) -> None:
         """Update the stored total of bytes, because summing them would read the whole file."""
         self._database.execute("UPDATE totals SET value = value + ? WHERE name = 'bytes'", (bytes,))
 
-    @property
     def bytes(self) -> int:
+        """Return about how many bytes the runs take."""
         [total] = self._database.execute("SELECT value FROM totals WHERE name = 'bytes'").fetchone()
         return int(total)
 
     # -- reading
 
-    def page(self, wanted: RunFilter, count: int) -> list[RunRow]:
-        """Return the newest runs of a filter. The next page begins before the last run of this one."""
-        where, values = _where(wanted)
+    def page(self, run_filter: RunFilter, count: int) -> list[RunRow]:
+        """Return the newest runs of a filter. The next page begins before the last run of this one. Damaged rows are left out."""
+        rows: list[RunRow] = []
         with self._time_limit():
-            found = self._database.execute(
-                f"SELECT seq, row FROM runs WHERE {where} ORDER BY began DESC, id DESC LIMIT ?",  # noqa: S608 - constants
-                [*values, count],
-            ).fetchall()
-            rows = self._rows(found)
-            both = {row.id: row for row in (*self._plain_rows(wanted, count, rows), *rows)}
-            return sorted(both.values(), key=run_place, reverse=True)[:count]
+            while len(rows) < count:
+                where, values = run_filter.where()
+                selected = self._database.execute(
+                    f"SELECT {_FACT_COLUMNS} FROM runs WHERE {where} ORDER BY began DESC, id DESC LIMIT ?",  # noqa: S608 - constants
+                    [*values, count - len(rows)],
+                ).fetchall()
+                if not selected:
+                    break
+                rows += _readable_rows(selected)
+                last_id, last_began = selected[-1][:2]
+                run_filter = msgspec.structs.replace(run_filter, before=last_began, before_id=last_id)
+        return rows
 
-    def _plain_rows(self, wanted: RunFilter, count: int, others: Sequence[RunRow]) -> list[RunRow]:
-        """Return the plain runs of a filter that may be among the newest `count`, together with the other runs."""
-        if wanted.odd or wanted.state not in (None, *USUAL_STATES):
-            return []
-        found: list[KeptRun] = []
-        places = sorted(map(run_place, others))
-        known = {row.id for row in others}
-        seen: set[int] = set()
-        where, values = _where_chunks(wanted)
-        for seq, until, body in self._database.execute(where, values):
-            if len(places) >= count and places[-count][0] > until:
-                break
-            if seq in seen:  # found by another of its kinds
-                continue
-            seen.add(seq)
-            for run in decode_chunk(body):
-                if run.id not in known and is_wanted(run, wanted):
-                    known.add(run.id)
-                    found.append(run)
-                    insort(places, run_place(run))
-        return [run.whole_row for run in found if run_place(run) >= places[-count:][0]]
-
-    def _rows(self, found: Sequence[tuple[int, Any]]) -> list[RunRow]:
-        """Decode rows, and calculate the totals that older formats did not store."""
-        rows = {seq: decode_row(body) for seq, body in found}
-        unsummed = [seq for seq, row in rows.items() if not row.turns]
-        for at in range(0, len(unsummed), BATCH_RUNS):
-            some = unsummed[at : at + BATCH_RUNS]
-            marks = ", ".join("?" * len(some))
-            bodies = self._database.execute(f"SELECT seq, body FROM events WHERE seq IN ({marks})", some)  # noqa: S608
-            for seq, body in bodies:
-                rows[seq] = row_in_file(rows[seq], body)
-        return list(rows.values())
-
-    def get(self, id: str) -> Recording | None:
+    def get(self, id: str) -> RecordedRun | None:
         with self._time_limit():
-            found = self._database.execute(
-                "SELECT row, events.body, content.body FROM runs LEFT JOIN events USING (seq)"
-                " LEFT JOIN content USING (seq) WHERE id = ?",
+            selected = self._database.execute(
+                f"SELECT {_FACT_COLUMNS}, events, content FROM runs WHERE id = ?",  # noqa: S608 - constants
                 (id,),
             ).fetchone()
-            if found is None:
-                plain = (run for _, body in self._chunks_around(id) for run in decode_chunk(body) if run.id == id)
-                return next((run.recording() for run in plain), None)
-        row, events, content = found
-        return recording_in_file(decode_row(row), events, content)
+            if selected is None:
+                return None
+            *facts, events, content = selected
+            texts: Mapping[str, str] = {}
+            if content is not None:
+                texts = decode_content(pack_written_here(zlib.decompress(content)))
+            return RecordedRun(_row(facts), decoded_events(events), texts)
 
     def replays_of(self, id: str) -> list[RunRow]:
         """Return the replays of a run."""
         with self._time_limit():
-            found = self._database.execute(
-                "SELECT seq, row FROM replays JOIN runs USING (seq) WHERE of = ? ORDER BY began DESC LIMIT ?",
-                (id, ROWS),
+            selected = self._database.execute(
+                f"SELECT {_FACT_COLUMNS} FROM runs WHERE replay_of = ? AND replay_of <> '' ORDER BY began DESC LIMIT ?",  # noqa: S608
+                (id, REPLAYS),
             ).fetchall()
-            return self._rows(found)
+        return _readable_rows(selected)
 
     def usage(self, since: str) -> list[KeyUsage]:
         """Return the usage from a day on."""
         with self._time_limit():
-            found = self._database.execute(_USAGE, (since,))
-            return [KeyUsage(*row) for row in found]
+            selected = self._database.execute("SELECT * FROM usage WHERE day >= ? ORDER BY day, key, model", (since,))
+            return [KeyUsage(*row) for row in selected]
 
     # -- both
 
@@ -549,8 +431,8 @@ class RunStore:
 
     @contextlib.contextmanager
     def _time_limit(self) -> Iterator[None]:
-        ends = time.monotonic() + QUERY_SECONDS
-        self._database.set_progress_handler(lambda: time.monotonic() > ends, 10_000)
+        end = time.monotonic() + QUERY_SECONDS
+        self._database.set_progress_handler(lambda: time.monotonic() > end, 10_000)
         try:
             with self._translate_errors():
                 yield
@@ -562,73 +444,156 @@ class RunStore:
         try:
             yield
         except sqlite3.Error as error:
-            raise StoreUnusable(f"{self.path}: {error}") from error
+            raise _unusable(self.path, error) from error
+        except (msgspec.DecodeError, zlib.error, UnicodeDecodeError) as error:
+            why = f"a run in {FILE} is damaged, or was written by another version of Callgate ({error})"
+            raise StoreUnusable(why) from error
+
+
+def _unusable(path: Path, error: sqlite3.Error | OSError) -> StoreUnusable:
+    why = f"{path}: {error}"
+    if isinstance(error, sqlite3.Error) and _is_damage(error):
+        return StoreDamaged(why)
+    return StoreUnusable(why)
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE
 
 
 def day_of(moment: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(moment))
 
 
-def run_place(run: RunRow | KeptRun) -> tuple[float, str]:
-    """Return the sort key of a run in a list."""
-    return run.began, run.id
+def _names_text(names: Sequence[str]) -> str:
+    if not names:
+        return "[]"
+    return _json(names).decode()
 
 
-def is_wanted(row: RunRow | KeptRun, wanted: RunFilter) -> bool:
-    """Return whether a run matches a filter, except for its tool and finding, which `Recorder.matching` compares."""
-    if wanted.before is not None and run_place(row) >= (wanted.before, wanted.before_id):
-        return False
-    return (
-        wanted.model in (None, row.model)
-        and wanted.key in (None, row.key)
-        and wanted.state in (None, row.state)
-        and (not wanted.odd or row.is_odd)
-        and (wanted.since is None or row.began >= wanted.since)
-        and (wanted.until is None or row.began < wanted.until)
-    )
+def _outcomes_text(outcomes: Outcomes) -> str:
+    if not outcomes:
+        return "{}"
+    return _json(outcomes).decode()
 
 
-def _where_chunks(wanted: RunFilter) -> tuple[str, list[Any]]:
-    """Return the statement for the chunks that may have runs of a filter, the newest first."""
-    fields = {"key": wanted.key, "model": wanted.model, "state": wanted.state}
-    equal = {name: value for name, value in fields.items() if value is not None}
-    parts, values = [f"{name} = ?" for name in equal], list[Any](equal.values())
-    if wanted.state is not None and len(equal) > 1:
-        parts[-1] = "+state = ?"  # nearly all runs have it: an index on it does not help
-    table = "kinds" if equal else "chunks"
-    if wanted.since is not None:
-        parts.append(f"{table}.until >= ?")
-        values.append(wanted.since)
-    for moment in (wanted.until, wanted.before):
-        if moment is not None:
-            parts.append(f"{table}.until < ? AND chunks.since <= ?")
-            values += [end_of_period(moment), moment]
-    tables = "chunk_kinds AS kinds JOIN chunks ON seq = chunk" if equal else "chunks"
-    where = " AND ".join(parts) or "1"
-    return f"SELECT seq, {table}.until, body FROM {tables} WHERE {where} ORDER BY {table}.until DESC", values  # noqa: S608
+def _row(facts: Sequence[Any]) -> RunRow:
+    """Return a run's row from its columns."""
+    row = RunRow(*facts)
+    row.stream = bool(row.stream)
+    row.findings = _names(text_written_here(facts[_FINDINGS]))
+    row.tools = _names(text_written_here(facts[_TOOLS]))
+    row.kept = Kept(row.kept)
+    return row
 
 
-def _where(wanted: RunFilter) -> tuple[str, list[Any]]:
-    fields: Mapping[str, str | None] = {"model": wanted.model, "key": wanted.key, "state": wanted.state}
-    equal = {name: value for name, value in fields.items() if value is not None}
-    parts, values = [f"{name} = ?" for name in equal], list[Any](equal.values())
-    if wanted.odd:
-        parts.append("odd")
-    if wanted.state is not None and (wanted.key is not None or wanted.model is not None):
-        # SQLite would scan all runs of a state for those of a key. States that are always odd have indexes for this; in a usual
-        # state a key has enough runs to fill a page soon.
-        parts[parts.index("state = ?")] = "+state = ?" if wanted.state in USUAL_STATES else "odd AND state = ?"
-    for mark, moment in ((">=", wanted.since), ("<", wanted.until)):
-        if moment is not None:
-            parts.append(f"began {mark} ?")
-            values.append(moment)
-    if wanted.before is not None:
-        parts.append("(began < ? OR (began = ? AND id < ?))")
-        values += [wanted.before, wanted.before, wanted.before_id]
-    return " AND ".join(parts) or "1", values
+def _readable_rows(selected: Iterable[Sequence[Any]]) -> list[RunRow]:
+    rows: list[RunRow] = []
+    for facts in selected:
+        with contextlib.suppress(msgspec.DecodeError, ValueError):
+            rows.append(_row(facts))
+    return rows
+
+
+def _without_wire(body: bytes) -> bytes:
+    """Return stored texts without raw bodies of providers; damaged ones as they are."""
+    try:
+        texts = decode_content(pack_written_here(zlib.decompress(body)))
+    except (msgspec.DecodeError, zlib.error):
+        return body
+    return zlib.compress(encode({part: text for part, text in texts.items() if wire_turn(part) is None}), 1)
 
 
 @lru_cache(maxsize=64)
-def _insertion(into: str, columns: int, rows: int) -> str:
-    row = f"({', '.join('?' * columns)})"
-    return f"INSERT {into} VALUES {', '.join([row] * rows)}"  # noqa: S608 - constants
+def _insertion(columns: Sequence[str], rows: int) -> str:
+    row = f"({', '.join('?' * len(columns))})"
+    return f"INSERT OR IGNORE INTO runs ({', '.join(columns)}) VALUES {', '.join([row] * rows)}"  # noqa: S608 - constants
+
+
+def _is_empty(database: sqlite3.Connection) -> bool:
+    """Return whether a file has no tables, as one that was just made."""
+    return not database.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+
+
+def _format_of(database: sqlite3.Connection) -> tuple[int, bool]:
+    """Return the format of a file, and whether it is one of before this format."""
+    [application] = database.execute("PRAGMA application_id").fetchone()
+    [version] = database.execute("PRAGMA user_version").fetchone()
+    if application == APPLICATION:
+        return version, 0 < version < VERSION
+    return version, version in FORMATS_OF_BEFORE
+
+
+def set_aside_older(folder: Path) -> Path | None:
+    """Rename a file of before this format, and return its new path; None if there is none. Raises `StoreUnusable` while another
+    process has it open."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        with _locked(folder), contextlib.closing(_opened_if_there(path)) as database:
+            version, is_older = _format_of(database)
+            if _is_empty(database) or not is_older:
+                return None
+            database.execute("PRAGMA journal_mode = DELETE")  # what is in its journal goes into the file
+            database.close()
+            aside = _unused(folder, f"runs-format-{version}")
+            path.rename(aside)
+    except (sqlite3.Error, OSError) as error:
+        raise _unusable(path, error) from error
+    return aside
+
+
+def set_aside_damaged(folder: Path, inode: int | None = None) -> Path | None:
+    """Rename a damaged file together with its journal, and return its new path; None if it is whole. `inode`: of a file whose
+    damage is known. Raises `StoreUnusable` where it cannot be read or renamed."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        with _locked(folder):
+            if path.stat().st_ino != inode and not _is_damaged(path):
+                return None
+            aside = _unused(folder, "runs-damaged")
+            # Its journal would be read as that of the next file.
+            for end in ("-wal", "-shm", ""):
+                with contextlib.suppress(FileNotFoundError):
+                    path.with_name(path.name + end).rename(aside.with_name(aside.name + end))
+    except (sqlite3.Error, OSError) as error:
+        raise _unusable(path, error) from error
+    return aside
+
+
+def _is_damaged(path: Path) -> bool:
+    try:
+        with contextlib.closing(_opened_if_there(path)) as database:
+            if path.stat().st_size > CHECKED_BYTES:
+                database.execute("SELECT * FROM sqlite_master").fetchall()
+                return False
+            return database.execute("PRAGMA quick_check(1)").fetchall() != [("ok",)]
+    except sqlite3.Error as error:
+        if _is_damage(error):
+            return True
+        raise
+
+
+def _opened_if_there(path: Path) -> sqlite3.Connection:
+    address = f"{path.absolute().as_uri()}?mode=rw"
+    return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, so that one process at a time makes its file, or sets one aside."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _unused(folder: Path, name: str) -> Path:
+    """Return a path for a file that does not exist yet."""
+    paths = (folder / f"{name}{number}.sqlite3" for number in ("", *(f"-{number}" for number in range(2, 1000))))
+    return next(path for path in paths if not path.exists())

@@ -8,8 +8,8 @@ import msgspec
 from callgate.http.trace_context import Parent, Trace
 from callgate.recorder.exporter import SpanExporter
 from callgate.recorder.otlp import encoded_span, request_of
-from callgate.recorder.row import Recording
 from callgate.recorder.spans import Span, SpanOptions, spans_of, trace_id_of
+from callgate.records.row import RecordedRun
 
 SPANS: Final = 512
 """About how many spans one request to the collector has, as in OpenTelemetry's SDKs."""
@@ -56,7 +56,7 @@ class Tracer:
         flags = parent.flags if self._sampling.parents_decide else 0
         return Trace(msgspec.structs.replace(parent, flags=flags))
 
-    def export(self, traced: Sequence[tuple[Recording, Trace]]) -> None:
+    def export(self, traced: Sequence[tuple[RecordedRun, Trace]]) -> None:
         """Queue the spans of ended runs for sending. Called in the recorder's thread."""
         for runs in _in_parts(traced):
             if self._exporter.is_full:
@@ -64,24 +64,26 @@ class Tracer:
                 spans = sum(1 + recording.row.turns + recording.row.calls for recording, _ in runs)
                 self._exporter.drop(spans, "backlog", "too many wait to be sent")
                 continue
-            encoded = [each for recording, trace in runs for each in self._encoded(recording, trace)]
+            encoded = [span for recording, trace in runs for span in self._encoded(recording, trace)]
             self._exporter.offer(request_of(encoded, self._resource, self._version), len(encoded))
 
-    def _encoded(self, recording: Recording, trace: Trace) -> Iterator[bytes]:
-        trace_id, parent = trace_id_of(recording), trace.parent
+    def _encoded(self, recording: RecordedRun, trace: Trace) -> Iterator[bytes]:
+        trace_id = trace_id_of(recording)
+        parent = trace.parent
         spans: list[Span] = spans_of(recording, trace, self._options)
         for span in spans:
             yield encoded_span(span, trace_id, "" if parent is None else parent.state)
 
 
-def _in_parts(traced: Sequence[tuple[Recording, Trace]]) -> Iterator[Sequence[tuple[Recording, Trace]]]:
-    part: list[tuple[Recording, Trace]] = []
+def _in_parts(traced: Sequence[tuple[RecordedRun, Trace]]) -> Iterator[Sequence[tuple[RecordedRun, Trace]]]:
+    part: list[tuple[RecordedRun, Trace]] = []
     size = 0
     for run in traced:
         part.append(run)
         size += 1 + len(run[0].events)
         if size >= SPANS:
             yield part
-            part, size = [], 0
+            part = []
+            size = 0
     if part:
         yield part

@@ -5,13 +5,14 @@ and general rules also say how safe a tool is, and whether its calls wait. Those
 opened; for them the settings count.
 """
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-from callgate.config.authority import MAX_REMOVED, Widening, widenings, with_removed
-from callgate.config.schema import Config
+from callgate.config.authority import MAX_REMOVED, Widening, widened_since, widenings, with_removed, written
+from callgate.config.schema.whole import Config
 from callgate.tools.executor import Policy, Safety
-from callgate.tools.registry import CONFIG, Registry
+from callgate.tools.registry import Registry
+from callgate.tools.tool_names import CONFIG
 
 _MILDEST_LAST: Final = (Safety.DESTRUCTIVE, Safety.WRITE, Safety.READ_ONLY)
 
@@ -25,7 +26,20 @@ class KnownAuthority:
 
     def widened_by(self, config: Config, registry: Registry) -> list[Widening]:
         """Return what a config and its tools allow more."""
-        return [*widenings(self._config, config), *self._of_tools(registry)]
+        return [*widenings(self._config, config), *_of_tools(self._policies, _own_policies(registry))]
+
+    def written(self) -> dict[str, Any]:
+        """Return what the next start has to know, as JSON."""
+        tools = {name: [policy.require_approval, str(policy.safety)] for name, policy in self._policies.items()}
+        return {"settings": written(self._config), "tools": tools}
+
+    def widened_since(self, values: Mapping[str, Any]) -> list[Widening]:
+        """Return what is allowed more than at the start that wrote this."""
+        old = {
+            name: Policy(require_approval=bool(waits), safety=Safety(safety))
+            for name, (waits, safety) in values["tools"].items()
+        }
+        return [*widened_since(values["settings"], self._config), *_of_tools(old, self._policies)]
 
     def replace(self, config: Config, registry: Registry) -> None:
         """Take a config that is in use from now on."""
@@ -34,16 +48,17 @@ class KnownAuthority:
         gone = [(name, policy) for name, policy in self._policies.items() if name not in now]
         self._policies = {**dict(gone[-MAX_REMOVED:]), **now}
 
-    def _of_tools(self, registry: Registry) -> Iterator[Widening]:
-        for name, now in _own_policies(registry).items():
-            was = self._policies.get(name)
-            if was is None:
-                continue
-            if was.require_approval and not now.require_approval:
-                what = "would not wait for approval any more"
-                yield Widening(("tools",), f"tools.{name}.require_approval", what)
-            if _MILDEST_LAST.index(now.safety) > _MILDEST_LAST.index(was.safety):
-                yield Widening(("tools",), f"tools.{name}.safety", f"was `{was.safety}`, and would be `{now.safety}`")
+
+def _of_tools(old: Mapping[str, Policy], new: Mapping[str, Policy]) -> Iterator[Widening]:
+    for name, now in new.items():
+        was = old.get(name)
+        if was is None:
+            continue
+        if was.require_approval and not now.require_approval:
+            what = "would not wait for approval any more"
+            yield Widening(("tools",), f"tools.{name}.require_approval", what)
+        if _MILDEST_LAST.index(now.safety) > _MILDEST_LAST.index(was.safety):
+            yield Widening(("tools",), f"tools.{name}.safety", f"was `{was.safety}`, and would be `{now.safety}`")
 
 
 def _own_policies(registry: Registry) -> dict[str, Policy]:

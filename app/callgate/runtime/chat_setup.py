@@ -2,25 +2,27 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import msgspec
 
-from callgate.auth.keys import Caller, nobody_may_approve
-from callgate.config.schema import Config
+from callgate.callers.caller import Caller
+from callgate.calls.outcome import Failed, FailureKind
+from callgate.config.schema.whole import Config
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import Message, Toolbox
-from callgate.ledger.entry import Ledger, NoLedger
-from callgate.ledger.journal import LedgerJournal
+from callgate.models import litellm_model
+from callgate.models.catalogue import Catalogue
+from callgate.models.vision import reads_files, sees_images
+from callgate.runtime.approvers import nobody_may_approve
 from callgate.runtime.route import Route
 from callgate.runtime.shared import SharedResources
+from callgate.state.entry import Ledger, NoLedger
+from callgate.state.journal import LedgerJournal
 from callgate.telemetry import logs
-from callgate.tools.clients_only import ClientsOnly
-from callgate.tools.read_more import PagedToolbox, ResultPages
-from callgate.tools.registry import Registry
-from callgate.tools.toolbox import RequestToolbox, ToolSet, only_named
-from callgate.upstream import litellm_model
-from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.vision import reads_files, sees_images
+from callgate.tools.read_more import ResultPages
+from callgate.tools.registry import RegisteredTool, Registry
+from callgate.tools.toolbox import ClientsOnly, RequestToolbox, ToolSet, only_named
 
 REMEMBERED = 1024
 """Models whose `sees_images` is cached; wildcards let clients choose names."""
@@ -36,6 +38,37 @@ class ChatSetup(msgspec.Struct, frozen=True):
     format_with_tools: bool = True
 
 
+class ToolsNow:
+    """The tools that a caller may use by the keys and the config of now."""
+
+    def __init__(self, tools: ToolSet) -> None:
+        self._policies = {tool.address: tool.tool.policy for tool in tools.by_name.values()}
+
+    def refusal(self, tool: RegisteredTool) -> Failed | None:
+        """Return why a tool may not be called any more; None where it may."""
+        policy = self._policies.get(tool.address)
+        if policy is None:
+            return Failed("Not run: this tool may not be used any more.", FailureKind.REFUSED)
+        if policy.require_approval and not tool.tool.policy.require_approval:
+            return Failed("Not run: this tool needs approval by now.", FailureKind.REFUSED)
+        return None
+
+
+RightsNow: TypeAlias = Callable[[], ToolsNow | None]
+"""Returns the tools that a chat's caller may use by now, None where nothing has changed. Raises `ChatError` where it may ask nothing
+any more."""
+
+
+def _refusal(rights: RightsNow, tool: RegisteredTool) -> Failed | None:
+    try:
+        tools = rights()
+    except ChatError as error:
+        return Failed(f"Not run: {error.message}", FailureKind.REFUSED)
+    if tools is None:
+        return None
+    return tools.refusal(tool)
+
+
 class Toolboxes:
     """Makes the toolbox of each chat, with recording, approvals, and paging of long results."""
 
@@ -43,8 +76,9 @@ class Toolboxes:
         self._limits = registry.limits
         self._result_bytes = config.limits.tool_result_bytes
         self._log_content = config.logging.content
+        self._shared = shared
         self._ask = None
-        if not nobody_may_approve(config.server.host, config.auth):
+        if not nobody_may_approve(config):
             self._ask = partial(
                 shared.decisions.ask,
                 seconds=config.approvals.timeout_seconds,
@@ -63,14 +97,16 @@ class Toolboxes:
         client_tools: Sequence[msgspec.Raw],
         allowed: frozenset[str] | None,
         ledger: Ledger | None = None,
+        rights: RightsNow | None = None,
     ) -> ChatSetup:
+        """`rights`: asked before each call."""
         server_tools = route.server_tools
-        pages = ResultPages(self._kept_results, caller.name, run_id)
+        pages = self._pages(caller, run_id)
         if not server_tools:
             return ChatSetup(ClientsOnly(lambda: client_tools), pages.recall)
         if allowed is not None:
             client_tools = only_named(client_tools, allowed)
-        toolbox = self._recorded(server_tools, client_tools, pages, caller, run_id, ledger)
+        toolbox = self._toolbox(server_tools, client_tools, pages, caller, run_id, ledger, rights)
         return ChatSetup(toolbox, pages.recall, self._sees_images(route.model.name), route.entry.format_with_tools)
 
     def _sees_images(self, model: str) -> bool:
@@ -90,11 +126,11 @@ class Toolboxes:
             return False
         return bool(entries) and all(map(reads_files, entries))
 
-    def of_server(self, tools: ToolSet, caller: Caller, run_id: str) -> Toolbox:
+    def of_server(self, tools: ToolSet, caller: Caller, run_id: str, rights: RightsNow) -> Toolbox:
         """Return a toolbox of server tools for calls that no model makes, with the same rules."""
-        return self._recorded(tools, (), ResultPages(self._kept_results, caller.name, run_id), caller, run_id)
+        return self._toolbox(tools, (), self._pages(caller, run_id), caller, run_id, rights=rights)
 
-    def _recorded(
+    def _toolbox(
         self,
         tools: ToolSet,
         client_tools: Sequence[msgspec.Raw],
@@ -102,17 +138,24 @@ class Toolboxes:
         caller: Caller,
         run_id: str,
         ledger: Ledger | None = None,
+        rights: RightsNow | None = None,
     ) -> Toolbox:
-        inner = RequestToolbox(
-            tools,
-            client_tools,
+        approve = None
+        if self._ask is not None:
+            approve = partial(self._ask, run_id=run_id, caller=caller.name)
+        return RequestToolbox(
+            server_tools=tools,
+            client_tools=client_tools,
             run_id=run_id,
             limits=self._limits,
-            approve=None if self._ask is None else partial(self._ask, run_id=run_id, caller=caller.name),
+            approve=approve,
+            refusal=None if rights is None else partial(_refusal, rights),
             journal=self._journal(caller, run_id, ledger or self._ledger),
-            on_cut=pages.keep,
+            results=pages,
         )
-        return PagedToolbox(inner, pages, self._result_bytes)
+
+    def _pages(self, caller: Caller, run_id: str) -> ResultPages:
+        return ResultPages(self._kept_results, caller.name, run_id, self._result_bytes)
 
     def _journal(self, caller: Caller, run_id: str, ledger: Ledger) -> LedgerJournal | None:
         """Return the journal that writes each call into the ledger, if there is one."""

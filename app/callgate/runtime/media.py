@@ -2,9 +2,9 @@
 
 import httpx2
 
-from callgate.tools.addresses import PUBLIC_ONLY, AddressRules
-from callgate.tools.http_client import AddressRefused, Web, read_bounded
-from callgate.upstream.media import CannotFetch
+from callgate.models.media import CannotFetch
+from callgate.tools.kinds.http.addresses import PUBLIC_ONLY, AddressRules
+from callgate.tools.kinds.http.client import AddressRefused, Web, read_bounded
 
 MOST_REDIRECTS = 3
 KINDS = ("image/", "audio/", "video/", "text/", "application/pdf", "application/json", "application/octet-stream")

@@ -5,17 +5,20 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 from callgate.conversation.ports import Model, ModelRequest
-from callgate.runtime.builders.models import model_client, model_entries, retry_policy_of
+from callgate.models.building import model_client, model_entries, retry_policy_of
+from callgate.models.catalogue import Catalogue, is_demo
+from callgate.models.providers import dialect_of
+from callgate.models.proxied_routes import ProviderProxy, provider_proxy_for
+from callgate.models.resolve import ModelConfig, lane_of, why_not_translated
+from callgate.models.token_counts import count_tokens
+from callgate.models.tool_calling import ToolCalling
+from callgate.parsers.pool import ParserPool
 from callgate.schemas.adapted_model import AdaptedModel
-from callgate.schemas.dialects import Dialect, dialect_of, portable
+from callgate.schemas.dialects import Dialect, portable
 from callgate.telemetry.models import log_choice, log_cooldown
 from callgate.tools.adapted_schemas import AdaptedSchemas
-from callgate.upstream.catalogue import Catalogue, is_demo
-from callgate.upstream.resolve import ModelConfig, lane_of, why_not_translated
-from callgate.upstream.token_counts import count_tokens
-from callgate.upstream.tool_calling import ToolCalling
 
 TokenCounter: TypeAlias = Callable[[ModelRequest], Awaitable[tuple[int, bool]]]
 """Counts the tokens of a request; returns also whether the count is an estimate."""
@@ -26,57 +29,67 @@ audit = structlog.get_logger("callgate.audit")
 class Models:
     """The catalogue, each of its deployments wrapped."""
 
-    def __init__(self, config: Config, has_schema: Callable[[Any], bool], before: Catalogue | None = None) -> None:
-        """`before`: the catalogue that this one replaces."""
-        self.client = model_client(config)
+    def __init__(
+        self, config: Config, is_ours: Callable[[Any], bool], parsers: ParserPool, before: Catalogue | None = None
+    ) -> None:
+        """`parsers` words long requests; `before`: the catalogue that this one replaces."""
+        entries = model_entries(config)
+        self.client = model_client(config, entries)
         self._schemas = AdaptedSchemas(
-            has_schema,
+            is_ours,
             lambda tool, dialect, losses: audit.info("schema_adapted", tool=tool, dialect=dialect, losses=list(losses)),
         )
         self._tool_calling = ToolCalling(
-            lambda entry, found: log_choice(
-                entry.model_name, entry.tool_calling, found.format, found.decided_by, found.detail
+            lambda entry, choice: log_choice(
+                entry.model_name, entry.tool_calling, choice.format, choice.decided_by, choice.detail
             ),
             config.limits.argument_bytes,
         )
         self.catalogue = Catalogue(
-            model_entries(config),
+            entries,
             self.client,
             wrap=self._wrapped,
             policy=retry_policy_of(config),
             fetch=_fetched,
+            parsers=parsers,
             cooldown_seconds=config.upstream.cooldown_seconds,
             on_cooldown=log_cooldown,
-            known=() if before is None else before.handed_on(),
+            earlier_cooldowns=() if before is None else before.handed_on(),
         )
 
     def deployments(self, name: str, *, with_hosts: bool) -> list[dict[str, Any]]:
         """Describe the deployments of a model."""
         shown: list[dict[str, Any]] = []
         for entry, deployment in zip(self.catalogue.entries(name), self.catalogue.deployments(name), strict=True):
-            by, choice, lane = deployment.responder, self._tool_calling.choice(entry), lane_of(entry)
-            each: dict[str, Any] = {
+            by = deployment.responder
+            choice = self._tool_calling.choice(entry)
+            lane = lane_of(entry)
+            facts: dict[str, Any] = {
                 "deployment": by.deployment,
                 "lane": "demo" if is_demo(entry) else lane,
-                "tool_calling": choice and {"format": choice.format, "decided_by": choice.decided_by},
-                "cooldown_seconds": round(deployment.cooldown.seconds_left, 1),
+                "tool_calling": None if choice is None else {"format": choice.format, "decided_by": choice.decided_by},
+                "cooldown_seconds": round(deployment.cooldown.seconds_left(), 1),
             }
             if lane == "litellm" != entry.lane and not is_demo(entry):
-                each["why"] = why_not_translated(entry)
+                facts["why"] = why_not_translated(entry)
             if with_hosts and by.host:
-                each["host"] = by.host
-            shown.append(each)
+                facts["host"] = by.host
+            shown.append(facts)
         return shown
+
+    async def proxy_to_provider(self, name: str) -> ProviderProxy | None:
+        """Return what passes other requests than chats on to a model's provider, or None."""
+        return await provider_proxy_for(self.catalogue.entry(name), self.client)
 
     def schema_for(self, name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         """Return a tool's schema in the dialect of a model's provider, and what that cannot express."""
         dialect = dialect_for(self.catalogue.entry(name))
-        sent = portable(schema, dialect)
-        return {"dialect": dialect, "parameters": sent.schema, "losses": list(sent.losses)}
+        portable_schema = portable(schema, dialect)
+        return {"dialect": dialect, "parameters": portable_schema.schema, "losses": list(portable_schema.losses)}
 
-    def count_tokens(self, entry: ModelConfig, ask: ModelRequest) -> Awaitable[tuple[int, bool]]:
+    def count_tokens(self, entry: ModelConfig, request: ModelRequest) -> Awaitable[tuple[int, bool]]:
         """Count the tokens of a request; return also whether the count is an estimate."""
-        return count_tokens(entry, ask, self.client)
+        return count_tokens(entry, request, self.client)
 
     def _wrapped(self, model: Model, entry: ModelConfig) -> Model:
         """Wrap a deployment to adapt schemas and tool calls to its provider."""
@@ -91,7 +104,7 @@ def dialect_for(entry: ModelConfig) -> Dialect:
     if entry.schema_dialect != "auto":
         return entry.schema_dialect
     base = entry.litellm_params.get("api_base") or entry.litellm_params.get("base_url")
-    return dialect_of(str(entry.litellm_params["model"]), str(base) if base else None)
+    return dialect_of(str(entry.litellm_params["model"]), str(base) if base else None, entry.provider)
 
 
 async def _fetched(url: str, max_bytes: int) -> tuple[bytes, str]:

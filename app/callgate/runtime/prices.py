@@ -1,6 +1,6 @@
 """The prices of a runtime's models, looked up once each."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import structlog
@@ -8,8 +8,8 @@ import structlog
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import Responder
 from callgate.conversation.prices import FREE, Price
-from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.prices import price_of
+from callgate.models.catalogue import Catalogue
+from callgate.models.prices import price_of
 
 REMEMBERED: Final = 1024
 """Deployments whose prices are cached; wildcards let clients choose names."""
@@ -27,28 +27,31 @@ class Prices:
         """`infos`: the operator's `model_info` of each configured name."""
         self._catalogue = catalogue
         self._infos = infos
-        self._known: dict[tuple[str, str], Price | None] = {}
+        self._cached: dict[tuple[str, str], Price | None] = {}
         self._warned: set[str] = set()
+        self.of_responder: Callable[[Responder], Price | None] = _OfResponders(self.of).__getitem__
+        """Returns the price of the deployment that answered; None where it is unknown."""
 
     def of(self, model: str, deployment: str = "") -> Price | None:
         """Return the price of a deployment of a model, by default of the first; None where it is unknown, or there is no such
         model."""
         place = (model, deployment)
-        if place in self._known:
-            return self._known[place]
+        if place in self._cached:
+            return self._cached[place]
         price = self._looked_up(model, deployment)
         if len(model) + len(deployment) <= 2 * LONGEST:
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            self._known[place] = price
+            if len(self._cached) >= REMEMBERED:
+                self._cached.clear()
+            self._cached[place] = price
         return price
 
-    def of_responder(self, by: Responder) -> Price | None:
-        """Return the price of the deployment that answered."""
-        try:
-            return self._known[by.model, by.deployment]
-        except KeyError:
-            return self.of(by.model, by.deployment)
+    def per_million(self, model: str) -> dict[str, float | None] | None:
+        """Return the price of a million tokens of a model in US dollars; None where it is unknown."""
+        price = self.of(model)
+        if price is None:
+            return None
+        prices = {"prompt": price.prompt, "completion": price.completion, "cached": price.cached}
+        return {name: None if value is None else round(value * 1_000_000, 6) for name, value in prices.items()}
 
     def for_budget(self, model: str) -> Price:
         """Return the price at which a model's tokens are estimated for budgets. A model without a price costs nothing there,
@@ -65,7 +68,9 @@ class Prices:
                 self._warned.clear()
             self._warned.add(model)
             audit.warning("price_unknown", model=model)
-        return FREE if price is None else price
+        if price is None:
+            return FREE
+        return price
 
     def _looked_up(self, model: str, deployment: str) -> Price | None:
         try:
@@ -74,3 +79,18 @@ class Prices:
             return price_of({}, self._infos.get(model, {}))
         entry = next((entry for entry in entries if entry.litellm_params["model"] == deployment), entries[0])
         return price_of(entry.litellm_params, self._infos.get(entry.configured_name, {}))
+
+
+class _OfResponders(dict[Responder, Price | None]):
+    """The prices of deployments that answered. A dict, because they are asked for several times in a request."""
+
+    def __init__(self, price_of: Callable[[str, str], Price | None]) -> None:
+        self._price_of = price_of
+
+    def __missing__(self, by: Responder) -> Price | None:
+        price = self._price_of(by.model, by.deployment)
+        if len(by.model) + len(by.deployment) <= 2 * LONGEST:
+            if len(self) >= REMEMBERED:
+                self.clear()
+            self[by] = price
+        return price

@@ -7,7 +7,7 @@ from pathlib import Path
 from callgate.config.authority import Widening
 from callgate.config.load import Loaded
 from callgate.config.problems import ConfigError, Problem
-from callgate.config.schema import Config
+from callgate.config.schema.whole import Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,20 @@ class ReloadResult:
 
     changed: tuple[str, ...]
     """The blocks of the config that changed."""
-    kept: tuple[str, ...]
+    kept_sources: tuple[str, ...]
     """Tool servers and documents that were not restarted."""
-    opened: tuple[str, ...]
+    opened_sources: tuple[str, ...]
     needs_restart: tuple[str, ...]
-    widened: tuple[str, ...] = ()
+    widenings: tuple[Widening, ...] = ()
     """What is allowed that was not before."""
+    widened: tuple[str, ...] = ()
+    """The same in words."""
 
     def facts(self) -> dict[str, list[str]]:
         return {
             "changed": list(self.changed),
-            "kept": list(self.kept),
-            "opened": list(self.opened),
+            "kept": list(self.kept_sources),
+            "opened": list(self.opened_sources),
             "needs_restart": list(self.needs_restart),
             "widened": list(self.widened),
         }
@@ -49,14 +51,21 @@ class ReloadResult:
 class Widens(Exception):
     """Raised for a config that allows more than the one in use, where nobody said that this is meant."""
 
-    def __init__(self, found: Sequence[Widening]) -> None:
-        super().__init__("; ".join(map(str, found)))
-        self.found = found
+    def __init__(self, widenings: Sequence[Widening]) -> None:
+        super().__init__("; ".join(map(str, widenings)))
+        self.found = widenings
 
     def of_file(self, loaded: Loaded) -> "ConfigWidens":
         """Return the error with the places in the file."""
-        spots = [loaded.complaint((each.path, "")).problems[0].spot for each in self.found]
-        return ConfigWidens(Problem(spot, each.name, each.what) for spot, each in zip(spots, self.found, strict=True))
+        spots = [loaded.complaint((widening.path, "")).problems[0].spot for widening in self.found]
+        return ConfigWidens(
+            Problem(spot, widening.name, widening.what) for spot, widening in zip(spots, self.found, strict=True)
+        )
+
+
+def places_of(widenings: Sequence[Widening], loaded: Loaded) -> list[str]:
+    """Return where each stands, as file, line and column."""
+    return [str(loaded.complaint((widening.path, "")).problems[0].spot) for widening in widenings]
 
 
 class ConfigWidens(ConfigError):
@@ -79,20 +88,33 @@ OF_THE_SERVER = (
     "port",
     "drain_seconds",
     "connections",
+    "key_share",
     "header_bytes",
     "header_seconds",
     "body_seconds",
     "idle_seconds",
     "workers",
 )
-OPENED_ONCE = ("data_dir", "store", "ledger", "runs", "pools")
+OPENED_ONCE = ("data_dir", "store", "ledger", "runs", "pools", "parsers")
 """Blocks that are opened once, for the life of the process."""
 OF_THE_POOLS = ("tool_threads", "child_processes")
 """Limits of pools that are made once."""
 
 
-def needs_restart(running: Config, wanted: Config) -> tuple[str, ...]:
+def needs_restart(running: Config, next_config: Config) -> tuple[str, ...]:
     """Return the changed settings that take effect only after a restart."""
-    of_server = (f"server.{it}" for it in OF_THE_SERVER if getattr(running.server, it) != getattr(wanted.server, it))
-    of_pools = (f"limits.{it}" for it in OF_THE_POOLS if getattr(running.limits, it) != getattr(wanted.limits, it))
-    return (*of_server, *of_pools, *(it for it in OPENED_ONCE if getattr(running, it) != getattr(wanted, it)))
+    of_server = (
+        f"server.{setting}"
+        for setting in OF_THE_SERVER
+        if getattr(running.server, setting) != getattr(next_config.server, setting)
+    )
+    of_pools = (
+        f"limits.{setting}"
+        for setting in OF_THE_POOLS
+        if getattr(running.limits, setting) != getattr(next_config.limits, setting)
+    )
+    return (
+        *of_server,
+        *of_pools,
+        *(setting for setting in OPENED_ONCE if getattr(running, setting) != getattr(next_config, setting)),
+    )

@@ -1,19 +1,18 @@
 """The route of a request: the model that answers it, and the offered tools."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, TypeAlias
 
-from callgate.auth.keys import OfferSetting
+from callgate.callers.caller import OfferSetting
 from callgate.calls.selection import ApprovalPolicy, ToolOrigin, needs_approval
-from callgate.conversation.errors import ChatError
-from callgate.runtime.recorded_tools import asking_first, asking_for
+from callgate.models.resolve import ModelConfig, has_messages_wire, lane_of
+from callgate.models.retry import RetryingModel
+from callgate.models.translated.reasoning import Way, way_of
+from callgate.tools.approvals.asking import asking_first, asking_for
+from callgate.tools.read_more import ORIGIN as READ_MORE_ORIGIN
 from callgate.tools.toolbox import ToolSet
-from callgate.upstream.params import SELECTORS
-from callgate.upstream.reasoning import Way, way_of
-from callgate.upstream.resolve import ModelConfig, lane_of, provider_of
-from callgate.upstream.retry import RetryingModel
 
 ClientTools: TypeAlias = Literal["absent", "empty", "some"]
 """Whether a request has `tools`: none at all, an empty list, or some."""
@@ -46,20 +45,35 @@ class Route:
     may_offer_tools: bool = False
     """Tools of ours may be offered, now or once their servers are ready."""
 
-    @property
     def thinking(self) -> Way:
         """How its model takes `thinking` parameters."""
         return way_of(self.entry)
 
-    @property
     def speaks_messages(self) -> bool:
         """True if its model has Anthropic's own API, so that a request in that format goes on as it came."""
-        return provider_of(self.entry.litellm_params) == "anthropic" and lane_of(self.entry) == "translated"
+        return has_messages_wire(self.entry) and lane_of(self.entry) == "translated"
+
+    def offers(self, tool: str) -> bool:
+        """True if a tool of ours is offered under this name."""
+        return self.origin_of(tool) is not None
 
     def origin_of(self, tool: str) -> ToolOrigin | None:
         """Return where one of our tools is from, by its name for models; None for any other name."""
-        registered = self.server_tools.by_name.get(tool) if self.server_tools else None
-        return None if registered is None else registered.origin
+        if self.server_tools is None:
+            return None
+        if self.server_tools.read_more is not None and tool == self.server_tools.read_more.name:
+            return READ_MORE_ORIGIN
+        registered = self.server_tools.by_name.get(tool)
+        if registered is None:
+            return None
+        return registered.origin()
+
+    def source_of(self, tool: str) -> str | None:
+        """Return the MCP server of one of our tools; empty for a tool of the config, None for an unknown name."""
+        origin = self.origin_of(tool)
+        if origin is None:
+            return None
+        return origin.source
 
     def asking_for(self, policies: Sequence[ApprovalPolicy]) -> "Route":
         """Return the route with approval required where the policies ask for it as well."""
@@ -69,15 +83,6 @@ class Route:
 
     def asking_first(self) -> "Route":
         """Return the route with approval required for all tools that are not read-only."""
-        return self if self.server_tools is None else replace(self, server_tools=asking_first(self.server_tools))
-
-
-def check_selectors(entry: ModelConfig, fields: Iterable[str]) -> None:
-    """Refuse fields that choose another model than the requested one, unless its entry allows them."""
-    if entry.provider_selectors or SELECTORS.isdisjoint(fields):
-        return
-    found = next(name for name in fields if name in SELECTORS)
-    message = (
-        f"'{found}' would choose among the models and hosts of the provider, which `{entry.model_name}` does not allow."
-    )
-    raise ChatError(400, message, param=found, code="unsupported_parameter")
+        if self.server_tools is None:
+            return self
+        return replace(self, server_tools=asking_first(self.server_tools))

@@ -1,36 +1,35 @@
-"""The runtime: all objects built from one reading of the config."""
+"""The runtime: all objects built from one reading of the config. `OpenRuntime` is closed after the last request that uses it."""
 
-from collections.abc import Awaitable, Mapping
-from functools import partial
+import asyncio
+from types import TracebackType
 from typing import Any
 
 import structlog
 
-from callgate.auth.admission import Place
-from callgate.auth.keys import Caller, is_loopback
-from callgate.auth.meter import Meter
-from callgate.config.schema import Config
+from callgate.callers.admission import Place
+from callgate.callers.caller import Caller
+from callgate.callers.metering import RequestMeter
+from callgate.config.schema.whole import Config
 from callgate.conversation.errors import ChatError
 from callgate.conversation.listeners import Listener
 from callgate.conversation.prices import FREE
-from callgate.runtime.builders.access import keyring_of, origin_guard_of
-from callgate.runtime.builders.limits import rules_of
-from callgate.runtime.builders.models import concurrency_of
-from callgate.runtime.builders.tools import registry_of
-from callgate.runtime.chat_setup import Toolboxes
-from callgate.runtime.models import Models, TokenCounter
-from callgate.runtime.offered_tools import OfferedTools, Wanted, is_short
+from callgate.models.building import concurrency_of
+from callgate.models.catalogue import Catalogue
+from callgate.models.resolve import ModelConfig
+from callgate.records.policy import RecordPolicy
+from callgate.records.traces import RequestTraces
+from callgate.runtime.chat_setup import Toolboxes, ToolsNow
+from callgate.runtime.limits import rules_of
+from callgate.runtime.models import Models
 from callgate.runtime.prices import Prices
-from callgate.runtime.recording import RuntimeRecording
 from callgate.runtime.route import EMPTY_TOOLS_LIST, ClientTools, Route, may_offer
 from callgate.runtime.shared import SharedResources
 from callgate.runtime.tool_patterns import check_patterns, pattern_problems, unknown_keys
 from callgate.telemetry.listeners import LoggedWords, LogListener, MetricsListener
+from callgate.tools.building import registry_of
 from callgate.tools.concurrency import ConcurrencyLimits
+from callgate.tools.offered_tools import OfferedTools, Wanted, is_short
 from callgate.tools.registry import Registry
-from callgate.upstream.catalogue import Catalogue
-from callgate.upstream.proxied_routes import Form, ProviderProxy, provider_proxy_for
-from callgate.upstream.resolve import ModelConfig
 
 audit = structlog.get_logger("callgate.audit")
 
@@ -40,7 +39,7 @@ REMEMBERED_CHARS = 512
 """The longest model name or list of tools whose route is cached."""
 
 
-class Runtime(RuntimeRecording):
+class Runtime:
     """The objects of one config."""
 
     def __init__(self, config: Config, shared: SharedResources, before: "Runtime | None" = None) -> None:
@@ -51,12 +50,10 @@ class Runtime(RuntimeRecording):
         self.limits = config.limits
         self.rules = rules_of(config)
         self.diagnostics = config.loop.diagnostics
-        self.limiter = shared.limiter
-        self._admission = shared.admission
+        self.admission = shared.control.admission
         self._notices = shared.approval_notices
-        self._keys = shared.keys
-        self._keyring = keyring_of(config, shared.keys)
-        self._origins = origin_guard_of(config, self._keyring)
+        self._control = shared.control
+        self.access = shared.control.access(config)
         self.registry: Registry = registry_of(
             config,
             shared.web,
@@ -64,12 +61,17 @@ class Runtime(RuntimeRecording):
             shared.processes,
             pins=shared.pins,
             pool=shared.sources,
-            limits=ConcurrencyLimits(shared=shared.places) if before is None else before.registry.limits.handed_on(),
+            limits=ConcurrencyLimits(shared=shared.control.places)
+            if before is None
+            else before.registry.limits.handed_on(),
             fleet=shared.fleet,
+            parsers=shared.parsers,
         )
         check_patterns(config, self.registry)
-        self._models = Models(config, self.registry.has_schema, None if before is None else before.catalogue)
-        self.catalogue: Catalogue = self._models.catalogue
+        self.models = Models(
+            config, self.registry.defines, shared.parsers, None if before is None else before.catalogue
+        )
+        self.catalogue: Catalogue = self.models.catalogue
         self.offered = OfferedTools(self.registry)
         self.toolboxes = Toolboxes(config, shared, self.registry, self.catalogue)
         self._routes: dict[Any, Route] = {}
@@ -77,79 +79,42 @@ class Runtime(RuntimeRecording):
         self._patterns_checked = False
         self._logged_words = LoggedWords()
         self._places = concurrency_of(config)
-        super().__init__(config, shared)
+        self.recorder = shared.recorder
+        self.recording = shared.parts.recorder.rules(config)
+        self.traces = RequestTraces()
+        self._tracing = shared.tracing
         self._tools_shown = {("key", key.name): key.responses.tools_shown for key in config.keys}
-        self._tools_shown |= {("model", it.model_name): it.responses.tools_shown for it in config.model_list}
-        self.prices = Prices(self.catalogue, {each.model_name: each.model_info for each in config.model_list})
+        self._tools_shown |= {("model", entry.model_name): entry.responses.tools_shown for entry in config.model_list}
+        self.prices = Prices(
+            self.catalogue,
+            {entry_of_model.model_name: entry_of_model.model_info for entry_of_model in config.model_list},
+        )
 
     async def open(self) -> None:
         await self.registry.open()
         self._check_patterns()
-        stored = () if self._keys is None else [key.entry.name for key in self._keys.all()]
+        stored_keys = self._control.stored_keys()
         for index, less in enumerate(self.config.record.less):
-            for _, pattern in unknown_keys(less.keys, self.config, stored):
+            for _, pattern in unknown_keys(less.keys, self.config, stored_keys):
                 audit.warning("record_rule_unmatched", where=f"record.less.{index}.keys", pattern=pattern)
         self._notices.use(self.config.approvals.webhook)
-        self.tracer = self._tracing.use(self.config)
+        self.traces.tracer = self._tracing.use(self.config)
         self.metrics.watch_cooldowns(self.catalogue.known_deployments)
-        self._admission.change(self.limits.concurrent_requests, self.limits.queue_seconds)
+        self.admission.change(self.limits.concurrent_requests, self.limits.queue_seconds)
 
     async def close(self) -> None:
         await self.registry.close()
         await self.catalogue.close()
 
-    @property
-    def is_keyless(self) -> bool:
-        """True if no key is required."""
-        return self._keyring.open
-
-    def admit(self, headers: Mapping[str, str]) -> Caller:
-        """Return the caller of a request, or raise an error. Every route calls this."""
-        self.check_origin(headers)
-        return self._keyring.identify(headers)
-
-    def caller_named(self, owner: str) -> Caller | None:
-        """Return the caller for an owner's name, if its key is still valid."""
-        return self._keyring.known(owner)
-
-    def check_origin(self, headers: Mapping[str, str]) -> None:
-        """Refuse requests of foreign web pages."""
-        if (refusal := self._origins.refusal(headers)) is not None:
-            raise refusal
-
-    def may_administer(self, caller: Caller) -> bool:
-        """True if a caller may reload the config. Without keys only requests from this machine may."""
-        return caller.admin or (caller.anonymous and is_loopback(self.config.server.host))
-
-    def may_approve(self, caller: Caller) -> bool:
-        """True if a caller may decide about approvals. Without keys only requests from this machine may."""
-        return caller.approve or (caller.anonymous and is_loopback(self.config.server.host))
-
-    def may_see_metrics(self, caller: Caller) -> bool:
-        """True if a caller may see all models and tools, and their usage."""
-        return self.may_see_all(caller) or ("*" in caller.models and "*" in caller.tools)
-
-    def may_see(self, caller: Caller) -> bool:
-        """True if a caller may see its own runs."""
-        return caller.see != "none" or self.may_see_all(caller)
-
-    def may_see_all(self, caller: Caller) -> bool:
-        """True if a caller may see the runs of all keys."""
-        return caller.see == "all" or self.may_administer(caller)
-
-    def record_as(self, policy: Any) -> None:
+    def record_as(self, policy: RecordPolicy) -> None:
         """Change the recording policy."""
-        self._record_as(policy)
+        self.recording.change(policy)
         self._routes.clear()
-
-    def place(self, caller: Caller) -> Awaitable[Place]:
-        """Take a place for a request. Raises `ChatError`: 429 when its key has too many, 503 when the server has."""
-        return self._admission.request(caller.name, caller.allowance.parallel)
 
     async def place_at(self, model: str) -> Place:
         """Take a place for a request to a model."""
         name = self.catalogue.entry(model).configured_name
-        return await self._admission.model(name, self._places.get(name))
+        return await self.admission.model(name, self._places.get(name))
 
     def tools_shown(self, route: Route, caller: Caller) -> str:
         """Return how responses show calls of our tools, by the key's setting or else the model's."""
@@ -161,16 +126,25 @@ class Runtime(RuntimeRecording):
         """Return the names of the MCP servers."""
         return frozenset(source.name for source in self.registry.sources())
 
-    def meter(self, caller: Caller, model: str, prompt_bytes: int, max_tokens: int | None, choices: int) -> Meter:
-        """Return the meter that holds one request to the limits of its key."""
-        priced = caller.allowance.budget_per_day is not None or caller.allowance.budget_per_month is not None
+    def meter(
+        self,
+        caller: Caller,
+        model: str,
+        prompt_bytes: int,
+        max_tokens: int | None,
+        choices: int,
+        *,
+        hosted: bool = False,
+    ) -> RequestMeter:
+        """Return the meter that holds one request to the limits of its key. `hosted`: it names a tool that its provider runs."""
+        priced = caller.allowance.has_budget
         price = self.prices.for_budget(model) if priced else FREE
         price_of = self.prices.for_budget_of if priced else None
-        return Meter(self.limiter, caller, price, prompt_bytes, max_tokens, choices, price_of)
+        return self._control.meter(caller, price, prompt_bytes, max_tokens, choices, price_of, hosted=hosted)
 
-    def counting_meter(self, caller: Caller, prompt_bytes: int) -> Meter:
+    def counting_meter(self, caller: Caller, prompt_bytes: int) -> RequestMeter:
         """Return the meter of a request that only counts tokens, which no provider charges for."""
-        return Meter(self.limiter, caller, FREE, prompt_bytes, max_tokens=0)
+        return self._control.meter(caller, FREE, prompt_bytes, max_tokens=0)
 
     def model_names(self, caller: Caller) -> list[str]:
         return [name for name in self.catalogue.names() if caller.may_ask(name)]
@@ -179,74 +153,9 @@ class Runtime(RuntimeRecording):
         """Return the concurrency limit of a model and its running requests in this process; None where there is no limit."""
         name = self.catalogue.entry(model).configured_name
         places = self._places.get(name)
-        return None if places is None else {"places": places, "running": self._admission.at_model(name)}
-
-    def deployments(self, name: str, *, with_hosts: bool) -> list[dict[str, Any]]:
-        """Describe the deployments of a model: lane, calling mode, and cooldown."""
-        return self._models.deployments(name, with_hosts=with_hosts)
-
-    def reads_files(self, model: str) -> bool:
-        """Return whether a model takes PDFs; False for one that does not exist."""
-        return self.toolboxes.reads_files(model)
-
-    def check_model(self, name: str, caller: Caller) -> ModelConfig:
-        """Return the entry of a model. Raises the same error whether it does not exist or the caller may not use it."""
-        return self._entry(name, caller)
-
-    def price_of(self, model: str) -> dict[str, float | None] | None:
-        """Return the price of a million tokens of a model in US dollars; None where it is unknown."""
-        price = self.prices.of(model)
-        if price is None:
+        if places is None:
             return None
-        each = {"prompt": price.prompt, "completion": price.completion, "cached": price.cached}
-        return {name: None if value is None else round(value * 1_000_000, 6) for name, value in each.items()}
-
-    def token_counter(self, route: Route) -> TokenCounter:
-        return partial(self._models.count_tokens, route.entry)
-
-    async def passage(self, model: str) -> ProviderProxy | None:
-        """Return the passage to a model's provider for other requests than chats, or None."""
-        return await provider_proxy_for(self.catalogue.entry(model), self._models.client)
-
-    def read_form(self, body: bytes, content_type: str) -> Form:
-        return Form.read(body, content_type)
-
-    def counted_name(self, model: str) -> str:
-        """Return the configured name of a model, for metrics: for a wildcard not the client's text."""
-        return self.catalogue.entry(model).configured_name
-
-    def tool_list(self, caller: Caller) -> list[dict[str, Any]]:
-        """Describe the tools that a caller may use; for an operator also those that cannot be used, and why."""
-        return self.offered.listed(caller.tools, with_quarantined=self.may_administer(caller))
-
-    def tools_by_model(self, caller: Caller) -> list[dict[str, Any]]:
-        """How many tools each model is offered where a caller asks it, and about how many tokens of every prompt they cost."""
-        names = self.model_names(caller)
-        return [{"id": name, **self.offered.cost(self.catalogue.entry(name).tools, caller.tools)} for name in names]
-
-    def rights(self, caller: Caller) -> dict[str, Any]:
-        """What a caller may, whether its key says so or the server has no keys."""
-        see = "all" if self.may_see_all(caller) else caller.see
-        may = {"see": see, "approve": self.may_approve(caller), "admin": self.may_administer(caller)}
-        return {
-            "name": caller.name,
-            "anonymous": caller.anonymous,
-            **may,
-            "models": caller.models,
-            "tools": caller.tools,
-        }
-
-    def tool_for(self, name: str, model: str | None, caller: Caller) -> dict[str, Any] | None:
-        """Describe one tool; with a model also how that is sent it. None where there is no such tool."""
-        found = next((each for each in self.tool_list(caller) if each["name"] == name), None)
-        if found is None or model is None or "parameters" not in found:
-            return found
-        self.check_model(model, caller)
-        return {**found, "sent": {"model": model, **self._models.schema_for(model, found["parameters"])}}
-
-    def server_list(self, caller: Caller) -> list[dict[str, Any]]:
-        """Describe the servers of tools; their states only for an operator."""
-        return self.offered.servers() if self.may_administer(caller) else []
+        return {"places": places, "running": self.admission.at_model(name)}
 
     def choose(
         self,
@@ -261,8 +170,8 @@ class Runtime(RuntimeRecording):
         """Return the route of a caller's request; `allowed` names the tools that it may use, the client's and ours. Cached
         until the tools change."""
         rights = caller.models, caller.tools, caller.offer
-        asked = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools)
-        route = self._routes.get(asked)
+        place = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools)
+        route = self._routes.get(place)
         if route is not None and not route.may_offer_tools and not route.warnings:
             return route  # also if our tools have changed
         tools = self.offered.all()
@@ -273,12 +182,12 @@ class Runtime(RuntimeRecording):
             route = None
         if allowed is not None:
             allowed &= self.offered.names  # a client may send any number of other names
-            asked = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools)
-            route = self._routes.get(asked)
+            place = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools)
+            route = self._routes.get(place)
         if route is None:
             if len(self._routes) >= REMEMBERED_ROUTES:
                 self._routes.clear()
-            entry = self._entry(model, caller)
+            entry = self.check_model(model, caller)
             may_offer_tools = tool_choice != "none" and bool(entry.tools)
             offered = (
                 self.offered.narrowed(entry.tools, caller.tools, wanted_tools, allowed) if may_offer_tools else None
@@ -289,26 +198,34 @@ class Runtime(RuntimeRecording):
                 server_tools = None
                 if client_tools == "empty":
                     warnings = (EMPTY_TOOLS_LIST,)
-            name, places = entry.configured_name, self._places.get(entry.configured_name)
-            found = self.offered.unmatched(entry.tools, caller.tools, wanted_tools)
-            for each in found:
-                audit.warning("tool_pattern_unmatched", where="request", model=entry.model_name, detail=str(each))
-            warnings += tuple(map(str, found))
-            recorded = self._records(with_tools=server_tools is not None)
+            name = entry.configured_name
+            places = self._places.get(entry.configured_name)
+            unmatched = self.offered.unmatched(entry.tools, caller.tools, wanted_tools)
+            for problem in unmatched:
+                audit.warning("tool_pattern_unmatched", where="request", model=entry.model_name, detail=str(problem))
+            warnings += tuple(map(str, unmatched))
+            recorded = self.recording.records(with_tools=server_tools is not None)
             route = Route(
-                name, entry, self.catalogue.model(model), server_tools, places, recorded, warnings, may_offer_tools
+                name,
+                entry,
+                self.catalogue.model(model),
+                server_tools,
+                places,
+                recorded,
+                warnings,
+                may_offer_tools,
             )
             if len(model) <= REMEMBERED_CHARS and is_short(wanted_tools):
-                self._routes[asked] = route
+                self._routes[place] = route
         return route
 
     def _check_patterns(self) -> None:
         """Log once, when all sources are open, the patterns of the config that match no tool."""
-        if not self._patterns_checked and self.registry.is_complete:
+        if not self._patterns_checked and self.registry.is_complete():
             self._patterns_checked = True
             for problem in pattern_problems(self.config, self.registry):
                 audit.warning(
-                    "tool_pattern_unmatched", where=".".join(map(str, problem.path)), detail=str(problem.found)
+                    "tool_pattern_unmatched", where=".".join(map(str, problem.path)), detail=str(problem.unmatched)
                 )
 
     def listeners(self, model_name: str, run_id: str, caller: Caller) -> tuple[Listener, ...]:
@@ -316,17 +233,25 @@ class Runtime(RuntimeRecording):
             self.log_listener(run_id),
             # The tools at the time when the route was chosen.
             MetricsListener(
-                self.metrics,
-                self.metrics.model(model_name, caller.name),
-                self.offered.names,
-                self.prices.of_responder,
+                _metrics=self.metrics,
+                _of_model=self.metrics.model(model_name, caller.name),
+                _tools=self.offered.names,
+                _price=self.prices.of_responder,
             ),
         )
 
     def log_listener(self, run_id: str) -> Listener:
-        return LogListener(run_id, self.config.logging.content, self._logged_words)
+        return LogListener(_run_id=run_id, content=self.config.logging.content, _logged_words=self._logged_words)
 
-    def _entry(self, name: str, caller: Caller) -> ModelConfig:
+    def tools_now(self, caller: Caller, model: str | None) -> ToolsNow:
+        """Return the tools that a caller may use with a model. Raises `ChatError` where it may not ask that model."""
+        by_entry: tuple[str, ...] = ("*",)
+        if model is not None:
+            by_entry = self.check_model(model, caller).tools
+        return ToolsNow(self.offered.narrowed(by_entry, caller.tools, None, None))
+
+    def check_model(self, name: str, caller: Caller) -> ModelConfig:
+        """Return the entry of a model. Raises the same error whether it does not exist or the caller may not use it."""
         entry = self.catalogue.entry(name)
         if not caller.may_ask(name):
             raise ChatError(
@@ -336,3 +261,64 @@ class Runtime(RuntimeRecording):
                 code="model_not_found",
             )
         return entry
+
+
+class OpenRuntime:
+    """One runtime, opened and closed inside one task of its own, as tool servers require.
+
+    A request that has entered it uses the runtime to its end, even if another one becomes current meanwhile.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.leases = 0
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ending = asyncio.Event()
+        self._last_left: asyncio.Event | None = None
+        """Set by the last request; None until the end is waited for."""
+        self._task = asyncio.create_task(self._run(), name="runtime")
+
+    @classmethod
+    async def begin(cls, runtime: Runtime) -> "OpenRuntime":
+        open_runtime = cls(runtime)
+        try:
+            await asyncio.shield(open_runtime._opened)
+        except asyncio.CancelledError:
+            open_runtime._task.cancel()
+            await asyncio.wait([open_runtime._task])
+            raise
+        return open_runtime
+
+    async def end(self) -> None:
+        """Close the runtime once the last request has left it."""
+        self._ending.set()
+        await self._task
+
+    def __enter__(self) -> Runtime:
+        self.leases += 1
+        return self.runtime
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leases -= 1
+        if self._last_left is not None and not self.leases:
+            self._last_left.set()
+
+    async def _run(self) -> None:
+        try:
+            await self.runtime.open()
+        except asyncio.CancelledError:
+            await self.runtime.close()
+            self._opened.cancel()
+            raise
+        except BaseException as failure:  # noqa: BLE001 - raised by `begin`, whatever it was
+            await self.runtime.close()
+            self._opened.set_exception(failure)
+            return
+        self._opened.set_result(None)
+        await self._ending.wait()
+        if self.leases:
+            self._last_left = asyncio.Event()
+            await self._last_left.wait()
+        await self.runtime.close()

@@ -1,36 +1,38 @@
 """The resources that outlive any one runtime: recorder, ledger, stores, metrics."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import structlog
 
-from callgate.auth.key_store import KeyStore
-from callgate.auth.limits import Limiter, MemoryLimiter
-from callgate.auth.sealing import Sealer
-from callgate.config.schema import Config
-from callgate.ledger.database import Database
-from callgate.ledger.entry import Ledger, NoLedger
-from callgate.ledger.fleet_calls import FleetLedger
-from callgate.ledger.shared import SharedLedger
+from callgate.config.schema.whole import Config
+from callgate.parsers.building import parsers_of
+from callgate.records.ports import RunRecorder, SpanExport
+from callgate.runtime.access_control import AccessControl
 from callgate.runtime.approval_notices import ApprovalNotices
-from callgate.runtime.builders.access import admission_of, key_store_of, limiter_of, shared_places_of
-from callgate.runtime.builders.limits import processes_of, threads_of
-from callgate.runtime.builders.stores import fleet_of, ledger_of, opened_sealer, pins_of, recorder_of
-from callgate.runtime.ledger_pins import LedgerPins
-from callgate.runtime.shared_approvals import SharedApprovals
-from callgate.runtime.tracing import Tracing
+from callgate.runtime.limits import processes_of, threads_of
+from callgate.runtime.parts import ServerParts
+from callgate.runtime.widenings import Widenings
+from callgate.state.building import claims_of, fleet_of, ledger_of, open_fleet, opened_sealer, pins_of
+from callgate.state.database import DatabaseAway
+from callgate.state.entry import Ledger, NoLedger
+from callgate.state.ledger import SharedLedger
+from callgate.state.sealing import Sealer
+from callgate.state.store import KeyValueStore
 from callgate.telemetry.metrics import Metrics
 from callgate.telemetry.tool_servers import ToolServers
-from callgate.tools.approvals import ApprovalQueue, PendingApproval, SettledApproval
+from callgate.tools.approvals.queue import ApprovalQueue, PendingApproval, SettledApproval
+from callgate.tools.approvals.shared_approvals import SharedApprovals
+from callgate.tools.kinds.mcp.ledger_pins import LedgerPins
 from callgate.tools.listing import source_facts
 from callgate.tools.read_more import ResultStore
 from callgate.tools.source_pool import SourcePool
 from callgate.tools.source_supervisor import SourceState, SourceStatus
 
 if TYPE_CHECKING:
-    from callgate.runtime.ledger_keys import LedgerKeys
-    from callgate.tools.http_client import Web
+    from callgate.tools.kinds.http.client import Web
 
 audit = structlog.get_logger("callgate.audit")
 log = structlog.get_logger("callgate.store")
@@ -43,104 +45,108 @@ RECORDING_SECONDS = 2.0
 class SharedResources:
     """The resources that outlive any one runtime: queues, counters and stores stay across a reload."""
 
-    def __init__(self, config: Config) -> None:
-        self.metrics = Metrics()
-        self.places = shared_places_of(config)
-        self.admission = admission_of(config, self.places)
-        self.metrics.in_flight.set_function(lambda: self.admission.all.running)
-        self.keys: KeyStore | LedgerKeys | None = None
-        self._sealer: Sealer | None = None
-        self.ledger: Ledger = NoLedger()
-        self.shared_ledger: SharedLedger | None = None
-        self.limiter: Limiter = MemoryLimiter()
-        self.servers = ToolServers(self.metrics)
+    def __init__(
+        self,
+        config: Config,
+        metrics: Metrics,
+        recorder: RunRecorder,
+        tracing: SpanExport,
+        sealer: Sealer,
+        shared_ledger: SharedLedger | None,
+        control: AccessControl,
+        widenings: Widenings,
+        parts: ServerParts,
+    ) -> None:
+        """Made by `open`, of what is open already."""
+        self.parts = parts
+        self.metrics = metrics
+        self.recorder = recorder
+        self.widenings = widenings
+        self.sealer = sealer
+        self.shared_ledger = shared_ledger
+        self.ledger: Ledger = NoLedger() if shared_ledger is None else shared_ledger.calls
+        self.control = control
+        self.servers = ToolServers(metrics)
         self.pins = pins_of(config, self.servers)
-        self._ledger_pins: LedgerPins | None = None
         self.sources = SourcePool(self._report_source)
         self.kept_results = ResultStore()
-        self.recorder = recorder_of(config, self.metrics)
-        self.tracing = Tracing(self.metrics, self.recorder)
-        self.approval_notices = ApprovalNotices(self.metrics, self.recorder, self.web)
+        self.tracing = tracing
+        self.approval_notices = ApprovalNotices(metrics, recorder, self.web)
         self.approvals = ApprovalQueue(self._approval_settled, on_waiting=self._approval_waits)
         self.decisions = SharedApprovals(self.approvals)
-        self._web: Web | None = None
         self.threads = threads_of(config)
         self.processes = processes_of(config)
+        self.parsers = parsers_of(config, self._count_failed_parser)
         self.fleet = fleet_of(config, _warn_of_lost)
-        self._config = config
+        self._web: Web | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, config: Config, metrics: Metrics, recorder: RunRecorder, parts: ServerParts, store: KeyValueStore
+    ) -> "AsyncIterator[SharedResources]":
+        """Open files and databases. If that fails the server does not start. At the end all of it is closed in the reverse order."""
+        sealer = opened_sealer(config)
+        async with AsyncExitStack() as stack:
+            tracing = parts.recorder.spans(metrics, recorder)
+            stack.push_async_callback(tracing.close)  # last, because the collector may not answer
+            ledger = await ledger_of(config, _warn_of_lost)
+            if ledger is not None:
+                stack.push_async_callback(ledger.close)
+            widenings = Widenings(metrics, recorder, claims_of(config, store, ledger))
+            stack.push_async_callback(widenings.close)
+            control = await stack.enter_async_context(parts.access.open(config, ledger, widenings.by_command))
+            shared = cls(config, metrics, recorder, tracing, sealer, ledger, control, widenings, parts)
+            await shared._open(config, stack)
+            yield shared
+
+    async def _open(self, config: Config, stack: AsyncExitStack) -> None:
+        ledger = self.shared_ledger
+        if ledger is not None and config.ledger.url is not None:
+            await _warn_of_what_is_not_shared(config, ledger, self.sealer)
+            pins = LedgerPins(ledger.database, self.pins)
+            await pins.open()
+            stack.push_async_callback(pins.close)
+        if self.fleet is not None:
+            if ledger is not None:
+                await open_fleet(self.fleet, ledger)
+            stack.push_async_callback(self.fleet.close)
+        self.recorder.open()
+        stack.push_async_callback(self._close_recorder)
+        stack.callback(self.threads.close)
+        stack.push_async_callback(self.processes.close)
+        stack.push_async_callback(self.parsers.close)
+        stack.push_async_callback(self._close_web)
+        self.decisions.use(ledger)
+        stack.push_async_callback(self.decisions.close)
+        stack.push_async_callback(self.approval_notices.close)
 
     def web(self) -> "Web":
         """Return the HTTP clients of tools, made for the first tool that needs one."""
         if self._web is None:
-            from callgate.tools.http_client import Web
+            from callgate.tools.kinds.http.client import Web
 
             self._web = Web()
         return self._web
 
-    @property
-    def sealer(self) -> Sealer:
-        assert self._sealer is not None, "it is not open"
-        return self._sealer
-
-    def database(self) -> Database | None:
-        """Return the database of the ledger, if it is open."""
-        return None if self.shared_ledger is None else self.shared_ledger.database
-
-    async def open(self) -> None:
-        """Open files and databases. If that fails the server does not start."""
-        self._sealer = opened_sealer(self._config)
-        self.shared_ledger = shared = await ledger_of(self._config, _warn_of_lost)
-        if shared is not None:
-            self.ledger = shared.calls
-        if self.fleet is not None and shared is not None:
-            from callgate.ledger.postgres import PostgresLedger
-
-            assert isinstance(shared.calls, PostgresLedger), "pools need `ledger.url`"
-            ledger = FleetLedger(shared.database, shared.calls.process, shared.presence.dead_after)
-            await self.fleet.open(ledger, shared.calls, shared.presence)
-        if shared is not None and self._config.ledger.url is not None and (others := await shared.presence.others()):
-            if self._config.store.redis_url is None:
-                log.warning("store_not_shared", others=others)
-            if self._sealer.source != "environment":
-                log.warning("secret_not_shared", others=others, todo="give all of them the same CALLGATE_SECRET")
-        self.decisions.use(shared)
-        if shared is not None and self._config.ledger.url is not None:
-            self._ledger_pins = LedgerPins(shared.database, self.pins)
-            await self._ledger_pins.open()
-        self.recorder.open()
-        self.limiter = limiter_of(self._config, shared)
-        self.keys = await key_store_of(self._config, shared)
-
-    async def close(self) -> None:
-        if self.keys is not None:
-            self.keys.close()
-        await self.approval_notices.close()
-        await self.decisions.close()
+    async def _close_web(self) -> None:
         if self._web is not None:
             await self._web.close()
-        await self.processes.close()
-        self.threads.close()
+
+    async def _close_recorder(self) -> None:
         try:
             async with asyncio.timeout(RECORDING_SECONDS):
                 await self.recorder.close()
         except TimeoutError:
-            why = f"not written {RECORDING_SECONDS:g} s after the server was to end"
-            log_of_runs.error("runs_not_recorded", reason=why)  # noqa: TRY400 - the reason says all there is
-        if self.fleet is not None:
-            await self.fleet.close()
-        await self.limiter.close()
-        await self.admission.close()
-        if self.places is not None:
-            await self.places.close()
-        if self._ledger_pins is not None:
-            await self._ledger_pins.close()
-        if self.shared_ledger is not None:
-            await self.shared_ledger.close()
-        await self.tracing.close()  # last, because the collector may not answer
+            reason = f"not written {RECORDING_SECONDS:g} s after the server was to end"
+            log_of_runs.error("runs_not_recorded", reason=reason)  # noqa: TRY400 - the reason says all there is
 
-    def _approval_waits(self, asked: PendingApproval) -> None:
-        self.approval_notices.waiting(asked)
-        self.decisions.began(asked)
+    def _count_failed_parser(self, kind: str, reason: str) -> None:
+        self.metrics.parser_failures.of(kind, reason).inc()
+
+    def _approval_waits(self, approval: PendingApproval) -> None:
+        self.approval_notices.waiting(approval)
+        self.decisions.began(approval)
 
     def _approval_settled(self, settled: SettledApproval) -> None:
         self.approval_notices.settled(settled)
@@ -151,10 +157,23 @@ class SharedResources:
             case SourceState.READY:
                 self.servers.ready(status.name, status.kind)
             case SourceState.DOWN:
-                self.servers.down(status.name, status.kind, status.error, status.failures)
+                self.servers.down(status.name, status.kind, status.error)
             case _:
                 return
-        self.recorder.publish("server", source_facts(status))
+        self.recorder.watchers.publish("server", source_facts(status))
+
+
+async def _warn_of_what_is_not_shared(config: Config, ledger: SharedLedger, sealer: Sealer) -> None:
+    try:
+        others = await ledger.presence.others()
+    except DatabaseAway:  # said by its presence
+        return
+    if not others:
+        return
+    if config.store.redis_url is None:
+        log.warning("store_not_shared", others=others)
+    if sealer.source != "environment":
+        log.warning("secret_not_shared", others=others, todo="give all of them the same CALLGATE_SECRET")
 
 
 def _warn_of_lost(count: int) -> None:

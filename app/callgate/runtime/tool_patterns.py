@@ -1,14 +1,18 @@
 """Finds patterns of the config that match nothing: an error where that is certain, else a warning once it is known."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from callgate.auth.keys import ANONYMOUS, nobody_may_approve
-from callgate.config.schema import ApprovalLists, Config, OpenApiTool
-from callgate.runtime.builders.errors import BadEntry, raise_all
-from callgate.tools.approval_rules import ApprovalRule
+from callgate.callers.caller import ANONYMOUS, OF_PROVIDERS
+from callgate.config.entry_errors import BadEntry, raise_all
+from callgate.config.schema.whole import Config
+from callgate.runtime.approvers import may_have_more_keys, nobody_may_approve
+from callgate.tools.approvals.rules import ApprovalRule
+from callgate.tools.approvals.settings import ApprovalLists
+from callgate.tools.kinds.openapi.settings import OpenApiTool
 from callgate.tools.registry import CONFIG_ADDRESS, Registry
 from callgate.tools.tool_filter import Unmatched, glob_matches, is_glob, names_exactly, nearest, unmatched
+from callgate.tools.tool_names import CONFIG
 
 Path = tuple[str | int, ...]
 
@@ -19,28 +23,38 @@ class PatternProblem:
 
     path: Path
     entry: str | None
-    found: Unmatched
+    unmatched: Unmatched
     index: int | None = None
     """Its index, if it is in a list."""
 
     @property
     def place(self) -> Path:
-        return self.path if self.index is None else (*self.path, self.index)
+        if self.index is None:
+            return self.path
+        return (*self.path, self.index)
 
     def __str__(self) -> str:
-        return f"{'.'.join(map(str, self.path))}{f' ({self.entry})' if self.entry else ''}: {self.found}"
+        place = ".".join(map(str, self.path))
+        if self.entry:
+            place += f" ({self.entry})"
+        return f"{place}: {self.unmatched}"
 
 
 def check_patterns(config: Config, registry: Registry) -> None:
     """Raise `BadEntry` for all names that cannot be tools, also of sources that are not open yet, and all that are no models
     or keys."""
     wrong = [
-        BadEntry(path, entry, str(found))
+        BadEntry(path, entry, str(unmatched_pattern))
         for path, entry, patterns in _places(config)
-        for pattern in patterns
-        if (found := _certainly_wrong(pattern, registry)) is not None
+        for pattern in of_ours(patterns)
+        if (unmatched_pattern := _certainly_wrong(pattern, registry)) is not None
     ]
     raise_all([*wrong, *_wrong_names(config)])
+
+
+def of_ours(patterns: Iterable[str]) -> list[str]:
+    """Leave out the patterns for tools that providers run, which no list has."""
+    return [pattern for pattern in patterns if not pattern.startswith(OF_PROVIDERS)]
 
 
 def unknown_models(config: Config, patterns: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -51,7 +65,10 @@ def unknown_models(config: Config, patterns: Sequence[str]) -> Iterator[tuple[in
     for at, pattern in enumerate(patterns):
         if not any(glob_matches(pattern, name) for name in names):
             near = nearest(pattern, names)
-            hint = f"did you mean {near!r}?" if near else f"there are {', '.join(names)}"
+            if near:
+                hint = f"did you mean {near!r}?"
+            else:
+                hint = f"there are {', '.join(names)}"
             yield at, f"{pattern[:64]!a} names no model; {hint}"
 
 
@@ -66,11 +83,6 @@ def _wrong_names(config: Config) -> Iterator[BadEntry]:
             yield BadEntry(("record", "less", index, "keys", at), None, f"{pattern[:64]!a} names no key of the config")
 
 
-def may_have_more_keys(config: Config) -> bool:
-    """True if keys may be created while the server runs."""
-    return config.data_dir is not None or config.ledger.url is not None
-
-
 def unknown_keys(patterns: Sequence[str], config: Config, others: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
     """Yield the patterns that match no key, with their indexes; `others` are the names of keys that are not in the config."""
     names = [ANONYMOUS.name, *(key.name for key in config.keys), *others]
@@ -82,20 +94,23 @@ def unknown_keys(patterns: Sequence[str], config: Config, others: Sequence[str] 
 def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]:
     """Return the patterns that match no tool. This is certain only when all sources are open."""
     tools = registry.tools()
-    problems = [
-        PatternProblem(path, entry, each, patterns.index(each.pattern) if path[-1] == "tools" else None)
-        for path, entry, patterns in _places(config)
-        for each in unmatched(patterns, tools)
-    ]
+    problems: list[PatternProblem] = []
+    for path, entry, patterns in _places(config):
+        for missing in unmatched(of_ours(patterns), tools):
+            if path[-1] == "tools":
+                index = patterns.index(missing.pattern)
+            else:
+                index = None
+            problems.append(PatternProblem(path, entry, missing, index))
     for pattern in config.require_approval.never:
-        named = [each for each in tools if names_exactly(pattern, each)]
-        if named and not any(registry.may_free(each.source, pattern) for each in named):
-            near = f"{named[0].source}/{pattern}"
+        matching = [tool for tool in tools if names_exactly(pattern, tool)]
+        if matching and not any(registry.may_free(tool.source, pattern) for tool in matching):
+            near = f"{matching[0].source}/{pattern}"
             problems.append(PatternProblem(("require_approval", "never"), None, Unmatched(pattern, near)))
     for path, source, patterns in _places_of_sources(config):
-        own = [each.at_source() for each in tools if each.source == source]
-        if own:
-            problems += [PatternProblem(path, None, each) for each in unmatched(patterns, own)]
+        tools_of_source = [tool.at_source() for tool in tools if tool.source == source]
+        if tools_of_source:
+            problems += [PatternProblem(path, None, missing) for missing in unmatched(patterns, tools_of_source)]
     return problems
 
 
@@ -106,7 +121,9 @@ def tools_offered_to_no_model(config: Config) -> tuple[Path, str] | None:
     advice = 'write `tools: ["*"]` into an entry of `model_list`'
     if config.tools:
         return ("tools",), f"no model is offered one of them: {advice}"
-    return (("mcp_servers",), f"no model is offered one of their tools: {advice}") if config.mcp_servers else None
+    if config.mcp_servers:
+        return (("mcp_servers",), f"no model is offered one of their tools: {advice}")
+    return None
 
 
 def approvals_by_nobody(config: Config, registry: Registry) -> tuple[Path, str] | None:
@@ -117,13 +134,23 @@ def approvals_by_nobody(config: Config, registry: Registry) -> tuple[Path, str] 
     )
     if not some_wait and not any(tool.tool.policy.require_approval for tool in registry.tools()):
         return None
-    if nobody_may_approve(config.server.host, config.auth):
-        why = "nobody may approve calls, because everybody is let in from everywhere: those that need approval are refused"
-        return ("auth",), f"{why}; add `keys`, one with `approve: on`"
-    has_all_keys = config.auth == "keys" and config.keys and not may_have_more_keys(config)
-    if has_all_keys and not any(key.approve for key in config.keys):
-        return ("keys",), "none has `approve: on`: calls that need approval wait until they are refused"
-    return None
+    if not nobody_may_approve(config):
+        return None
+    if config.auth == "keys" and config.keys:
+        return ("keys",), "none has `approve: on`: calls that need approval are refused"
+    why = "nobody may approve calls, because everybody is let in without a key: those that need approval are refused"
+    return ("auth",), f"{why}; add `keys`, one with `approve: on`, or say who may in `approvals.keyless`"
+
+
+def unruled_tools(registry: Registry) -> tuple[Path, str] | None:
+    """Return what to write where tools of the config are destructive, and nothing says whether anybody has to approve their calls."""
+    names = [tool.name for tool in registry.unruled() if tool.source == CONFIG]
+    if not names:
+        return None
+    return ("tools",), (
+        f"destructive, so that each call waits for approval: {', '.join(names)}; write `require_approval: never` into the entry of one"
+        " that is to run without, or `always` where this is meant"
+    )
 
 
 def _places(config: Config) -> Iterator[tuple[Path, str | None, tuple[str, ...]]]:
@@ -146,15 +173,21 @@ def _places_of_sources(config: Config) -> Iterator[tuple[Path, str, tuple[str, .
 
 
 def _names(lists: ApprovalLists | None) -> tuple[str, ...]:
-    return () if lists is None else ApprovalRule(lists.always, lists.never).names
+    if lists is None:
+        return ()
+    return ApprovalRule(lists.always, lists.never).name_patterns()
 
 
 def _certainly_wrong(pattern: str, registry: Registry) -> Unmatched | None:
     source, slash, _ = pattern.rpartition("/")
-    sources = (*registry.source_names, CONFIG_ADDRESS)
-    if slash and not is_glob(source) and not any(f"{pattern}/".startswith(f"{each}/") for each in sources):
+    sources = (*registry.source_names(), CONFIG_ADDRESS)
+    if (
+        slash
+        and not is_glob(source)
+        and not any(f"{pattern}/".startswith(f"{source_name}/") for source_name in sources)
+    ):
         near = nearest(source, sources)
-        return Unmatched(pattern, near and f"{near}/{pattern.rpartition('/')[2]}")
-    if is_glob(pattern) or registry.source_names:
+        return Unmatched(pattern, f"{near}/{pattern.rpartition('/')[2]}" if near else "")
+    if is_glob(pattern) or registry.source_names():
         return None
     return next(iter(unmatched((pattern,), registry.tools())), None)

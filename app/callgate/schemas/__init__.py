@@ -1,1 +1,4 @@
-"""JSON Schemas of tools in the dialect that each provider takes."""
+"""JSON Schemas of tools in the dialect that each provider takes.
+
+Read `dialects` first. For users: `docs/providers.md`.
+"""

@@ -18,21 +18,22 @@ class AdaptedModel:
     """Wraps a deployment. Passed-through requests have no tools of ours, and are not changed."""
 
     def __init__(self, inner: Model, translate: Translate) -> None:
-        self._inner, self._translate = inner, translate
+        self._inner = inner
+        self._translate = translate
         self._last: tuple[Sequence[msgspec.Raw], tuple[msgspec.Raw, ...]] = ((), ())
 
     @property
     def name(self) -> str:
         return self._inner.name
 
-    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
-        if isinstance(ask, ModelRequest) and ask.tools:
+    def send(self, request: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
+        if isinstance(request, ModelRequest) and request.tools:
             # Requests of one route have the same server-side tools, which are translated once.
             before, after = self._last
-            if ask.tools is not before:
-                after = tuple(map(self._translate, ask.tools))
+            if request.tools is not before:
+                after = tuple(map(self._translate, request.tools))
                 # Not cached with a client's own tools, which would keep the whole request body alive.
-                if all(map(is_not, ask.tools, after)):
-                    self._last = ask.tools, after
-            ask = replace(ask, tools=after)
-        return self._inner.ask(ask)
+                if all(map(is_not, request.tools, after)):
+                    self._last = request.tools, after
+            request = replace(request, tools=after)
+        return self._inner.send(request)

@@ -58,21 +58,6 @@ def portable(schema: Mapping[str, Any], dialect: Dialect) -> Portable:
             return _Gemini(schema).converted()
 
 
-def dialect_of(model: str, api_base: str | None = None) -> Dialect:
-    """Return the dialect of a model by its litellm name, where the config does not set it."""
-    provider, _, rest = model.lower().partition("/")
-    name = rest or provider
-    if provider == "gemini" or "gemini" in name.rpartition("/")[2]:
-        return "gemini"
-    if provider == "anthropic" or "claude" in name:
-        return "anthropic"
-    if provider in {"ollama", "ollama_chat", "llamafile", "lm_studio", "llamacpp"}:
-        return "llama_cpp"
-    if provider in {"azure", "azure_ai"} or (provider == "openai" and not api_base) or name.startswith("gpt-"):
-        return "openai"
-    return "full"
-
-
 # OpenAI and Anthropic: no combinations at the root -------------------------------------------------------------------
 
 
@@ -113,14 +98,20 @@ def _either(choices: list[dict[str, Any]]) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     for choice in choices:
         for name, schema in choice.get("properties", {}).items():
-            known = properties.get(name)
-            if known is None or known == schema:
+            existing = properties.get(name)
+            if existing is None or existing == schema:
                 properties[name] = schema
             else:
-                ways = known["anyOf"] if isinstance(known, Mapping) and set(known) == {"anyOf"} else [known]
+                if isinstance(existing, Mapping) and set(existing) == {"anyOf"}:
+                    ways = existing["anyOf"]
+                else:
+                    ways = [existing]
                 properties[name] = {"anyOf": [*ways, *([] if schema in ways else [schema])]}
     required = set.intersection(*(set(choice.get("required", ())) for choice in choices))
-    return {"properties": properties, **({"required": sorted(required)} if required else {})}
+    merged: dict[str, Any] = {"properties": properties}
+    if required:
+        merged["required"] = sorted(required)
+    return merged
 
 
 def _for_anthropic(schema: Mapping[str, Any]) -> Portable:
@@ -150,19 +141,19 @@ def _for_llama_cpp(schema: Mapping[str, Any]) -> Portable:
             return [plain(inner, f"{place}/{at}") for at, inner in enumerate(node)]
         if not isinstance(node, Mapping):
             return node
-        kept: dict[str, Any] = {}
+        keywords_left: dict[str, Any] = {}
         for keyword, value in node.items():
             if reason := _no_grammar_for(keyword, value, node):
                 losses.append(f"{place or '/'}: {keyword} left out, {reason}")
             elif keyword in {"properties", "$defs", "definitions"} and isinstance(value, Mapping):
-                kept[keyword] = {
+                keywords_left[keyword] = {
                     name: plain(inner, f"{place}/{keyword}/{_step(name)}") for name, inner in value.items()
                 }
             elif keyword in {"enum", "const", "default", "examples", "required"}:
-                kept[keyword] = value
+                keywords_left[keyword] = value
             else:
-                kept[keyword] = plain(value, f"{place}/{keyword}")
-        return kept
+                keywords_left[keyword] = plain(value, f"{place}/{keyword}")
+        return keywords_left
 
     return Portable(plain(schema, ""), tuple(losses))
 
@@ -171,11 +162,15 @@ def _no_grammar_for(keyword: str, value: Any, node: Mapping[str, Any]) -> str:
     if keyword == "pattern" and isinstance(value, str):
         if not (value.startswith("^") and value.endswith("$")):
             return "it is not anchored at both ends"
-        return "its grammar cannot be written" if _NOT_IN_GRAMMARS.search(value) else ""
+        if _NOT_IN_GRAMMARS.search(value):
+            return "its grammar cannot be written"
+        return ""
     if keyword in {"minLength", "maxLength", "minItems", "maxItems"} and isinstance(value, int) and value > MAX_REPEATS:
         return "the repetition is too long for a grammar"
     if keyword in {"not", "if", "then", "else", "patternProperties", "dependentSchemas", "dependentRequired"}:
-        return "grammars have no such thing" if isinstance(value, (Mapping, bool)) else ""
+        if isinstance(value, (Mapping, bool)):
+            return "grammars have no such thing"
+        return ""
     return ""
 
 
@@ -221,10 +216,14 @@ class _Gemini:
         keywords, trail = self._with_all(dict(node), place, trail)
         nullable = self._without_null(keywords)
         if "$ref" in keywords:  # of the only remaining alternative
-            kept = self._node(keywords, place, trail)
-            return {**kept, "nullable": True} if nullable else kept
-        kept = self._keywords(keywords, place, trail)
-        return {**kept, "nullable": True} if nullable else kept
+            converted = self._node(keywords, place, trail)
+            if nullable:
+                return {**converted, "nullable": True}
+            return converted
+        converted = self._keywords(keywords, place, trail)
+        if nullable:
+            return {**converted, "nullable": True}
+        return converted
 
     def _with_all(
         self, keywords: dict[str, Any], place: str, trail: tuple[str, ...]
@@ -233,15 +232,16 @@ class _Gemini:
         parts = [part for part in keywords.pop("allOf", ()) if isinstance(part, Mapping)]
         if not parts:
             return keywords, trail
-        found = [keywords]
+        flattened = [keywords]
         for part in parts:
             reference = str(part.get("$ref", ""))
             if reference in trail:
                 self._lose(place, f"{reference} refers to itself; left out")
                 continue
-            trail = (*trail, reference) if reference else trail
-            found.append(_resolved(part, self.root))
-        whole = _merged(found)
+            if reference:
+                trail = (*trail, reference)
+            flattened.append(_resolved(part, self.root))
+        whole = _merged(flattened)
         for keyword in ("allOf", "$ref"):  # of the parts; parts of parts are more than this is for
             if whole.pop(keyword, None) is not None:
                 self._lose(place, f"{keyword} inside of allOf left out")
@@ -256,15 +256,15 @@ class _Gemini:
             keywords["anyOf"] = [*keywords.get("anyOf", ()), *keywords.pop("oneOf")]
         types = keywords.get("type")
         if isinstance(types, list):
-            some = [each for each in types if each != "null"]
+            some = [kind for kind in types if kind != "null"]
             nullable = nullable or len(some) < len(types)
             if len(some) == 1:
                 keywords["type"] = some[0]
             else:
                 del keywords["type"]
-                keywords["anyOf"] = [*keywords.get("anyOf", ()), *({"type": each} for each in some)]
+                keywords["anyOf"] = [*keywords.get("anyOf", ()), *({"type": kind} for kind in some)]
         if isinstance(choices := keywords.get("anyOf"), list):
-            some = [it for it in choices if not (isinstance(it, Mapping) and it.get("type") == "null")]
+            some = [choice for choice in choices if not (isinstance(choice, Mapping) and choice.get("type") == "null")]
             nullable = nullable or len(some) < len(choices)
             del keywords["anyOf"]
             if len(some) == 1 and isinstance(some[0], Mapping):
@@ -279,7 +279,7 @@ class _Gemini:
         return nullable
 
     def _keywords(self, keywords: dict[str, Any], place: str, trail: tuple[str, ...]) -> dict[str, Any]:
-        kept: dict[str, Any] = {}
+        converted: dict[str, Any] = {}
         self._settle_enum(keywords, place)
         self._settle_bounds(keywords, place)
         for keyword, value in keywords.items():
@@ -288,25 +288,25 @@ class _Gemini:
                     name: self._node(inner, f"{place}/properties/{_step(name)}", trail) for name, inner in value.items()
                 }
                 if inside or not place:
-                    kept[keyword] = inside
+                    converted[keyword] = inside
             elif keyword == "items":
-                kept[keyword] = self._node(value, f"{place}/items", trail)
+                converted[keyword] = self._node(value, f"{place}/items", trail)
             elif keyword == "anyOf":
-                kept[keyword] = [self._node(inner, f"{place}/anyOf/{at}", trail) for at, inner in enumerate(value)]
+                converted[keyword] = [self._node(inner, f"{place}/anyOf/{at}", trail) for at, inner in enumerate(value)]
             elif keyword == "format" and value not in _GEMINI_FORMATS.get(str(keywords.get("type")), ()):
                 self._lose(place, f"format {value} left out")
             elif keyword in _GEMINI_TAKES:
-                kept[keyword] = value
+                converted[keyword] = value
             elif keyword not in {"$defs", "definitions", "$schema", "$id", "$comment", "additionalProperties"}:
                 self._lose(place, f"{keyword} left out")
             elif keyword == "additionalProperties" and isinstance(value, Mapping) and value:
                 self._lose(place, "additionalProperties left out")
-        self._settle_type(kept, place)
-        if "required" in kept:
-            kept["required"] = [name for name in kept["required"] if name in kept.get("properties", {})]
-            if not kept["required"]:
-                del kept["required"]
-        return kept
+        self._settle_type(converted, place)
+        if "required" in converted:
+            converted["required"] = [name for name in converted["required"] if name in converted.get("properties", {})]
+            if not converted["required"]:
+                del converted["required"]
+        return converted
 
     def _settle_enum(self, keywords: dict[str, Any], place: str) -> None:
         values = keywords.get("enum")
@@ -332,13 +332,17 @@ class _Gemini:
                 self._say(keywords, f"{'More' if step > 0 else 'Less'} than {bound}.")
                 self._lose(place, f"{keyword}, now in its description")
 
-    def _settle_type(self, kept: dict[str, Any], place: str) -> None:
-        if "type" not in kept and "anyOf" not in kept:
-            kept["type"] = "object" if "properties" in kept else "array" if "items" in kept else "string"
-            if kept["type"] == "string":
+    def _settle_type(self, converted: dict[str, Any], place: str) -> None:
+        if "type" not in converted and "anyOf" not in converted:
+            if "properties" in converted:
+                converted["type"] = "object"
+            elif "items" in converted:
+                converted["type"] = "array"
+            else:
+                converted["type"] = "string"
                 self._lose(place, "any value became text")
-        if kept.get("type") == "array" and "items" not in kept:
-            kept["items"] = {"type": "string"}
+        if converted.get("type") == "array" and "items" not in converted:
+            converted["items"] = {"type": "string"}
             self._lose(place, "items of any kind became texts")
 
     def _say(self, keywords: dict[str, Any], text: str) -> None:
@@ -353,15 +357,18 @@ class _Gemini:
 
 def _resolved(node: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
     """Return a node with its own reference resolved, repeatedly."""
-    found = dict(node)
+    resolved = dict(node)
     for _ in range(16):
-        reference = found.get("$ref")
-        target = _at(root, str(reference)) if reference is not None else None
+        reference = resolved.get("$ref")
+        if reference is not None:
+            target = _at(root, str(reference))
+        else:
+            target = None
         if not isinstance(target, Mapping):
             break
-        del found["$ref"]
-        found = {**target, **found}
-    return found
+        del resolved["$ref"]
+        resolved = {**target, **resolved}
+    return resolved
 
 
 def _at(root: Any, reference: str) -> Any:

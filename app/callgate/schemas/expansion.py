@@ -30,7 +30,9 @@ def check_expansion(schema: Any, most: int = MAX_EXPANDED) -> None:
     waiting: list[tuple[Any, str, frozenset[str]]] = [(schema, "", frozenset())]
     while waiting:
         node, place, within = waiting.pop()
-        count += 1 + (len(node) // TEXT_OF_A_NODE if isinstance(node, str) else 0)
+        count += 1
+        if isinstance(node, str):
+            count += len(node) // TEXT_OF_A_NODE
         if count > most:
             raise SchemaTooLarge(place)
         if isinstance(node, list):
@@ -47,25 +49,28 @@ def check_expansion(schema: Any, most: int = MAX_EXPANDED) -> None:
 
 def _targets(schema: Any, reference: str, definitions: Mapping[str, list[Any]]) -> list[Any]:
     steps = reference.partition("#")[2].split("/")
-    if found := definitions.get(steps[-1]):
-        return found
+    if target := definitions.get(steps[-1]):
+        return target
     node = schema
     for step in steps[1:]:
         node = node.get(step) if isinstance(node, Mapping) else None
-    return [] if node is None else [node]
+    if node is None:
+        return []
+    return [node]
 
 
 def _collect(node: Any, definitions: dict[str, list[Any]], most: int) -> None:
-    waiting, seen = [(node, "")], 0
+    waiting = [(node, "")]
+    nodes = 0
     while waiting:
-        each, place = waiting.pop()
-        seen += 1
-        if seen > most:
+        value, place = waiting.pop()
+        nodes += 1
+        if nodes > most:
             raise SchemaTooLarge(place)
-        if isinstance(each, list):
-            waiting += [(inner, place) for inner in each]
-        elif isinstance(each, Mapping):
-            for name, inner in each.items():
+        if isinstance(value, list):
+            waiting += [(inner, place) for inner in value]
+        elif isinstance(value, Mapping):
+            for name, inner in value.items():
                 waiting.append((inner, f"{place}/{name}"[:200]))
                 if name in _DEFINITIONS and isinstance(inner, Mapping):
                     for own, definition in inner.items():

@@ -1,4 +1,6 @@
-"""The HTTP/1.1 server in front of the ASGI application, with limits and deadlines for every connection.
+"""Our HTTP/1.1 protocol under uvicorn, with limits and deadlines for every connection.
+
+Read `connection` first. For users: `docs/security.md`.
 
 uvicorn runs the process and is given our protocol, `ServerConnection`. `protocol` has the shared state of a server's
 connections, `connection` reads requests, `request_cycle` is one request and its response in ASGI, `response_head` writes

@@ -4,10 +4,12 @@ import socket
 from pathlib import Path
 
 from callgate import __version__
-from callgate.auth.key_store import stored_keys
+from callgate.access.key_store import DamagedStore, stored_keys
 from callgate.config.load import Loaded
-from callgate.tools.registry import CONFIG, Registry
+from callgate.config.schema.whole import Config
+from callgate.tools.registry import Registry
 from callgate.tools.source_supervisor import SourceState, SourceStatus
+from callgate.tools.tool_names import CONFIG
 
 HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, and not listened on
 """The loopback address for a wildcard address."""
@@ -21,8 +23,8 @@ def banner(loaded: Loaded, listening: socket.socket) -> str:
     """Return the banner with what is known before anything is opened."""
     config = loaded.config
     host, port = listening.getsockname()[:2]
-    listens_on, url = (f"http://{f'[{each}]' if ':' in each else each}:{port}" for each in (host, HERE.get(host, host)))
-    keys = len(config.keys) + (stored_keys(Path(config.data_dir)) if config.data_dir else 0)
+    listens_on = _url(host, port)
+    url = _url(HERE.get(host, host), port)
     offered = {entry.model_name: bool(entry.tools) for entry in config.model_list}
     models = [name if tools else f"{name} (no tools)" for name, tools in offered.items()]
     if loaded.from_command_line:
@@ -34,7 +36,7 @@ def banner(loaded: Loaded, listening: socket.socket) -> str:
         f"  config  {source}",
         *([f"  page    {url}/"] if config.server.page else []),
         f"  models  {_listed(models)}",
-        f"  keys    {'off: everyone is let in' if config.auth == 'off' else keys or 'none needed on loopback'}",
+        f"  keys    {_keys(config)}",
     ]
     if loaded.path is None and not loaded.from_command_line:
         lines += [
@@ -42,6 +44,20 @@ def banner(loaded: Loaded, listening: socket.socket) -> str:
             "  go on   callgate init    (writes a config.yaml with your models, tools and MCP servers)",
         ]
     return "\n".join(lines)
+
+
+def _keys(config: Config) -> str:
+    if config.auth == "off":
+        return "off: everyone is let in"
+    keys = len(config.keys)
+    if config.data_dir:
+        try:
+            keys += stored_keys(Path(config.data_dir))
+        except (DamagedStore, OSError):
+            return f"{keys}, and those of the key store, which cannot be read"
+    if not keys:
+        return "none needed on loopback"
+    return str(keys)
 
 
 def tools_banner(registry: Registry) -> str:
@@ -68,6 +84,15 @@ def _state(status: SourceStatus, names: list[str]) -> str:
             )
 
 
+def _url(host: str, port: int) -> str:
+    if ":" in host:
+        return f"http://[{host}]:{port}"
+    return f"http://{host}:{port}"
+
+
 def _listed(names: list[str]) -> str:
-    rest = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    not_shown = len(names) - MOST_NAMES
+    shown = ", ".join(names[:MOST_NAMES])
+    if not_shown > 0:
+        return f"{shown} and {not_shown} more"
+    return shown

@@ -14,16 +14,20 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from callgate.api.middleware import CONNECTION
 from callgate.server import refusals
 from callgate.server.limits import (
     ALWAYS_ANSWERED,
     FRAMING_PER_BYTE,
     HELD_BYTES,
+    IN_RESERVE,
     LINGER_BYTES,
+    LINGER_HEAD_BYTES,
     LINGER_SECONDS,
     LOWEST_RATE,
     MAX_PIPELINED,
     RESERVE_SECONDS,
+    TURNED_AWAY,
 )
 from callgate.server.refusals import RequestRefused
 from callgate.server.request_cycle import RequestCycle
@@ -38,12 +42,12 @@ TUNNEL: Final[dict[str, dict[str, Any]]] = {"callgate.tunnel": {}}
 ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
 
-HEAD, BODY, ANSWER, IDLE, UNREAD, CLOSING = range(6)
+HEAD, BODY, ANSWER, IDLE, CLOSING = range(5)
 """The phases of a connection, for its deadline: reading headers; reading a body; answering, which has no deadline here; idle;
-draining the body of a request that has been answered; closing. Plain numbers, because enum members are ten times as slow."""
+closing. Plain numbers, because enum members are ten times as slow."""
 
 
-_NONE, _ASKED, _HEAD_AGAIN, _BODY_AGAIN, _OVER = range(5)
+_NONE, _REQUESTED, _HEAD_AGAIN, _BODY_AGAIN, _OVER = range(5)
 """The state of a request with `Upgrade`: there is none; its head was read; its framing is fed to another parser; that one
 reads the body; it is complete, and what follows is ignored."""
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
@@ -57,48 +61,56 @@ _OURS: Final = b"x-callgate-"
 class ServerConnection(asyncio.Protocol):
     """Reads requests and has the application answer them one after another."""
 
-    __slots__ = (
-        "_answering",
+    __slots__ = (  # noqa: RUF023 - in groups, as they are set below
+        # The server: the same for all its connections.
         "_app",
         "_app_state",
-        "_asked",
-        "_body_began",
-        "_context",
-        "_framing_bytes",
-        "_head_bytes",
-        "_headers",
-        "_ignores_input",
-        "_in_body",
-        "_in_head",
-        "_in_reserve",
-        "_last_data",
         "_limits",
-        "_newest",
-        "_parser",
-        "_phase",
-        "_read_bytes",
         "_root_path",
-        "_scope",
-        "_spent_bytes",
-        "_target",
-        "_template",
-        "_transport",
-        "_tunnel",
-        "_unsent_bytes",
-        "_upgrade",
-        "_waiting",
-        "_wrote_at",
-        "body_bytes",
-        "connected_since",
-        "due",
         "factory",
-        "full",
-        "is_holding_back",
         "loop",
         "server_state",
-        "stalled",
-        "unsent",
+        # This connection.
+        "_context",
+        "_ignores_input",
+        "_parser",
+        "_scope",
+        "_transport",
+        "connected_since",
+        "in_reserve",
+        "is_holding_back",
+        "owner",
         "write",
+        # Its requests: being read, waiting for their turn, being answered.
+        "_answering",
+        "_newest",
+        "_tunnel",
+        "_waiting",
+        # The head that is being read, and what of the last one can be used again.
+        "_head_bytes",
+        "_headers",
+        "_in_head",
+        "_request_line",
+        "_target",
+        "_template",
+        "_upgrade",
+        # The body that is being read.
+        "_body_began",
+        "_framing_bytes",
+        "_in_body",
+        "_last_data",
+        "_read_bytes",
+        "_spent_bytes",
+        "body_bytes",
+        # Deadlines.
+        "_phase",
+        "due",
+        "stalled",
+        # What is written.
+        "_unsent_bytes",
+        "_wrote_at",
+        "full",
+        "unsent",
     )
 
     def __init__(
@@ -111,37 +123,67 @@ class ServerConnection(asyncio.Protocol):
     ) -> None:
         if not config.loaded:
             config.load()
+        # The server: the same for all its connections.
+        self.factory = factory
         self.loop = loop
-        self.due = NEVER
-        """The deadline of the current phase."""
-        self.stalled = NEVER
-        """The deadline for a client that does not read."""
+        self.server_state = server_state
+        self._limits = factory.limits
+        self._app = config.loaded_app
+        self._app_state = app_state
+        self._root_path = config.root_path
+
+        # This connection.
         self.connected_since = -math.inf
-        self.full: asyncio.Event | None = None
-        """There is one while the client does not read; set when more can be written."""
         self.is_holding_back = False
         """Reading from the socket is paused."""
-        self.factory, self._limits = factory, factory.limits
-        self._app, self._app_state, self.server_state = config.loaded_app, app_state, server_state
-        self._root_path = config.root_path
         self._context = copy_context()
+        self.in_reserve = False
+        """It is one of the few that are accepted beyond the limit, and has no place."""
+        self.owner: str | None = None  # whose share it counts in; None until a request of it has shown a key
+        self._ignores_input = False
+
+        # Its requests.
+        self._newest: RequestCycle | None = None
+        """The request that was read last; it may still wait for earlier ones."""
         self._waiting: deque[RequestCycle] = deque()
         self._answering: RequestCycle | None = None
         self._tunnel: RequestCycle | None = None
         """The request that has switched to another protocol: the application reads what comes."""
-        self._newest: RequestCycle | None = None
-        """The request that was read last; it may still wait for earlier ones."""
+
+        # The head that is being read.
+        self._in_head = False
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._upgrade = _NONE
+        self._request_line = (b"", b"", "")
+        """Target, method and version of the last request, from which `_template` was made."""
+        self._template: dict[str, Any] = {}
+
+        # The body that is being read.
+        self._in_body = False
+        self.body_bytes = 0
+        self._framing_bytes = 0
+        self._read_bytes = 0
+        """Bytes of this read from the socket."""
+        self._spent_bytes = 0
+        """Those of them that belong to requests that are complete."""
+        self._body_began = -math.inf
+        self._last_data = -math.inf
+
+        # Deadlines.
+        self._phase = HEAD
+        self.due = NEVER
+        """The deadline of the current phase."""
+        self.stalled = NEVER
+        """The deadline for a client that does not read."""
+
+        # What is written.
+        self.full: asyncio.Event | None = None
+        """There is one while the client does not read; set when more can be written."""
         self.unsent: list[bytes] = []
         self._unsent_bytes = 0
-        self._phase = HEAD
-        self._in_head = self._in_body = self._in_reserve = self._ignores_input = False
-        self._upgrade = _NONE
-        self._target = b""
-        self._asked = (b"", b"", "")
-        self._template: dict[str, Any] = {}
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._read_bytes = self._spent_bytes = self._head_bytes = self.body_bytes = self._framing_bytes = 0
-        self._body_began = self._last_data = self._wrote_at = -math.inf
+        self._wrote_at = -math.inf
 
     # -- the transport's side
 
@@ -158,19 +200,18 @@ class ServerConnection(asyncio.Protocol):
             "client": _address(transport, "peername"),
             "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
             "root_path": self._root_path,
+            CONNECTION: self,
         }
         self.server_state.connections.add(self)  # type: ignore[arg-type]  # typed as its own kinds of it
         waits = self._limits.header_seconds
         self.connected_since = now = self.loop.time()
-        factory = self.factory
-        over = len(factory.connections) + 1 - self._limits.connections
-        has_place = over <= 0 or factory.free_a_place(now)
-        factory.enter(self)
-        if not has_place:
-            if over > self._limits.reserve:
-                self._refuse(refusals.too_many_connections())
-                return
-            self._in_reserve, waits = True, min(waits, RESERVE_SECONDS)
+        entrance = self.factory.enter(self, now)
+        if entrance == TURNED_AWAY:
+            self._refuse(refusals.too_many_connections())
+            return
+        if entrance == IN_RESERVE:
+            self.in_reserve = True
+            waits = min(waits, RESERVE_SECONDS)
         self._wait(HEAD, now + waits)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -184,6 +225,7 @@ class ServerConnection(asyncio.Protocol):
         self._ignores_input = True
         # Each of these refers to this connection: in a cycle they would be kept until a full collection of garbage.
         self._answering = self._newest = self._tunnel = None
+        self._scope = self._template = {}
         del self._parser
 
     def data_received(self, data: bytes) -> None:
@@ -194,12 +236,13 @@ class ServerConnection(asyncio.Protocol):
             self.factory.idle.pop(self, None)
         self._read_bytes = len(data)
         self._spent_bytes = 0
-        body_before, was_in_body = self.body_bytes, self._in_body
+        body_before = self.body_bytes
+        was_in_body = self._in_body
         try:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as stopped:
-                if self._upgrade == _ASKED:
+                if self._upgrade == _REQUESTED:
                     self._read_plainly(data[stopped.args[0] :])
             else:
                 if self._in_body:
@@ -212,7 +255,9 @@ class ServerConnection(asyncio.Protocol):
             if self._upgrade == _OVER:
                 return  # what follows the last one
             refused = wrong.__context__
-            self._refuse(refused if isinstance(refused, RequestRefused) else refusals.not_http())
+            if not isinstance(refused, RequestRefused):
+                refused = refusals.not_http()
+            self._refuse(refused)
         except RequestRefused as refused:
             self._refuse(refused)
 
@@ -225,7 +270,7 @@ class ServerConnection(asyncio.Protocol):
         elif not self._tunnel.feed(data):
             self._hold_back()
 
-    def _read_plainly(self, rest: bytes) -> None:
+    def _read_plainly(self, data: bytes) -> None:
         """Read the body of a request with an `Upgrade` that is ignored; Java's clients send one each time.
 
         The parser takes all that follows for the other protocol, so a new one reads the body, by the request's framing. It is
@@ -236,7 +281,7 @@ class ServerConnection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._upgrade = _HEAD_AGAIN
         self._parser.feed_data(head)
-        self._parser.feed_data(rest)
+        self._parser.feed_data(data)
         if self._in_body:
             self._expect_body(None)
 
@@ -244,12 +289,14 @@ class ServerConnection(asyncio.Protocol):
         """Begin the deadline for a client that does not read."""
         self.full = asyncio.Event()
         self.stalled = self.loop.time() + self._limits.idle_seconds
+        self.factory.note_unread(self)
 
     def resume_writing(self) -> None:
         self._make_writable()
 
     def _make_writable(self) -> None:
         self.stalled = NEVER
+        self.factory.unread.pop(self, None)
         if self.full is not None:
             self.full.set()
             self.full = None
@@ -300,20 +347,21 @@ class ServerConnection(asyncio.Protocol):
         fields = dict(self._headers)
         if len(fields) < len(self._headers):
             self._check_repeated()
-        if is_current and b"host" not in fields:
-            raise refusals.no_host()
+        if b"host" not in fields or self._target[:1] != b"/":
+            self._check_host(fields.get(b"host"), is_current)
         if b"upgrade" in fields and self._parser.should_upgrade():
-            self._upgrade = _ASKED
+            self._upgrade = _REQUESTED
             keep = False
             # Proxies accept a 101 only for such a request.
             scope["extensions"] = TUNNEL if is_current and scope["method"] == "GET" else {}
-        if self._in_reserve or factory.draining:
-            if scope["path"] not in ALWAYS_ANSWERED:
-                raise refusals.closing() if factory.draining else refusals.too_many_connections()
+        if self.in_reserve or factory.draining:
+            if factory.draining and scope["path"] not in ALWAYS_ANSWERED:
+                raise refusals.closing()
             keep = False
-        self._newest = cycle = RequestCycle(self, scope, scope["method"], keep)
+        self._newest = cycle = RequestCycle(connection=self, scope=scope, method=scope["method"], keep=keep)
         if self._answering is None:
-            self._phase, self.due = ANSWER, NEVER
+            self._phase = ANSWER
+            self.due = NEVER
             self._start(cycle)
         else:
             if len(self._waiting) >= MAX_PIPELINED:
@@ -350,10 +398,10 @@ class ServerConnection(asyncio.Protocol):
     def _described(self) -> dict[str, Any]:
         """Return the ASGI scope of the request. The parts of an equal target and method are cached per connection."""
         parser = self._parser
-        asked = (self._target, parser.get_method(), parser.get_http_version())
-        if asked != self._asked:
-            self._template = self._taken_apart(*asked)
-            self._asked = asked
+        request_line = (self._target, parser.get_method(), parser.get_http_version())
+        if request_line != self._request_line:
+            self._template = self._taken_apart(*request_line)
+            self._request_line = request_line
         scope = self._template.copy()
         scope["headers"] = self._headers
         scope["state"] = self._app_state.copy()
@@ -368,7 +416,8 @@ class ServerConnection(asyncio.Protocol):
             raw_path, _, query = target.partition(b"?")
         else:  # an absolute URL, as for a proxy, or an invalid target
             url = httptools.parse_url(target)
-            raw_path, query = url.path or b"/", url.query or b""
+            raw_path = url.path or b"/"
+            query = url.query or b""
         path = raw_path.decode("ascii")
         return {
             **self._scope,
@@ -381,17 +430,41 @@ class ServerConnection(asyncio.Protocol):
 
     def _check_repeated(self) -> None:
         """Refuse a request that repeats a header that must be unique: a proxy in front may have used the other one."""
-        seen: set[bytes] = set()
+        names: set[bytes] = set()
         for name, _ in self._headers:
-            if name in seen and (name in _ONCE or name.startswith(_OURS)):
+            if name in names and (name in _ONCE or name.startswith(_OURS)):
                 raise refusals.repeated_header(name.decode("latin-1"))
-            seen.add(name)
+            names.add(name)
+
+    def _check_host(self, host: bytes | None, is_current: bool) -> None:
+        """Refuse a request without a Host header, or with a whole address of another host as its target: only the header is judged."""
+        if host is None:
+            if is_current:
+                raise refusals.no_host()
+            return
+        authority = self._target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
+        if host.lower() != authority.lower():
+            raise refusals.other_host()
 
     def _start(self, cycle: RequestCycle) -> None:
         self._answering = cycle
         # Each request runs in a copy of the same context, so that none sees the variables of another.
         cycle.task = task = self.loop.create_task(cycle.run(self._app), context=self._context.copy())
         self.server_state.tasks.add(task)
+
+    def belong_to(self, owner: str) -> None:
+        """Count it in the share of a key from now on. Raises `ChatError` where that has no place left.
+
+        A connection in the reserve gets its place only here, so that those without a key take none from those with one.
+        """
+        if owner == self.owner and not self.in_reserve:
+            return
+        try:
+            self.factory.assign(self, owner)
+        except RequestRefused as refused:
+            if self._answering is not None:
+                self._answering.keep = False
+            raise refused.error from None
 
     def open_tunnel(self, cycle: RequestCycle) -> bool:
         """Pass all further data to the application. False where the request did not ask for an upgrade."""
@@ -408,15 +481,15 @@ class ServerConnection(asyncio.Protocol):
         if self.unsent:
             self.flush()
         if not cycle.keep:
-            self.close()
+            if self._in_body:
+                self._linger()
+            else:
+                self.close()
             return
         if self.is_holding_back:
             self.read_on()
         if self._waiting:
             self._start(self._waiting.popleft())
-        elif self._in_body:
-            # Answered before the whole body had come (401, 413). The rest is drained, with a deadline.
-            self._wait(UNREAD, self.loop.time() + self._limits.body_seconds)
         elif self._in_head:
             self.factory.awaiting_head[self] = None
         else:
@@ -438,7 +511,8 @@ class ServerConnection(asyncio.Protocol):
 
     def _become_idle(self) -> None:
         self.factory.idle[self] = None
-        self._phase, self.due = IDLE, self.loop.time() + self._limits.idle_seconds
+        self._phase = IDLE
+        self.due = self.loop.time() + self._limits.idle_seconds
 
     # -- flow
 
@@ -464,7 +538,8 @@ class ServerConnection(asyncio.Protocol):
     def flush(self) -> None:
         if not self.unsent:
             return
-        unsent, self.unsent = self.unsent, []
+        unsent = self.unsent
+        self.unsent = []
         self._unsent_bytes = 0
         self._transport.writelines(unsent)
 
@@ -481,6 +556,7 @@ class ServerConnection(asyncio.Protocol):
     def give_way(self) -> None:
         """Close to make room for another connection, with a 503 if the client may be about to send a request."""
         if self._phase == IDLE:
+            self.factory.give_up_place(self)
             self.close()
         else:
             self._refuse(refusals.too_many_connections())
@@ -490,6 +566,16 @@ class ServerConnection(asyncio.Protocol):
         self.flush()
         self._transport.close()
         self._wait(CLOSING, self.loop.time() + self._limits.idle_seconds)
+        if self.full is None and self._transport.get_write_buffer_size():
+            self.factory.note_unread(self)
+
+    def cut(self) -> None:
+        """Close at once, whatever was not sent."""
+        self._transport.abort()
+
+    def unsent_bytes(self) -> int:
+        """Return how many bytes of answers the client has not taken."""
+        return self._transport.get_write_buffer_size()
 
     def _hang_up(self) -> None:
         """Close with a deadline: the transport alone would wait endlessly for a client that does not read."""
@@ -502,7 +588,8 @@ class ServerConnection(asyncio.Protocol):
     # -- the clock
 
     def _wait(self, phase: int, until: float) -> None:
-        self._phase, self.due = phase, until
+        self._phase = phase
+        self.due = until
 
     def _expect_head(self) -> None:
         """Set the deadline for the headers of a request."""
@@ -523,8 +610,6 @@ class ServerConnection(asyncio.Protocol):
             self._framing_bytes += self._read_bytes - (self.body_bytes - before)
             if self._framing_bytes - FRAMING_PER_BYTE * self.body_bytes > self._limits.header_bytes:
                 raise refusals.too_much_framing()
-        if self._phase == UNREAD:
-            return
         self._last_data = now = self.loop.time()
         if self._phase != BODY:
             self._body_began = now
@@ -557,19 +642,23 @@ class ServerConnection(asyncio.Protocol):
     # -- refusing
 
     def _refuse(self, refused: RequestRefused) -> None:
-        """Send an error and close, reading on for a moment so that the error arrives. In the middle of a response just close."""
-        self._ignores_input = True
-        self.factory.awaiting_head.pop(self, None)
-        self.body_bytes = 0
-        self._waiting.clear()
-        cycle, self._answering = self._answering, None
+        """Send an error and close. In the middle of a response just close."""
+        cycle = self._answering
+        self._answering = None
         if cycle is not None:
             cycle.abandon()
-            if cycle.is_on_the_wire:
-                self.close()
-                return
         self.flush()
-        self.write(refusals.refusal(refused, "" if cycle is None else cycle.method, self._target))
+        if cycle is None or not cycle.is_on_the_wire:
+            self.write(refusals.refusal(refused, "" if cycle is None else cycle.method, self._target))
+        self._linger(LINGER_BYTES if self._in_body else LINGER_HEAD_BYTES)
+
+    def _linger(self, most: int = LINGER_BYTES) -> None:
+        """Close after the last answer, reading on for a moment so that it arrives: a socket that is closed with unread bytes is
+        reset, and the client may never see what it was told. It has no place meanwhile."""
+        self._ignores_input = True
+        self.body_bytes = LINGER_BYTES - most
+        self._waiting.clear()
+        self.factory.give_up_place(self)
         with contextlib.suppress(OSError):  # the client may have disconnected
             self._transport.write_eof()
         self.read_on()
@@ -579,4 +668,6 @@ class ServerConnection(asyncio.Protocol):
 def _address(transport: asyncio.BaseTransport, side: str) -> tuple[str, int] | None:
     """Return an address and a port. A socket for both families has IPv4 addresses mapped to IPv6."""
     where = transport.get_extra_info(side)
-    return (str(where[0]).removeprefix("::ffff:"), int(where[1])) if isinstance(where, tuple) else None
+    if isinstance(where, tuple):
+        return (str(where[0]).removeprefix("::ffff:"), int(where[1]))
+    return None

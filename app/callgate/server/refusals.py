@@ -12,13 +12,18 @@ class RequestRefused(Exception):
 
     def __init__(self, status: int, message: str, code: str | None, retry_after: float | None = None) -> None:
         super().__init__(message)
-        kind = "server_error" if status >= 500 else "invalid_request_error"
+        kind = "invalid_request_error"
+        if status >= 500:
+            kind = "server_error"
+        elif status == 429:
+            kind = "rate_limit_error"
         self.error = ChatError(status, message, type=kind, code=code, retry_after=retry_after)
 
 
 def refusal(refused: RequestRefused, method: str = "", target: bytes = b"") -> bytes:
     """Return the whole response, the last one on its connection. `target`: the request target, as far as it has come."""
-    path, request_id = target.decode("latin-1"), new_request_id()
+    path = target.decode("latin-1")
+    request_id = new_request_id()
     body = error_body(refused.error, path, request_id)
     headers = {
         **({"request-id": request_id} if is_anthropics(path) else {}),
@@ -29,7 +34,9 @@ def refusal(refused: RequestRefused, method: str = "", target: bytes = b"") -> b
     }
     lines = "".join(f"\r\n{name}: {value}" for name, value in headers.items())
     head = b"%b%b\r\n\r\n" % (STATUS_LINES[status_at(path, refused.error.status)], lines.encode("latin-1"))
-    return head if method == "HEAD" else head + body
+    if method == "HEAD":
+        return head
+    return head + body
 
 
 def not_http() -> RequestRefused:
@@ -42,6 +49,10 @@ def too_much_framing() -> RequestRefused:
 
 def no_host() -> RequestRefused:
     return RequestRefused(400, "The request has no Host header, which HTTP/1.1 asks for.", "invalid_http_request")
+
+
+def other_host() -> RequestRefused:
+    return RequestRefused(400, "The request's target and its Host header name different hosts.", "invalid_http_request")
 
 
 def unknown_version(version: str) -> RequestRefused:
@@ -74,6 +85,11 @@ def body_timeout() -> RequestRefused:
 
 def too_many_connections() -> RequestRefused:
     return RequestRefused(503, "Too many connections. Try again in a moment.", "over_capacity", retry_after=1)
+
+
+def too_many_of_one_key(share: int) -> RequestRefused:
+    message = f"This key may have {share} connections open at once. Close some, or use them again."
+    return RequestRefused(429, message, "too_many_connections", retry_after=1)
 
 
 def closing() -> RequestRefused:

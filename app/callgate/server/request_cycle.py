@@ -37,11 +37,11 @@ COUNTED, CHUNKED, CLOSED, NONE = range(4)
 is no body, as in the response to HEAD."""
 
 
-class RequestCycle(msgspec.Struct, eq=False):
+class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
     """One request and its response, between a connection and the application."""
 
-    _connection: "ServerConnection"
-    _scope: dict[str, Any]
+    connection: "ServerConnection"
+    scope: dict[str, Any]
     method: str
     """A copy, because the application may change the scope."""
     keep: bool
@@ -100,38 +100,39 @@ class RequestCycle(msgspec.Struct, eq=False):
 
     def awaits_continue(self) -> bool:
         """True if the client waits for 100 Continue. Only read when the application waits for the body."""
-        if self.is_whole or self.sent_continue or self._connection.body_bytes or self._scope["http_version"] != "1.1":
+        if self.is_whole or self.sent_continue or self.connection.body_bytes or self.scope["http_version"] != "1.1":
             return False
-        return any(name == b"expect" and value.lower() == b"100-continue" for name, value in self._scope["headers"])
+        return any(name == b"expect" and value.lower() == b"100-continue" for name, value in self.scope["headers"])
 
     async def run(self, app: Application) -> None:
         """Run the application. If it fails, the client is sent an error, or an incomplete response."""
         try:
-            await app(self._scope, self.receive, self.send)
+            await app(self.scope, self.receive, self.send)
         except Exception:
             log.exception("application_failed")
         else:
             if self._stage != COMPLETE and not self.abandoned:
                 log.error("application_did_not_answer")
         finally:
-            self._connection.released(self)
+            self.connection.released(self)
 
     # -- for the application
 
     async def receive(self) -> Message:
         if not self._fresh:
             await self._wait()
-        elif self._connection.is_holding_back:
-            self._connection.read_on()
+        elif self.connection.is_holding_back:
+            self.connection.read_on()
         if self.abandoned or self._stage == COMPLETE:
             return {"type": "http.disconnect"}
         self._fresh = False
         self._held = 0
-        parts, self._parts = self._parts, []
+        parts = self._parts
+        self._parts = []
         return {"type": "http.request", "body": b"".join(parts), "more_body": not self.is_whole}
 
     async def send(self, message: Message) -> None:
-        connection = self._connection
+        connection = self.connection
         if connection.full is not None and not self.abandoned:
             await connection.full.wait()
         if self.abandoned:
@@ -145,11 +146,12 @@ class RequestCycle(msgspec.Struct, eq=False):
         if stage == UNBEGUN:
             self._begin(message["status"], message.get("headers", ()))
             return
-        body, more = message.get("body", b""), message.get("more_body", False)
-        if more and stage == SENDING and self._framing == CHUNKED and 0 < len(body) <= JOINED_BYTES:
+        body = message.get("body", b"")
+        more_body = message.get("more_body", False)
+        if more_body and stage == SENDING and self._framing == CHUNKED and 0 < len(body) <= JOINED_BYTES:
             connection.gather(b"%x\r\n%b\r\n" % (len(body), body))  # the usual case in a stream
         else:
-            self._go_on(body, more)
+            self._go_on(body, more_body)
 
     # -- the request
 
@@ -157,7 +159,7 @@ class RequestCycle(msgspec.Struct, eq=False):
         """Wait for a piece of the body or the end of the request."""
         if self.abandoned or self._stage == COMPLETE:
             return
-        connection = self._connection
+        connection = self.connection
         if self._stage == UNBEGUN and self.awaits_continue():
             self.sent_continue = True
             connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -171,10 +173,13 @@ class RequestCycle(msgspec.Struct, eq=False):
     # -- the answer
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        connection = self._connection
+        connection = self.connection
         if status == SWITCHING and connection.open_tunnel(self):
             lines, _, _ = header_lines(headers)
-            self._framing, self.keep, self.is_whole, self._left = CLOSED, False, False, -1
+            self._framing = CLOSED
+            self.keep = False
+            self.is_whole = False
+            self._left = -1
             self._head = b"HTTP/1.1 101 Switching Protocols%b\r\n\r\n" % lines
             self._stage = HELD
             return
@@ -184,10 +189,11 @@ class RequestCycle(msgspec.Struct, eq=False):
         lines, length, ends = header_lines(headers)
         own = b"\r\n\r\n"
         if status in BODILESS:
-            self._framing, length = COUNTED, 0
+            self._framing = COUNTED
+            length = 0
         elif length >= 0:
             self._framing = COUNTED
-        elif self._scope["http_version"] != "1.1":
+        elif self.scope["http_version"] != "1.1":
             self._framing = CLOSED
             self.keep = False
         else:
@@ -196,25 +202,26 @@ class RequestCycle(msgspec.Struct, eq=False):
         if self.method == "HEAD":
             self._framing = NONE
             own = b"\r\n\r\n"
-        if ends or connection.factory.draining or (not self.is_whole and self.awaits_continue()):
-            self.keep = False  # a client that got no 100 Continue may still send its body or not
+        if ends or connection.factory.draining or not self.is_whole:
+            self.keep = False  # an answer before the end of the body is a refusal, and the rest is not waited for
         if not self.keep and not ends:
             own = b"\r\nconnection: close" + own
         self._left = length
-        standing = connection.factory.standing_lines(connection.server_state.default_headers)
+        standing = connection.factory.standing_lines.of(connection.server_state.default_headers)
         self._head = b"".join((line, standing, lines, own))
         self._stage = HELD
 
-    def _go_on(self, body: bytes, more: bool) -> None:
-        framing, connection = self._framing, self._connection
+    def _go_on(self, body: bytes, more_body: bool) -> None:
+        framing = self._framing
+        connection = self.connection
         if framing == COUNTED:
             self._left -= len(body)
-            if self._left and (self._left < 0 or not more):
+            if self._left and (self._left < 0 or not more_body):
                 raise RuntimeError(f"Response content {'longer' if self._left < 0 else 'shorter'} than Content-Length")
             data = body
         elif framing == CHUNKED:
             data = self._chunk(body) if body else b""
-            if not more:
+            if not more_body:
                 data += b"0\r\n\r\n"
         else:
             data = body if framing == CLOSED else b""
@@ -224,11 +231,11 @@ class RequestCycle(msgspec.Struct, eq=False):
             else:
                 data = self._head + data
             self._stage = SENDING
-        if data and (more or connection.unsent):
+        if data and (more_body or connection.unsent):
             connection.gather(data)
         elif data:
             connection.write(data)
-        if not more:
+        if not more_body:
             self._stage = COMPLETE
             if self._news is not None:
                 self._news.set()
@@ -241,7 +248,7 @@ class RequestCycle(msgspec.Struct, eq=False):
             return b"%x\r\n%b\r\n" % (size, body)
         if self._stage == HELD:
             self._stage = SENDING
-            self._connection.gather(self._head)
-        self._connection.gather(b"%x\r\n" % size)
-        self._connection.gather(body)
+            self.connection.gather(self._head)
+        self.connection.gather(b"%x\r\n" % size)
+        self.connection.gather(body)
         return b"\r\n"

@@ -1,7 +1,7 @@
 """Checks an application's response headers, and encodes them."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
@@ -32,6 +32,21 @@ class _Shape(NamedTuple):
 _shapes: dict[tuple[bytes, ...], _Shape] = {}
 
 
+class StandingLines:
+    """The header lines of every response of a server, such as the date."""
+
+    def __init__(self) -> None:
+        self._headers: Sequence[tuple[bytes, bytes]] = ()
+        self._lines = b""
+
+    def of(self, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+        """Return the lines of these headers. uvicorn makes a new list every second."""
+        if headers is not self._headers:
+            self._headers = headers
+            self._lines = b"".join(b"\r\n%b: %b" % header for header in headers)
+        return self._lines
+
+
 def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, int, bool]:
     """Return the header lines, the content length (-1 if none), and whether the connection is to be closed."""
     columns = tuple(zip(*headers, strict=True))
@@ -53,7 +68,8 @@ def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, int, bo
 
 def _shape(names: tuple[bytes, ...]) -> _Shape:
     """Return the shape of headers, cached unless there are too many."""
-    template, controls = b"", 0
+    template = b""
+    controls = 0
     lengths: list[int] = []
     connections: list[int] = []
     for place, name in enumerate(map(bytes.lower, names)):

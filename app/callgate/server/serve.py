@@ -7,8 +7,8 @@ import gc
 import os
 import signal
 import socket
-import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,20 +17,28 @@ from types import FrameType
 import structlog
 import uvicorn
 
+from callgate.api.bodies import OF_ALL
 from callgate.application import create_app
+from callgate.config import redaction
 from callgate.config.load import Loaded
-from callgate.runtime.builders.models import model_entries
+from callgate.config.redaction import Redactor
+from callgate.models import litellm_model, resolve
+from callgate.models.building import model_entries
 from callgate.runtime.reload import ConfigSource
-from callgate.runtime.siblings import Siblings
 from callgate.server import ConnectionLimits, ProtocolFactory
 from callgate.server.banner import banner, tools_banner
+from callgate.server.limits import LINGERING
+from callgate.server.siblings import Siblings
 from callgate.server.workers import BACKLOG, Workers, bound_to, share_of
 from callgate.telemetry import logs
-from callgate.telemetry.redaction import Redactor
-from callgate.upstream import litellm_model, resolve
+from callgate.telemetry.terminal import say
 
 log = structlog.get_logger("callgate.server")
 
+MOST_HOLDERS = 3
+"""The most processes that are named which have the port."""
+ORPHAN_SECONDS = 2.0
+"""How long a start waits for its port while workers of the same user have it, whose parent may have died."""
 UNSENT_BYTES = 131_072
 """Bytes of a response that the system buffers for a slow client. Its default is megabytes, and as much is read of the model."""
 GARBAGE_OBJECTS = 5_000
@@ -52,29 +60,26 @@ LAST_LINES_SECONDS = 0.2
 """The timeout for writing queued log lines, which may have no reader."""
 
 
-def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
-    """Serve until stopped; `read` reads the config again.
+def serve(loaded: Loaded, read_config: Callable[[], Loaded] | None = None) -> int:
+    """Serve until stopped; `read_config` reads the config again.
 
     The exit code: 0 after an orderly end, 1 when it could not start, 2 where the config forbids it, `CUT_OFF` when requests were
     still running at the end of the drain, 128 and the signal's number when a second signal ended it at once. Of several
     workers it is the worst.
     """
     config = loaded.config
-    redactor = Redactor(loaded.secrets)
+    redactor = redaction.current
+    redactor.add(*loaded.secrets)
     logs.configure(redactor, level=config.logging.level, format=config.logging.format)
     if config.data_dir is not None and (mistake := _unusable(Path(config.data_dir))):
-        print(f"callgate: data_dir: {mistake}", file=sys.stderr)
+        say(f"callgate: data_dir: {mistake}", err=True)
         return 1
     listening = _listen(config.server.host, config.server.port)
     if listening is None:
         return 1
     if config.server.workers == 1:
         with listening:
-            return _serve_on(listening, loaded, read, redactor)
-    if config.store.redis_url is None:
-        listening.close()
-        print("callgate: server.workers: several need `store.redis_url`: without it each would have its own limits, chats and answers", file=sys.stderr)  # fmt: skip
-        return 2
+            return _serve_on(listening, loaded, read_config, redactor)
     host, port = listening.getsockname()[:2]
     listening.close()  # the port is free; from here on the workers share it
     with bound_to(host, port, listening.family) as address:
@@ -85,19 +90,19 @@ def serve(loaded: Loaded, read: Callable[[], Loaded] | None = None) -> int:
             def shared(loaded: Loaded) -> Loaded:
                 return replace(loaded, config=share_of(loaded.config, siblings.place, siblings.count))
 
-            again = None if read is None else lambda: shared(read())
+            again = None if read_config is None else lambda: shared(read_config())
             return _serve_on(listening, shared(loaded), again, redactor, siblings)
 
-        def say() -> None:
-            print(banner(loaded, address), file=sys.stderr, flush=True)
+        def announce() -> None:
+            say(banner(loaded, address), err=True)
 
-        return Workers(work, config.server.workers, address, say).run()
+        return Workers(work, config.server.workers, address, announce).run()
 
 
 def _serve_on(
     listening: socket.socket,
     loaded: Loaded,
-    read: Callable[[], Loaded] | None,
+    read_config: Callable[[], Loaded] | None,
     redactor: Redactor,
     siblings: Siblings | None = None,
 ) -> int:
@@ -105,8 +110,8 @@ def _serve_on(
     config = loaded.config
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections inherit it
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-    app = create_app(config, None if read is None else _source(loaded, read, redactor), siblings)
-    if read is not None:
+    app = create_app(config, None if read_config is None else _source(loaded, read_config, redactor), siblings)
+    if read_config is not None:
         signal.signal(signal.SIGHUP, lambda *_: app.state.manager.ask_to_reload())
     connections, reserve, files = _affordable(config.server.connections)
     if connections < config.server.connections:
@@ -121,7 +126,9 @@ def _serve_on(
             body_seconds=config.server.body_seconds,
             idle_seconds=config.server.idle_seconds,
             connections=connections,
+            key_share=config.server.key_share,
             reserve=reserve,
+            unread_bytes=OF_ALL * config.limits.body_bytes,
         )
     )
 
@@ -129,8 +136,11 @@ def _serve_on(
         app.state.manager.begin_draining()
         factory.draining = True
 
+    def is_orphan() -> bool:
+        return siblings is not None and siblings.have_no_parent()
+
     if siblings is None:  # after the signal handlers are set
-        print(banner(loaded, listening), file=sys.stderr, flush=True)
+        say(banner(loaded, listening), err=True)
     first = siblings is None or siblings.place == 0
     server = DrainingServer(
         uvicorn.Config(
@@ -147,6 +157,7 @@ def _serve_on(
         config.server.drain_seconds,
         refuse_new_requests,
         lambda: tools_banner(app.state.manager.current.registry) if first else "",
+        is_orphan,
     )
     try:
         server.run(sockets=[listening])
@@ -159,7 +170,8 @@ class DrainingServer(uvicorn.Server):
     """Drains: after the first signal new requests are refused, running ones may finish, and then the application is closed.
 
     The socket stays open meanwhile, so that health checks see that the server is not ready, and other clients get a 503 and
-    may retry elsewhere. A second signal ends it at once.
+    may retry elsewhere; that of an orphan is closed at once, because another server is to be started on its port. A second
+    signal ends it at once.
     """
 
     def __init__(
@@ -168,9 +180,13 @@ class DrainingServer(uvicorn.Server):
         drain_seconds: float,
         refuse_new_requests: Callable[[], None],
         tools_banner: Callable[[], str],
+        is_orphan: Callable[[], bool],
     ) -> None:
+        """`is_orphan`: whether the parent of this worker has died."""
         super().__init__(config)
+        self.servers = []  # uvicorn has none until it has started
         self._tools_banner = tools_banner
+        self._is_orphan = is_orphan
         self._drain_seconds = drain_seconds
         self._refuse_new_requests = refuse_new_requests
         self._ended_by = 0
@@ -182,19 +198,31 @@ class DrainingServer(uvicorn.Server):
             return 1
         if self._ended_by:
             return 128 + self._ended_by
-        return CUT_OFF if self._cut_off else 0
+        if self._cut_off:
+            return CUT_OFF
+        return 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._refuse_new_requests()
+        self._give_port_back()
         # Set before the message is written, because the second signal may follow at once.
-        is_second, self.should_exit = self.should_exit, True
+        is_second = self.should_exit
+        self.should_exit = True
         # Print what the signal does.
         running = len(self.server_state.tasks)
-        requests = f"{running} request{'s' if running > 1 else ''} under way"
+        requests = f"{running} requests under way"
+        if running == 1:
+            requests = "1 request under way"
         if is_second:
-            notice = f"ending now, with {requests} cut off" if running else "ending now"
+            if running:
+                notice = f"ending now, with {requests} cut off"
+            else:
+                notice = "ending now"
         else:
-            again = "Ctrl-C again" if sig == signal.SIGINT else "a second signal"
+            if sig == signal.SIGINT:
+                again = "Ctrl-C again"
+            else:
+                again = "a second signal"
             if not running:
                 notice = f"stopping, nothing is under way; {again} ends it now"
             else:
@@ -209,10 +237,16 @@ class DrainingServer(uvicorn.Server):
         else:
             _leave_no_later_than(self._drain_seconds + 3 * ENDING_SECONDS, CUT_OFF)
 
+    def _give_port_back(self) -> None:
+        """Close the socket of a worker whose parent has died."""
+        if self._is_orphan():
+            for server in self.servers:
+                server.close()
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self.started and (tools := self._tools_banner()):
-            print(tools, file=sys.stderr, flush=True)
+            say(tools, err=True)
         # All objects so far stay alive. Excluding them from garbage collection saves pauses of tens of milliseconds.
         gc.freeze()
         gc.enable()
@@ -239,11 +273,11 @@ class DrainingServer(uvicorn.Server):
             async with asyncio.timeout(ENDING_SECONDS):
                 await self.lifespan.shutdown()
 
-    async def _until(self, done: Callable[[], bool], seconds: float) -> None:
-        """Wait until `done` is true, with a timeout, and not at all after a second signal."""
+    async def _until(self, is_done: Callable[[], bool], seconds: float) -> None:
+        """Wait until `is_done` is true, with a timeout, and not at all after a second signal."""
         deadline = asyncio.get_running_loop().time() + seconds
         # Polled, as uvicorn does: there is no event for the end of its tasks and connections.
-        while not done() and not self.force_exit and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+        while not is_done() and not self.force_exit and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
 
 
@@ -261,12 +295,12 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _source(loaded: Loaded, read: Callable[[], Loaded], redactor: Redactor) -> ConfigSource:
+def _source(loaded: Loaded, read_config: Callable[[], Loaded], redactor: Redactor) -> ConfigSource:
     """Return the source of the config. Secrets of earlier configs stay masked in logs."""
     newest = loaded
 
     def files() -> tuple[Path, ...]:
-        return newest.files
+        return newest.files()
 
     def on_read(loaded: Loaded) -> None:
         redactor.add(*loaded.secrets)
@@ -276,7 +310,7 @@ def _source(loaded: Loaded, read: Callable[[], Loaded], redactor: Redactor) -> C
         newest = loaded
         logs.configure(redactor, level=loaded.config.logging.level, format=loaded.config.logging.format)
 
-    return ConfigSource(read, files, on_read, on_applied)
+    return ConfigSource(read_config, files, on_read, on_applied)
 
 
 def _affordable(connections: int) -> tuple[int, int, int]:
@@ -287,9 +321,12 @@ def _affordable(connections: int) -> tuple[int, int, int]:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * connections + MAX_RESERVE + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed = 2 * connections + MAX_RESERVE + LINGERING + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard == resource.RLIM_INFINITY:
+            soft = needed
+        else:
+            soft = min(needed, hard)
         with contextlib.suppress(ValueError, OSError):  # a container may forbid it; the limit is read again below
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -300,27 +337,68 @@ def _affordable(connections: int) -> tuple[int, int, int]:
 
 
 def _unusable(folder: Path) -> str:
-    """Return why a folder cannot be used; empty if it can."""
+    """Return why a folder cannot be used; empty if it can. Where it is only not writable what can be served is."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         return f"{folder}: {os.strerror(error.errno or 0)}"
-    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder}: it cannot be written to"
+    if os.access(folder, os.X_OK):
+        return ""
+    return f"{folder}: it cannot be entered"
 
 
 def _listen(host: str, port: int) -> socket.socket | None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        listening = _listen_after_orphans(host, port, family, both=both)
     except OSError as error:
         advice = {
-            errno.EADDRINUSE: "another program has it; --port chooses another, `callgate health` says whether it is a Callgate",
             errno.EACCES: "ports below 1024 are the system's; --port chooses another",
             errno.EADDRNOTAVAIL: "this machine has no such address; 127.0.0.1 is this machine alone, 0.0.0.0 all its addresses",
         }.get(error.errno or 0, "")
-        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        print(f"callgate: cannot listen on {host}:{port}: {why}" + (f" ({advice})" if advice else ""), file=sys.stderr)
+        if error.errno == errno.EADDRINUSE:
+            advice = f"{_holder(port)}; --port chooses another, `callgate health` says whether it is a Callgate"
+        if error.errno and error.errno > 0:
+            why = os.strerror(error.errno)
+        else:
+            why = str(error)
+        if advice:
+            why = f"{why} ({advice})"
+        say(f"callgate: cannot listen on {host}:{port}: {why}", err=True)
         return None
     listening.setblocking(False)
     return listening
+
+
+def _holder(port: int) -> str:
+    """Say who has a port. A worker whose parent died gives it back unless it is stopped."""
+    from callgate.server.port_holders import holders_of
+
+    holders = holders_of(port)
+    if not holders:
+        return "another program has it"
+    return f"another program has it: {'; '.join(map(str, holders[:MOST_HOLDERS]))}"
+
+
+def _listen_after_orphans(host: str, port: int, family: int, *, both: bool) -> socket.socket:
+    """Listen on the port. Workers whose parent died give it back as soon as they notice; until then wait, and try again."""
+    deadline = time.monotonic() + ORPHAN_SECONDS
+    while True:
+        try:
+            return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline or not _shares_port(host, port, family):
+                raise
+        time.sleep(LOOK_SECONDS)
+
+
+def _shares_port(host: str, port: int, family: int) -> bool:
+    """Return whether those who have a port share it with others of this user, as only workers do."""
+    try:
+        bound_to(host, port, family).close()
+    except OSError:
+        return False
+    return True

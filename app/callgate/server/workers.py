@@ -1,12 +1,12 @@
 """Runs several workers: forked from a parent that has loaded all modules, each with a socket of its own.
 
 The system distributes new connections among the sockets of one port (`SO_REUSEPORT`); with one shared socket a single worker
-would get nearly all of them. The parent serves no requests: it restarts workers that have died, forwards signals, and ends
-after them.
+would get nearly all of them. The parent serves no requests: it restarts workers that have died, kills
+those whose loop does not run, forwards signals, and ends after them. If the parent dies its workers close their sockets at once and
+drain, so that another can be started on their port.
 """
 
 import contextlib
-import ctypes
 import gc
 import os
 import shutil
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import structlog
 
-from callgate.config.schema import Config
-from callgate.runtime.siblings import Siblings
+from callgate.config.schema.whole import Config
+from callgate.server.siblings import BEAT_SECONDS, Siblings
 from callgate.telemetry import logs
 
 log = structlog.get_logger("callgate.server")
@@ -37,7 +37,9 @@ CANNOT_START = frozenset({1, 2})
 """Exit codes of a worker that could not start, and is not restarted."""
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 SIGNALS = ENDING | {signal.SIGCHLD, signal.SIGHUP}
-_PR_SET_PDEATHSIG = 1
+STUCK_BEATS = 20
+"""Looks of the parent, `BEAT_SECONDS` apart, at which the loop of a worker had not run since the look before, until it is killed.
+Looks are counted, not seconds: a machine that sleeps stops the parent as well."""
 
 
 def share_of(config: Config, place: int, count: int) -> Config:
@@ -53,7 +55,30 @@ def share_of(config: Config, place: int, count: int) -> Config:
         }
     )
     server = config.server.model_copy(update={"connections": part(config.server.connections)})
-    return config.model_copy(update={"limits": limits, "server": server})
+    parsers = config.parsers.model_copy(update={"processes": part(config.parsers.processes)})
+    return config.model_copy(update={"limits": limits, "server": server, "parsers": parsers})
+
+
+class WorkerBeats:
+    """Tells which workers are stuck, by the numbers that their loops change."""
+
+    def __init__(self, count: int) -> None:
+        self._beats = bytes(count)
+        self._missed = [0] * count
+
+    def look(self, beats: bytes) -> list[int]:
+        """Take the numbers of one more look; return the places that have missed `STUCK_BEATS` of them."""
+        for place, (before, now) in enumerate(zip(self._beats, beats, strict=True)):
+            if before == now:
+                self._missed[place] += 1
+            else:
+                self._missed[place] = 0
+        self._beats = beats
+        return [place for place, missed in enumerate(self._missed) if missed >= STUCK_BEATS]
+
+    def forget(self, place: int) -> None:
+        """Begin to count anew for a place."""
+        self._missed[place] = 0
 
 
 class Workers:
@@ -68,7 +93,8 @@ class Workers:
     ) -> None:
         """`work` runs a worker and returns its exit code; `address` is bound, and does not listen; `on_serving` is called once
         all of them serve."""
-        self._work, self._address = work, address
+        self._work = work
+        self._address = address
         self._on_serving: Callable[[], None] | None = on_serving
         self._folder = Path(tempfile.mkdtemp(prefix="callgate-"))
         self._siblings = Siblings(count, self._folder)
@@ -78,6 +104,9 @@ class Workers:
         self._pauses = [FIRST_PAUSE] * count
         self._due = [-inf] * count
         """When the worker of each place is to be started; `inf` while it runs."""
+        self._worker_beats = WorkerBeats(count)
+        self._look_at = -inf
+        """When the next look at the workers' loops is due."""
         self._ending = False
         self._worst = 0
 
@@ -90,12 +119,17 @@ class Workers:
                 now = time.monotonic()
                 for place, due in enumerate(self._due):
                     if not self._ending and due <= now:
-                        self._due[place], self._began[place] = inf, now
+                        self._due[place] = inf
+                        self._began[place] = now
                         self._places[self._fork(place)] = place
-                longest = LOOK_SECONDS if self._on_serving is not None else 1.0
+                if self._on_serving is not None:
+                    longest = LOOK_SECONDS
+                else:
+                    longest = BEAT_SECONDS
                 self._take(signal.sigtimedwait(SIGNALS, max(0.0, min(longest, min(self._due) - time.monotonic()))))
                 self._remove_dead()
-                if self._on_serving is not None and self._siblings.are_all:
+                self._kill_stuck()
+                if self._on_serving is not None and self._siblings.are_all():
                     self._on_serving()
                     self._on_serving = None
         finally:
@@ -110,12 +144,12 @@ class Workers:
             return child
         code = 1
         try:
-            # Ctrl-C is for the parent, which forwards it; if the parent is killed, a worker drains.
-            os.setpgid(0, 0)
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            os.setpgid(0, 0)  # Ctrl-C is for the parent, which forwards it
+            self._siblings.end_with_parent()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             self._siblings.place = place
             host, port = self._address.getsockname()[:2]
+            self._address.close()
             with bound_to(host, port, self._address.family) as listening:
                 listening.listen(BACKLOG)
                 code = self._work(self._siblings, listening)
@@ -125,17 +159,30 @@ class Workers:
             logs.write_all()
             os._exit(code)
 
-    def _take(self, taken: "signal.struct_siginfo | None") -> None:
-        if taken is None or taken.si_signo == signal.SIGCHLD:
+    def _take(self, info: "signal.struct_siginfo | None") -> None:
+        if info is None or info.si_signo == signal.SIGCHLD:
             return
-        if taken.si_signo != signal.SIGHUP:
+        if info.si_signo != signal.SIGHUP:
             self._ending = True
-        self._signal(taken.si_signo)
+        self._signal(info.si_signo)
 
     def _signal(self, number: int) -> None:
         for process in self._places:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
+
+    def _kill_stuck(self) -> None:
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + BEAT_SECONDS
+        stuck = self._worker_beats.look(self._siblings.beats())
+        for process, place in self._places.items():
+            if place in stuck and self._siblings.serves(place):  # until then it may load what it needs
+                log.error("worker_stuck", worker=place, process=process, beats_missed=STUCK_BEATS)
+                self._worker_beats.forget(place)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
 
     def _remove_dead(self) -> None:
         while self._places:
@@ -150,8 +197,10 @@ class Workers:
             code = os.waitstatus_to_exitcode(status)
             if not self._ending:
                 lived = time.monotonic() - self._began[place]
-                if code in CANNOT_START and not self._siblings.have_served:
-                    self._ending, self._worst = True, code  # it has logged why, and the others would fail as well
+                if code in CANNOT_START and not self._siblings.have_served():
+                    # it has logged why, and the others would fail as well
+                    self._ending = True
+                    self._worst = code
                     self._signal(signal.SIGTERM)
                 else:
                     if lived >= SETTLED:
@@ -160,7 +209,9 @@ class Workers:
                     self._due[place] = time.monotonic() + self._pauses[place]
                     self._pauses[place] = min(LONGEST_PAUSE, 2 * self._pauses[place])
             elif served or -code not in ENDING:  # a worker that had not served may end by the signal
-                self._worst = max(self._worst, 128 - code if code < 0 else code)
+                if code < 0:  # it was ended by a signal
+                    code = 128 - code
+                self._worst = max(self._worst, code)
 
 
 def bound_to(host: str, port: int, family: int) -> socket.socket:

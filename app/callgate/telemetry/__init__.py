@@ -1,1 +1,4 @@
-"""Logs and metrics, by listeners to the events of chats."""
+"""Logs and metrics, written by listeners to the events of chats.
+
+Read `listeners` first. For users: `docs/metrics.md`.
+"""

@@ -1,7 +1,7 @@
 """Listeners of a chat that write its events to the log and the metrics, one pair for each chat."""
 
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
@@ -25,6 +25,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.prices import Price
+from callgate.conversation.usage import TokenCounts
 from callgate.telemetry.logs import Log
 from callgate.telemetry.metrics import OTHER, Metrics, OfModel, Spending
 
@@ -57,14 +58,14 @@ class LoggedWords:
 
     def is_new(self, entry: str, word: str) -> bool:
         """Note a word; return whether it is to be logged."""
-        found = (entry, word[:SHOWN])
-        if found in self._logged or len(self._logged) >= MAX_WORDS:
+        shown = (entry, word[:SHOWN])
+        if shown in self._logged or len(self._logged) >= MAX_WORDS:
             return False
-        self._logged.add(found)
+        self._logged.add(shown)
         return True
 
 
-class LogListener(Listener, msgspec.Struct, eq=False):
+class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
     """Logs unusual events; the end of a chat is in its request's log line. Arguments and results only with `content`."""
 
     _run_id: str
@@ -73,14 +74,14 @@ class LogListener(Listener, msgspec.Struct, eq=False):
 
     handlers: ClassVar[Handlers] = {}
 
-    @property
-    def _log(self) -> Log:
+    def _logger(self) -> Log:
         """Make the logger for each line, because most chats log nothing."""
         return Log("callgate.chat", run_id=self._run_id)
 
     @handles(handlers, Attempt)
     def _attempt(self, event: Attempt) -> None:
-        by, log = event.by, self._log
+        by = event.by
+        log = self._logger()
         fields = {"turn": event.turn, "attempt": event.number, "model": by.model, "deployment": by.deployment}
         fields |= {"host": by.host, "seconds": round(event.seconds, 3), "waited": round(event.wait, 3)}
         if event.instead_of:
@@ -90,17 +91,21 @@ class LogListener(Listener, msgspec.Struct, eq=False):
         if not event.reason:
             log.info("upstream_answered", **fields)
             return
-        say = log.info if event.is_refusal else log.warning  # a client error is no outage
+        say = log.warning
+        if event.is_refusal:
+            say = log.info  # a client error is no outage
         say("upstream_attempt_failed", **fields, status=event.status, reason=event.reason, detail=event.detail)
 
     @handles(handlers, CallStarted)
     def _call_started(self, event: CallStarted) -> None:
         """Log the arguments; all else is logged at the end of the call."""
-        turn, call = event.turn, event.call
+        log = self._logger()
+        turn = event.turn
+        call = event.call
         if self.content:
-            self._log.info("call_started", turn=turn, call_id=call.id, tool=call.name, arguments=call.arguments)
-        elif self._log.enabled_for(logging.DEBUG):
-            self._log.debug("call_started", turn=turn, call_id=call.id, tool=call.name)
+            log.info("call_started", turn=turn, call_id=call.id, tool=call.name, arguments=call.arguments)
+        elif log.enabled_for(logging.DEBUG):
+            log.debug("call_started", turn=turn, call_id=call.id, tool=call.name)
 
     @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
@@ -110,11 +115,12 @@ class LogListener(Listener, msgspec.Struct, eq=False):
             self._unknown_reason(answer, word)
         if not (answer.findings or answer.broken or answer.prompted or answer.not_run):
             return
+        log = self._logger()
         turn = event.turn
         if (words := answer.prompted) is not None:
-            self._log.info("tools_in_prompt", turn=turn, format=words.format, extra_tokens=words.extra_tokens)
+            log.info("tools_in_prompt", turn=turn, format=words.format, extra_tokens=words.extra_tokens)
         if answer.not_run:
-            self._log.warning(
+            log.warning(
                 "quoted_calls_not_run",
                 turn=turn,
                 calls=[{"tool": call.name, "reason": call.reason} for call in answer.not_run[:NOT_RUN_SHOWN]],
@@ -123,21 +129,24 @@ class LogListener(Listener, msgspec.Struct, eq=False):
         findings = _findings(answer)
         if not findings and not answer.broken:
             return
-        broken = [({"call_id": it.id, "tool": it.name, "flaw": str(it.flaw)}, it) for it in answer.broken]
-        self._log.warning(
+        broken = [{"call_id": call.id, "tool": call.name, "flaw": str(call.flaw)} for call in answer.broken]
+        if self.content:
+            broken = [facts | {"written": call.text} for facts, call in zip(broken, answer.broken, strict=True)]
+        log.warning(
             "turn_findings",
             turn=turn,
             lane=answer.lane,
             findings=[str(finding) for finding in findings],
             finish_reasons=list(answer.reasons),
-            broken=[{**it, "written": call.text} if self.content else it for it, call in broken],
+            broken=broken,
         )
 
     def _unknown_reason(self, answer: TurnAccount, word: str) -> None:
         """Log an unknown finish reason, once for each entry and word."""
+        log = self._logger()
         by = answer.by
         if self._logged_words.is_new(by.counted_model or by.model, word):
-            self._log.warning(
+            log.warning(
                 "unknown_finish_reason",
                 model=by.counted_model or by.model,
                 deployment=by.deployment,
@@ -148,19 +157,27 @@ class LogListener(Listener, msgspec.Struct, eq=False):
 
     @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
-        call, outcome = event.call, event.outcome
-        more: dict[str, Any] = {"result": outcome.text} if self.content else {}
+        call = event.call
+        outcome = event.outcome
+        verdict = _verdict(outcome)
+        log = self._logger()
+        fields: dict[str, Any] = {}
+        if self.content:
+            fields["result"] = outcome.text
         if isinstance(outcome, Returned) and outcome.cut_bytes:
-            more["cut_bytes"] = outcome.cut_bytes
-        say = self._log.warning if isinstance(outcome, Failed) else self._log.info
+            fields["cut_bytes"] = outcome.cut_bytes
+        if isinstance(outcome, Failed):
+            say = log.warning
+        else:
+            say = log.info
         say(
             "call_ended",
             turn=event.turn,
             call_id=call.id,
             tool=call.name,
             seconds=round(event.seconds, 3),
-            outcome=_verdict(outcome),
-            **more,
+            outcome=verdict,
+            **fields,
         )
 
 
@@ -169,7 +186,7 @@ def no_price(by: Responder) -> Price | None:
     return None
 
 
-class MetricsListener(Listener, msgspec.Struct, eq=False):
+class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
     """Counts events in metrics, by the configured name of the model, and the names of our own tools."""
 
     _metrics: Metrics
@@ -207,15 +224,24 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
     @handles(handlers, ChatEnded)
     def _chat_ended(self, event: ChatEnded) -> None:
         self._of_model.ended(str(event.ending.kind), event.ending.finish_reason)
-        if not event.usage:
+        if event.usage is None:
             return
-        by = self._answers[-1].by if self._answers else NO_RESPONDER
+        by = NO_RESPONDER
+        counts = None
+        if self._answers:
+            last = self._answers[-1]
+            by = last.by
+            if event.usage is last.usage:
+                counts = last.counts
         if len(self._answers) > 1 and any(answer.by != by for answer in self._answers):
             self._spend_by_turn()
-        elif not by.counted_model or by.counted_model == self._of_model.name:
-            self._of_model.spent(event.usage, self._price(by))
+            return
+        if counts is None:
+            counts = event.usage.counts()
+        if not by.counted_model or by.counted_model == self._of_model.name:
+            self._of_model.spent(counts, self._price(by))
         else:
-            self._of_model.spent_by_several([self._spending(event.usage, by)])
+            self._of_model.spent_by_several([self._spending(counts, by)])
 
     @handles(handlers, ChatFailed)
     def _chat_failed(self, event: ChatFailed) -> None:
@@ -223,14 +249,15 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
         self._metrics.chats.of(self._model, "cancelled" if event.reason == CANCELLED else "failed", "").inc()
 
     def _spend_by_turn(self) -> None:
-        answers = (answer for answer in self._answers if answer.usage)
-        self._of_model.spent_by_several(self._spending(answer.usage or {}, answer.by) for answer in answers)
+        self._of_model.spent_by_several(
+            self._spending(answer.counts, answer.by) for answer in self._answers if answer.counts is not None
+        )
 
-    def _spending(self, usage: Mapping[str, Any], by: Responder) -> Spending:
+    def _spending(self, counts: TokenCounts, by: Responder) -> Spending:
         answering = None
         if by.counted_model not in ("", self._model):
             answering = self._metrics.model(by.counted_model, self._of_model.key)
-        return Spending(usage, self._price(by), answering)
+        return Spending(counts, self._price(by), answering)
 
     @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
@@ -253,7 +280,9 @@ class MetricsListener(Listener, msgspec.Struct, eq=False):
             self._metrics.calls.of(self._label(call.name), str(call.flaw)).inc()
 
     def _label(self, tool: str | None) -> str:
-        return tool if tool is not None and tool in self._tools else OTHER
+        if tool is not None and tool in self._tools:
+            return tool
+        return OTHER
 
 
 def _findings(answer: TurnAccount) -> Sequence[Finding]:
@@ -266,4 +295,6 @@ def _findings(answer: TurnAccount) -> Sequence[Finding]:
 
 
 def _verdict(outcome: Outcome) -> str:
-    return str(outcome.kind) if isinstance(outcome, Failed) else "returned"
+    if isinstance(outcome, Failed):
+        return str(outcome.kind)
+    return "returned"

@@ -4,12 +4,11 @@ Labels are names that the operator chose or values of closed lists, never text o
 values the rest is counted as `other`.
 """
 
-import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge, Metric, ProcessCollector
@@ -18,8 +17,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from callgate.conversation.events import Responder
-from callgate.conversation.prices import MOST_TOKENS, Price
-from callgate.telemetry.logs import TROUBLE
+from callgate.conversation.prices import Price
+from callgate.conversation.usage import METRICS, TokenCounts, Usage
+from callgate.telemetry.logs import TROUBLE, lost_lines
 
 OTHER: Final = "other"
 
@@ -74,7 +74,9 @@ class Family(Generic[Part]):
     """
 
     def __init__(self, name: str, help: str, labels: Sequence[str], make: Callable[[], Part]) -> None:
-        self.name, self._help, self._labels = name, help, labels
+        self.name = name
+        self._help = help
+        self._labels = labels
         self._make: Callable[[], Part] = make
         self._parts: dict[tuple[str, ...], Part] = {}
         self._others = (OTHER,) * len(labels)
@@ -125,7 +127,6 @@ class DeploymentCooldown(Protocol):
     @property
     def responder(self) -> Responder: ...
 
-    @property
     def seconds_left(self) -> float: ...
 
 
@@ -141,13 +142,30 @@ class Cooldowns:
             "How long a deployment that keeps failing is left alone from now on; 0 where it is in use.",
             labels=("model", "deployment", "host"),
         )
-        left: dict[tuple[str, str, str], float] = {}
-        for each in self.deployments():
-            by = each.responder
+        seconds_left: dict[tuple[str, str, str], float] = {}
+        for deployment in self.deployments():
+            by = deployment.responder
             place = (by.counted_model, by.counted_as, by.host)
-            left[place] = max(each.seconds_left, left.get(place, 0.0))
-        for place, seconds in left.items():
+            seconds_left[place] = max(deployment.seconds_left(), seconds_left.get(place, 0.0))
+        for place, seconds in seconds_left.items():
             family.add_metric(place, seconds)
+        yield family
+
+
+class StoresAway:
+    """Collects at a scrape which stores cannot be used."""
+
+    def __init__(self) -> None:
+        self.stores: Callable[[], Iterable[tuple[str, bool]]] = tuple
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "callgate_store_away",
+            "Whether a store cannot be used at the moment, so that what needs it is refused.",
+            labels=("store",),
+        )
+        for store, is_away in self.stores():
+            family.add_metric((store,), is_away)
         yield family
 
 
@@ -165,7 +183,10 @@ class KeyUse:
         )
         sums: dict[str, dict[str, int]] = {}
         for used in self._used():
-            key = used.key if used.key in sums or len(sums) < _MAX_KEYS else OTHER
+            if used.key in sums or len(sums) < _MAX_KEYS:
+                key = used.key
+            else:
+                key = OTHER
             of_key = sums.setdefault(key, dict.fromkeys(_USED, 0))
             for what in _USED:
                 of_key[what] += getattr(used, what)
@@ -185,6 +206,9 @@ class LoggedTrouble:
         for place, amount in TROUBLE.items():
             family.add_metric(place, amount)
         yield family
+        yield CounterMetricFamily(
+            "callgate_log_lines_lost", "Lines of the log that could not be written.", lost_lines()
+        )
 
 
 class Metrics:
@@ -208,6 +232,8 @@ class Metrics:
         )
         self._cooldowns = Cooldowns()
         self.registry.register(self._cooldowns)
+        self._stores_away = StoresAway()
+        self.registry.register(self._stores_away)
         self.registry.register(KeyUse(self.used))
         self.registry.register(LoggedTrouble())
         self.chats = self._counter("chats", "Chats that ended, by how.", "model", "ending", "finish_reason")
@@ -225,6 +251,9 @@ class Metrics:
         self.tool_changes = self._counter(
             "tool_changes", "Tools whose server changed their description or schema.", "server"
         )
+        self.parser_failures = self._counter(
+            "parser_failures", "Jobs of processes that read for the server and gave no result.", "kind", "reason"
+        )
         self.approvals = self._counter("approvals", "Calls that waited for approval, by what came of it.", "decision")
         self.approvals_waiting = Gauge(
             "callgate_approvals_waiting", "Calls that wait for approval.", registry=self.registry
@@ -234,7 +263,7 @@ class Metrics:
         )
         self.reloads = self._counter("config_reloads", "Times the config was read again, by what came of it.", "result")
         self.widened = self._counter(
-            "authority_widened", "Settings that allow more since a reload that was told to."
+            "authority_widened", "What allows more: by a reload that was told to, a restart, or a key made with rights."
         ).of()
         self.config_refused = Gauge(
             "callgate_config_refused",
@@ -245,6 +274,10 @@ class Metrics:
         self.spans_exported = self._counter("spans_exported", "Spans that a collector took.").of()
         self.spans_dropped = self._counter("spans_dropped", "Spans that were not sent, or not taken.", "reason")
         self.tokens = self._counter("tokens", "Tokens that providers reported.", "model", "kind")
+
+    def watch_stores(self, stores: Callable[[], Iterable[tuple[str, bool]]]) -> None:
+        """Set what returns the stores, and whether each is away."""
+        self._stores_away.stores = stores
 
     def watch_cooldowns(self, deployments: Callable[[], Iterable[DeploymentCooldown]]) -> None:
         """Set the deployments whose cooldowns are shown."""
@@ -304,8 +337,12 @@ def added_up(expositions: Sequence[bytes], accept: str = "", *, ended: Sequence[
             families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
                 key = sample.name, tuple(sorted(sample.labels.items()))
-                add = min if sample.name.endswith("_start_time_seconds") else sum
-                samples[key] = add((samples[key], sample.value)) if key in samples else sample.value
+                if key not in samples:
+                    samples[key] = sample.value
+                elif sample.name.endswith("_start_time_seconds"):
+                    samples[key] = min(samples[key], sample.value)
+                else:
+                    samples[key] += sample.value
                 family_of[key] = family.name
     for (name, labels), value in samples.items():
         families[family_of[name, labels]].add_sample(name, dict(labels), value)
@@ -330,7 +367,7 @@ class _Collected(CollectorRegistry):
 class Spending(msgspec.Struct, frozen=True, gc=False):
     """The tokens of one or more turns, and their price."""
 
-    usage: Mapping[str, Any]
+    counts: TokenCounts
     price: Price | None = None
     answering: "OfModel | None" = None
     """The counters of another model that answered instead, whose tokens they are in the metrics."""
@@ -361,7 +398,9 @@ class OfModel:
     )
 
     def __init__(self, metrics: Metrics, name: str, key: str) -> None:
-        self._metrics, self.name, self.key = metrics, name, key
+        self._metrics = metrics
+        self.name = name
+        self.key = key
         self.requests = self.failed = self.calls = self.tokens_in = self.tokens_out = 0
         self.nano = 0
         """The known cost, in billionths of a dollar."""
@@ -388,7 +427,8 @@ class OfModel:
     def answered_by(self, by: Responder) -> None:
         """Count a turn for the deployment that answered it. The last deployment's counter is cached."""
         if by is not self._by or self._answers is None:
-            self._by, self._answers = by, self._metrics.attempts.of(self.name, by.counted_as, by.host, "answered")
+            self._by = by
+            self._answers = self._metrics.attempts.of(self.name, by.counted_as, by.host, "answered")
         self._answers.amount += 1
 
     def ended(self, ending: str, finish_reason: str) -> None:
@@ -404,65 +444,53 @@ class OfModel:
         self.requests += 1
         self.failed += 1
 
-    def passed_on(self, usage: Mapping[str, Any] | None, price: Price | None) -> None:
+    def passed_on(self, usage: Usage | None, price: Price | None) -> None:
         """Count a proxied request."""
         self.requests += 1
-        if usage:
-            self.spent(usage, price)
+        if usage is not None:
+            self.spent(usage.counts(), price)
 
-    def spent(self, usage: Mapping[str, Any], price: Price | None) -> None:
+    def spent(self, counts: TokenCounts, price: Price | None) -> None:
         """Count the tokens of a chat that this model alone answered, as its provider reports them, and their cost where it is
         known."""
-        tokens_in, tokens_out, cached = self.reported(usage)
-        self.tokens_in += tokens_in
-        self.tokens_out += tokens_out
+        self.reported(counts)
+        self.tokens_in += counts.prompt
+        self.tokens_out += counts.completion
         if price is None:
-            self.unpriced += bool(tokens_in or tokens_out)
+            self.unpriced += bool(counts.prompt or counts.completion)
             return
-        self.nano += price.of(tokens_in, tokens_out, cached)
-        self.priced_in += tokens_in
-        self.priced_out += tokens_out
+        self.nano += price.of(counts)
+        self.priced_in += counts.prompt
+        self.priced_out += counts.completion
 
     def spent_by_several(self, spendings: Iterable["Spending"]) -> None:
         """Count the tokens of a chat that several deployments answered, or another model. It counts once as one without a price."""
-        here = elsewhere = False
+        is_unpriced = False
+        is_unpriced_elsewhere = False
         for spending in spendings:
-            answering, price = spending.answering, spending.price
-            tokens_in, tokens_out, cached = (answering or self).reported(spending.usage)
-            self.tokens_in += tokens_in
-            self.tokens_out += tokens_out
+            answering = spending.answering
+            price = spending.price
+            counts = spending.counts
+            (answering or self).reported(counts)
+            self.tokens_in += counts.prompt
+            self.tokens_out += counts.completion
             if price is not None:
-                self.nano += price.of(tokens_in, tokens_out, cached)
+                self.nano += price.of(counts)
             elif answering is not None:
-                elsewhere = elsewhere or bool(tokens_in or tokens_out)
+                is_unpriced_elsewhere = is_unpriced_elsewhere or bool(counts.prompt or counts.completion)
             else:
-                here = here or bool(tokens_in or tokens_out)
+                is_unpriced = is_unpriced or bool(counts.prompt or counts.completion)
                 continue
-            self.priced_in += tokens_in
-            self.priced_out += tokens_out
-        self.unpriced += here
-        self.unpriced_elsewhere += elsewhere and not here
+            self.priced_in += counts.prompt
+            self.priced_out += counts.completion
+        self.unpriced += is_unpriced
+        self.unpriced_elsewhere += is_unpriced_elsewhere and not is_unpriced
 
-    def reported(self, usage: Mapping[str, Any]) -> tuple[int, int, int]:
-        """Count tokens in the metrics, and return those of the question and of the answer, and how many of the question were
-        cached."""
-        cached = 0
-        prompt = self._add("prompt", usage.get("prompt_tokens"))
-        completion = self._add("completion", usage.get("completion_tokens"))
-        if (details := usage.get("prompt_tokens_details")) and isinstance(details, Mapping):
-            cached = self._add("cached", details.get("cached_tokens"))
-        if (details := usage.get("completion_tokens_details")) and isinstance(details, Mapping):
-            self._add("reasoning", details.get("reasoning_tokens"))
-        return prompt, completion, cached
-
-    def _add(self, kind: str, tokens: Any) -> int:
-        if type(tokens) is not int:
-            tokens = int(tokens) if type(tokens) is float and math.isfinite(tokens) else 0
-        if tokens <= 0:
-            return 0
-        count = self._tokens.get(kind)
-        if count is None:
-            count = self._tokens[kind] = self._metrics.tokens.of(self.name, kind)
-        counted: int = tokens if tokens < MOST_TOKENS else MOST_TOKENS  # noqa: FURB136 - a call less for each count
-        count.amount += counted
-        return counted
+    def reported(self, counts: TokenCounts) -> None:
+        """Count tokens in the metrics."""
+        for kind, place in METRICS.items():
+            if tokens := counts[place]:
+                count = self._tokens.get(kind)
+                if count is None:
+                    count = self._tokens[kind] = self._metrics.tokens.of(self.name, kind)
+                count.amount += tokens

@@ -1,10 +1,12 @@
 """Logs and counts the events of tool servers: connected, lost, descriptions changed."""
 
+from collections import defaultdict
 from typing import Final
 
 import structlog
 
 from callgate.telemetry.metrics import Metrics
+from callgate.telemetry.outages import Outage
 
 log: Final = structlog.get_logger("callgate.tools")
 
@@ -14,13 +16,16 @@ class ToolServers:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._outages: defaultdict[str, Outage] = defaultdict(Outage)
+        """By the names of servers."""
 
     def ready(self, name: str, kind: str) -> None:
-        log.info("tool_server_ready", server=name, kind=kind)
+        log.info("tool_server_ready", server=name, kind=kind, failures=self._outages[name].over())
 
-    def down(self, name: str, kind: str, error: str, failures: int) -> None:
+    def down(self, name: str, kind: str, error: str) -> None:
         self._metrics.server_failures.of(name).inc()
-        log.warning("tool_server_down", server=name, kind=kind, error=error, failures=failures)
+        if failures := self._outages[name].failed():
+            log.warning("tool_server_down", server=name, kind=kind, error=error, failures=failures)
 
     def changed(self, server: str, tool: str) -> None:
         """Log and count a changed description, because models may obey it."""

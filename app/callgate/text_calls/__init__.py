@@ -1,2 +1,4 @@
-"""Tool calls written as text: prompts for models without native function calling, and readers of their answers.
-Pure."""
+"""Calls that models write as text: the prompts that ask for them, and the readers of 46 formats. Pure.
+
+Read `reader` first. For users: `docs/text-calls.md`.
+"""

@@ -75,12 +75,15 @@ class _Bare:
         self._lines = Prose(out, "\n", *marks)
 
     def read(self) -> Steps[None]:
+        begins_line = True
         while True:
             yield from self._cursor.space(self._out.add_text, same_line=True)
-            if self._out.indent >= 0 and (yield from self._line_start()):
-                continue
-            if not (yield from self._pass_line()):
+            if begins_line and (yield from self._line_start()):
+                begins_line = self._out.line.indent() >= 0
+            elif not (yield from self._pass_line()):
                 return
+            else:
+                begins_line = True
 
     def _line_start(self) -> Steps[bool]:
         """Read a possible call at the start of a line. False: it is prose."""
@@ -103,7 +106,8 @@ class _Bare:
 
     def _marker(self) -> Steps[None]:
         """Read the marker of a list item, if a value follows it."""
-        cursor, size = self._cursor, 0
+        cursor = self._cursor
+        size = 0
         while (char := (yield from cursor.peek(size))) not in BARE_OPENINGS:
             size += 1
             if not char or not _MARKER_BEGINS.fullmatch(cursor.text, cursor.at, cursor.at + size):
@@ -123,29 +127,29 @@ class _Bare:
                 return True
             if mark:
                 yield from CALLS.read(self._out, JSON_MARKS[mark])
-            if self._out.indent >= 0:
+            if self._out.line.indent() >= 0:
                 return True
 
     # Objects on lines of their own
 
     def _objects(self) -> Steps[None]:
-        held = _HeldText()
+        objects = _HeldText()
         while True:
-            if not (yield from self._value(held)):
+            if not (yield from self._value(objects)):
                 return
-            yield from self._cursor.space(held.add, same_line=True)
+            yield from self._cursor.space(objects.add, same_line=True)
             char = yield from self._cursor.peek()
             if (yield from ends_line(self._cursor)) or (yield from self._is_dropped()):
-                held.settle(self._out)
+                objects.settle(self._out)
                 return
             if char == ";":
                 self._cursor.at += 1
-                held.add(";")
-                yield from self._cursor.space(held.add)
+                objects.add(";")
+                yield from self._cursor.space(objects.add)
             if char != ";" or (yield from self._cursor.peek()) != "{":
-                held.release(self._out)
+                objects.release(self._out)
                 return
-            held.settle(self._out)
+            objects.settle(self._out)
 
     def _is_dropped(self) -> Steps[bool]:
         """Read a dropped token, which ends a line like a line break."""
@@ -157,26 +161,26 @@ class _Bare:
 
     # Values
 
-    def _value(self, held: _HeldText) -> Steps[bool]:
+    def _value(self, value_text: _HeldText) -> Steps[bool]:
         """Read one value into `held`. False: it is no call, or the last one of the text, and nothing is held any more."""
         candidate = Candidate(self._out.tools)
         yield from candidate.read(self._cursor)
         calls = candidate.calls()
         if calls is not None:
-            held.calls += calls
-            held.add(candidate.text)
+            value_text.calls += calls
+            value_text.add(candidate.text())
             return True
         if candidate.scan.state is State.OPEN and self._cursor.dry:
-            calls, rest = candidate.calls_of_cut_text()
-            held.calls += calls
-            if held.calls:
-                held.settle(self._out)
-                self._out.add_text(rest)
+            calls, prose_behind = candidate.calls_of_cut_text()
+            value_text.calls += calls
+            if value_text.calls:
+                value_text.settle(self._out)
+                self._out.add_text(prose_behind)
                 return False
-        held.add(candidate.text)
-        held.release(self._out)
+        value_text.add(candidate.text())
+        value_text.release(self._out)
         yield from candidate.pass_rest(self._cursor, self._out.add_text)
-        self._out.is_spoilt = self._out.is_spoilt or candidate.broke_in_string
+        self._out.is_spoilt = self._out.is_spoilt or candidate.broke_in_string()
         return False
 
 
@@ -189,7 +193,6 @@ class Candidate:
         self._pieces: list[str] = []
         self._is_hopeless = False
 
-    @property
     def text(self) -> str:
         return "".join(self._pieces)
 
@@ -206,7 +209,8 @@ class Candidate:
 
     def pass_rest(self, cursor: TextCursor, sink: Sink) -> Steps[None]:
         """Read the rest of a value that is no call, up to its end or error."""
-        self.scan.wary, self.scan.one_line = False, True
+        self.scan.wary = False
+        self.scan.one_line = True
         while True:
             text = self._feed(cursor)
             if text:
@@ -214,19 +218,20 @@ class Candidate:
             if self.scan.state is not State.OPEN or not (yield from cursor.more()):
                 return
 
-    @property
     def broke_in_string(self) -> bool:
         """True if a call of an offered tool broke at a string, so that the end of its text is unknown."""
-        scan, entry = self.scan, self.scan.entry
+        scan = self.scan
+        entry = self.scan.entry
         if scan.state is not State.BROKEN or entry is None or not _has_keys_of_call(entry):
             return False
         name = entry.member(CALLS.name_key)
         is_offered = name is not None and name.text is not None and self._is_offered(name.text)
-        return is_offered and (scan.in_string or scan.flawed or self.text.rstrip().endswith('"'))
+        return is_offered and (scan.in_string or scan.flawed or self.text().rstrip().endswith('"'))
 
     def calls(self) -> list[CallWritten] | None:
         """Return the calls; None if the value is something else, or incomplete."""
-        scan, text = self.scan, self.text
+        scan = self.scan
+        text = self.text()
         if scan.state is not State.CLOSED or self._is_hopeless or not scan.entries:
             return None
         if not all(self._is_whole_call(entry, text) for entry in scan.entries):
@@ -235,22 +240,25 @@ class Candidate:
 
     def calls_of_cut_text(self) -> tuple[list[CallWritten], str]:
         """Return the calls of a value in which the text ended, and the prose in it. A call with a name counts."""
-        scan, text = self.scan, self.text
-        if self._is_hopeless or scan.state is not State.OPEN or not scan.is_beginning:
+        scan = self.scan
+        text = self.text()
+        if self._is_hopeless or scan.state is not State.OPEN or not scan.is_beginning():
             return [], text
         closed = [entry for entry in scan.entries if entry.end >= 0]
         if not all(self._is_whole_call(entry, text) for entry in closed):
             return [], text
         calls = [CALLS.one_written(entry, text, None) for entry in closed]
-        rest = ""
+        prose_behind = ""
         if len(closed) < len(scan.entries):
             last = scan.entries[-1]
             name = last.member(CALLS.name_key)
             if name is not None and name.text is not None:
                 calls.append(CALLS.one_written(last, text, Flaw.TRUNCATED))
             else:
-                rest = text[last.start :]
-        return (calls, rest) if calls else ([], text)
+                prose_behind = text[last.start :]
+        if calls:
+            return (calls, prose_behind)
+        return ([], text)
 
     def _feed(self, cursor: TextCursor) -> str:
         start = cursor.at

@@ -53,7 +53,8 @@ class ToolUseBuffer:
         self.attempt_count = 0
         self._offer: dict[str, OfferedTool] = {}
         for function in (schema["function"] for schema in tools):
-            name, parameters = function["name"], function.get("parameters") or {}
+            name = function["name"]
+            parameters = function.get("parameters") or {}
             self._offer[name] = OfferedTool(name, parameters, compile(parameters))
         self._new_id = new_id
         self._pieces: dict[int, list[str]] = {}
@@ -82,7 +83,10 @@ class ToolUseBuffer:
                 text, {name: tool.parameters.get("properties") or () for name, tool in self._offer.items()}
             )
         call = self._settled(written, id)
-        self.attempt_count = 0 if isinstance(call, ReadyCall) else self.attempt_count + 1
+        if isinstance(call, ReadyCall):
+            self.attempt_count = 0
+        else:
+            self.attempt_count = self.attempt_count + 1
         return call
 
     def reset(self) -> None:
@@ -124,11 +128,11 @@ def _from_markup(text: str, tools: Mapping[str, Collection[str]]) -> CallWritten
     from callgate.text_calls.writers import ANTML
 
     reader = reader_for("antml" if f"<{ANTML}" in text else "xml", tools, thinking="unknown", is_judging=False)
-    found = [event for event in (*reader.feed(text), *reader.finish()) if isinstance(event, CallWritten)]
-    if len(found) == 1:
-        return found[0]
+    calls = [event for event in (*reader.feed(text), *reader.finish()) if isinstance(event, CallWritten)]
+    if len(calls) == 1:
+        return calls[0]
     # No call, or several: a block has one call, and choosing one would silently drop the others.
-    return CallWritten(name=found[0].name if found else None, arguments=text, flaw=Flaw.INVALID_MARKUP)
+    return CallWritten(name=calls[0].name if calls else None, arguments=text, flaw=Flaw.INVALID_MARKUP)
 
 
 # JSON -----------------------------------------------------------------------------------------------------------------
@@ -169,4 +173,6 @@ _MEMBER = re.compile(r'[\s,]*(?P<key>"[^"\\]*")\s*:\s*')
 
 
 def _string(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
+    if isinstance(value, str) and value:
+        return value
+    return None

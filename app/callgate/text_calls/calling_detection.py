@@ -17,10 +17,10 @@ from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passth
 from callgate.text_calls.families import (
     NATIVE,
     PROBE,
-    control_ask,
+    control_request,
     format_for,
     judge_probe,
-    probe_ask,
+    probe_request,
     tool_calling_for,
 )
 
@@ -122,21 +122,27 @@ class DetectingModel:
         self._prompted = prompted
         self._settled: Model | None = None
 
-    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
+    def send(self, request: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
         if self._settled is not None:
-            return self._settled.ask(ask)
-        if isinstance(ask, Passthrough) and not ask.has_tools:
-            return self._model.ask(ask)  # there are no tools, so that no decision is needed
-        return self._ask(ask)
+            return self._settled.send(request)
+        if isinstance(request, Passthrough) and not request.has_tools:
+            return self._model.send(request)  # there are no tools, so that no decision is needed
+        return self._send(request)
 
     @asynccontextmanager
-    async def _ask(self, ask: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
-        has_tools = ask.has_tools if isinstance(ask, Passthrough) else bool(ask.tools)
+    async def _send(self, request: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
+        if isinstance(request, Passthrough):
+            has_tools = request.has_tools
+        else:
+            has_tools = bool(request.tools)
         choice = await self.detector.choose(self._model, may_probe=has_tools)
-        model = self._model if choice.format == NATIVE else self._prompted(self._model, choice.format)
+        if choice.format == NATIVE:
+            model = self._model
+        else:
+            model = self._prompted(self._model, choice.format)
         if self.detector.choice is not None:
             self._settled = model
-        async with model.ask(ask) as answer:
+        async with model.send(request) as answer:
             yield answer
 
 
@@ -146,21 +152,21 @@ class DetectingModel:
 async def _calls_natively(model: Model) -> bool:
     """True if the model answers the probe with a native call. Raises its error where that is not about tools."""
     try:
-        return judge_probe(await _answer(model, probe_ask()))
+        return judge_probe(await _answer(model, probe_request()))
     except ChatError as refusal:
         if refusal.status not in REFUSED:
             raise
     # To find out whether the tools were refused, the same request is sent without them. If that is answered and the first
     # one is refused a second time, it was the tools.
-    await _answer(model, control_ask())
+    await _answer(model, control_request())
     try:
-        return judge_probe(await _answer(model, probe_ask()))
+        return judge_probe(await _answer(model, probe_request()))
     except ChatError as refusal:
         if refusal.status not in REFUSED:
             raise
     return False
 
 
-async def _answer(model: Model, ask: ModelRequest) -> Sequence[ModelEvent]:
-    async with model.ask(ask) as answer:
+async def _answer(model: Model, request: ModelRequest) -> Sequence[ModelEvent]:
+    async with model.send(request) as answer:
         return [event async for batch in answer for event in batch]

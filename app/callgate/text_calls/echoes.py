@@ -5,15 +5,18 @@ layout, is found as well. Instructions (system and developer messages) are not c
 call without arguments would forbid that call.
 """
 
-import json
 import re
+import sys
 from collections.abc import Iterable
 from html import unescape
 from typing import Any, Final, Protocol
 
+from callgate.calls.json_text import ARGUMENTS
 from callgate.conversation import raw_json
 from callgate.conversation.ports import Message
 from callgate.text_calls.text_log import Item
+from callgate.untrusted.doors import Door, TooMuch, open_text
+from callgate.untrusted.readers import read_leniently, value_at
 
 WATCHED_ROLES: Final = frozenset({"user", "tool", "function"})
 
@@ -23,7 +26,9 @@ needs hundreds of calls after a history of a megabyte."""
 
 MOST_TRIES: Final = 1000
 """The limit of braces in one text that begin no JSON object."""
-_DECODER = json.JSONDecoder()
+MOST_SEARCHED: Final = 64_000_000
+"""Characters behind all of them together, which a decoder may read to the end each time."""
+SEARCHED: Final = Door(name="text of a request", bytes=sys.maxsize)
 _ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
 _ENTITIES = ("&lt;", "&gt;", "&quot;", "&amp;", "&#")
 
@@ -55,8 +60,8 @@ class RequestEchoes:
 
     def is_echo(self, item: Item) -> bool:
         if self._texts is None:
-            bodies = (body for each in self._messages if isinstance(body := raw_json.read(each), dict))
-            texts = ("\n".join(_texts(it.get("content"))) for it in bodies if it.get("role") in WATCHED_ROLES)
+            bodies = (body for message in self._messages if isinstance(body := raw_json.read(message), dict))
+            texts = ("\n".join(_texts(body.get("content"))) for body in bodies if body.get("role") in WATCHED_ROLES)
             self._texts = list(filter(None, texts))
         name = item.calls[0].name or ""
         needles = {needle for text in _spellings(item.text, name) if (needle := _plain(text))}
@@ -87,21 +92,29 @@ def _names_call(text: str, name: str | None, arguments: Any) -> bool:
     """True if a JSON object in the text is this call, with its fields in any order."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except ValueError:
+            arguments = read_leniently(open_text(arguments, ARGUMENTS))
+        except (ValueError, RecursionError):
             return False
     for spelling in {text, text.replace('\\"', '"')}:
-        at, tries = spelling.find("{"), 0
+        at = spelling.find("{")
+        if at < 0:
+            continue
+        try:
+            opened = open_text(spelling, SEARCHED)
+        except TooMuch:
+            return True  # not searched: taken for an echo
+        tries = searched = 0
         while at >= 0:
             try:
-                found, end = _DECODER.raw_decode(spelling, at)
+                value, end = value_at(opened, at)
             except (ValueError, RecursionError):
                 tries += 1
-                if tries > MOST_TRIES:
-                    return True  # the rest is not searched: taken for an echo
+                searched += len(spelling) - at
+                if tries > MOST_TRIES or searched > MOST_SEARCHED:
+                    return True
                 end = at + 1
             else:
-                if any(called == name and with_ == arguments for called, with_ in _calls_in(found)):
+                if any(called == name and with_ == arguments for called, with_ in _calls_in(value)):
                     return True
             at = spelling.find("{", end)
     return False
@@ -135,7 +148,7 @@ def _plain(text: str) -> str:
     if any(entity in text for entity in _ENTITIES):
         text = unescape(text)
     if "\\" in text:
-        text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
+        text = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)
         for escape in ("\\n", "\\t", "\\r", "\\"):
             text = text.replace(escape, "")
     return "".join(text.split())

@@ -17,6 +17,7 @@ from callgate.calls.states import ReadyCall
 from callgate.conversation.events import CallWritten, ModelEvent
 from callgate.conversation.ports import ModelRequest
 from callgate.conversation.turn import TurnBuilder
+from callgate.policy.litellm_settings import without_settings
 
 NATIVE = "native"
 PROBE = "probe"
@@ -26,14 +27,18 @@ FALLBACK = "hermes"
 
 
 def tool_calling_for(model_name: str, supports_native: bool | None) -> str:
-    """Return `native`, a format, or `probe`: ask the model `probe_ask()`, then use `judge_probe`.
+    """Return `native`, a format, or `probe`: ask the model `probe_request()`, then use `judge_probe`.
 
     `supports_native`: what is known of this model, None if nothing is. litellm returns False for unlisted models, for which
     the caller passes None.
     """
     if supports_native is not None:
-        return NATIVE if supports_native else format_for(model_name)
-    return NATIVE if _HOSTED.search(_bare(model_name)) else PROBE
+        if supports_native:
+            return NATIVE
+        return format_for(model_name)
+    if _HOSTED.search(_bare(model_name)):
+        return NATIVE
+    return PROBE
 
 
 def format_for(model_name: str) -> str:
@@ -133,7 +138,7 @@ _PROBE_PARAMETERS: dict[str, Any] = {
 }
 
 
-def probe_ask() -> ModelRequest:
+def probe_request() -> ModelRequest:
     """Make the probe: a request that a model with native calls answers with one. A model that ignores tools answers in prose;
     a server that refuses tools with an error.
 
@@ -141,20 +146,22 @@ def probe_ask() -> ModelRequest:
     refuse or ignore tools that are only offered. A wrong no costs a few tokens, a wrong yes all tools.
     """
     function = {"name": PROBE_TOOL, "description": "Reports one word.", "parameters": _PROBE_PARAMETERS}
-    return replace(control_ask(), tools=(msgspec.Raw(msgspec.json.encode({"type": "function", "function": function})),))
+    return replace(
+        control_request(), tools=(msgspec.Raw(msgspec.json.encode({"type": "function", "function": function})),)
+    )
 
 
-def control_ask() -> ModelRequest:
+def control_request() -> ModelRequest:
     """Make the same request without tools. A server that refuses this one refuses something else than tools."""
     return ModelRequest(
         messages=({"role": "user", "content": f'Call the tool {PROBE_TOOL} with the word "{PROBE_WORD}".'},),
-        params={"max_tokens": PROBE_TOKENS, "temperature": 0},
+        params=without_settings({"max_tokens": PROBE_TOKENS, "temperature": 0}),
         stream=False,
     )
 
 
 def judge_probe(events: Iterable[ModelEvent]) -> bool:
-    """True if the answer to `probe_ask` has a whole native call of its tool, with any word."""
+    """True if the answer to `probe_request` has a whole native call of its tool, with any word."""
     building = TurnBuilder({PROBE_TOOL: OfferedTool(PROBE_TOOL, _PROBE_PARAMETERS)}, lambda: "call_probe")
     building.feed([event for event in events if not (isinstance(event, CallWritten) and event.from_text)])
     return any(isinstance(call, ReadyCall) and call.arguments.get("word") for call in building.finish().calls)

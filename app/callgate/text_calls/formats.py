@@ -82,13 +82,13 @@ def marked(
 
 def swallow(out: EventSink, strays: tuple[str, ...]) -> Steps[None]:
     """Read and drop repeated end marks after a call."""
-    held: list[str] = []
+    pieces: list[str] = []
     while True:
-        yield from out.cursor.space(held.append)
+        yield from out.cursor.space(pieces.append)
         if (yield from out.cursor.one_of(strays)) is None:
-            out.add_text("".join(held))
+            out.add_text("".join(pieces))
             return
-        held.clear()
+        pieces.clear()
 
 
 def tags(
@@ -171,7 +171,7 @@ def functions(wrapper: str) -> Vocabulary:
     )
 
 
-def keys_and_values(prefix: str = "", suffix: str = "", **more: Any) -> Vocabulary:
+def keys_and_values(prefix: str = "", suffix: str = "", **options: Any) -> Vocabulary:
     """`<tool_call>N<arg_key>P</arg_key><arg_value>V</arg_value></tool_call>`, each with a prefix or a suffix."""
     return Vocabulary(
         call=f"<{prefix}tool_call{suffix}>",
@@ -181,7 +181,7 @@ def keys_and_values(prefix: str = "", suffix: str = "", **more: Any) -> Vocabula
         head=attributes,
         value_head=key_up_to(f"</{prefix}arg_key{suffix}>", f"<{prefix}arg_value{suffix}>"),
         key_end=f"</{prefix}arg_key{suffix}>",
-        **more,
+        **options,
     )
 
 
@@ -269,10 +269,10 @@ def phi4(out: EventSink, mark: str) -> Steps[bool]:
 
 def action(out: EventSink, mark: str) -> Steps[bool]:
     """Read a list of call objects in a code fence."""
-    held = [mark]
-    yield from out.cursor.space(held.append)
+    pieces = [mark]
+    yield from out.cursor.space(pieces.append)
     if (yield from out.cursor.one_of((FENCE,))) is None:
-        out.add_text("".join(held))
+        out.add_text("".join(pieces))
         return True
     out.cursor.back(FENCE)
     yield from COMMAND_R.read(out, Ends(loose=True, fence_is_layout=True))
@@ -301,8 +301,8 @@ def inkling_header(out: EventSink, _: str) -> Steps[bool]:
     """Read the header of a message, perhaps with a name, up to the token of the message's kind."""
     name = yield from out.cursor.run(NAME, HEAD_LIMIT)
     contents = (*INKLING_CALLS, INKLING_THINKING, *INKLING_TOKENS)
-    if (found := (yield from out.cursor.one_of(contents))) is not None:
-        out.cursor.back(found)
+    if (token := (yield from out.cursor.one_of(contents))) is not None:
+        out.cursor.back(token)
     else:
         out.add_text(name or "")
     return True

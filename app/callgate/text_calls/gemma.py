@@ -11,7 +11,7 @@ from typing import Any, Final
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten
 from callgate.text_calls.event_sink import EventSink
-from callgate.text_calls.json_calls import cut_off
+from callgate.text_calls.json_calls import broken_at, cut_off
 from callgate.text_calls.text_cursor import Finder, Steps, TextCursor, finder
 
 
@@ -23,8 +23,7 @@ class GemmaMarks:
     end: str
     quote: str
 
-    @property
-    def structure(self) -> Finder:
+    def structure_finder(self) -> Finder:
         return finder(("{", "}", "[", "]", self.quote, self.end))
 
 
@@ -77,7 +76,7 @@ def _call(cursor: TextCursor, marks: GemmaMarks) -> Steps[CallWritten]:
 
 def _broken(cursor: TextCursor, name: str | None, marks: GemmaMarks) -> Steps[CallWritten]:
     ended = yield from cursor.until(finder((marks.end,)))
-    return cut_off(name, flaw=Flaw.INVALID_MARKUP if ended else Flaw.TRUNCATED)
+    return broken_at(ended, name)
 
 
 def _braces(cursor: TextCursor, marks: GemmaMarks) -> Steps[str | None]:
@@ -85,7 +84,7 @@ def _braces(cursor: TextCursor, marks: GemmaMarks) -> Steps[str | None]:
     pieces: list[str] = []
     depth = 0
     while True:
-        mark = yield from cursor.until(marks.structure, pieces.append)
+        mark = yield from cursor.until(marks.structure_finder(), pieces.append)
         if mark is None or mark == marks.end:
             return None
         pieces.append(mark)
@@ -112,10 +111,10 @@ class Notation:
         self._at = 0
 
     def arguments(self) -> dict[str, Any]:
-        found = self._object(0)
+        arguments = self._object(0)
         if self._at < len(self._text):
             raise NotNotationError
-        return found
+        return arguments
 
     def _value(self, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -124,15 +123,15 @@ class Notation:
         if char == "{":
             return self._object(depth)
         if char == "[":
-            found: list[Any] = []
+            elements: list[Any] = []
             self._expect("[")
             while not self._next_is("]"):
-                if found:
+                if elements:
                     self._expect(",")
                     self._skip_space()
-                found.append(self._value(depth + 1))
+                elements.append(self._value(depth + 1))
             self._at += 1
-            return found
+            return elements
         if self._text.startswith(self._quote, self._at):
             return self._string()
         word = self._match(_WORD)
@@ -150,21 +149,24 @@ class Notation:
         return number
 
     def _object(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         self._expect("{")
         while not self._next_is("}"):
-            if found:
+            if members:
                 self._expect(",")
             self._skip_space()
-            key = self._string() if self._text.startswith(self._quote, self._at) else self._match(_KEY)
+            if self._text.startswith(self._quote, self._at):
+                key = self._string()
+            else:
+                key = self._match(_KEY)
             self._skip_space()
             self._expect(":")
             self._skip_space()
-            if key in found:
+            if key in members:
                 raise NotNotationError
-            found[key] = self._value(depth + 1)
+            members[key] = self._value(depth + 1)
         self._at += 1
-        return found
+        return members
 
     def _string(self) -> str:
         start = self._at + len(self._quote)
@@ -175,11 +177,11 @@ class Notation:
         return self._text[start:end]
 
     def _match(self, pattern: "re.Pattern[str]") -> str:
-        found = pattern.match(self._text, self._at)
-        if found is None:
+        match = pattern.match(self._text, self._at)
+        if match is None:
             raise NotNotationError
-        self._at = found.end()
-        return found.group()
+        self._at = match.end()
+        return match.group()
 
     def _expect(self, char: str) -> None:
         if not self._text.startswith(char, self._at):
@@ -191,6 +193,6 @@ class Notation:
         return self._text.startswith(char, self._at)
 
     def _skip_space(self) -> None:
-        found = _SPACE.match(self._text, self._at)
-        if found:
-            self._at = found.end()
+        match = _SPACE.match(self._text, self._at)
+        if match:
+            self._at = match.end()

@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from callgate.calls.states import Flaw
 from callgate.text_calls.event_sink import EventSink
-from callgate.text_calls.json_calls import Ends, arguments_written, cut_off, read_body
+from callgate.text_calls.json_calls import Ends, arguments_written, broken_at, cut_off, read_body
 from callgate.text_calls.prose import Prose
 from callgate.text_calls.tag_calls import Tags, prefixed
 from callgate.text_calls.text_cursor import Steps, finder
@@ -68,23 +67,23 @@ def _prefilled_header(out: EventSink, framing: Framing, behind: str = "") -> Ste
     """Read a header whose beginning is in the prompt, such as ` to=functions.N<|channel|>`; after the end of a message
     (`behind`) a single word of a header may also come alone. Anything else is prose."""
     cursor = out.cursor
-    held: list[str] = []
-    yield from cursor.space(held.append)
+    pieces: list[str] = []
+    yield from cursor.space(pieces.append)
     word = (yield from cursor.run(_WORD, _HEADER_LIMIT)) or ""
-    held.append(word)
+    pieces.append(word)
     if word in _HEADER_WORDS or word.startswith("to="):
-        held.append((yield from cursor.run(_HEADER_LINE, _HEADER_LIMIT)) or "")
+        pieces.append((yield from cursor.run(_HEADER_LINE, _HEADER_LIMIT)) or "")
         token = yield from cursor.one_of((CHANNEL, CONSTRAIN, MESSAGE))
         if token is not None:
-            yield from _message(out, framing, "".join(held) + token, token)
+            yield from _message(out, framing, "".join(pieces) + token, token)
             return
-        if behind and "".join(held).strip() == word:
+        if behind and "".join(pieces).strip() == word:
             if (yield from cursor.one_of((START,))) is not None:
                 cursor.back(START)
                 return
             if cursor.dry:
                 return
-    out.add_text("".join(held))
+    out.add_text("".join(pieces))
 
 
 def _message(out: EventSink, framing: Framing, begun: str, token: str = "") -> Steps[None]:
@@ -109,8 +108,10 @@ def _message(out: EventSink, framing: Framing, begun: str, token: str = "") -> S
 
 
 def _recipient(header: str) -> str | None:
-    found = _RECIPIENT.search(header)
-    return found.group(1) if found else None
+    match = _RECIPIENT.search(header)
+    if match:
+        return match.group(1)
+    return None
 
 
 def _reasoning(out: EventSink, framing: Framing) -> Steps[None]:
@@ -140,8 +141,10 @@ MUSE_CALLS: Final = "<atem:function_calls>"
 
 def _without_namespace(name: str, tools: Collection[str]) -> str:
     """Remove the namespace from a name; for a tool without one it is the tool's own name."""
-    namespace, _, rest = name.partition(".")
-    return rest if namespace == rest and name not in tools else name
+    namespace, _, name_in_it = name.partition(".")
+    if namespace == name_in_it and name not in tools:
+        return name_in_it
+    return name
 
 
 MUSE_TAGS: Final = Tags(
@@ -162,7 +165,7 @@ def _muse_body(out: EventSink, header: str) -> Steps[None]:
     elif mark == MUSE_TAGS.vocabulary.call:
         yield from MUSE_TAGS.bare(out)
     else:
-        out.add_call(cut_off(recipient if mark else None, flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+        out.add_call(broken_at(mark, recipient if mark else None))
         out.cursor.back(mark or "")
 
 

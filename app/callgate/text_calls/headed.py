@@ -10,7 +10,7 @@ from typing import Final
 from callgate.calls.names import resolve_name
 from callgate.calls.states import Flaw
 from callgate.text_calls.event_sink import EventSink
-from callgate.text_calls.json_calls import CallObjects, Ends, arguments_written, cut_off, read_body
+from callgate.text_calls.json_calls import CallObjects, Ends, arguments_written, broken_at, cut_off, read_body
 from callgate.text_calls.prose import Prose
 from callgate.text_calls.tag_calls import after_equals
 from callgate.text_calls.text_cursor import Steps, TextCursor, finder
@@ -25,7 +25,7 @@ def section(out: EventSink, call: str, end: str) -> Steps[bool]:
     mark = yield from cursor.one_of((call, end))
     if mark is None:
         mark = yield from cursor.until(finder((call, end)))
-        out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+        out.add_call(broken_at(mark))
     cursor.back(mark or "")
     return True
 
@@ -51,11 +51,11 @@ def deepseek_v3(out: EventSink) -> Steps[bool]:
     cursor = out.cursor
     kind, mark = yield from _header(cursor, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END)
     if kind is None:
-        out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+        out.add_call(broken_at(mark))
         return True
     name, mark = yield from _header(cursor, "\n", DEEPSEEK_CALL_END)
     if name is None:
-        out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+        out.add_call(broken_at(mark))
         return True
     body = yield from read_body(cursor, Ends((DEEPSEEK_CALL_END,), fence_is_layout=True))
     out.add_call(arguments_written(name, body))
@@ -66,7 +66,7 @@ def deepseek_v31(out: EventSink) -> Steps[bool]:
     """Read `N<sep>` and JSON."""
     name, mark = yield from _header(out.cursor, DEEPSEEK_SEPARATOR, DEEPSEEK_CALL_END)
     if name is None:
-        out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+        out.add_call(broken_at(mark))
         return True
     out.add_call(arguments_written(name, (yield from read_body(out.cursor, Ends((DEEPSEEK_CALL_END,))))))
     return True
@@ -87,7 +87,7 @@ def kimi_k2(out: EventSink) -> Steps[bool]:
     """Read `functions.N:I`, which is the call's id as well, and JSON."""
     id, mark = yield from _header(out.cursor, KIMI_ARGUMENTS, KIMI_CALL_END)
     if id is None:
-        out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+        out.add_call(broken_at(mark))
         return True
     name = _COUNTER.sub("", id).removeprefix("functions.")
     body = yield from read_body(out.cursor, Ends((KIMI_CALL_END,), loose=True))
@@ -116,7 +116,7 @@ def solar(out: EventSink) -> Steps[bool]:
     if id is not None:
         name, mark = yield from _header(out.cursor, "<|tool_call:args|>", SOLAR_CALL_END)
     if name is None:
-        out.add_call(cut_off(flaw=Flaw.INVALID_MARKUP if mark else Flaw.TRUNCATED))
+        out.add_call(broken_at(mark))
         return True
     body = yield from read_body(out.cursor, Ends((SOLAR_CALL_END,), others=SOLAR_TOKENS))
     out.add_call(arguments_written(name, body, id=id or None))
@@ -163,10 +163,10 @@ def mistral(out: EventSink) -> Steps[bool]:
 
 def final_token(out: EventSink, token: str) -> Steps[bool]:
     """Read a token that is dropped at the end of the text, and prose elsewhere."""
-    held = [token]
-    yield from out.cursor.space(held.append)
+    pieces = [token]
+    yield from out.cursor.space(pieces.append)
     if not out.cursor.dry:
-        out.add_text("".join(held))
+        out.add_text("".join(pieces))
     return True
 
 
@@ -195,7 +195,7 @@ def functionary_v32(out: EventSink) -> Steps[None]:
     while (mark := (yield from prose.step())) is not None:
         if mark:
             yield from _functionary_part(out, mark)
-        elif out.is_silent:
+        elif out.line.is_silent():
             yield from out.cursor.space(out.add_text)
             yield from _functionary_part(out, "")
 
@@ -207,7 +207,7 @@ def _functionary_part(out: EventSink, mark: str) -> Steps[None]:
         out.add_text(mark)
         return
     next_char = yield from cursor.peek()
-    surely_meant = mark and out.indent == 0
+    surely_meant = mark and out.line.indent() == 0
     if next_char == "\n" and name == _ALL:
         cursor.at += 1
     elif next_char == "\n" and (surely_meant or resolve_name(name, out.tools) is not None):
@@ -230,14 +230,15 @@ GLM4_ENDS: Final = ("<|assistant|>", *GLM4_OTHERS)
 
 def glm4(out: EventSink) -> Steps[None]:
     """Read the name of a tool on a line of its own, and JSON on the next."""
-    cursor, prose = out.cursor, Prose(out, "\n")
+    cursor = out.cursor
+    prose = Prose(out, "\n")
     mark: str | None = ""
     while mark is not None:
         yield from cursor.space(out.add_text)
         name = yield from cursor.run(_RECIPIENT, _NAME_LIMIT)
         if (
             name
-            and out.indent >= 0
+            and out.line.indent() >= 0
             and resolve_name(name, out.tools) is not None
             and (yield from cursor.peek()) == "\n"
             and (yield from cursor.peek(1)) in ("{", "")
@@ -248,6 +249,6 @@ def glm4(out: EventSink) -> Steps[None]:
             out.has_invented_turn = out.has_invented_turn or body.mark in GLM4_OTHERS
             continue
         out.add_text(name or "")
-        while (mark := (yield from prose.step())) is not None and mark != "\n" and not out.is_silent:
+        while (mark := (yield from prose.step())) is not None and mark != "\n" and not out.line.is_silent():
             pass
         out.add_text(mark or "")

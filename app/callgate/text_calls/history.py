@@ -33,7 +33,8 @@ class PromptedHistory:
             # One message, or a turn with calls and all its results.
             view = views[place]
             after = place + 1
-            if not view.calls and not view.is_result:
+            past_calls = view.calls()
+            if not past_calls and not view.is_result:
                 if self._ours and view.role == "user":
                     result = _decoded(self.messages.pop())
                     self._append({**view.body, "content": _joined(result["content"], view.body.get("content"))})
@@ -41,14 +42,14 @@ class PromptedHistory:
                     self._append(view.message)
                 place = after
             else:
-                first_result = after if view.calls else place
+                first_result = after if past_calls else place
                 after = next((at for at in range(first_result, len(views)) if not views[at].is_result), len(views))
-                names = {call.id: call.name for call in view.calls}
+                names = {call.id: call.name for call in past_calls}
                 results = [view.result(names) for view in views[first_result:after]]
-                self.called |= dict.fromkeys(call.name for call in view.calls)
-                for calls, answers in self._rounds(view.calls, results):
+                self.called |= dict.fromkeys(call.name for call in past_calls)
+                for calls, answers in self._rounds(past_calls, results):
                     if calls:
-                        self._append(view.with_text(self.style.write(view.text, calls)))
+                        self._append(view.with_text(self.style.write(view.text(), calls)))
                         view = _MessageView(view.message, {**view.body, "content": None})
                     if answers:
                         self.add_to_last_user_message(self.style.write_results(answers))
@@ -64,7 +65,7 @@ class PromptedHistory:
             return
         for place, call in enumerate(calls):
             last = place == len(calls) - 1
-            ids = {call.id} | ({result.id for result in results} - {each.id for each in calls} if last else set())
+            ids = {call.id} | ({result.id for result in results} - {earlier.id for earlier in calls} if last else set())
             yield [call], [result for result in results if result.id in ids]
 
     # -- adding
@@ -105,7 +106,6 @@ class _MessageView:
     def is_result(self) -> bool:
         return self.role in ("tool", "function")
 
-    @property
     def text(self) -> str:
         content = self.body.get("content")
         if isinstance(content, str):
@@ -113,23 +113,24 @@ class _MessageView:
         parts = content if isinstance(content, list) else []
         return "".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
 
-    @property
     def calls(self) -> list[PastCall]:
         if self.role != "assistant":
             return []
         legacy = self.body.get("function_call")
         entries = self.body.get("tool_calls") or ([{"function": legacy}] if legacy else [])
         functions = [(entry.get("function") or {}, entry.get("id") or "") for entry in entries]
-        return [PastCall(each.get("name") or "", _object(each.get("arguments")), id) for each, id in functions]
+        return [
+            PastCall(function.get("name") or "", _object(function.get("arguments")), id) for function, id in functions
+        ]
 
     def result(self, names: Mapping[str, str]) -> PastResult:
         id = self.body.get("tool_call_id") or ""
         name = names.get(id) or self.body.get("name") or "tool"
-        return PastResult(name, self.text, id)
+        return PastResult(name, self.text(), id)
 
     def with_text(self, text: str) -> dict[str, Any]:
-        rest = {key: value for key, value in self.body.items() if key not in ("tool_calls", "function_call")}
-        return {**rest, "content": text}
+        fields = {key: value for key, value in self.body.items() if key not in ("tool_calls", "function_call")}
+        return {**fields, "content": text}
 
 
 def _object(arguments: Any) -> dict[str, Any]:
@@ -139,12 +140,16 @@ def _object(arguments: Any) -> dict[str, Any]:
             arguments = read_json(arguments)
         except JsonFault:
             return {}
-    return arguments if isinstance(arguments, dict) else {}
+    if isinstance(arguments, dict):
+        return arguments
+    return {}
 
 
 def _decoded(message: Message) -> dict[str, Any]:
     body = raw_json.read(message)
-    return body if isinstance(body, dict) else {}
+    if isinstance(body, dict):
+        return body
+    return {}
 
 
 def _joined(before: Any, after: Any) -> Any:
@@ -157,4 +162,6 @@ def _joined(before: Any, after: Any) -> Any:
 def _parts(content: Any) -> list[Any]:
     if isinstance(content, list):
         return content
-    return [{"type": "text", "text": content}] if content else []
+    if content:
+        return [{"type": "text", "text": content}]
+    return []

@@ -72,7 +72,7 @@ def read_body(cursor: TextCursor, ends: Ends, watch: tuple[str, ...] = ()) -> St
     scan = JsonScan(watch)
     text = yield from read_value(cursor, scan)
     repaired = fenced and not ends.fence_is_layout
-    unread_flaw = Flaw.TRUNCATED if scan.is_beginning else Flaw.INVALID_JSON
+    unread_flaw = Flaw.TRUNCATED if scan.is_beginning() else Flaw.INVALID_JSON
     if scan.state is State.OPEN:
         return JsonBody(text, scan, unread_flaw, repaired=repaired)
     after: list[str] = []
@@ -131,7 +131,9 @@ class CallObjects:
 
     @property
     def watch(self) -> tuple[str, ...]:
-        return (self.name_key, self.id_key) if self.id_key else (self.name_key,)
+        if self.id_key:
+            return (self.name_key, self.id_key)
+        return (self.name_key,)
 
     def read(self, out: EventSink, ends: Ends) -> Steps[None]:
         """Read a body whose opening mark was just read, and emit its calls."""
@@ -166,12 +168,16 @@ class CallObjects:
         """Make the call of one object in a text, which may be incomplete."""
         name = entry.member(self.name_key)
         id_member = entry.member(self.id_key) if self.id_key else None
-        given = [m for key in self.argument_keys if (m := entry.member(key)) is not None]
-        whole_name = name.text if name is not None and name.text and name.text.strip() else None
-        if self.keyed and name is None and not given and len(entry.members) == 1:
-            whole_name, given = entry.members[0].key.strip() or None, entry.members
-        arguments = _slice(given[0], text) if given else None
-        if flaw is None and (entry.flawed or entry.repeats_a_key or len({_slice(m, text) for m in given}) > 1):
+        members = [m for key in self.argument_keys if (m := entry.member(key)) is not None]
+        if name is not None and name.text and name.text.strip():
+            whole_name = name.text
+        else:
+            whole_name = None
+        if self.keyed and name is None and not members and len(entry.members) == 1:
+            whole_name = entry.members[0].key.strip() or None
+            members = entry.members
+        arguments = _slice(members[0], text) if members else None
+        if flaw is None and (entry.flawed or entry.repeats_a_key() or len({_slice(m, text) for m in members}) > 1):
             flaw = Flaw.INVALID_JSON
         return CallWritten(
             whole_name,
@@ -189,13 +195,21 @@ def arguments_written(name: str | None, body: JsonBody, *, id: str | None = None
     if body.is_blank:
         flaw = None
     if name is not None and not name.strip():
-        name, flaw = None, Flaw.MISSING_NAME
+        name = None
+        flaw = Flaw.MISSING_NAME
     return CallWritten(name, body.text, id=id, flaw=flaw, repaired=body.repaired, from_text=True)
 
 
 def cut_off(name: str | None = None, *, flaw: Flaw = Flaw.TRUNCATED, id: str | None = None) -> CallWritten:
     """Make a call without arguments that was cut off."""
     return CallWritten(name, id=id, flaw=flaw, from_text=True)
+
+
+def broken_at(end: str | None, name: str | None = None, flaw: Flaw = Flaw.INVALID_MARKUP) -> CallWritten:
+    """Make a call of which nothing could be read up to this end mark; None: up to the end of the text, so that it was cut off."""
+    if end is None:
+        flaw = Flaw.TRUNCATED
+    return cut_off(name, flaw=flaw)
 
 
 def _slice(member: Member, text: str) -> str:

@@ -5,13 +5,14 @@ open, closed or broken; whether it is `flawed`, with a correct structure but no 
 escape); and the positions of the members of objects that may be calls.
 """
 
-import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from callgate.calls.json_text import join_surrogates
+from callgate.calls.json_text import ARGUMENTS, join_surrogates
+from callgate.untrusted.doors import open_text
+from callgate.untrusted.readers import read_leniently
 
 _STRING_BODY = re.compile(r'[^"\\]*')
 _STRING_LINE = re.compile(r'[^"\\\n]*')
@@ -70,7 +71,6 @@ class JsonEntry:
     def member(self, key: str) -> Member | None:
         return next((member for member in self.members if member.key == key), None)
 
-    @property
     def repeats_a_key(self) -> bool:
         return len({member.key for member in self.members}) < len(self.members)
 
@@ -106,10 +106,14 @@ class JsonScan:
     def feed(self, text: str, start: int) -> int:
         """Scan `text` from `start`; return where the value ends in it."""
         self._base = self.length - start
-        at, end = start, len(text)
+        at = start
+        end = len(text)
         self.stirred = False
         while at < end and self.state is State.OPEN and not (self.wary and self.stirred):
-            at = self._string(text, at) if self.in_string else self._structure(text, at)
+            if self.in_string:
+                at = self._string(text, at)
+            else:
+                at = self._structure(text, at)
         self.length += at - start
         return at
 
@@ -122,19 +126,23 @@ class JsonScan:
                 self._value_ends(self.length)
                 self.state = State.CLOSED
 
-    @property
     def is_beginning(self) -> bool:
         """True if the text so far is a prefix of a strict JSON text, or a whole one."""
-        flawed = self.entries[-1].flawed if self._entry_is_open() else self.flawed
+        if self._entry_is_open():
+            flawed = self.entries[-1].flawed
+        else:
+            flawed = self.flawed
         if flawed or self._word is None:
             return not flawed
         word = "".join(self._word)
-        return any(known.startswith(word) for known in _WORDS) or _NUMBER_BEGUN.fullmatch(word) is not None
+        return any(whole_word.startswith(word) for whole_word in _WORDS) or _NUMBER_BEGUN.fullmatch(word) is not None
 
     @property
     def entry(self) -> JsonEntry | None:
         """The entry being read, or the last one read."""
-        return self.entries[-1] if self.entries else None
+        if self.entries:
+            return self.entries[-1]
+        return None
 
     # Strings
 
@@ -156,9 +164,9 @@ class JsonScan:
             self._note(text[at])
             return at + 1
         one_line = self.one_line or (self.wary and self._label is not None)
-        found = (_STRING_LINE if one_line else _STRING_BODY).match(text, at)
-        assert found is not None, "the body of a string may be empty"
-        end = found.end()
+        match = (_STRING_LINE if one_line else _STRING_BODY).match(text, at)
+        assert match is not None, "the body of a string may be empty"
+        end = match.end()
         if self._label is not None and end > at:
             self._label.append(text[at:end])
         if end == len(text):
@@ -190,12 +198,15 @@ class JsonScan:
     def _take_label(self) -> str | None:
         if self._label is None:
             return None
-        raw, self._label = "".join(self._label), None
+        raw = "".join(self._label)
+        self._label = None
         if "\\" not in raw and raw.isprintable():
             return raw
         try:
-            text = str(json.loads(f'"{raw}"', strict=False))  # accepts raw control characters
-            text = join_surrogates(text) if _SURROGATE.search(text) else text
+            # It accepts raw control characters.
+            text = str(read_leniently(open_text(f'"{raw}"', ARGUMENTS), strict=False))
+            if _SURROGATE.search(text):
+                text = join_surrogates(text)
         except ValueError:
             text = raw
             self._blemish()
@@ -208,10 +219,10 @@ class JsonScan:
     def _structure(self, text: str, at: int) -> int:
         char = text[at]
         if self._word is not None:
-            found = _WORD.match(text, at)
-            if found:
-                self._word.append(found.group())
-                return found.end()
+            match = _WORD.match(text, at)
+            if match:
+                self._word.append(match.group())
+                return match.end()
             if not self._word_ends(char, self._base + at):
                 return at
             if self.state is not State.OPEN:
@@ -238,14 +249,18 @@ class JsonScan:
             self._want = _Want.VALUE
             return at + 1
         if char == "," and want is _Want.COMMA_OR_END:
-            self._want = _Want.KEY if self._stack[-1] == "{" else _Want.VALUE
+            if self._stack[-1] == "{":
+                self._want = _Want.KEY
+            else:
+                self._want = _Want.VALUE
             return at + 1
         if char in "]}" and self._stack and _CLOSER[self._stack[-1]] == char:
             return self._container_ends(at)
         return self._breaks(at)
 
     def _container_ends(self, at: int) -> int:
-        want, in_object = self._want, self._stack[-1] == "{"
+        want = self._want
+        in_object = self._stack[-1] == "{"
         if want is _Want.COLON or (in_object and want is _Want.VALUE):
             return self._breaks(at)
         if want is _Want.KEY or want is _Want.VALUE:
@@ -270,7 +285,10 @@ class JsonScan:
                     self._label = []
         elif char in "{[":
             self._stack.append(char)
-            self._want = _Want.KEY_OR_END if char == "{" else _Want.VALUE_OR_END
+            if char == "{":
+                self._want = _Want.KEY_OR_END
+            else:
+                self._want = _Want.VALUE_OR_END
         else:
             self._word = []
             return at
@@ -328,8 +346,12 @@ class JsonScan:
         """Return the depth of the current place in an entry that is an object: 1 among its members, 0 outside."""
         depth = len(self._stack)
         if self.kind == "[":
-            return depth - 1 if depth > 1 and self._stack[1] == "{" else 0
-        return depth if depth and self._stack[0] == "{" else 0
+            if depth > 1 and self._stack[1] == "{":
+                return depth - 1
+            return 0
+        if depth and self._stack[0] == "{":
+            return depth
+        return 0
 
 
 def _is_word(word: str) -> bool:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from callgate.calls.states import Flaw
 from callgate.text_calls import quoting
 from callgate.text_calls.nesting import Nesting, Torn, has_open_marks
-from callgate.text_calls.quoting import MARKER, TEMPLATE_MARK, Fence, QuoteTracker
+from callgate.text_calls.quoting import MARKER, TEMPLATE_MARK, QuoteTracker
 from callgate.text_calls.text_log import CALLS, REASONING, TEXT, Item
 
 ECHO: Final = "echo"
@@ -65,12 +65,12 @@ def judge(
     rules: TextRules,
     is_echo: EchoCheck,
     *,
-    prose_before: int = 0,
     begins_line: bool = True,
     torn: Torn | None = None,
 ) -> Judgement:
-    """Judge the items of a text, whose tracker has read it to its end. `prose_before`: the characters of prose before the
-    items; `begins_line`: that prose ends with a line."""
+    """Judge the last items of a text, which its tracker has read to its end. `begins_line`: the text before them ends with a
+    line."""
+    prose_before = tracker.at - sum(len(item.text) for item in items if item.kind == TEXT)
     judge_nested(items, torn)
     _judge_thinking(items)
     for item in items:
@@ -82,7 +82,7 @@ def judge(
     if rules.only_first:
         items = items[: places[0] + 1]
         places = places[:1]
-    texts = _without_fences(items, tracker.markup, prose_before)
+    texts = _without(tracker.markup, items, prose_before)
     looks_behind = rules.looks_behind
     if rules.tokens and items[places[-1]].text.lstrip().startswith(rules.tokens):
         looks_behind = False
@@ -135,9 +135,8 @@ def _judge_thinking(items: Sequence[Item]) -> None:
             ends_thinking = _LATER_END.search(item.text) is not None
 
 
-def _without_fences(items: Sequence[Item], fences: Sequence[Fence], prose_before: int) -> list[str]:
-    """Return the texts of items without the lines of fences that hold nothing but calls."""
-    cuts = [cut for fence in fences for cut in ((fence.start, fence.content), (fence.close, fence.end))]
+def _without(cuts: Sequence[tuple[int, int]], items: Sequence[Item], prose_before: int) -> list[str]:
+    """Return the texts of items without these parts of the prose."""
     texts: list[str] = []
     at = prose_before
     for item in items:
@@ -175,8 +174,8 @@ def _is_no_prose(text: str, items: Sequence[Item], texts: Sequence[str], places:
     """True for a text of nothing but blanks, marks and the end tags of wrappers around calls alone."""
     at = 0
     while at < len(text):
-        if found := _NO_PROSE.match(text, at):
-            at = found.end()
+        if match := _NO_PROSE.match(text, at):
+            at = match.end()
         elif (tag := _END_TAG.match(text, at)) and _is_wrapper(tag[1], items, texts, places):
             at = tag.end()
         else:

@@ -79,13 +79,15 @@ def _xml_function(tool: ToolSpec) -> str:
         lines += ["<parameter>", f"<name>{name}</name>"]
         lines += [f"<{key}>{_bare(value)}</{key}>" for key, value in _mapping(schema).items()]
         lines.append("</parameter>")
-    rest = {key: value for key, value in parameters.items() if key not in ("type", "properties")}
-    lines += [f"<{key}>{_bare(value)}</{key}>" for key, value in rest.items()]
+    other_keys = {key: value for key, value in parameters.items() if key not in ("type", "properties")}
+    lines += [f"<{key}>{_bare(value)}</{key}>" for key, value in other_keys.items()]
     return "\n".join([*lines, "</parameters>", "</function>"])
 
 
 def _bare(value: Any) -> str:
-    return value if isinstance(value, str) else _json(value)
+    if isinstance(value, str):
+        return value
+    return _json(value)
 
 
 # TypeScript -----------------------------------------------------------------------------------------------------------
@@ -96,13 +98,18 @@ def as_typescript(tools: Sequence[ToolSpec]) -> str:
     types = []
     for tool in tools:
         has_parameters = bool(_mapping(tool.parameters.get("properties")))
-        taken = f"(_: {_ts_object(tool.parameters)})" if has_parameters else "()"
-        types.append(f"{_ts_comment(tool.description)}type {tool.name} = {taken} => any;\n")
+        if has_parameters:
+            signature = f"(_: {_ts_object(tool.parameters)})"
+        else:
+            signature = "()"
+        types.append(f"{_ts_comment(tool.description)}type {tool.name} = {signature} => any;\n")
     return "\n".join(["namespace functions {", "", *types, "} // namespace functions"])
 
 
 def _ts_comment(text: Any) -> str:
-    return "".join(f"// {line}\n" for line in text.splitlines()) if isinstance(text, str) else ""
+    if isinstance(text, str):
+        return "".join(f"// {line}\n" for line in text.splitlines())
+    return ""
 
 
 def _ts_object(schema: Mapping[str, Any]) -> str:
@@ -126,14 +133,16 @@ def _ts_type(schema: Any) -> str:
             return " | ".join(_ts_type(branch) for branch in place[word])
     kind = place.get("type")
     if isinstance(kind, list):
-        return " | ".join(_ts_type({**place, "type": each}) for each in kind)
+        return " | ".join(_ts_type({**place, "type": one_type}) for one_type in kind)
     if kind == "array":
         return f"Array<{_ts_type(place.get('items'))}>"
     if kind == "object" and place.get("properties"):
         return _ts_object(place)
     if kind in _TS_WORDS:
         return _TS_WORDS[kind]
-    return f"any /* {_json(place)} */" if place else "any"
+    if place:
+        return f"any /* {_json(place)} */"
+    return "any"
 
 
 _TS_WORDS = {
@@ -177,7 +186,9 @@ def _compact_under(key: str, value: Any) -> Any:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    if isinstance(value, Mapping):
+        return value
+    return {}
 
 
 def _json(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten
 from callgate.text_calls.event_sink import EventSink
-from callgate.text_calls.json_calls import cut_off
+from callgate.text_calls.json_calls import broken_at, cut_off
 from callgate.text_calls.tag_calls import attributes
 from callgate.text_calls.text_cursor import Steps, TextCursor, finder
 
@@ -57,23 +57,23 @@ def _call(cursor: TextCursor) -> Steps[CallWritten]:
 
 def _broken(cursor: TextCursor, name: str | None) -> Steps[CallWritten]:
     ended = yield from cursor.until(finder((_CALL_END,)))
-    return cut_off(name, flaw=Flaw.INVALID_MARKUP if ended else Flaw.TRUNCATED)
+    return broken_at(ended, name)
 
 
 def _members(cursor: TextCursor, end: str, depth: int) -> Steps[dict[str, Any] | list[Any]]:
     """Read the tags up to an end tag; return a list if all of them are items."""
     if depth > MAX_DEPTH:
         raise _BrokenError
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     while True:
         yield from cursor.space()
         if (yield from cursor.one_of((end,))) is not None:
             break
-        found.append((yield from _member(cursor, depth)))
-    if found and depth and all(key == ITEM for key, _ in found):
-        return [value for _, value in found]
-    members = dict(found)
-    if len(members) < len(found):
+        pairs.append((yield from _member(cursor, depth)))
+    if pairs and depth and all(key == ITEM for key, _ in pairs):
+        return [value for _, value in pairs]
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise _BrokenError
     return members
 

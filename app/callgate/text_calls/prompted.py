@@ -11,7 +11,7 @@ in the format of its history. It is read as well, so that the user does not see 
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +23,8 @@ from callgate.conversation import raw_json
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallsNotAlone, CallWritten, Finished, ModelEvent, PromptedCalling, TextDelta
 from callgate.conversation.finish import meaning_of
-from callgate.conversation.ports import Message, Model, ModelAnswer, ModelRequest, Passthrough, as_read
+from callgate.conversation.model_requests import as_model_request
+from callgate.conversation.ports import Message, Model, ModelAnswer, ModelRequest, Passthrough
 from callgate.conversation.readable_content import with_readable_results
 from callgate.conversation.request_checks import check_request
 from callgate.text_calls import prompts
@@ -87,49 +88,63 @@ class PromptedModel:
     def format(self) -> str:
         return self._style.format
 
-    def ask(self, ask: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
-        ask = with_readable_results(as_read(ask))
-        check_request(ask)
-        prompted = _prompted_ask(ask, self._style, constrain=self._constrain)
-        return self._ask_prompted(prompted) if prompted.readable else self._model.ask(prompted.ask)
+    @asynccontextmanager
+    async def send(self, request: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
+        asked = as_model_request(request)
+        if _size(asked) > LARGE:
+            prompted = await asyncio.to_thread(self._prompted, asked)
+        else:
+            prompted = self._prompted(asked)
+        answering = self._send_prompted(prompted) if prompted.readable else self._model.send(prompted.request)
+        async with answering as answer:
+            yield answer
 
     @asynccontextmanager
-    async def _ask_prompted(self, prompted: "_PromptedAsk") -> AsyncIterator["PromptedAnswer"]:
+    async def _send_prompted(self, prompted: "_PromptedRequest") -> AsyncIterator[ModelAnswer]:
         reader = reader_for(
             self._style.format,
             prompted.readable,
-            thinking=self._thinking.mode(streams=prompted.ask.stream),
-            echoes=RequestEchoes(prompted.asked),
+            thinking=self._thinking.mode(streams=prompted.request.stream),
+            echoes=RequestEchoes(prompted.original),
             is_demanded=prompted.is_demanded,
         )
-        async with self._model.ask(prompted.ask) as answer:
-            asked = PromptedCalling(self._style.format, prompted.cost.tokens)
+        async with self._model.send(prompted.request) as answer:
+            calling = PromptedCalling(self._style.format, prompted.cost.tokens)
             bounded = _BoundedReader(reader, self._argument_bytes)
-            yield PromptedAnswer(answer, bounded, asked)
+            yield PromptedAnswer(answer, bounded, calling)
         if bounded.has_finished:
             self._thinking.note_answer(had_lone_end=reader.had_lone_end)
+
+    def _prompted(self, request: ModelRequest) -> "_PromptedRequest":
+        request = with_readable_results(request)
+        check_request(request)
+        return _prompted_request(request, self._style, constrain=self._constrain)
+
+
+def _size(request: ModelRequest) -> int:
+    return sum(memoryview(message).nbytes for message in request.messages if isinstance(message, msgspec.Raw))
 
 
 # Asking ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _PromptedAsk:
+class _PromptedRequest:
     """A request with its tools described in the prompt."""
 
-    ask: ModelRequest
+    request: ModelRequest
     readable: Mapping[str, Collection[str]]
     """The tools whose calls the answer may have, with their parameters; empty where it is not read."""
-    asked: Sequence[Message] = ()
+    original: Sequence[Message] = ()
     """The original messages."""
     cost: PromptCost = PromptCost(0)
     is_demanded: bool = False
     """The request demands a call."""
 
 
-def _prompted_ask(ask: ModelRequest, style: Style, *, constrain: bool) -> _PromptedAsk:
-    choice = _choice(ask.tool_choice)
-    tools = [_tool(schema) for schema in ask.tools]
+def _prompted_request(request: ModelRequest, style: Style, *, constrain: bool) -> _PromptedRequest:
+    choice = _choice(request.tool_choice)
+    tools = [_tool(schema) for schema in request.tools]
     if choice.mode == "named" and choice.name not in {tool.name for tool in tools}:
         raise ChatError(400, "tool_choice names a tool that is not offered.", param="tool_choice")
     if choice.mode == "none":
@@ -137,36 +152,43 @@ def _prompted_ask(ask: ModelRequest, style: Style, *, constrain: bool) -> _Promp
     else:
         tools = [tool for tool in tools if choice.allowed is None or tool.name in choice.allowed]
     history = PromptedHistory(style)
-    history.add(ask.messages)
+    history.add(request.messages)
     if not tools and not history.called:
-        return _PromptedAsk(_without_tools(ask) if ask.tools else ask, {})
-    form = _answer_format(ask) if tools else None
-    described, demand = _description(ask, style, tools, every_example=constrain), _demand(choice, tools)
+        return _PromptedRequest(_without_tools(request) if request.tools else request, {})
+    form = _answer_format(request) if tools else None
+    described = _description(request, style, tools, every_example=constrain)
+    demand = _demand(choice, tools)
     if form is not None and not constrain and not choice.is_demand:
         described += f"\n\n{prompts.answer_form(form.schema)}"
     if described:
         history.add_to_system_message(described)
     if demand:
         history.add_to_last_user_message(demand)
-    sent = replace(_without_tools(ask), messages=tuple(history.messages))
+    rewritten = replace(_without_tools(request), messages=tuple(history.messages))
     if style.stop:
-        sent = replace(sent, params={"stop": list(style.stop), **sent.params})
+        rewritten = replace(rewritten, params={"stop": list(style.stop), **rewritten.params})
     if form is not None:
-        sent = replace(sent, params={name: value for name, value in sent.params.items() if name != "response_format"})
+        if form.is_described:
+            request.leave_out("response_format.json_schema.description")
+        rewritten = replace(
+            rewritten, params={name: value for name, value in rewritten.params.items() if name != "response_format"}
+        )
     if constrain and (shapes := _shapes(style, choice, tools, form)):
-        sent = replace(sent, params={**sent.params, "response_format": shapes})
+        rewritten = replace(rewritten, params={**rewritten.params, "response_format": shapes})
     properties = {tool.name: tool.parameters.get("properties") for tool in tools}
     readable: dict[str, Collection[str]] = {
-        name: frozenset(found) if isinstance(found, Mapping) else () for name, found in properties.items()
+        name: frozenset(schemas) if isinstance(schemas, Mapping) else () for name, schemas in properties.items()
     }
     readable = readable or dict.fromkeys(history.called, ())
     cost = PromptCost(len(described) + len(demand))
-    return _PromptedAsk(sent, readable, ask.messages, cost, is_demanded=bool(tools) and choice.is_demand)
+    return _PromptedRequest(
+        rewritten, readable, request.messages, cost, is_demanded=choice.is_demand if tools else False
+    )
 
 
-def _without_tools(ask: ModelRequest) -> ModelRequest:
-    params = {key: value for key, value in ask.params.items() if key != "parallel_tool_calls"}
-    return replace(ask, tools=(), tool_choice=None, params=params)
+def _without_tools(request: ModelRequest) -> ModelRequest:
+    params = {key: value for key, value in request.params.items() if key != "parallel_tool_calls"}
+    return replace(request, tools=(), tool_choice=None, params=params)
 
 
 def _tool(schema: msgspec.Raw) -> ToolSpec:
@@ -181,12 +203,14 @@ def _tool(schema: msgspec.Raw) -> ToolSpec:
     return ToolSpec(function["name"], function.get("description") or "", function.get("parameters") or {})
 
 
-def _description(ask: ModelRequest, style: Style, tools: Sequence[ToolSpec], *, every_example: bool) -> str:
+def _description(request: ModelRequest, style: Style, tools: Sequence[ToolSpec], *, every_example: bool) -> str:
     if not tools:
         return ""
     described = prompts.describe(style, tools, every_example=every_example)
-    one_at_a_time = _plain(ask.params.get("parallel_tool_calls")) is False
-    return f"{described}\n\n{prompts.ONE_AT_A_TIME}" if one_at_a_time else described
+    one_at_a_time = _plain(request.params.get("parallel_tool_calls")) is False
+    if one_at_a_time:
+        return f"{described}\n\n{prompts.ONE_AT_A_TIME}"
+    return described
 
 
 def _demand(choice: "_ToolChoice", tools: Sequence[ToolSpec]) -> str:
@@ -195,7 +219,9 @@ def _demand(choice: "_ToolChoice", tools: Sequence[ToolSpec]) -> str:
         return prompts.NO_TOOLS_NOW
     if choice.mode == "named":
         return prompts.MUST_CALL_ONE.format(name=choice.name)
-    return prompts.MUST_CALL if choice.is_demand else ""
+    if choice.is_demand:
+        return prompts.MUST_CALL
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +229,13 @@ class _AnswerFormat:
     """The JSON format that the client wants for the answer; without a schema any object."""
 
     schema: Mapping[str, Any] | None
+    is_described: bool = False
 
 
-def _answer_format(ask: ModelRequest) -> _AnswerFormat | None:
-    match _plain(ask.params.get("response_format")):
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-            return _AnswerFormat(schema)
+def _answer_format(request: ModelRequest) -> _AnswerFormat | None:
+    match _plain(request.params.get("response_format")):
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema), **more}}:
+            return _AnswerFormat(schema, bool(more.get("description")))
         case {"type": "json_object" | "json_schema"}:
             return _AnswerFormat(None)
         case _:
@@ -221,7 +248,9 @@ def _shapes(
     """Return the schema that the server enforces: a call where one is required, else a call or the client's format."""
     if choice.is_demand and tools:
         return prompts.call_schema(style, choice.among(tools))
-    return prompts.call_schema(style, tools, form.schema or {"type": "object"}) if form is not None else None
+    if form is not None:
+        return prompts.call_schema(style, tools, form.schema or {"type": "object"})
+    return None
 
 
 def _plain(value: Any) -> Any:
@@ -270,8 +299,8 @@ class PromptedAnswer:
     Its first batch begins with a `PromptedCalling` event.
     """
 
-    def __init__(self, answer: ModelAnswer, reader: "_BoundedReader", asked: PromptedCalling) -> None:
-        self._asked: PromptedCalling | None = asked
+    def __init__(self, answer: ModelAnswer, reader: "_BoundedReader", calling: PromptedCalling) -> None:
+        self._asked: PromptedCalling | None = calling
         self.reason_is_raw = answer.reason_is_raw
         self.lane = answer.lane
         self._answer = answer
@@ -290,8 +319,11 @@ class PromptedAnswer:
     async def __anext__(self) -> Sequence[ModelEvent]:
         while not self._over:
             if events := await self._next_batch():
-                asked, self._asked = self._asked, None
-                return [asked, *events] if asked else events
+                calling = self._asked
+                self._asked = None
+                if calling:
+                    return [calling, *events]
+                return events
         if self._broke_off is not None:
             raise self._broke_off
         raise StopAsyncIteration
@@ -309,33 +341,33 @@ class PromptedAnswer:
             self._size += size
             if size > SLICE:
                 return await self._read_in_slices(batch)
-            return [read for event in batch for read in self._read(event)]
+            return [produced for event in batch for produced in self._read(event)]
         self._over = True
         self.reason_is_raw = self._answer.reason_is_raw
         if self._size > LARGE:
-            rest = await asyncio.to_thread(self._reader.finish, in_order=self._ended_in_order)
+            events = await asyncio.to_thread(self._reader.finish, in_order=self._ended_in_order)
         else:
-            rest = self._reader.finish(in_order=self._ended_in_order)
+            events = self._reader.finish(in_order=self._ended_in_order)
         if self._broke_off is not None and not self._blank_filter.has_text:
             # Nothing of the answer was shown yet, so that the model can be asked again.
-            return [event for event in rest if not isinstance(event, TextDelta | CallsNotAlone)]
+            return [event for event in events if not isinstance(event, TextDelta | CallsNotAlone)]
         return [
-            *self._blank_filter.filtered(rest),
+            *self._blank_filter.filtered(events),
             *self._blank_filter.rest(),
             *self._finished,
         ]
 
     async def _read_in_slices(self, batch: Sequence[ModelEvent]) -> list[ModelEvent]:
         """Read a large text in slices, between which the event loop runs."""
-        found: list[ModelEvent] = []
+        events: list[ModelEvent] = []
         for event in batch:
             if not isinstance(event, TextDelta):
-                found += self._read(event)
+                events += self._read(event)
                 continue
             for start in range(0, len(event.text), SLICE):
-                found += self._read(TextDelta(event.text[start : start + SLICE]))
+                events += self._read(TextDelta(event.text[start : start + SLICE]))
                 await asyncio.sleep(0)
-        return found
+        return events
 
     def _read(self, event: ModelEvent) -> Sequence[ModelEvent]:
         if isinstance(event, TextDelta):
@@ -353,23 +385,23 @@ class _BoundedReader:
     because it may be part of the call."""
 
     def __init__(self, reader: TextReader, limit: int | None) -> None:
-        self._reader: TextReader | None = reader
+        self._reader = reader
+        self._is_too_much = False
         self._limit = sys.maxsize if limit is None else limit + MARKUP
         self.has_finished = False
 
     def feed(self, text: str) -> list[ModelEvent]:
-        if self._reader is None:
+        if self._is_too_much:
             return []
         events = self._reader.feed(text)
-        if self._reader.unread_size <= self._limit:
-            return events
-        events += self._reader.break_off(Flaw.ARGUMENTS_TOO_LARGE)
-        self._reader = None
+        self._is_too_much = self._reader.unread_size > self._limit
         return events
 
     def finish(self, *, in_order: bool) -> list[ModelEvent]:
         self.has_finished = True
-        return [] if self._reader is None else self._reader.finish(in_order=in_order)
+        if self._is_too_much:
+            return self._reader.break_off(Flaw.ARGUMENTS_TOO_LARGE)
+        return self._reader.finish(in_order=in_order)
 
 
 class _BlankFilter:
@@ -385,23 +417,27 @@ class _BlankFilter:
         self._after_call = False
 
     def filtered(self, events: Sequence[ModelEvent]) -> list[ModelEvent]:
-        return [kept for event in events for kept in self._kept(event)]
+        return [emitted for event in events for emitted in self._kept(event)]
 
     def rest(self) -> list[ModelEvent]:
-        blanks, self._blanks = self._blanks, ""
-        return [TextDelta(blanks)] if blanks and not self._after_call else []
+        blanks = self._blanks
+        self._blanks = ""
+        if blanks and not self._after_call:
+            return [TextDelta(blanks)]
+        return []
 
     def _kept(self, event: ModelEvent) -> Sequence[ModelEvent]:
         if isinstance(event, TextDelta):
             text = self._blanks + event.text
-            kept = text.rstrip()
-            self._blanks = text[len(kept) :]
-            if not kept:
+            shown = text.rstrip()
+            self._blanks = text[len(shown) :]
+            if not shown:
                 return ()
             if self._after_call:
-                kept = f"{PARAGRAPH if self.has_text else ''}{kept.lstrip()}"
-            self.has_text, self._after_call = True, False
-            return (TextDelta(kept),)
+                shown = f"{PARAGRAPH if self.has_text else ''}{shown.lstrip()}"
+            self.has_text = True
+            self._after_call = False
+            return (TextDelta(shown),)
         if isinstance(event, CallsNotAlone):
             text = f"{self._blanks}{event.text}".rstrip()
             return (CallsNotAlone(text if self.has_text else text.lstrip()),)

@@ -188,7 +188,10 @@ def describe(style: Style, tools: Sequence[ToolSpec], *, every_example: bool = F
         style.write("", [PastCall(tool.name, example_arguments(tool.parameters))])
         for tool in (tools if every_example else tools[:1])
     ]
-    form = "For example:" if len(examples) == 1 else "One example for each tool:"
+    if len(examples) == 1:
+        form = "For example:"
+    else:
+        form = "One example for each tool:"
     rules = (
         f"{style.several} The results are given to you in the next message; never write a result yourself. "
         "Call only tools listed above, with arguments that satisfy the schema. "
@@ -263,12 +266,19 @@ def _plain_value(name: str, schema: Mapping[str, Any], depth: int) -> Any:
         case "null":
             return None
         case "array":
-            return [_example_value(name, schema.get("items", {}), depth - 1)] if depth else []
+            if depth:
+                return [_example_value(name, schema.get("items", {}), depth - 1)]
+            return []
         case "object":
-            properties, required = schema.get("properties"), schema.get("required")
+            properties = schema.get("properties")
+            required = schema.get("required")
             if not depth or not isinstance(properties, Mapping) or not isinstance(required, list):
                 return {}
-            return {name: _example_value(name, it, depth - 1) for name, it in properties.items() if name in required}
+            return {
+                name: _example_value(name, property_schema, depth - 1)
+                for name, property_schema in properties.items()
+                if name in required
+            }
         case _:
             return f"some {name}"
 
@@ -317,8 +327,8 @@ def _moved(parameters: Mapping[str, Any], tool: str, definitions: dict[str, Any]
         return {"type": "object"}
     for schemas in own.values():
         definitions |= {f"{tool}.{name}": _pointed(schema, tool) for name, schema in schemas.items()}
-    rest = {key: value for key, value in parameters.items() if key not in own}
-    moved: dict[str, Any] = _pointed(rest, tool)
+    other_keys = {key: value for key, value in parameters.items() if key not in own}
+    moved: dict[str, Any] = _pointed(other_keys, tool)
     return moved
 
 

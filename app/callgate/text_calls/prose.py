@@ -6,7 +6,7 @@ from typing import Final
 
 from callgate.text_calls import quoting
 from callgate.text_calls.call_marks import PAIRS
-from callgate.text_calls.event_sink import THINK_TAGS, EventSink, Unclosed
+from callgate.text_calls.event_sink import THINK_TAGS, EventSink
 from callgate.text_calls.text_cursor import Steps, TextCursor, finder
 
 ASIDE: Final = ""
@@ -42,22 +42,25 @@ class Prose:
         """Emit text up to the next mark, read and return it. `ASIDE`: it was no mark of the grammar and is handled. None: the
         text has ended."""
         out = self._out
-        if out.quoting:
-            out.end_quoted()
+        out.end_quoted()
         current = self._first_finder if out.may_end_alone else self._finder
         mark = yield from out.cursor.until(current, out.add_prose)
         if mark is None or mark == "\n":
             return mark
         reason = out.quoted()
-        if mark in self._ends and reason and out.log.ends_with_block():
+        if mark in self._ends and reason and out.log.ends_with_calls():
             out.forget()
             return ASIDE
         if mark in out.dropped and (not reason or reason in _SPOKEN):
             out.forget()
             if mark in _BEFORE_CALL:
-                out.indent = 0
+                out.line.begin_line()
             return ASIDE
-        if mark in self._mentionable and out.indent < 0 and (yield from _is_mention(out.cursor, out.tools, mark)):
+        if (
+            mark in self._mentionable
+            and out.line.indent() < 0
+            and (yield from _is_mention(out.cursor, out.tools, mark))
+        ):
             out.add_prose(mark)
             return ASIDE
         if reason and mark not in out.openings and not (mark in self._marks and reason in _SPOKEN):
@@ -65,7 +68,7 @@ class Prose:
             return ASIDE
         if mark in self._marks:
             if reason and mark in out.openings:
-                out.begin_quoted(mark, reason)
+                out.begin_quoted()
             return mark
         if mark not in out.channels or not _passes_channel(out, mark):
             yield from self._aside(out, mark)
@@ -86,14 +89,16 @@ class Prose:
 
 def _passes_channel(out: EventSink, mark: str) -> bool:
     """Read the reasoning channel after its mark, if it is complete."""
-    cursor, end = out.cursor, out.channels[mark]
+    cursor = out.cursor
+    end = out.channels[mark]
     place = cursor.text.find(end, cursor.at)
     if place < 0:
         return False
     out.drop(mark)
     out.begin_channel()
     if place > cursor.at:
-        start, cursor.at = cursor.at, place
+        start = cursor.at
+        cursor.at = place
         out.add_reasoning(cursor.text[start:place])
     cursor.at = place + len(end)
     out.drop(end)
@@ -104,11 +109,12 @@ def _is_mention(cursor: TextCursor, tools: Collection[str], mark: str) -> Steps[
     """Find out whether a mark within a line is only mentioned: a sentence continues after it, or a quotation closes."""
     while True:
         end = min(cursor.at + _MENTION_LIMIT, len(cursor.text))
-        found = _LINE_REST.match(cursor.text, cursor.at, end)
-        assert found is not None, "it matches nothing as well"
-        if found.end() < end or end < len(cursor.text) or not (yield from cursor.more()):
+        match = _LINE_REST.match(cursor.text, cursor.at, end)
+        assert match is not None, "it matches nothing as well"
+        if match.end() < end or end < len(cursor.text) or not (yield from cursor.more()):
             break
-    line, char = found.group(), cursor.text[found.end() : found.end() + 1]
+    line = match.group()
+    char = cursor.text[match.end() : match.end() + 1]
     if not line:
         return False
     if _SENTENCE_ENDS.match(line):
@@ -129,26 +135,24 @@ def read_channel(out: EventSink, ends: tuple[str, ...], mark: str = "") -> Steps
     cursor = out.cursor
     out.drop(mark)
     out.begin_channel()
-    begin, call_may_begin = cursor.offset, -1
-    marks = out.channel_marks(ends)
+    begin = cursor.offset
+    openings = (opening for opening in out.openings if not any(opening in end for end in ends))
+    marks = finder((*ends, *openings))
     line = "\n"
-    pieces: list[str] = []
 
     def sink(text: str) -> None:
         nonlocal line
-        line = text[text.rfind("\n") :] if "\n" in text else (line + text)[-64:]
-        pieces.append(text)
+        if "\n" in text:
+            line = text[text.rfind("\n") :]
+        else:
+            line = (line + text)[-64:]
         out.add_reasoning(text)
 
     while (mark_found := (yield from cursor.until(marks, sink))) not in ends:
         if mark_found is None:
-            if call_may_begin >= 0:
-                out.unclosed = Unclosed("".join(pieces), call_may_begin - begin)
             return
-        if call_may_begin < 0 and ((line[0] == "\n" and not line.strip()) or mark_found in out.ends_thinking):
-            call_may_begin = cursor.offset - len(mark_found)
-            out.hold_reasoning(held=True)
+        if out.unclosed is None and ((line[0] == "\n" and not line.strip()) or mark_found in out.ends_thinking):
+            out.hold_reasoning(begin)
         sink(mark_found)
     out.drop(mark_found)
-    if call_may_begin >= 0:
-        out.hold_reasoning(held=False)
+    out.end_channel()

@@ -52,19 +52,19 @@ class _Literals:
         self.has_raw_breaks = False
 
     def keywords(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         while not self._at_end():
-            if found:
+            if values:
                 self._expect(",")
                 if self._at_end():
                     break
             key = self._match(_NAME)
             self._space()
             self._expect("=")
-            if key in found:
+            if key in values:
                 self._refuse()
-            found[key] = self._value(0)
-        return found
+            values[key] = self._value(0)
+        return values
 
     def _value(self, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -75,7 +75,9 @@ class _Literals:
             return self._items("]", depth)[0]
         if char == "(":
             items, has_comma = self._items(")", depth)
-            return items[0] if len(items) == 1 and not has_comma else items
+            if len(items) == 1 and not has_comma:
+                return items[0]
+            return items
         if char == "{":
             return self._dict(depth)
         if _STRING_START.match(self._text, self._at):
@@ -89,38 +91,40 @@ class _Literals:
         if char in "0123456789.+-":
             return self._number()
         word = self._match(_NAME)
-        return _CONSTANTS[word] if word in _CONSTANTS else self._refuse()
+        if word in _CONSTANTS:
+            return _CONSTANTS[word]
+        return self._refuse()
 
     def _items(self, closer: str, depth: int) -> tuple[list[Any], bool]:
         self._at += 1
-        found: list[Any] = []
+        elements: list[Any] = []
         has_comma = False
         while not self._next_is(closer):
-            if found:
+            if elements:
                 self._expect(",")
                 has_comma = True
                 if self._next_is(closer):
                     break
-            found.append(self._value(depth + 1))
+            elements.append(self._value(depth + 1))
         self._at += 1
-        return found, has_comma
+        return elements, has_comma
 
     def _dict(self, depth: int) -> dict[str, Any]:
         self._at += 1
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         while not self._next_is("}"):
-            if found:
+            if members:
                 self._expect(",")
                 if self._next_is("}"):
                     break
             key = self._value(depth + 1)
             self._space()
             self._expect(":")
-            if not isinstance(key, str) or key in found:
+            if not isinstance(key, str) or key in members:
                 self._refuse()
-            found[key] = self._value(depth + 1)
+            members[key] = self._value(depth + 1)
         self._at += 1
-        return found
+        return members
 
     def _number(self) -> int | float:
         sign = 1
@@ -138,7 +142,9 @@ class _Literals:
             number = float(word)
         except ValueError:
             self._refuse()
-        return sign * number if math.isfinite(number) else self._refuse()
+        if math.isfinite(number):
+            return sign * number
+        return self._refuse()
 
     def _string(self, pieces: list[str], quote: str, *, is_raw: bool) -> None:
         text = self._text
@@ -189,11 +195,11 @@ class _Literals:
 
     def _match(self, pattern: "re.Pattern[str]") -> str:
         self._space()
-        found = pattern.match(self._text, self._at)
-        if found is None:
+        match = pattern.match(self._text, self._at)
+        if match is None:
             self._refuse()
-        self._at = found.end()
-        return found.group()
+        self._at = match.end()
+        return match.group()
 
     def _expect(self, char: str) -> None:
         self._space()
@@ -210,9 +216,9 @@ class _Literals:
         return self._at >= len(self._text)
 
     def _space(self) -> None:
-        found = _SPACE.match(self._text, self._at)
-        if found:
-            self._at = found.end()
+        match = _SPACE.match(self._text, self._at)
+        if match:
+            self._at = match.end()
 
     def _refuse(self) -> NoReturn:
         raise NotLiteralError(f"at {self._at}")

@@ -59,7 +59,7 @@ def read_pythonic(out: EventSink) -> Steps[None]:
     prose = Prose(out, *MARKS)
     marked: list[CallWritten] = []
     while True:
-        if out.is_silent:
+        if out.line.is_silent():
             yield from cursor.space(out.add_text)
             if (yield from cursor.peek()) == "[":
                 yield from _whole_text(out, marked)
@@ -72,28 +72,28 @@ def read_pythonic(out: EventSink) -> Steps[None]:
 
 def _whole_text(out: EventSink, marked: list[CallWritten]) -> Steps[None]:
     """Read a list that is the whole text; after marked calls it may not repeat them."""
-    found = _List()
-    ending = yield from _read_list(out.cursor, found, out.tools, is_list=True)
+    call_list = _List()
+    ending = yield from _read_list(out.cursor, call_list, out.tools, is_list=True)
     if ending is _Ending.CLOSED:
-        yield from out.cursor.space(found.pieces.append)
+        yield from out.cursor.space(call_list.pieces.append)
         if out.cursor.ends_within(*TEXT_ENDS) or (yield from out.cursor.one_of(TEXT_ENDS)) is not None:
-            if marked and found.calls == marked:
+            if marked and call_list.calls == marked:
                 out.forget()
             else:
-                _emit_calls(out, found)
+                _emit_calls(out, call_list)
             return
-    elif ending is _Ending.CUT and found.calls:
-        if found.has_open_name:
-            found.calls.append(cut_off())
-        _emit_calls(out, found)
+    elif ending is _Ending.CUT and call_list.calls:
+        if call_list.has_open_name:
+            call_list.calls.append(cut_off())
+        _emit_calls(out, call_list)
         return
-    out.add_text("".join(found.pieces))
+    out.add_text("".join(call_list.pieces))
 
 
 def _between_marks(out: EventSink, mark: str) -> Steps[list[CallWritten]]:
     cursor = out.cursor
-    found = _List()
-    yield from cursor.space(found.pieces.append)
+    call_list = _List()
+    yield from cursor.space(call_list.pieces.append)
     if not (yield from cursor.peek()):
         out.add_call(cut_off())
         return []
@@ -107,37 +107,37 @@ def _between_marks(out: EventSink, mark: str) -> Steps[list[CallWritten]]:
         yield from CallObjects().read(out, Ends((MARKS[mark],)))
         return []
     is_list = mark != LINES or (yield from cursor.peek()) == "["
-    ending = yield from _read_list(cursor, found, out.tools, is_list=is_list)
+    ending = yield from _read_list(cursor, call_list, out.tools, is_list=is_list)
     if ending is _Ending.CUT:
-        if found.has_open_name or not found.calls:
-            found.calls.append(cut_off())
-        _emit_calls(out, found)
-        return found.calls
+        if call_list.has_open_name or not call_list.calls:
+            call_list.calls.append(cut_off())
+        _emit_calls(out, call_list)
+        return call_list.calls
     if ending is _Ending.CLOSED:
-        yield from cursor.space(found.pieces.append)
+        yield from cursor.space(call_list.pieces.append)
         end = yield from cursor.one_of((MARKS[mark],))
         if end is not None or cursor.ends_within(MARKS[mark]):
-            _emit_calls(out, found)
-            return found.calls
-    out.add_text("".join(found.pieces))
+            _emit_calls(out, call_list)
+            return call_list.calls
+    out.add_text("".join(call_list.pieces))
     return []
 
 
-def _emit_calls(out: EventSink, found: _List) -> None:
-    for call in found.calls:
+def _emit_calls(out: EventSink, call_list: _List) -> None:
+    for call in call_list.calls:
         out.add_call(call)
 
 
-def _read_list(cursor: TextCursor, found: _List, tools: Collection[str], *, is_list: bool) -> Steps[_Ending]:
+def _read_list(cursor: TextCursor, call_list: _List, tools: Collection[str], *, is_list: bool) -> Steps[_Ending]:
     """Read calls up to the closing bracket of their list, or calls on lines up to other text."""
-    keep = found.pieces.append
+    keep = call_list.pieces.append
     if is_list and not (yield from _char(cursor, "[", keep)):
         return _Ending.NOT_CALLS
     while True:
         yield from cursor.space(keep)
-        if is_list and found.calls and (yield from _char(cursor, "]", keep)):
+        if is_list and call_list.calls and (yield from _char(cursor, "]", keep)):
             return _Ending.CLOSED
-        ending = yield from _read_call(cursor, found, tools)
+        ending = yield from _read_call(cursor, call_list, tools)
         if ending is not _Ending.CLOSED:
             return ending
         yield from cursor.space(keep)
@@ -151,30 +151,30 @@ def _read_list(cursor: TextCursor, found: _List, tools: Collection[str], *, is_l
             return _Ending.NOT_CALLS
 
 
-def _read_call(cursor: TextCursor, found: _List, tools: Collection[str]) -> Steps[_Ending]:
-    keep = found.pieces.append
+def _read_call(cursor: TextCursor, call_list: _List, tools: Collection[str]) -> Steps[_Ending]:
+    keep = call_list.pieces.append
     name = yield from cursor.run(_NAME, _NAME_LIMIT)
     if name is None:
         return _Ending.NOT_CALLS
     keep(name)
     yield from cursor.space(keep, same_line=True)
     if not (yield from cursor.peek()):
-        found.has_open_name = bool(name)
+        call_list.has_open_name = bool(name)
         return _Ending.CUT
     if resolve_name(name, tools) is None or not (yield from _char(cursor, "(", keep)):
         return _Ending.NOT_CALLS
     arguments: list[str] = []
     is_closed = yield from _parentheses(cursor, arguments)
-    found.pieces += arguments
+    call_list.pieces += arguments
     if not is_closed:
-        found.calls.append(cut_off(name))
+        call_list.calls.append(cut_off(name))
         return _Ending.CUT
     try:
         values, repaired = read_keywords("".join(arguments[:-1]))
         call = CallWritten(name, values, repaired=repaired, from_text=True)
     except NotLiteralError:
         call = cut_off(name, flaw=Flaw.INVALID_MARKUP)
-    found.calls.append(call)
+    call_list.calls.append(call)
     return _Ending.CLOSED
 
 

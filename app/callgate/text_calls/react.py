@@ -59,7 +59,7 @@ def _line(out: EventSink, prose: Prose, *, is_thought: bool) -> Steps[None]:
         return
     while (mark := (yield from prose.step())) is not None:
         out.add_prose(mark)
-        if mark or out.indent >= 0:
+        if mark or out.line.indent() >= 0:
             return
 
 

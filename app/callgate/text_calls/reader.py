@@ -15,10 +15,10 @@ from callgate.conversation.events import CallWritten, ModelEvent
 from callgate.text_calls.echoes import NO_ECHOES, Echoes
 from callgate.text_calls.event_sink import EventSink, RestartError, Thinking
 from callgate.text_calls.formats import GRAMMARS, Grammar
-from callgate.text_calls.judging import TextRules
+from callgate.text_calls.judging import TextRules, judge_nested
 from callgate.text_calls.prose import read_channel
 from callgate.text_calls.text_cursor import Steps, TextCursor
-from callgate.text_calls.text_log import CALLS, REASONING, Item
+from callgate.text_calls.text_log import CALLS, TEXT, Item
 
 FORMATS: frozenset[str] = frozenset(GRAMMARS)
 
@@ -67,7 +67,6 @@ class TextReader:
         self._grammar = grammar
         self._tools = tools
         self._echoes = echoes
-        self._is_judging = is_judging
         self._cursor = TextCursor()
         self._out = EventSink(
             self._cursor,
@@ -80,7 +79,10 @@ class TextReader:
             unmarked=grammar.unmarked,
             rules=_rules(grammar, is_demanded=is_demanded) if is_judging else None,
         )
-        self._steps = grammar.read(self._out) if thinking != "prefilled" else self._read_prefilled()
+        if thinking != "prefilled":
+            self._steps = grammar.read(self._out)
+        else:
+            self._steps = self._read_prefilled()
         self._go_on()
 
     @property
@@ -91,7 +93,7 @@ class TextReader:
     @property
     def unread_size(self) -> int:
         """The length of the text that is held for an incomplete call."""
-        return self._cursor.untaken
+        return self._cursor.offset - self._cursor.logged
 
     def feed(self, text: str) -> list[ModelEvent]:
         if _THINK_END in text:
@@ -112,16 +114,13 @@ class TextReader:
     def finish(self, *, in_order: bool = True) -> list[ModelEvent]:
         if self._cursor.ended:
             return []
-        self._cursor.ended = True
-        self._go_on()
-        if in_order and self._is_judging and self._out.unclosed is not None:
-            self._end_thinking_at_calls(self._out.unclosed.text, self._out.unclosed.call_may_begin)
-        while True:
-            try:
-                return self._out.finish(self._echoes.is_echo, is_cut=not in_order)
-            except RestartError:
-                self._steps = self._grammar.read(self._out)
-                self._go_on()
+        self._read_to_end()
+        if in_order and self._out.is_judging:
+            calls = self._calls_at_end_of_thinking()
+        else:
+            calls = []
+        items = self._out.items(calls, is_cut=not in_order)
+        return self._out.finish(items, self._echoes.is_echo)
 
     def break_off(self, flaw: Flaw) -> list[ModelEvent]:
         """Stop reading, and break the current call with this flaw."""
@@ -132,6 +131,7 @@ class TextReader:
         return events
 
     def _go_on(self) -> None:
+        """Read what is there, with the grammar that begins anew where it is restarted."""
         while True:
             try:
                 next(self._steps, None)
@@ -140,7 +140,19 @@ class TextReader:
             else:
                 return
 
+    def _read_to_end(self) -> None:
+        self._cursor.ended = True
+        while True:
+            self._go_on()
+            try:
+                self._out.close()
+            except RestartError:
+                self._steps = self._grammar.read(self._out)
+            else:
+                return
+
     def _read_prefilled(self) -> Steps[None]:
+        """Read a text that begins in the thinking."""
         out = self._out
         yield from self._cursor.space(out.add_reasoning)
         opened = yield from self._cursor.one_of(tuple(out.channels))
@@ -148,29 +160,36 @@ class TextReader:
         yield from read_channel(out, ends, opened or "")
         yield from self._grammar.read(out)
 
-    def _end_thinking_at_calls(self, thinking: str, call_may_begin: int) -> None:
-        """Read calls at the end of unclosed thinking: calls at the beginnings of lines count, unless more thinking follows."""
-        inner = TextReader(self._grammar, self._tools)
-        items = inner.items_of(thinking)
+    def _calls_at_end_of_thinking(self) -> list[Item]:
+        """Return the calls at the end of unclosed thinking: those from the beginning of a line on, unless more thinking
+        follows."""
+        unclosed = self._out.unclosed
+        if unclosed is None:
+            return []
+        thinking = self._cursor.between(unclosed.start, self._cursor.offset)
+        items = TextReader(self._grammar, self._tools).items_of(thinking)
         first = len(items)
         while first and (items[first - 1].kind == CALLS or not items[first - 1].text.strip()):
             first -= 1
         calls = [item for item in items[first:] if item.kind == CALLS]
-        begins = bool(calls) and (
-            calls[0].at_line_start or thinking.startswith(self._grammar.ends_thinking or "\n", calls[0].start)
-        )
-        if begins and calls[0].start >= call_may_begin:
-            considered = Item(REASONING, thinking[call_may_begin : calls[0].start])
-            self._out.replace_unclosed([considered, *calls])
+        if not calls or not calls[0].calls or unclosed.start + calls[0].start < unclosed.call_may_begin:
+            return []
+        before = "".join(item.text for item in items[: items.index(calls[0])] if item.kind == TEXT)
+        if before.rpartition("\n")[2].strip() and not thinking.startswith(
+            self._grammar.ends_thinking or "\n", calls[0].start
+        ):
+            return []
+        return calls
 
     def items_of(self, text: str) -> list[Item]:
         """Return the items of a whole text."""
-        self._out.channels, self._out.may_end_alone = {}, False
+        self._out.channels = {}
+        self._out.may_end_alone = False
         self._cursor.push(text)
-        self._go_on()
-        self._cursor.ended = True
-        self._go_on()
-        return self._out.items_left()
+        self._read_to_end()
+        items = self._out.items()
+        judge_nested(items)
+        return items
 
 
 def _rules(grammar: Grammar, *, is_demanded: bool) -> TextRules:

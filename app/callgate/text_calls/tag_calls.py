@@ -11,13 +11,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from callgate.calls.json_text import ARGUMENTS
 from callgate.calls.names import resolve_name
 from callgate.calls.states import Flaw
 from callgate.conversation.events import CallWritten
 from callgate.text_calls.event_sink import EventSink
-from callgate.text_calls.json_calls import Ends, arguments_written, cut_off, read_body
+from callgate.text_calls.json_calls import Ends, arguments_written, broken_at, cut_off, read_body
 from callgate.text_calls.json_scan import JsonScan, State
 from callgate.text_calls.text_cursor import Sink, Steps, Tail, TextCursor, drop, finder
+from callgate.untrusted.doors import open_text
+from callgate.untrusted.readers import read_leniently
 
 HEAD_LIMIT = 512
 """The longest head of a tag (name and attributes)."""
@@ -94,7 +97,6 @@ class Vocabulary:
     rename: Callable[[str, Collection[str]], str] | None = None
     """Returns the tool for a name, given the names of the offered tools."""
 
-    @property
     def strays(self) -> tuple[str, ...]:
         """Return the end tags that may follow a call whose wrapper was not opened."""
         return tuple(dict.fromkeys(self.wrappers.values()))
@@ -109,38 +111,46 @@ def attributes_up_to(
     character that some tokenizers write for it.
     """
 
-    def named(found: dict[str, str]) -> dict[str, str]:
-        return {**found, "name": found[name_key]} if name_key in found else found
+    def named(values: dict[str, str]) -> dict[str, str]:
+        if name_key in values:
+            return {**values, "name": values[name_key]}
+        return values
 
     def read(cursor: TextCursor) -> Steps[TagHead]:
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         look = _Ahead(cursor)
         while True:
             blanks = yield from look.run(_TOKEN_BLANKS if run_together else _BLANKS)
             char = yield from look.char()
-            ended = (yield from look.mark(end, f"/{end}")) if char in (end[0], "/") else None
+            if char in (end[0], "/"):
+                ended = yield from look.mark(end, f"/{end}")
+            else:
+                ended = None
             if ended:
-                return TagHead(named(found), is_whole=True, is_closed=ended != end, text=look.accept(0))
+                return TagHead(named(values), is_whole=True, is_closed=ended != end, text=look.accept(0))
             is_cut = look.is_cut
-            key = (yield from look.run(_ATTRIBUTE_NAME)) if blanks or (run_together and not found) else ""
+            if blanks or (run_together and not values):
+                key = yield from look.run(_ATTRIBUTE_NAME)
+            else:
+                key = ""
             if not key:
-                return TagHead(named(found), is_whole=False, is_cut=is_cut)
+                return TagHead(named(values), is_whole=False, is_cut=is_cut)
             yield from look.run(_BLANKS)
             if (yield from look.char()) != "=":
-                return TagHead(found, is_whole=False, is_cut=look.is_cut)
+                return TagHead(values, is_whole=False, is_cut=look.is_cut)
             look.skip(1)
             yield from look.run(_BLANKS)
             quote = yield from look.char()
             if quote not in ("'", '"') or not quote:
-                return TagHead(found, is_whole=False, is_cut=look.is_cut)
+                return TagHead(values, is_whole=False, is_cut=look.is_cut)
             look.skip(1)
             text = yield from look.run(_IN_DOUBLE if quote == '"' else _IN_SINGLE)
             if not (yield from look.char()):
-                return TagHead(found, is_whole=False, is_cut=look.is_cut)
+                return TagHead(values, is_whole=False, is_cut=look.is_cut)
             look.skip(1)
             for entity, char in _ENTITIES if escaped else ():
                 text = text.replace(entity, char)
-            found.setdefault(key, text)
+            values.setdefault(key, text)
 
     return read
 
@@ -201,7 +211,8 @@ class Tags:
 
     def wrapped(self, out: EventSink, wrapper: str) -> Steps[bool]:
         """Read a wrapper after its opening tag. Text between its calls is ignored; its end may be missing."""
-        vocabulary, cursor = self.vocabulary, out.cursor
+        vocabulary = self.vocabulary
+        cursor = out.cursor
         end = vocabulary.wrappers[wrapper]
         marks = finder((vocabulary.call, end, COMMENT))
         found_any = False
@@ -250,8 +261,8 @@ class Tags:
             if cursor.ends_within(self.vocabulary.call):
                 broken = cut_off()
             else:
-                ended = yield from cursor.until(finder(self.vocabulary.strays))
-                broken = cut_off(flaw=Flaw.INVALID_MARKUP if ended else Flaw.TRUNCATED)
+                ended = yield from cursor.until(finder(self.vocabulary.strays()))
+                broken = broken_at(ended)
             out.add_call(broken)
             return True
         while True:
@@ -282,7 +293,8 @@ class Tags:
 
     def body(self, out: EventSink, name: str) -> Steps[CallWritten]:
         """Read the parameters of a call up to its end tag."""
-        vocabulary, cursor = self.vocabulary, out.cursor
+        vocabulary = self.vocabulary
+        cursor = out.cursor
         values = Values(name, vocabulary)
         while True:
             yield from cursor.space()
@@ -293,8 +305,11 @@ class Tags:
                 start = yield from (vocabulary.value_head or vocabulary.head)(cursor)
                 if start.is_whole and start.name and (key := start.name.strip()):
                     tool = resolve_name(name, out.tools)
-                    known = out.tools[tool.name] if tool is not None and isinstance(out.tools, Mapping) else ()
-                    text = "" if start.is_closed else (yield from self._value(cursor, values, key, known))
+                    if tool is not None and isinstance(out.tools, Mapping):
+                        parameters = out.tools[tool.name]
+                    else:
+                        parameters = ()
+                    text = "" if start.is_closed else (yield from self._value(cursor, values, key, parameters))
                     if text is None:
                         inside: list[str] = []
                         broken = yield from self._broken(cursor, name, sink=inside.append, inside=values.open_calls)
@@ -311,25 +326,30 @@ class Tags:
 
     def swallow_strays(self, out: EventSink, *blanks: str) -> Steps[None]:
         """Read and drop end tags of a wrapper that was not opened, or is closed twice."""
-        held = list(blanks)
+        pieces = list(blanks)
         while True:
-            yield from out.cursor.space(held.append)
-            if (yield from out.cursor.one_of(self.vocabulary.strays)) is None:
-                out.add_text("".join(held))
+            yield from out.cursor.space(pieces.append)
+            if (yield from out.cursor.one_of(self.vocabulary.strays())) is None:
+                out.add_text("".join(pieces))
                 return
-            held.clear()
+            pieces.clear()
 
     def _unfinished_tag(self, out: EventSink, start: TagHead) -> Steps[bool]:
         """Read a tag of an offered tool that only lacks its `>`, as a broken call."""
         if start.is_cut or start.name is None or resolve_name(start.name, out.tools) is None:
-            return False
+            if start.text:
+                out.add_text(self.vocabulary.call + start.text)
+            return bool(start.text)
         out.add_call((yield from self._broken(out.cursor, start.name)))
         yield from self.swallow_strays(out)
         return True
 
     def _named(self, out: EventSink, start: TagHead) -> Steps[None]:
         assert start.name is not None
-        name = self.vocabulary.rename(start.name, out.tools) if self.vocabulary.rename else start.name
+        if self.vocabulary.rename:
+            name = self.vocabulary.rename(start.name, out.tools)
+        else:
+            name = start.name
         body = self.body(out, name)
         out.add_call(Values(name, self.vocabulary).written() if start.is_closed else (yield from body))
 
@@ -337,7 +357,8 @@ class Tags:
         """Read a raw value up to its closing tag; None if it is not closed, or another parameter begins before that: at the
         beginning of a line, or inside another call, whose closing tag would be taken for this one's. A value that is one CDATA
         section is the content of that."""
-        vocabulary, pieces = self.vocabulary, list[str]()
+        vocabulary = self.vocabulary
+        pieces = list[str]()
         yield from _line_break(cursor, pieces.append)
         if (yield from cursor.one_of((CDATA,))) is not None:
             inside: list[str] = []
@@ -369,7 +390,9 @@ class Tags:
         if mark is None:
             return None
         wrapped = _WRAPPED.fullmatch(text) if vocabulary.own_lines else None
-        return wrapped.group(1) if wrapped else text
+        if wrapped:
+            return wrapped.group(1)
+        return text
 
     def _key_within(self, cursor: TextCursor, pieces: list[str]) -> Steps[str | None]:
         """Return the name of a parameter whose tag was just read in a value; empty if it is no tag, None if the text ends in
@@ -377,11 +400,17 @@ class Tags:
         if not self.vocabulary.key_end:
             head = yield from (self.vocabulary.value_head or self.vocabulary.head)(cursor)
             pieces.append(head.text)
-            return None if head.is_cut else (head.name or "").strip()
+            if head.is_cut:
+                return None
+            return (head.name or "").strip()
         look = _Ahead(cursor)
         key = yield from look.run(_KEY)
         is_whole = (yield from look.mark(self.vocabulary.key_end)) is not None
-        return None if look.is_cut else key.strip() if is_whole else ""
+        if look.is_cut:
+            return None
+        if is_whole:
+            return key.strip()
+        return ""
 
     def _wrapped_call(self, out: EventSink) -> Steps[bool]:
         start = yield from self.vocabulary.head(out.cursor)
@@ -412,7 +441,7 @@ class Tags:
             else:
                 break
             sink(ended)
-        return cut_off(name, flaw=(flaw or Flaw.INVALID_MARKUP) if ended else Flaw.TRUNCATED)
+        return broken_at(ended, name, flaw or Flaw.INVALID_MARKUP)
 
     def _note_calls_in(self, out: EventSink, text: str) -> None:
         """Report calls inside a broken one, for the log."""
@@ -467,7 +496,8 @@ class Values:
         arguments: str | dict[str, str] = dict(self._texts)
         if self._json:  # one JSON object with the values as written, for `calls.arguments` to parse
             members = (
-                f"{json.dumps(key)}:{it if key in self._json else json.dumps(it)}" for key, it in self._texts.items()
+                f"{json.dumps(key)}:{text if key in self._json else json.dumps(text)}"
+                for key, text in self._texts.items()
             )
             arguments = "{" + ",".join(members) + "}"
         flaw = self._flaw or (None if self._name.strip() else Flaw.MISSING_NAME)
@@ -503,10 +533,10 @@ class _Ahead:
         while (yield from self.char()):
             start = self._cursor.at + self._offset
             limit = self._cursor.at + HEAD_LIMIT
-            found = pattern.match(self._cursor.text, start, limit)
-            assert found is not None, "a starred class matches anywhere"
-            self._offset += found.end() - start
-            if found.end() < min(len(self._cursor.text), limit):
+            match = pattern.match(self._cursor.text, start, limit)
+            assert match is not None, "a starred class matches anywhere"
+            self._offset += match.end() - start
+            if match.end() < min(len(self._cursor.text), limit):
                 break
         at = self._cursor.at
         return self._cursor.text[at + first : at + self._offset]
@@ -543,10 +573,12 @@ def _line_break(cursor: TextCursor, sink: Sink) -> Steps[None]:
 def _unquoted(text: str) -> str:
     """Decode a JSON string; return any other text as it is."""
     try:
-        value = json.loads(text) if text.strip().startswith('"') else None
+        value = read_leniently(open_text(text, ARGUMENTS)) if text.strip().startswith('"') else None
     except ValueError:
         return text
-    return value if isinstance(value, str) else text
+    if isinstance(value, str):
+        return value
+    return text
 
 
 def _is_json(text: str) -> bool:

@@ -1,13 +1,14 @@
 """A buffer of text that is fed at one end and read at the other, each character once.
 
 A grammar is a generator that pauses where it needs more text (`Steps`), so that it is written like a recursive-descent parser
-and works with text that is cut anywhere. Read text is dropped at once: the cursor keeps only what may become a mark, so that
-reading takes linear time.
+and works with text that is cut anywhere. It searches only the text that is not read yet, so that reading takes linear time; all
+that was fed is kept, to be cut out by its place.
 """
 
 import re
 from collections.abc import Callable, Generator
 from functools import lru_cache
+from io import StringIO
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -57,63 +58,45 @@ def finder(marks: tuple[str, ...]) -> Finder:
 class TextCursor:
     """Text with a position. `text[at:]` was fed and is not read yet."""
 
-    __slots__ = ("_base", "_taken", "_taken_size", "_untaken_from", "at", "ended", "text")
+    __slots__ = ("_all", "at", "base", "ended", "logged", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self.ended = False
-        self._base = 0
-        self._taken: list[str] = []
-        """Text that was read and not taken yet, and is not in `text` any more."""
-        self._taken_size = 0
-        self._untaken_from = 0
+        self.logged = 0
+        """The place in the whole text up to which the log of its items has it, or leaves it out."""
+        self._all = StringIO(newline="\n")
+        self.base = 0
+        """The place of `text` in the whole text."""
 
     @property
     def offset(self) -> int:
         """The number of characters read of the whole text."""
-        return self._base + self.at
-
-    @property
-    def untaken(self) -> int:
-        """The number of characters read since `take` or `forget`."""
-        return self._taken_size + max(0, self.at - self._untaken_from)
+        return self.base + self.at
 
     def push(self, text: str) -> None:
-        at = self.at
-        if self._untaken_from < at:
-            self._taken.append(self.text[self._untaken_from : at])
-            self._taken_size += at - self._untaken_from
-        self._base += at
-        self.text = self.text[at:] + text
-        self.at = self._untaken_from = 0
+        self._all.write(text)
+        self.base += self.at
+        self.text = self.text[self.at :] + text
+        self.at = 0
 
-    def take(self) -> str:
-        """Return the text that was read since the last `take` or `forget`."""
-        text = self.text[self._untaken_from : self.at]
-        if self._taken:
-            text = "".join(self._taken) + text
-        self.forget()
+    def between(self, start: int, end: int) -> str:
+        """Return the text from one place to another."""
+        if start >= self.base:
+            return self.text[start - self.base : end - self.base]
+        self._all.seek(start)
+        text = self._all.read(end - start)
+        self._all.seek(0, 2)
         return text
 
-    def forget(self) -> None:
-        """Drop the text that was read so far."""
-        self._untaken_from = self.at
-        if self._taken:
-            self._taken.clear()
-            self._taken_size = 0
-
-    def untake(self, text: str) -> None:
-        """Return the end of what was taken, to be taken later."""
-        self._taken.append(text)
-        self._taken_size += len(text)
-
-    def put_back(self, text: str) -> None:
-        """Put text that was read back, to be read again first."""
-        self._base += self.at - len(text)
-        self.text = text + self.text[self.at :]
-        self.at = 0
-        self.forget()
+    def rewind(self, place: int) -> None:
+        """Go back to a place, to read the text behind it once more."""
+        if place < self.base:
+            self.text = self.between(place, self.base) + self.text
+            self.base = place
+        self.at = place - self.base
+        self.logged = min(self.logged, place)
 
     def more(self) -> Steps[bool]:
         """Wait for more text. False: the text has ended."""
@@ -133,7 +116,8 @@ class TextCursor:
         """Read blanks, and line breaks unless `same_line`."""
         pattern = _BLANKS if same_line else _SPACE
         while True:
-            start, end = self.at, self._past(pattern)
+            start = self.at
+            end = self._past(pattern)
             if end > start:
                 self.at = end
                 sink(self.text[start:end])
@@ -147,8 +131,8 @@ class TextCursor:
                 if self.text.startswith(mark, self.at):
                     self.at += len(mark)
                     return mark
-            here = len(self.text) - self.at
-            if not any(here < len(mark) and mark.startswith(self.text[self.at :]) for mark in marks):
+            unread_size = len(self.text) - self.at
+            if not any(unread_size < len(mark) and mark.startswith(self.text[self.at :]) for mark in marks):
                 return None
             if not (yield from self.more()):
                 return None
@@ -157,20 +141,23 @@ class TextCursor:
         """Send the text before the next mark to `sink`, read the mark and return it; None at the end."""
         while True:
             start = self.at
-            found = marks.search(self.text, start)
-            if found:
-                if found.start() > start:
-                    self.at = found.start()
-                    sink(self.text[start : found.start()])
-                self.at = found.end()
-                return found.group()
-            end = len(self.text) if self.ended else marks.held_from(self.text, start)
+            match = marks.search(self.text, start)
+            if match:
+                if match.start() > start:
+                    self.at = match.start()
+                    sink(self.text[start : match.start()])
+                self.at = match.end()
+                return match.group()
+            if self.ended:
+                end = len(self.text)
+            else:
+                end = marks.held_from(self.text, start)
             if end > start:
                 self.at = end
                 sink(self.text[start:end])
             if self.ended:
                 return None
-            yield from self.more()
+            yield
 
     def run(self, pattern: "re.Pattern[str]", limit: int) -> Steps[str | None]:
         """Read the longest run of the characters of `pattern` (a starred class); None, with nothing read, if
@@ -180,14 +167,14 @@ class TextCursor:
             if end - self.at > limit:
                 return None
             if end < len(self.text) or not (yield from self.more()):
-                found = self.text[self.at : end]
+                run = self.text[self.at : end]
                 self.at = end
-                return found
+                return run
 
     def back(self, text: str) -> None:
         """Put back what was read last."""
         self.at -= len(text)
-        self._untaken_from = min(self._untaken_from, self.at)
+        self.logged = min(self.logged, self.base + self.at)
 
     @property
     def dry(self) -> bool:
@@ -196,16 +183,16 @@ class TextCursor:
 
     def ends_within(self, *marks: str) -> bool:
         """True if the text ends here, or in the middle of one of these marks, which is then read."""
-        rest = self.text[self.at :] if self.ended else None
-        if rest is None or (rest and not any(mark.startswith(rest) for mark in marks)):
+        unread = self.text[self.at :] if self.ended else None
+        if unread is None or (unread and not any(mark.startswith(unread) for mark in marks)):
             return False
         self.at = len(self.text)
         return True
 
     def _past(self, pattern: "re.Pattern[str]") -> int:
-        found = pattern.match(self.text, self.at)
-        assert found is not None, "a starred class matches anywhere"
-        return found.end()
+        match = pattern.match(self.text, self.at)
+        assert match is not None, "a starred class matches anywhere"
+        return match.end()
 
 
 class Tail:

@@ -42,7 +42,9 @@ class ThinkingMemory:
             return "prefilled"
         if self._setting == "none":
             return "none"
-        return "unknown" if self._opens or not self._is_known or not streams else "none"
+        if self._opens or not self._is_known or not streams:
+            return "unknown"
+        return "none"
 
     def note_answer(self, *, had_lone_end: bool) -> None:
         """Note the end of an answer."""

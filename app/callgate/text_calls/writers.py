@@ -125,7 +125,9 @@ def kimi_k2(text: str, calls: Sequence[PastCall]) -> str:
 def kimi_id(call: PastCall | PastResult, place: int) -> str:
     """Return the header, which is the call's id. A call with an id of this format keeps it."""
     own = call.id.startswith(f"functions.{call.name}:")
-    return call.id if own else f"functions.{call.name}:{place}"
+    if own:
+        return call.id
+    return f"functions.{call.name}:{place}"
 
 
 def functionary_v32(text: str, calls: Sequence[PastCall]) -> str:
@@ -138,7 +140,10 @@ def functionary_v31(text: str, calls: Sequence[PastCall]) -> str:
 
 
 def harmony(text: str, calls: Sequence[PastCall]) -> str:
-    messages = [f"<|channel|>commentary<|message|>{text}<|end|>"] if text else []
+    if text:
+        messages = [f"<|channel|>commentary<|message|>{text}<|end|>"]
+    else:
+        messages = []
     messages += [
         f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>{_json(call.arguments)}<|call|>"
         for call in calls
@@ -223,7 +228,8 @@ def deepseek_dsml(text: str, calls: Sequence[PastCall]) -> str:
 
 
 def _dsml_parameter(key: str, value: Any) -> str:
-    opening, closing = "<｜DSML｜parameter", "</｜DSML｜parameter>"
+    opening = "<｜DSML｜parameter"
+    closing = "</｜DSML｜parameter>"
     plain = isinstance(value, str) and not _needs_cdata(value, opening, closing)
     body = value if plain else _json_without(opening, closing, value=value)
     return f'{opening} name="{key}" string="{"true" if plain else "false"}">{body}{closing}'
@@ -239,7 +245,8 @@ def kimi_k3(text: str, calls: Sequence[PastCall]) -> str:
 
 
 def _k3_argument(key: str, value: Any) -> str:
-    opening, closing = "<|open|>argument", "<|close|>argument<|sep|>"
+    opening = "<|open|>argument"
+    closing = "<|close|>argument<|sep|>"
     plain = isinstance(value, str) and not _needs_cdata(value, opening, closing)
     body = value if plain else _json_without(opening, closing, value=value)
     return f'{opening} key="{key}" type="{"string" if plain else _json_type(value)}"<|sep|>{body}{closing}'
@@ -288,10 +295,12 @@ def keys_and_values(
         name = f"{call.name}<tool_sep>" if around else call.name
         lines = [f"{begin}{name}"]
         for key, value in call.arguments.items():
-            opening, closing = "<arg_key>", "</arg_value>"
-            body = (
-                _json_without(opening, closing, value=value) if quoted else _value(value, opening, closing, inline=True)
-            )
+            opening = "<arg_key>"
+            closing = "</arg_value>"
+            if quoted:
+                body = _json_without(opening, closing, value=value)
+            else:
+                body = _value(value, opening, closing, inline=True)
             lines += [f"{opening}{key}</arg_key>", f"<arg_value>{body}{closing}"]
         return "\n".join([*lines, end])
 
@@ -303,7 +312,8 @@ def solar(text: str, calls: Sequence[PastCall]) -> str:
 
 
 def _solar_call(call: PastCall) -> str:
-    opening, closing = "<|tool_arg:start|>", "<|tool_arg:end|>"
+    opening = "<|tool_arg:start|>"
+    closing = "<|tool_arg:end|>"
     lines = [f"<|tool_call:start|>{call.name}"]
     for key, value in call.arguments.items():
         lines.append(f"{opening}{key}<|tool_arg:value|>{_value(value, opening, closing, inline=True)}{closing}")
@@ -327,7 +337,9 @@ def _m3_value(value: Any) -> str:
         return _m3_members(value)
     if isinstance(value, list | tuple):
         return "".join(_m3_members({"item": item}) for item in value)
-    return value if isinstance(value, str) else _json(value)
+    if isinstance(value, str):
+        return value
+    return _json(value)
 
 
 def _value(value: Any, opening: str, closing: str, *, inline: bool) -> str:
@@ -336,8 +348,12 @@ def _value(value: Any, opening: str, closing: str, *, inline: bool) -> str:
         return _json_without(opening, closing, value=value)
     if not _needs_cdata(value, opening, closing):
         is_plain = inline or not (value.startswith(("\n", "\r")) or value.endswith("\n"))
-        return value if is_plain else f"\n{value}\n"
-    return value if "]]>" in value else f"<![CDATA[{value}]]>"
+        if is_plain:
+            return value
+        return f"\n{value}\n"
+    if "]]>" in value:
+        return value
+    return f"<![CDATA[{value}]]>"
 
 
 def _needs_cdata(text: str, opening: str, closing: str) -> bool:
@@ -350,7 +366,9 @@ def _needs_cdata(text: str, opening: str, closing: str) -> bool:
 def pythonic(text: str, calls: Sequence[PastCall]) -> str:
     listed = ", ".join(f"{call.name}({_keywords(call.arguments)})" for call in calls)
     # A bare list counts only if it is the whole text.
-    return f"{text}\n\n<|python_start|>[{listed}]<|python_end|>" if text else f"[{listed}]"
+    if text:
+        return f"{text}\n\n<|python_start|>[{listed}]<|python_end|>"
+    return f"[{listed}]"
 
 
 def _keywords(arguments: Mapping[str, Any]) -> str:
@@ -390,15 +408,19 @@ def _gemma(value: Any, mark: str = GEMMA_MARK) -> str:
 
 def tagged_results(results: Sequence[PastResult]) -> str:
     """Write results for formats without a text format of their own, each with the name of its tool."""
-    return "\n".join(_enclosed(f'<tool_result name="{each.name}">', each.text, "</tool_result>") for each in results)
+    return "\n".join(
+        _enclosed(f'<tool_result name="{result.name}">', result.text, "</tool_result>") for result in results
+    )
 
 
 def tool_responses(results: Sequence[PastResult]) -> str:
-    return "\n".join(_enclosed("<tool_response>", each.text, "</tool_response>") for each in results)
+    return "\n".join(_enclosed("<tool_response>", result.text, "</tool_response>") for result in results)
 
 
 def hermes_results(results: Sequence[PastResult]) -> str:
-    bodies = [_json_without("</tool_response>", value={"name": each.name, "content": each.text}) for each in results]
+    bodies = [
+        _json_without("</tool_response>", value={"name": result.name, "content": result.text}) for result in results
+    ]
     return "\n".join(f"<tool_response>\n{body}\n</tool_response>" for body in bodies)
 
 
@@ -416,33 +438,34 @@ def dsml_results(results: Sequence[PastResult]) -> str:
 
 def _function_results(results: Sequence[PastResult], prefix: str) -> str:
     closing = f"</{prefix}result>"
-    inside = "\n".join(_enclosed(f'<{prefix}result name="{each.name}">', each.text, closing) for each in results)
+    inside = "\n".join(_enclosed(f'<{prefix}result name="{result.name}">', result.text, closing) for result in results)
     return f"<{prefix}function_results>\n{inside}\n</{prefix}function_results>"
 
 
 def mistral_results(results: Sequence[PastResult]) -> str:
     end = "[/TOOL_RESULTS]"
     return "".join(
-        f"[TOOL_RESULTS] {_json_without(end, value={'name': each.name, 'content': each.text})}{end}" for each in results
+        f"[TOOL_RESULTS] {_json_without(end, value={'name': result.name, 'content': result.text})}{end}"
+        for result in results
     )
 
 
 def deepseek_results(results: Sequence[PastResult]) -> str:
     outputs = "\n".join(
-        f"<｜tool▁output▁begin｜>{_kept_inside(each.text, '<｜tool▁output▁end｜>')}<｜tool▁output▁end｜>"
-        for each in results
+        f"<｜tool▁output▁begin｜>{_kept_inside(result.text, '<｜tool▁output▁end｜>')}<｜tool▁output▁end｜>"
+        for result in results
     )
     return f"<｜tool▁outputs▁begin｜>{outputs}<｜tool▁outputs▁end｜>"
 
 
 def kimi_results(results: Sequence[PastResult]) -> str:
-    return "\n\n".join(f"## Return of {kimi_id(each, place)}\n{each.text}" for place, each in enumerate(results))
+    return "\n\n".join(f"## Return of {kimi_id(result, place)}\n{result.text}" for place, result in enumerate(results))
 
 
 def command_r_results(results: Sequence[PastResult]) -> str:
     listed = [
-        {"tool_call_id": str(place), "results": {"0": each.text}, "is_error": None}
-        for place, each in enumerate(results)
+        {"tool_call_id": str(place), "results": {"0": result.text}, "is_error": None}
+        for place, result in enumerate(results)
     ]
     end = "<|END_TOOL_RESULT|>"
     return f"<|START_TOOL_RESULT|>{_json_without(end, value=listed)}{end}"
@@ -450,30 +473,30 @@ def command_r_results(results: Sequence[PastResult]) -> str:
 
 def harmony_results(results: Sequence[PastResult]) -> str:
     return "".join(
-        f"<|start|>functions.{each.name} to=assistant<|channel|>commentary<|message|>"
-        f"{_kept_inside(each.text, '<|end|>')}<|end|>"
-        for each in results
+        f"<|start|>functions.{result.name} to=assistant<|channel|>commentary<|message|>"
+        f"{_kept_inside(result.text, '<|end|>')}<|end|>"
+        for result in results
     )
 
 
 def gemma_results(results: Sequence[PastResult]) -> str:
     return "".join(
-        f"<|tool_response>response:{each.name}{_gemma({'value': _kept_inside(each.text, GEMMA_MARK)})}<tool_response|>"
-        for each in results
+        f"<|tool_response>response:{result.name}{_gemma({'value': _kept_inside(result.text, GEMMA_MARK)})}<tool_response|>"
+        for result in results
     )
 
 
 def functiongemma_results(results: Sequence[PastResult]) -> str:
     mark = FUNCTIONGEMMA_MARK
     return "".join(
-        f"<start_function_response>response:{each.name}"
-        f"{_gemma({'value': _kept_inside(each.text, mark)}, mark)}<end_function_response>"
-        for each in results
+        f"<start_function_response>response:{result.name}"
+        f"{_gemma({'value': _kept_inside(result.text, mark)}, mark)}<end_function_response>"
+        for result in results
     )
 
 
 def observations(results: Sequence[PastResult]) -> str:
-    return "\n".join(f"Observation: {each.text}" for each in results)
+    return "\n".join(f"Observation: {result.text}" for result in results)
 
 
 def _enclosed(opening: str, body: str, closing: str) -> str:
@@ -489,7 +512,9 @@ def _kept_inside(body: str, closing: str) -> str:
 
 
 def _after(text: str, calls: str) -> str:
-    return f"{text}\n\n{calls}" if text else calls
+    if text:
+        return f"{text}\n\n{calls}"
+    return calls
 
 
 def _object(call: PastCall, key: str) -> str:

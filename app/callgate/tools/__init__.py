@@ -1,1 +1,4 @@
-"""Tools: executors of every kind, the registry of all tools, approvals, MCP clients."""
+"""The tools of the config: their registry, what a request is offered, the policy around a call, results.
+
+Read `toolbox` first. For users: `docs/tools.md`.
+"""

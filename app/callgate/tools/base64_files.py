@@ -37,16 +37,16 @@ def without_files(text: str) -> str:
     return _BARE.sub(_described_bare, text)
 
 
-def _described_uri(found: re.Match[str]) -> str:
-    if len(found["data"]) < MIN_LETTERS:
-        return found[0]
-    return described(found["type"] or "text/plain", _size(found["data"]))
+def _described_uri(match: re.Match[str]) -> str:
+    if len(match["data"]) < MIN_LETTERS:
+        return match[0]
+    return described(match["type"] or "text/plain", _size(match["data"]))
 
 
-def _described_bare(found: re.Match[str]) -> str:
-    if len(found["data"]) < MIN_LETTERS:
-        return found[0]
-    return described(_KINDS[found["start"]], _size(found[0]))
+def _described_bare(match: re.Match[str]) -> str:
+    if len(match["data"]) < MIN_LETTERS:
+        return match[0]
+    return described(_KINDS[match["start"]], _size(match[0]))
 
 
 def _size(data: str) -> int:

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field
 
-from callgate.tools.authoring import ToolError, tool
 from callgate.tools.executor import Safety
+from callgate.tools.kinds.python.authoring import ToolError, tool
 
 Number: TypeAlias = int | float
 
@@ -74,11 +74,13 @@ def _value(node: ast.expr, text: str, depth: int) -> Number:
             return _CONSTANTS[name]
         case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=operand):
             value = _value(operand, text, depth + 1)
-            return -value if isinstance(sign, ast.USub) else value
+            if isinstance(sign, ast.USub):
+                return -value
+            return value
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _bounded(_OPERATORS[type(op)](_value(left, text, depth + 1), _value(right, text, depth + 1)))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            return _bounded(_FUNCTIONS[name](*(_value(each, text, depth + 1) for each in args)))
+            return _bounded(_FUNCTIONS[name](*(_value(arg, text, depth + 1) for arg in args)))
         case _:
             part = ast.get_source_segment(text, node)
             raise ToolError(f"Not allowed in an expression: {part}. Known functions: {', '.join(_FUNCTIONS)}.")
@@ -111,7 +113,9 @@ def _factorial(number: Number) -> int:
 def _round(number: Number, digits: Number = 0) -> Number:
     if not isinstance(digits, int) or abs(digits) > 300:
         raise ToolError("round takes a whole number of digits.")
-    return round(number, digits) if digits else round(number)
+    if digits:
+        return round(number, digits)
+    return round(number)
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {

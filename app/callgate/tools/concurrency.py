@@ -13,7 +13,9 @@ def times_cancelled() -> int:
     """Return how often the current task was cancelled. A `CancelledError` is meant for it only if this has increased, because
     libraries do not always call `uncancel`."""
     task = asyncio.current_task()
-    return task.cancelling() if task else 0
+    if task:
+        return task.cancelling()
+    return 0
 
 
 class QueueFull(Exception):
@@ -85,7 +87,8 @@ class SharedLimiter(ConcurrencyLimiter):
 
     def __init__(self, places: int, shared: PlacesElsewhere, key: str) -> None:
         super().__init__(places)
-        self._shared, self._key = shared, key
+        self._shared = shared
+        self._key = key
         self._held: list[HeldPlace] = []
 
     @property
@@ -96,12 +99,12 @@ class SharedLimiter(ConcurrencyLimiter):
     async def enter(self) -> None:
         await super().enter()
         try:
-            held = await self._shared.enter(self._key, self.places, inf)
+            place = await self._shared.enter(self._key, self.places, inf)
         except BaseException:
             super()._release()
             raise
-        if not isinstance(held, bool):
-            self._held.append(held)
+        if not isinstance(place, bool):
+            self._held.append(place)
 
     def _release(self) -> None:
         if self._held:
@@ -134,7 +137,8 @@ class ConcurrencyLimits:
         """Return the limits for the next runtime. Limiters with the same limit are kept, so that running calls count."""
         heir = ConcurrencyLimits(shared=self._shared)
         heir._all = self._all
-        heir._of_tools, heir._of_sources = dict(self._of_tools), dict(self._of_sources)
+        heir._of_tools = dict(self._of_tools)
+        heir._of_sources = dict(self._of_sources)
         return heir
 
     def on_the_way_to(
@@ -168,7 +172,9 @@ class Slots:
     @property
     def are_free(self) -> bool:
         """True if taking them takes no time."""
-        return all(limiter.is_free for limiter in self._limits) if self._limits else True
+        if self._limits:
+            return all(limiter.is_free for limiter in self._limits)
+        return True
 
     async def take(self) -> None:
         try:
@@ -186,5 +192,6 @@ class Slots:
     def hand_over(self) -> "Slots":
         """Move the held places to another object, which has to release them."""
         heir = Slots(self._limits)
-        heir._held, self._held = self._held, []
+        heir._held = self._held
+        self._held = []
         return heir

@@ -35,13 +35,15 @@ class Policy:
     safety_is_given: bool = field(default=False, compare=False)
     """Whether the config, the tool or its server gives the safety; otherwise it counts as one that writes."""
     require_approval: bool = False
+    waits_by_default: bool = False
+    """It is destructive and no rule says whether its calls wait, so that they do."""
     retries: int = 0
     """Further attempts after a failure; only for read-only tools."""
     in_order: bool = True
     """Whether a call that may write waits for those before it in its turn, and those behind it wait for it."""
 
 
-class RunContext(msgspec.Struct, frozen=True, gc=False):
+class CallContext(msgspec.Struct, frozen=True, gc=False):
     """The context of one call for its executor."""
 
     run_id: str
@@ -59,7 +61,7 @@ class Executor(Protocol):
     When it is cancelled, what it started (request, child process, thread) is stopped or abandoned before it returns.
     """
 
-    async def execute(self, call: ReadyCall, context: RunContext) -> Outcome: ...
+    async def execute(self, call: ReadyCall, context: CallContext) -> Outcome: ...
 
 
 DEFAULT_POLICY = Policy()
@@ -81,15 +83,17 @@ class Tool:
     parameters: Mapping[str, Any]
     executor: Executor
     check: Check = not_compiled
-    """The compiled schema, which the registry sets."""
+    """The compiled schema, which its source sets, or else the registry."""
     policy: Policy = field(default_factory=Policy)
     kind: str = "python"
     source: str = ""
     """Its origin, for people: an import path, a URL, a server's name."""
-    wanted: str = ""
+    claimed: str = ""
     """The name that it claims, where `name` is only the name at its source."""
     offered: bool = False
     """It runs on workers, which begin only calls that are in the ledger as offered."""
+    schema_error: str = ""
+    """Why its schema cannot be compiled."""
     queue: "ConcurrencyLimiter | None" = None
     """The limiter of its executor, shared with other tools. A call takes a place before its timeout begins."""
 

@@ -1,12 +1,25 @@
 """Describes the server tools for people: their tokens in a prompt, and the reasons for those that cannot be used."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from callgate.tools.registry import NameClash, Quarantined, RegisteredTool
+import msgspec
+
+from callgate.tools.executor import Safety
+from callgate.tools.read_more import DESCRIPTION, NAME, OWN_SOURCE, PARAMETERS, read_more_apart_from
+from callgate.tools.registry import NameClash, Quarantined, RegisteredTool, address
 from callgate.tools.source_supervisor import SourceStatus
 
 CHARS_PER_TOKEN = 4
 """A rough estimate, not used for costs."""
+
+
+def ready_facts(tools: Sequence[RegisteredTool]) -> list[dict[str, Any]]:
+    """Describe usable tools for their users, with `read_more`, which is offered beside them."""
+    facts = [tool_facts(tool) for tool in tools]
+    if tools:
+        facts.append(read_more_facts(tool.name for tool in tools))
+    return facts
 
 
 def tool_facts(tool: RegisteredTool) -> dict[str, Any]:
@@ -22,7 +35,7 @@ def tool_facts(tool: RegisteredTool) -> dict[str, Any]:
         "origin": tool.address,
         "safety": str(policy.safety),
         "require_approval": policy.require_approval,
-        "prompt_tokens": prompt_tokens(tool),
+        "prompt_tokens": prompt_tokens(tool.definition),
         "state": "ready",
     }
 
@@ -37,9 +50,27 @@ def operators_facts(tool: RegisteredTool) -> dict[str, Any]:
     }
 
 
-def prompt_tokens(tool: RegisteredTool) -> int:
-    """Estimate the tokens of the tool in each prompt."""
-    return -(-len(bytes(tool.schema)) // CHARS_PER_TOKEN)
+def read_more_facts(names: Iterable[str]) -> dict[str, Any]:
+    """Describe the tool `read_more` as it is offered beside tools of these names."""
+    tool = read_more_apart_from(set(names))
+    return {
+        "name": tool.name,
+        "object": "tool",
+        "description": DESCRIPTION,
+        "parameters": PARAMETERS,
+        "kind": OWN_SOURCE,
+        "source": OWN_SOURCE,
+        "origin": address(OWN_SOURCE, NAME),
+        "safety": str(Safety.READ_ONLY),
+        "require_approval": False,
+        "prompt_tokens": prompt_tokens(tool.definition),
+        "state": "ready",
+    }
+
+
+def prompt_tokens(definition: msgspec.Raw) -> int:
+    """Estimate the tokens of a tool in each prompt."""
+    return -(-len(bytes(definition)) // CHARS_PER_TOKEN)
 
 
 def clash_facts(clash: NameClash) -> dict[str, Any]:

@@ -21,13 +21,13 @@ def closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 def named_in(parameters: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of all properties of a schema, those of its alternatives and references included."""
     names: set[str] = set()
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     waiting: list[Any] = [parameters]
     while waiting:
         schema = waiting.pop()
-        if not isinstance(schema, Mapping) or id(schema) in seen:
+        if not isinstance(schema, Mapping) or id(schema) in seen_ids:
             continue
-        seen.add(id(schema))
+        seen_ids.add(id(schema))
         properties = schema.get("properties")
         if isinstance(properties, Mapping):
             names.update(map(str, properties))
@@ -54,9 +54,9 @@ def _referred(whole: Mapping[str, Any], reference: Any) -> Any:
     return part
 
 
-def unknown_place(places: Iterable[str], known: Iterable[str]) -> str | None:
+def unknown_place(places: Iterable[str], parameter_names: Iterable[str]) -> str | None:
     """Return what is wrong with the first placeholder that is no parameter; None where all are."""
-    names = sorted(known)
+    names = sorted(parameter_names)
     for name in sorted(set(places) - set(names)):
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean `{{{near[0]}}}`?" if near else ""

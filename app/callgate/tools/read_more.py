@@ -1,30 +1,38 @@
-"""Keeps results that were too long, and offers the rest to the model page by page.
+"""Keeps results that were too long, and gives the rest to the model page by page, by the tool `read_more`.
 
-`ResultStore` keeps them for all requests, within bounds. `ResultPages` is the part of one conversation. `PagedToolbox` wraps
-a toolbox, and offers the tool `read_more` when there is a result to read.
+`ResultStore` keeps them for all requests, within bounds. `ResultPages` is the part of one conversation. The tool is offered
+wherever tools of ours are, from the first turn on: a prompt that changed in the middle of a chat would be none that a provider
+has cached.
 """
 
 import hashlib
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import msgspec
+import structlog
 from msgspec.structs import replace
 
 from callgate.calls.legal_names import RESERVED_PREFIX
-from callgate.calls.offer import Offer, OfferedTool
+from callgate.calls.offer import OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
-from callgate.calls.states import Call, ReadyCall
-from callgate.conversation.ports import Begin, Message, Plan, Report, Toolbox, begin_at_once
+from callgate.calls.selection import ToolOrigin
+from callgate.conversation.ports import Message
 from callgate.tools.registry import encoded
 from callgate.tools.results import cut, size_of
 from callgate.tools.schema import compile_schema
+from callgate.untrusted.messagepack import PackDoor, open_pack
+from callgate.untrusted.readers import READ_ERRORS, msgpack_reader
 
 NAME = "read_more"
+OWN_SOURCE = "callgate"
+"""The source of `read_more`, which is none of the config's."""
+ORIGIN = ToolOrigin(source=OWN_SOURCE, names=frozenset((NAME,)), read_only=True)
 SECONDS = 900.0
 """How long a result is kept."""
 MAX_BYTES = 64 * 1024 * 1024
@@ -32,19 +40,41 @@ MAX_KEPT = 1000
 MAX_BYTES_OF_ONE = 4 * 1024 * 1024
 MAX_NAMED = 64
 """Results of one history that are fetched from other processes; a client may send any number of ids."""
+SHARED_RESULT = PackDoor(name="a result of another process", bytes=MAX_BYTES_OF_ONE + 64 * 1024, values=4, depth=1)
 _ID = re.compile(rb"kept_[0-9a-f]{24}")
 _NOTE_ROOM = 200
 """Bytes of a page for the line about the next page."""
 PARAMETERS: Mapping[str, Any] = {
     "type": "object",
-    "properties": {
-        "id": {"type": "string", "description": "The id that the shortened result named."},
-        "offset": {"type": "integer", "minimum": 0, "description": "The byte to read on from; 0 if left out."},
-    },
+    "properties": {"id": {"type": "string"}, "offset": {"type": "integer", "minimum": 0}},
     "required": ["id"],
 }
-"""Without keywords that some provider refuses."""
-DESCRIPTION = "Reads on in a tool result that was too long to be shown whole."
+"""Without keywords that some provider refuses, and without descriptions: a result that was cut says how the rest is read."""
+DESCRIPTION = "Reads on in a tool result that was cut, by the id that it names."
+
+log = structlog.get_logger("callgate.tools")
+
+
+class ReadMoreTool(msgspec.Struct, frozen=True, kw_only=True):
+    """The tool as it is offered, under one name."""
+
+    name: str
+    offered: OfferedTool
+    definition: msgspec.Raw
+
+
+def read_more_apart_from(taken_names: Container[str]) -> ReadMoreTool:
+    """Return the tool, with another name where a tool of the same request has its own."""
+    name = NAME
+    while name in taken_names:
+        name = RESERVED_PREFIX + name
+    return _named(name)
+
+
+@lru_cache(maxsize=8)
+def _named(name: str) -> ReadMoreTool:
+    offered = OfferedTool(name, PARAMETERS, compile_schema(PARAMETERS))
+    return ReadMoreTool(name=name, offered=offered, definition=encoded(name, DESCRIPTION, PARAMETERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +91,7 @@ class StoredResult:
 class SharedResults(Protocol):
     """The results that several processes share. Does not raise; unreachable results are missing."""
 
-    async def put(self, id: str, kept: bytes, seconds: float) -> None: ...
+    async def put(self, id: str, encoded_result: bytes, seconds: float) -> None: ...
 
     async def get(self, ids: Sequence[str], seconds: float) -> Sequence[bytes | None]: ...
 
@@ -93,33 +123,42 @@ class ResultStore:
         if self.shared is None:
             return
         for id in ids:
-            if (kept := self._kept.get(id)) is not None:
-                await self.shared.put(id, _encode((kept.owner, kept.unread, kept.data)), SECONDS)
+            if (result := self._kept.get(id)) is not None:
+                await self.shared.put(id, _encode((result.owner, result.unread, result.data)), SECONDS)
 
     async def fetch(self, owner: str, ids: Sequence[str]) -> None:
         """Fetch results that other processes keep for this owner."""
         missing = [id for id in ids if id not in self._kept]
         if self.shared is None or not missing:
             return
-        for id, found in zip(missing, await self.shared.get(missing, SECONDS), strict=True):
-            if found is not None:
-                theirs, unread, data = _decode(found)
-                if theirs == owner:
-                    self._put(id, StoredResult(owner, data, unread, self._now() + SECONDS))
+        for id, encoded_result in zip(missing, await self.shared.get(missing, SECONDS), strict=True):
+            if encoded_result is not None:
+                self._take(owner, id, encoded_result)
+
+    def _take(self, owner: str, id: str, encoded_result: bytes) -> None:
+        """Keep a result of another process, if it is this owner's."""
+        try:
+            owner_of_result, unread, data = _decode(open_pack(encoded_result, SHARED_RESULT))
+        except READ_ERRORS as error:
+            log.warning("result_not_found", results=[id], error=f"it cannot be read: {error}")
+            return
+        if owner_of_result == owner:
+            self._put(id, StoredResult(owner, data, unread, self._now() + SECONDS))
 
     def find(self, owner: str, id: str) -> StoredResult | None:
         self._tidy()
-        kept = self._kept.get(id)
-        return kept if kept is not None and kept.owner == owner else None
+        result = self._kept.get(id)
+        if result is not None and result.owner == owner:
+            return result
+        return None
 
-    @property
     def count(self) -> int:
         return len(self._kept)
 
-    def _put(self, id: str, kept: StoredResult) -> None:
+    def _put(self, id: str, result: StoredResult) -> None:
         self._drop(id)
-        self._kept[id] = kept
-        self._bytes += len(kept.data)
+        self._kept[id] = result
+        self._bytes += len(result.data)
         self._tidy()
 
     def _tidy(self) -> None:
@@ -130,141 +169,85 @@ class ResultStore:
             self._drop(id)
 
     def _drop(self, id: str) -> None:
-        kept = self._kept.pop(id, None)
-        if kept is not None:
-            self._bytes -= len(kept.data)
+        result = self._kept.pop(id, None)
+        if result is not None:
+            self._bytes -= len(result.data)
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
+_decode = msgpack_reader(tuple[str, int, bytes])
 
 
 class ResultPages(msgspec.Struct, eq=False):
     """The kept results of one conversation of a caller."""
 
-    _kept_results: ResultStore
-    _owner: str
-    _run_id: str
+    store: ResultStore
+    owner: str
+    run_id: str
+    page_bytes: int
     ids: set[str] = set()
-    name: str = NAME
-    """The name of the `read_more` tool in this conversation."""
+    """The results that this conversation may read on in."""
+    unsaved: list[str] = []
+    """Those that other processes do not know yet."""
 
-    def keep(self, whole: Returned, max_bytes: int) -> Returned:
-        """Keep a result that is too long; return it shortened, with a note about the rest."""
-        left = max_bytes - _NOTE_ROOM
-        if left <= 0 or size_of(whole.text) <= max_bytes:  # no room for the note, or no rest
+    def keep(self, whole: Returned, max_bytes: int, tool_name: str) -> Returned:
+        """Keep a result that is too long; return it shortened, with a note how the rest is read by the tool of this name."""
+        room = max_bytes - _NOTE_ROOM
+        if room <= 0 or size_of(whole.text) <= max_bytes:  # no room for the note, or no rest
             short, missing = cut(whole.text, max_bytes, already_missing=whole.cut_bytes)
             return replace(whole, text=_sayable(short), cut_bytes=missing)
-        short, missing = cut(whole.text, left, already_missing=whole.cut_bytes)
-        id = self._kept_results.keep(self._owner, self._run_id, whole.text, whole.cut_bytes)
-        self.ids.add(id)
+        short, missing = cut(whole.text, room, already_missing=whole.cut_bytes)
+        id = self.store.keep(self.owner, self.run_id, whole.text, whole.cut_bytes)
+        if id not in self.ids:
+            self.ids.add(id)
+            self.unsaved.append(id)
         offset = size_of(_shared_start(whole.text, short))
-        pointer = f'\n[The rest is kept for a while: {self.name} {{"id": "{id}", "offset": {offset}}} reads on.]'
+        pointer = f'\n[The rest is kept for a while: {tool_name} {{"id": "{id}", "offset": {offset}}} reads on.]'
         return replace(whole, text=_sayable(short) + pointer, cut_bytes=missing)
 
     async def save(self) -> None:
-        await self._kept_results.save(self.ids)
+        """Share what is unsaved with other processes, before its ids are sent to the model."""
+        ids = self.unsaved
+        self.unsaved = []
+        await self.store.save(ids)
 
     async def recall(self, messages: Sequence[Message]) -> None:
         """Load the results of earlier requests of the conversation that its history names, also from other processes."""
-        if not self._kept_results.count and self._kept_results.shared is None:
+        if not self.store.count() and self.store.shared is None:
             return
-        named: dict[str, None] = {}
+        ids: dict[str, None] = {}
         for message in messages:
-            text = (
-                bytes(message)
-                if isinstance(message, msgspec.Raw)
-                else str(message.get("content")).encode("utf-8", "replace")
-            )
-            named |= dict.fromkeys(map(bytes.decode, _ID.findall(text)))
-        if named:
-            await self._kept_results.fetch(self._owner, list(named)[:MAX_NAMED])
-        self.ids.update(id for id in named if self._kept_results.find(self._owner, id) is not None)
+            ids |= dict.fromkeys(map(bytes.decode, _ID.findall(_text_of(message))))
+        if ids:
+            await self.store.fetch(self.owner, list(ids)[:MAX_NAMED])
+        self.ids.update(id for id in ids if self.store.find(self.owner, id) is not None)
 
-    def __bool__(self) -> bool:
-        return any(self._kept_results.find(self._owner, id) is not None for id in self.ids)
-
-    def page(self, id: str, offset: int, max_bytes: int) -> Outcome:
-        kept = self._kept_results.find(self._owner, id) if id in self.ids else None
-        if kept is None:
+    def page(self, id: str, offset: int) -> Outcome:
+        """Return the next part of a result."""
+        result = None
+        if id in self.ids:
+            result = self.store.find(self.owner, id)
+        if result is None:
             text = "This result is not kept any more, or the id is wrong. Call the tool that gave it again."
             return Failed(text, FailureKind.REFUSED)
-        size = len(kept.data)
+        size = len(result.data)
         if offset >= size:
             return Failed(f"There is nothing from byte {offset} on: {size} bytes are kept.", FailureKind.REFUSED)
-        start = _whole_letter(kept.data, offset)
-        end = _whole_letter(kept.data, min(size, start + max(max_bytes - _NOTE_ROOM, 4)))
-        text = kept.data[start:end].decode("utf-8", "replace")
-        return Returned(text + _rest(start, end, kept))
+        start = _whole_letter(result.data, offset)
+        end = _whole_letter(result.data, min(size, start + max(self.page_bytes - _NOTE_ROOM, 4)))
+        text = result.data[start:end].decode("utf-8", "replace")
+        return Returned(text + _rest(start, end, result))
 
 
-class PagedToolbox:
-    """Wraps a toolbox, and offers `read_more` while there is something to read."""
-
-    _offered: OfferedTool | None = None
-
-    def __init__(self, inner: Toolbox, pages: ResultPages, page_bytes: int) -> None:
-        self._inner, self._pages, self._page_bytes = inner, pages, page_bytes
-        name = NAME
-        while name in inner.offer:
-            name = RESERVED_PREFIX + name
-        pages.name = name
-
-    @property
-    def offer(self) -> Offer:
-        tool = self._tool()
-        return self._inner.offer if tool is None else {**self._inner.offer, tool.name: tool}
-
-    @property
-    def schemas(self) -> Sequence[msgspec.Raw]:
-        if self._tool() is None:
-            return self._inner.schemas
-        return (*self._inner.schemas, encoded(self._pages.name, DESCRIPTION, PARAMETERS))
-
-    def plan(self, calls: Sequence[Call]) -> Plan:
-        tool = self._tool()
-        own = [call for call in calls if isinstance(call, ReadyCall) and call.name == tool.name] if tool else []
-        if not own:
-            return self._inner.plan(calls)
-        plan = self._inner.plan([call for call in calls if call not in own])
-        places = {id(call): at for at, call in enumerate(calls)}
-        return replace(plan, ours=tuple(sorted((*plan.ours, *own), key=lambda call: places.get(id(call), len(places)))))
-
-    def is_clients(self, name: str | None) -> bool:
-        return self._inner.is_clients(name)
-
-    def writes(self, call: ReadyCall) -> bool:
-        return not self._is_own(call.name) and self._inner.writes(call)
-
-    def is_ordered(self, call: ReadyCall) -> bool:
-        return not self._is_own(call.name) and self._inner.is_ordered(call)
-
-    async def run(self, call: ReadyCall, report: Report, begin: Begin = begin_at_once) -> Outcome:
-        if not self._is_own(call.name):
-            before = len(self._pages.ids)
-            outcome = await self._inner.run(call, report, begin)
-            if len(self._pages.ids) != before:
-                await self._pages.save()
-            self._tool()  # made now, because the result may have expired when it is called
-            return outcome
-        await begin()
-        return self._pages.page(call.arguments["id"], call.arguments.get("offset", 0), self._page_bytes)
-
-    def _is_own(self, name: str | None) -> bool:
-        return (tool := self._tool()) is not None and name == tool.name
-
-    def _tool(self) -> OfferedTool | None:
-        """Return the tool. Once offered it stays known, so that a late call gets a proper answer."""
-        if (pages := self._pages).ids and self._offered is None and pages:
-            self._offered = OfferedTool(pages.name, PARAMETERS, _check)
-        return self._offered
-
-
-_check = compile_schema(PARAMETERS)
+def _text_of(message: Message) -> bytes:
+    if isinstance(message, msgspec.Raw):
+        return bytes(message)
+    return str(message.get("content")).encode("utf-8", "replace")
 
 
 def _shared_start(text: str, other: str) -> str:
-    low, high = 0, min(len(text), len(other))
+    low = 0
+    high = min(len(text), len(other))
     while low < high:
         middle = (low + high + 1) // 2
         if text.startswith(other[:middle]):
@@ -276,14 +259,19 @@ def _shared_start(text: str, other: str) -> str:
 
 def _sayable(text: str) -> str:
     """Replace lone surrogates, which cannot be encoded, by question marks."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "replace").decode()
 
 
-def _rest(start: int, end: int, kept: StoredResult) -> str:
-    size = len(kept.data)
+def _rest(start: int, end: int, result: StoredResult) -> str:
+    size = len(result.data)
     if end < size:
         return f"\n[Bytes {start} to {end} of {size}; read on with offset {end}.]"
-    unread = f" The answer went on for at least {kept.unread} bytes more, which were never read." if kept.unread else ""
+    if result.unread:
+        unread = f" The answer went on for at least {result.unread} bytes more, which were never read."
+    else:
+        unread = ""
     return f"\n[Bytes {start} to {end} of {size}: this is the end.{unread}]"
 
 

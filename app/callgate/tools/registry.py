@@ -13,31 +13,28 @@ import asyncio
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, TypeAlias
 
 import msgspec
 import structlog
 
-from callgate.calls.legal_names import MAX_STEM, RESERVED_PREFIX, hashed_name, legal_name
+from callgate.calls.legal_names import MAX_STEM
 from callgate.calls.offer import Check, OfferedTool
 from callgate.calls.selection import ToolOrigin
-from callgate.tools.approval_rules import NO_RULE, ApprovalRule
+from callgate.tools.approvals.rules import NO_RULE, ApprovalRule
 from callgate.tools.concurrency import ConcurrencyLimits
-from callgate.tools.executor import HasLeftOut, HasPrefix, Safety, Source, Tool
+from callgate.tools.executor import HasLeftOut, HasPrefix, Safety, Source, Tool, not_compiled
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.tools.source_pool import SourcePool
 from callgate.tools.source_supervisor import Delay, SourceState, SourceStatus, SourceSupervisor, reopening_delay
 from callgate.tools.tool_filter import ToolFilter, is_glob, narrowed, spelt_out
+from callgate.tools.tool_names import CONFIG, SHARE, Steps, ToolIdentity, ToolNames, at_once, claimed_name
 
 FIRST_WAIT = 5.0
 """How long a start waits for the first attempt to open every source; slower ones continue in the background."""
 MAX_SCHEMA_BYTES = 262_144
 """The limit of one encoded tool, which is sent with every request."""
-MAX_CLAIMS = 10_000
-"""Claimed names that are kept after their tools are gone, bounded against a server that lists ever new ones."""
-CONFIG = ""
-"""The source of tools that are entries of the config."""
 CONFIG_ADDRESS = "config"
 """The name of that source in addresses, which no other source may have."""
 
@@ -63,12 +60,14 @@ class RegisteredTool:
     """A tool with its name and its origin."""
 
     tool: Tool
-    """With its final name and its compiled schema."""
+    """The tool with its final name and its compiled schema."""
     source: str
     """The name of its source; `CONFIG` for none."""
     original: str
     """Its name at the source."""
-    schema: msgspec.Raw
+    address: str
+    """`source/original`, for patterns of the config."""
+    definition: msgspec.Raw
     """`{"type":"function",…}`, encoded."""
     offered: OfferedTool
     claimed: str
@@ -80,11 +79,6 @@ class RegisteredTool:
     def name(self) -> str:
         return self.offered.name
 
-    @property
-    def address(self) -> str:
-        return address(self.source, self.original)
-
-    @property
     def origin(self) -> ToolOrigin:
         read_only = self.tool.policy.safety is Safety.READ_ONLY
         return ToolOrigin(source=self.source, names=frozenset((self.name, self.original)), read_only=read_only)
@@ -94,8 +88,8 @@ class RegisteredTool:
 
     def under(self, name: str) -> "RegisteredTool":
         """Return the tool with another name."""
-        schema = encoded(name, self.tool.description, self.offered.parameters)
-        return replace(self, schema=schema, offered=replace(self.offered, name=name))
+        definition = encoded(name, self.tool.description, self.offered.parameters)
+        return replace(self, definition=definition, offered=replace(self.offered, name=name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +110,23 @@ class NameClash:
     """The address and the name of each; an empty name for one that is missing at present."""
 
     def __str__(self) -> str:
-        named = ", ".join(f"{origin} is {f'called {name}' if name else 'not there now'}" for origin, name in self.names)
-        return f"the name {self.claimed} is not given to all that ask for it: {named}"
+        outcomes = []
+        for origin, name in self.names:
+            outcome = f"called {name}" if name else "not there now"
+            outcomes.append(f"{origin} is {outcome}")
+        return f"the name {self.claimed} is not given to all that ask for it: {', '.join(outcomes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _RegisteredSource:
+    """A source with the identity by which the pool knows it from an earlier registry."""
+
+    identity: Hashable
+    source: Source
+
+
+SourceTools: TypeAlias = tuple[str, tuple[Tool, ...]]
+"""A source by its name, with its current tools."""
 
 
 class Registry:
@@ -140,34 +149,39 @@ class Registry:
         self.limits = limits or ConcurrencyLimits()
         self._approval = approval
         self._approval_of: dict[tuple[str, str] | str, ApprovalRule] = {}
-        self._pool = SourcePool(on_status, delay=delay) if pool is None else pool
-        self._wanted: dict[str, tuple[Hashable, Source]] = {}
-        self._fixed: dict[str, Tool] = {}
-        self._own: tuple[Tool, ...] = ()
+        if pool is None:
+            self._pool = SourcePool(on_status, delay=delay)
+        else:
+            self._pool = pool
+        self._sources: dict[str, _RegisteredSource] = {}
+        self._config_tools: dict[str, Tool] = {}
         self._supervisors: dict[str, SourceSupervisor] = {}
-        self._in_order: list[tuple[str, SourceSupervisor]] = []
-        """The supervisors, sorted by name."""
+        self._sorted_supervisors: list[tuple[str, SourceSupervisor]] = []
         self._given_back: set[str] = set()
-        self._seen: list[tuple[str, tuple[Tool, ...]]] | None = None
+        """The sources that were given back to the pool."""
+        self._built_from: list[SourceTools] | None = None
+        """The tools of the sources of which the attributes below were made."""
+        self._indexing: asyncio.Task[None] | None = None
+        """Builds them anew."""
         self._tools: tuple[RegisteredTool, ...] = ()
         self._quarantined: tuple[Quarantined, ...] = ()
-        self._by_name: dict[str, RegisteredTool] = {}
+        self._tools_by_name: dict[str, RegisteredTool] = {}
         self._clashes: tuple[NameClash, ...] = ()
-        self._schemas: frozenset[bytes] = frozenset()
-        self._claims: dict[str, set[tuple[str, str]]] = {}
-        self._listed: set[str] = set()
-        """The sources that have been open, so that their names are known."""
-        self._compiled: dict[bytes, Check] = {}
+        self._told_unruled: frozenset[str] = frozenset()
+        """The tools of sources that the log has named as destructive and without a rule."""
+        self._definitions: frozenset[bytes] = frozenset()
+        self._names = ToolNames()
+        self._checks: dict[bytes, Check] = {}
+        """The compiled schemas of the current tools, by their encoded parameters."""
 
     def add(self, *tools: Tool, approval: ApprovalRule = NO_RULE) -> None:
         """Register tools of the config. Their names take precedence over those of sources."""
         for tool in tools:
-            if tool.name in self._fixed:
+            if tool.name in self._config_tools:
                 raise ValueError(f"two tools are called {tool.name}: leave one out, or give it another name")
-            self._fixed[tool.name] = tool
+            self._config_tools[tool.name] = tool
             self._approval_of[CONFIG, tool.name] = approval
-        self._own = tuple(self._fixed.values())
-        self._seen = None
+        self._built_from = None
 
     def add_source(
         self,
@@ -183,71 +197,86 @@ class Registry:
 
         If the pool has an open source with the same `identity`, that one is used and `source` is not opened.
         """
-        if source.name in self._wanted:
+        if source.name in self._sources:
             raise ValueError(f"two sources are called {source.name!r}")
         if source.name in (CONFIG, CONFIG_ADDRESS):
             raise ValueError(f"{source.name!r} is no name for a source: it stands for the config's own tools")
-        for other in self._wanted:
+        for other in self._sources:
             if f"{other}/".startswith(f"{source.name}/") or f"{source.name}/".startswith(f"{other}/"):
                 raise ValueError(f"the sources {other!r} and {source.name!r} cannot be told apart in `source/tool`")
-        self._wanted[source.name] = (object() if identity is None else identity, source)
+        if identity is None:
+            identity = object()
+        self._sources[source.name] = _RegisteredSource(identity, source)
         self._approval_of[source.name] = approval
         self.limits.limit_source(source.name, concurrency, is_here=is_here)
 
     async def open(self, wait: float = FIRST_WAIT, only: Collection[str] | None = None) -> None:
         """Start to open all sources, or `only` some, and wait a while for their first attempts. Failures do not raise."""
         # Borrowed here and not in `add_source`, because a registry that is never opened is not closed either.
-        for name, (identity, source) in self._wanted.items():
+        for name, registered in self._sources.items():
             if name not in self._supervisors and (only is None or name in only):
-                self._supervisors[name] = self._pool.borrow(identity, source)
-        self._in_order = sorted(self._supervisors.items(), key=itemgetter(0))
-        first = [asyncio.create_task(supervisor.tried()) for supervisor in self._supervisors.values()]
-        if not first:
+                self._supervisors[name] = self._pool.borrow(registered.identity, registered.source)
+        self._sorted_supervisors = sorted(self._supervisors.items(), key=itemgetter(0))
+        first_attempts = [asyncio.create_task(supervisor.tried()) for supervisor in self._supervisors.values()]
+        if not first_attempts:
             return
         try:
-            await asyncio.wait(first, timeout=wait)
+            await asyncio.wait(first_attempts, timeout=wait)
         finally:
-            for task in first:
-                task.cancel()
-            await asyncio.wait(first)
+            for attempt in first_attempts:
+                attempt.cancel()
+            await asyncio.wait(first_attempts)
+        await self.settle()
 
     async def close(self) -> None:
         """Give all sources back, concurrently. Those without other borrowers are closed."""
-        borrowed = [self._wanted[name][0] for name in self._supervisors if name not in self._given_back]
+        if self._indexing is not None:
+            self._indexing.cancel()
+            await asyncio.wait({self._indexing})
+        borrowed = [self._sources[name].identity for name in self._supervisors if name not in self._given_back]
         self._given_back |= set(self._supervisors)
         await asyncio.gather(*(self._pool.give_back(identity) for identity in borrowed))
 
+    async def settle(self) -> None:
+        """Wait until the tools are those that the sources list. Long lists take a while, in which the event loop goes on."""
+        if self._indexing is None and self._current() != self._built_from:
+            self._indexing = asyncio.create_task(self._index(), name="index of tools")
+        if self._indexing is not None:
+            await asyncio.shield(self._indexing)
+
     def tools(self) -> tuple[RegisteredTool, ...]:
-        """Return all current tools, sorted by name. Cheap while nothing changes."""
-        self._look()
+        """Return all tools, sorted by name. Cheap while nothing changes; after a long list has changed, the ones of before until
+        the new ones are ready."""
+        self._refresh()
         return self._tools
 
-    @property
     def is_complete(self) -> bool:
-        """True if every source is open, so that a missing tool does not exist."""
-        return len(self._supervisors) == len(self._wanted) and all(
-            each.status.state is SourceState.READY for each in self._supervisors.values()
+        """True if every source is open and its tools are here, so that a missing tool does not exist."""
+        self._refresh()
+        if self._indexing is not None:
+            return False
+        return len(self._supervisors) == len(self._sources) and all(
+            supervisor.status.state is SourceState.READY for supervisor in self._supervisors.values()
         )
 
-    @property
     def source_names(self) -> tuple[str, ...]:
-        return tuple(self._wanted)
+        return tuple(self._sources)
 
-    def has_schema(self, schema: bytes) -> bool:
-        """True if an encoded schema is that of one of these tools, with its own name."""
-        return schema in self._schemas
+    def defines(self, definition: bytes) -> bool:
+        """True if an encoded tool is one of these, with its own name."""
+        return definition in self._definitions
 
     def find(self, name: str) -> RegisteredTool | None:
-        self._look()
-        return self._by_name.get(name)
+        self._refresh()
+        return self._tools_by_name.get(name)
 
     def may_have(self, name: str) -> tuple[str, ...]:
         """Return the sources that may have a tool of this name or address; none where it is a tool of the config."""
-        if name.removeprefix(f"{CONFIG_ADDRESS}/") in self._fixed:
+        if name.removeprefix(f"{CONFIG_ADDRESS}/") in self._config_tools:
             return ()
         if "/" in name:
-            return tuple(each for each in self._wanted if name.startswith(f"{each}/"))
-        return tuple(each for each, (_, source) in self._wanted.items() if _may_ask_for(name, source))
+            return tuple(source for source in self._sources if name.startswith(f"{source}/"))
+        return tuple(source for source, registered in self._sources.items() if _may_claim(name, registered.source))
 
     def select(self, patterns: Sequence[str]) -> tuple[RegisteredTool, ...]:
         """Return the tools that match one of the patterns. A pattern with a slash matches `source/name`."""
@@ -255,25 +284,30 @@ class Registry:
 
     def clashes(self) -> tuple[NameClash, ...]:
         """Return the names that several tools claim."""
-        self._look()
+        self._refresh()
         return self._clashes
 
     def quarantined(self) -> tuple[Quarantined, ...]:
         """Return the tools that cannot be offered: invalid ones, and those that sources leave out."""
-        self._look()
-        sources = ((name, supervisor.source) for name, supervisor in self._in_order)
-        left_out = ((name, source.left_out()) for name, source in sources if isinstance(source, HasLeftOut))
-        return (*self._quarantined, *(Quarantined(tool, name, why) for name, them in left_out for tool, why in them))
+        self._refresh()
+        left_out = []
+        for name, supervisor in self._sorted_supervisors:
+            if isinstance(supervisor.source, HasLeftOut):
+                left_out += [Quarantined(tool, name, reason) for tool, reason in supervisor.source.left_out()]
+        return (*self._quarantined, *left_out)
 
     def sources(self) -> tuple[SourceStatus, ...]:
-        unopened = (
-            SourceStatus(it.name, it.kind) for name, (_, it) in self._wanted.items() if name not in self._supervisors
-        )
+        """Return the states of all sources, those that were opened first."""
+        unopened = [
+            SourceStatus(registered.source.name, registered.source.kind)
+            for name, registered in self._sources.items()
+            if name not in self._supervisors
+        ]
         return (*(supervisor.status for supervisor in self._supervisors.values()), *unopened)
 
     def handed_over(self) -> tuple[str, ...]:
         """Return the sources that are already open in the pool. To be called before the registry is opened."""
-        return tuple(sorted(name for name, (identity, _) in self._wanted.items() if self._pool.has(identity)))
+        return tuple(sorted(name for name, registered in self._sources.items() if self._pool.has(registered.identity)))
 
     def may_free(self, source: str, pattern: str) -> bool:
         """True if a pattern of the general rule can remove the approval of a source's tools.
@@ -283,121 +317,165 @@ class Registry:
         """
         if not source or "/" in pattern or pattern == "*" or not is_glob(pattern):
             return True
-        prefixes = {
-            name: f"{it.prefix}_"[:MAX_STEM]
-            for name, (_, it) in self._wanted.items()
-            if isinstance(it, HasPrefix) and it.prefix
-        }
-        fitting = {name: len(each) for name, each in prefixes.items() if spelt_out(pattern).startswith(each)}
-        longest = max(fitting.values(), default=0)
-        return [name for name, length in fitting.items() if length == longest] == [source]
+        lengths = {}
+        for name, registered in self._sources.items():
+            if isinstance(registered.source, HasPrefix) and registered.source.prefix:
+                prefix = f"{registered.source.prefix}_"[:MAX_STEM]
+                if spelt_out(pattern).startswith(prefix):
+                    lengths[name] = len(prefix)
+        longest = max(lengths.values(), default=0)
+        return [name for name, length in lengths.items() if length == longest] == [source]
 
-    def _look(self) -> None:
-        """Rebuild the tools if those of any source have changed."""
-        if not self._supervisors and self._seen is not None and len(self._seen) == 1:
-            return  # only tools of the config, which do not change
-        there = [(CONFIG, self._own)]
-        for name, supervisor in self._in_order:
-            if supervisor.status.state is SourceState.READY:
-                there.append((name, supervisor.source.tools()))
-        if there != self._seen:
-            self._build(there)
-            self._seen = there
+    def _refresh(self) -> None:
+        """Rebuild the tools if those of any source have changed: at once where there are few, else in the background."""
+        if (not self._supervisors and self._built_from is not None) or self._indexing is not None:
+            return  # only tools of the config, which do not change; or they are being built
+        current = self._current()
+        if current == self._built_from:
+            return
+        if self._built_from is not None and sum(len(tools) for _, tools in current) > SHARE and _is_on_a_loop():
+            self._indexing = asyncio.create_task(self._index(), name="index of tools")
+            return
+        at_once(self._build(current))
 
-    def _build(self, there: list[tuple[str, tuple[Tool, ...]]]) -> None:
-        usable: list[RegisteredTool] = []
-        broken: list[Quarantined] = []
-        compiled: dict[bytes, Check] = {}
-        self._listed |= {source for source, _ in there}
-        names, twice = self._named(there)
-        for (source, original), (name, tool) in names.items():
+    def _current(self) -> list[SourceTools]:
+        current: list[SourceTools] = [(CONFIG, tuple(self._config_tools.values()))]
+        for name, supervisor in self._sorted_supervisors:
+            if supervisor.status.has_tools:
+                current.append((name, supervisor.source.tools()))
+        return current
+
+    async def _index(self) -> None:
+        """Build the tools in steps, until they are those that the sources list."""
+        try:
+            while (current := self._current()) != self._built_from:
+                for _ in self._build(current):
+                    await asyncio.sleep(0)
+        finally:
+            self._indexing = None
+
+    def _build(self, current: list[SourceTools]) -> Steps[None]:
+        """Build the tools, in steps. What was there before stays until all of it is built."""
+        tools: dict[ToolIdentity, Tool] = {}
+        quarantined: list[Quarantined] = []
+        for source, tools_of_source in current:
+            yield
+            for tool in tools_of_source:
+                identity = ToolIdentity(source, tool.name)
+                if identity in tools:
+                    quarantined.append(Quarantined(tool.name, source, "the source has two tools of this name"))
+                else:
+                    tools[identity] = tool
+        names = yield from self._names.names_of(tools, [source for source, _ in current])
+        registered: list[RegisteredTool] = []
+        checks: dict[bytes, Check] = {}
+        for place, (identity, name) in enumerate(names.items()):
+            if place % SHARE == 0:
+                yield
             try:
-                usable.append(self._registered(source, original, name, tool, compiled))
+                registered.append(self._registered(identity, name, tools[identity], checks))
             except SchemaError as error:
-                broken.append(Quarantined(name, source, str(error)))
-        broken += [Quarantined(tool.name, source, "the source has two tools of this name") for source, tool in twice]
-        self._compiled = compiled
-        self._tools = tuple(sorted(usable, key=lambda each: each.name))
-        self._quarantined = tuple(sorted(broken, key=lambda each: (each.name, each.source)))
-        self._by_name = {each.name: each for each in self._tools}
-        self._schemas = frozenset(bytes(each.schema) for each in self._tools)
-        # Log each clash once, and again when it has changed.
-        clashes = tuple(
-            NameClash(
-                claimed, tuple((address(*each), names[each][0] if each in names else "") for each in sorted(claims))
-            )
-            for claimed, claims in sorted(self._claims.items())
-            if any(each in names and names[each][0] != claimed for each in claims)
-        )
+                quarantined.append(Quarantined(name, identity.source, str(error)))
+        yield
+        registered.sort(key=attrgetter("name"))
+        definitions = frozenset(bytes(tool.definition) for tool in registered)
+        yield
+        clashes = self._clashes_of(names)
+        yield
+        self._built_from = current
+        self._checks = checks
+        self._tools = tuple(registered)
+        self._quarantined = tuple(sorted(quarantined, key=attrgetter("name", "source")))
+        self._tools_by_name = {tool.name: tool for tool in self._tools}
+        self._definitions = definitions
+        self._clashes = clashes
+        self._tell_of_unruled()
+        self.limits.forget_tools_except({tool.address for tool in self._tools})
+        for usable in self._tools:
+            self.limits.limit_tool(usable.address, usable.tool.policy.concurrency)
+
+    def _clashes_of(self, names: Mapping[ToolIdentity, str]) -> tuple[NameClash, ...]:
+        """Return the clashes. Logs each once, and again when it has changed."""
+        clashes = []
+        for claimed, identities in self._names.claimants():
+            if any(names.get(identity, claimed) != claimed for identity in identities):
+                outcomes = [(address(*identity), names.get(identity, "")) for identity in identities]
+                clashes.append(NameClash(claimed, tuple(outcomes)))
         for clash in clashes:
             if clash not in self._clashes:
                 log.warning("tool_name_clash", name=clash.claimed, tools=dict(clash.names))
-        self._clashes = clashes
-        self.limits.forget_tools_except({each.address for each in self._tools})
-        for each in self._tools:
-            self.limits.limit_tool(each.address, each.tool.policy.concurrency)
+        return tuple(clashes)
 
-    def _registered(
-        self, source: str, original: str, name: str, tool: Tool, compiled: dict[bytes, Check]
-    ) -> RegisteredTool:
+    def unruled(self) -> tuple[RegisteredTool, ...]:
+        """Return the destructive tools whose calls wait for approval because no rule says whether they do."""
+        return tuple(tool for tool in self.tools() if tool.tool.policy.waits_by_default)
+
+    def _tell_of_unruled(self) -> None:
+        """Log each such tool of a source once. Those of the config are told before the start."""
+        unruled = frozenset(
+            tool.address for tool in self._tools if tool.source != CONFIG and tool.tool.policy.waits_by_default
+        )
+        if not unruled <= self._told_unruled:
+            log.warning("destructive_tools_unruled", tools=sorted(unruled - self._told_unruled))
+        self._told_unruled |= unruled
+
+    def _registered(self, identity: ToolIdentity, name: str, tool: Tool, checks: dict[bytes, Check]) -> RegisteredTool:
+        """Return a tool with its name and its schema, whose check is also put into `checks`."""
+        if tool.schema_error:
+            raise SchemaError(tool.schema_error)
         parameters = whole_schema(tool.parameters)
-        schema = encoded(name, tool.description, parameters)
-        text = _json(parameters)
-        check = self._compiled.get(text) or compile_schema(parameters)
-        compiled[text] = check
-        final = replace(tool, name=name, parameters=parameters, check=check)
-        claimed = _wanted(tool)
-        contested = bool(source) and any(
-            other != source and other not in self._listed and _may_ask_for(claimed, wanted)
-            for other, (_, wanted) in self._wanted.items()
+        definition = encoded(name, tool.description, parameters)
+        check = tool.check
+        if check is not_compiled:
+            text = schema_text(parameters)
+            check = self._checks.get(text) or compile_schema(parameters)
+            checks[text] = check
+        claimed = claimed_name(tool)
+        registered = RegisteredTool(
+            tool=replace(tool, name=name, parameters=parameters, check=check),
+            source=identity.source,
+            original=identity.original,
+            address=address(identity.source, identity.original),
+            definition=definition,
+            offered=OfferedTool(name, parameters, check),
+            claimed=claimed,
+            contested=self._is_contested(identity.source, claimed),
         )
-        taken = RegisteredTool(
-            final, source, original, schema, OfferedTool(name, parameters, check), claimed, contested=contested
-        )
-        # Whether it needs approval: by its entry, else by the tool itself, else by the general rule.
-        policy = taken.tool.policy
-        of_entry = self._approval_of.get((taken.source, taken.original)) or self._approval_of.get(taken.source, NO_RULE)
-        required = of_entry.opinion(taken, policy.safety, taken.at_source())
-        if required is None:
-            may_free = partial(self.may_free, taken.source)
-            required = policy.require_approval or self._approval.opinion(taken, policy.safety, may_free=may_free)
-        waits = bool(required)
-        if waits == tool.policy.require_approval:
-            return taken
-        return replace(taken, tool=replace(final, policy=replace(tool.policy, require_approval=waits)))
+        opinion = self._opinion(registered)
+        by_default = opinion is None and tool.policy.safety is Safety.DESTRUCTIVE
+        required = by_default or bool(opinion)
+        if required == tool.policy.require_approval:
+            return registered
+        policy = replace(tool.policy, require_approval=required, waits_by_default=by_default)
+        return replace(registered, tool=replace(registered.tool, policy=policy))
 
-    def _named(
-        self, there: list[tuple[str, tuple[Tool, ...]]]
-    ) -> tuple[dict[tuple[str, str], tuple[str, Tool]], list[tuple[str, Tool]]]:
-        """Return a name for every tool, independent of their order; and the tools that a source has twice."""
-        found: dict[tuple[str, str], Tool] = {}
-        twice: list[tuple[str, Tool]] = []
-        for source, tools in there:
-            for tool in tools:
-                if (source, tool.name) in found:
-                    twice.append((source, tool))
-                else:
-                    found[source, tool.name] = tool
-                    self._claims.setdefault(_wanted(tool), set()).add((source, tool.name))
-        if len(self._claims) > MAX_CLAIMS:
-            self._claims = {}
-            self._listed = {source for source, _ in there}
-            for identity, tool in found.items():
-                self._claims.setdefault(_wanted(tool), set()).add(identity)
-        bare = {owner: name for name, claims in self._claims.items() if (owner := _owner(claims)) is not None}
-        names: dict[tuple[str, str], tuple[str, Tool]] = {}
-        kept = {name for owner, name in bare.items() if owner[0] == CONFIG}
-        for identity in sorted(found):
-            if identity not in bare:
-                names[identity] = (_another(identity, found[identity], kept), found[identity])
-                kept.add(names[identity][0])
-        for identity in sorted(found.keys() & bare.keys()):
-            # A name that was made for another tool is taken, also for a tool that claims it.
-            free = bare[identity] not in kept or identity[0] == CONFIG
-            name = bare[identity] if free else _another(identity, found[identity], kept | set(bare.values()))
-            kept.add(name)
-            names[identity] = (name, found[identity])
-        return names, twice
+    def _is_contested(self, source: str, claimed: str) -> bool:
+        """True if a source that has not been open yet may claim the name of another source's tool."""
+        if source == CONFIG:
+            return False
+        return any(
+            name != source and not self._names.is_known(name) and _may_claim(claimed, registered.source)
+            for name, registered in self._sources.items()
+        )
+
+    def _opinion(self, tool: RegisteredTool) -> bool | None:
+        """Decide whether a tool needs approval: by its entry, else by the tool itself, else by the general rule. None where nothing says."""
+        policy = tool.tool.policy
+        rule = self._approval_of.get((tool.source, tool.original)) or self._approval_of.get(tool.source, NO_RULE)
+        required = rule.opinion(tool, policy.safety, tool.at_source())
+        if required is not None:
+            return required
+        if policy.require_approval:
+            return True
+        return self._approval.opinion(tool, policy.safety, may_free=partial(self.may_free, tool.source))
+
+
+def _is_on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def address(source: str, original: str) -> str:
@@ -418,45 +496,20 @@ def whole_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def encoded(name: str, description: str, parameters: Mapping[str, Any]) -> msgspec.Raw:
     function = {"name": name, "description": description, "parameters": parameters}
-    text = _json({"type": "function", "function": function})
+    text = schema_text({"type": "function", "function": function})
     if len(text) > MAX_SCHEMA_BYTES:
         raise SchemaError(f"name, description and schema take {len(text)} bytes, and {MAX_SCHEMA_BYTES} are allowed")
     return msgspec.Raw(text)
 
 
-def _json(value: Any) -> bytes:
+def schema_text(value: Any) -> bytes:
+    """Encode a schema, or what has one in it. Raises `SchemaError`."""
     try:
         return msgspec.json.encode(value)
     except (TypeError, UnicodeEncodeError, RecursionError) as error:
         raise SchemaError(f"the schema cannot be written as JSON: {error}") from error
 
 
-def _wanted(tool: Tool) -> str:
-    """Return the name that a tool claims. Names with our own prefix are changed."""
-    original = tool.wanted or tool.name
-    if original.startswith(RESERVED_PREFIX):
-        return hashed_name(original, original)
-    return legal_name(original)
-
-
-def _may_ask_for(name: str, source: Source) -> bool:
+def _may_claim(name: str, source: Source) -> bool:
+    """True if a source may have a tool that claims this name."""
     return not isinstance(source, HasPrefix) or not source.prefix or name.startswith(f"{source.prefix}_"[:MAX_STEM])
-
-
-def _owner(claims: set[tuple[str, str]]) -> tuple[str, str] | None:
-    """Return the owner of a name: the config, else the only source that ever claimed it, else None.
-
-    Claims outlive their tools, so that a server which comes and goes does not change the names of another's tools.
-    """
-    fixed = sorted(claim for claim in claims if claim[0] == CONFIG)
-    if fixed:
-        return fixed[0]
-    return next(iter(claims)) if len(claims) == 1 else None
-
-
-def _another(identity: tuple[str, str], tool: Tool, taken: set[str]) -> str:
-    source, original = identity
-    salt = f"{source}\0{original}"
-    while (name := hashed_name(tool.wanted or original, salt)) in taken:
-        salt += "\0"
-    return name

@@ -1,7 +1,7 @@
 """Turns the return value of a tool into text and images of bounded size.
 
 Bytes and base64 are replaced by descriptions, and where something was left out a note says how much. Executors read up to
-`RunContext.max_bytes`; here the text is cut to the limit of the tool's policy.
+`CallContext.max_bytes`; here the text is cut to the limit of the tool's policy.
 """
 
 import codecs
@@ -75,17 +75,23 @@ def as_json(value: Any) -> str:
 
 def _encodable(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        if math.isfinite(value):
+            return value
+        return None
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, dict):
         return {_key(key): _encodable(inner) for key, inner in value.items()}
-    return [_encodable(inner) for inner in value] if isinstance(value, list | tuple) else _encodable(_plain(value))
+    if isinstance(value, list | tuple):
+        return [_encodable(inner) for inner in value]
+    return _encodable(_plain(value))
 
 
 def _key(key: Any) -> str:
     written = _encodable(key)
-    return written if isinstance(written, str) else _encoder.encode(written)
+    if isinstance(written, str):
+        return written
+    return _encoder.encode(written)
 
 
 def described(mime_type: str, size: int | None, note: str = "") -> str:
@@ -139,18 +145,21 @@ def cut(text: str, max_bytes: int, already_missing: int = 0) -> tuple[str, int]:
     if size <= max_bytes and not already_missing:
         return text, 0
     if already_missing:
-        left = max_bytes - len(_note(size + already_missing, "at least ").encode())
-        head = _front(text, max(left, 0))
+        room = max_bytes - len(_note(size + already_missing, "at least ").encode())
+        head = _front(text, max(room, 0))
         missing = size - size_of(head) + already_missing
         noted = head + _note(missing, "at least ")
         return noted if size_of(noted) <= max_bytes else _front(noted, max_bytes), missing
-    left = max_bytes - len(_note(size, "").encode())
-    if left <= 0:
+    room = max_bytes - len(_note(size, "").encode())
+    if room <= 0:
         head = _front(text, max_bytes)
         return head, size - size_of(head)
-    head = _front(text, left * _HEAD_SHARE // (_HEAD_SHARE + 1))
-    size_of_tail = left - size_of(head)
-    end = text[-size_of_tail:].encode("utf-8", "replace") if size_of_tail > 0 else b""
+    head = _front(text, room * _HEAD_SHARE // (_HEAD_SHARE + 1))
+    size_of_tail = room - size_of(head)
+    if size_of_tail > 0:
+        end = text[-size_of_tail:].encode("utf-8", "replace")
+    else:
+        end = b""
     tail = end[-size_of_tail:].decode("utf-8", "ignore")
     missing = size - size_of(head) - size_of(tail)
     return head + _note(missing, "") + tail, missing
@@ -174,23 +183,25 @@ def _front(text: str, size: int) -> str:
 
 def _clean(text: str) -> str:
     """Lone surrogates cannot be sent on; they become question marks."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _sifted(images: tuple[Image, ...]) -> tuple[tuple[Image, ...], list[str]]:
-    kept: list[Image] = []
+    shown: list[Image] = []
     notes: list[str] = []
-    for one in images:
-        size = len(one.data) * 3 // 4
-        if one.mime_type not in IMAGE_TYPES:
-            notes.append(described(one.mime_type, size))
+    for image in images:
+        size = len(image.data) * 3 // 4
+        if image.mime_type not in IMAGE_TYPES:
+            notes.append(described(image.mime_type, size))
         elif size > MAX_IMAGE_BYTES:
-            notes.append(described(one.mime_type, size, f"larger than {MAX_IMAGE_BYTES} bytes"))
-        elif len(kept) == MAX_IMAGES:
-            notes.append(described(one.mime_type, size, f"only {MAX_IMAGES} images are shown"))
+            notes.append(described(image.mime_type, size, f"larger than {MAX_IMAGE_BYTES} bytes"))
+        elif len(shown) == MAX_IMAGES:
+            notes.append(described(image.mime_type, size, f"only {MAX_IMAGES} images are shown"))
         else:
-            kept.append(one)
-    return tuple(kept), notes
+            shown.append(image)
+    return tuple(shown), notes
 
 
 def _plain(value: Any) -> Any:
@@ -213,7 +224,7 @@ def _plain(value: Any) -> Any:
         case set() | frozenset():
             return sorted(value, key=repr)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if hasattr(value, "__iter__") and hasattr(value, "__len__"):
         return list(value)
     return str(value)

@@ -43,7 +43,10 @@ _TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 
 
 def _about_type(value: Any) -> str:
-    near = difflib.get_close_matches(value, _TYPES, n=1) if isinstance(value, str) else []
+    if isinstance(value, str):
+        near = difflib.get_close_matches(value, _TYPES, n=1)
+    else:
+        near = []
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"{str(value)[:60]!r} is no type of JSON Schema, which are {', '.join(_TYPES)}{hint}"
 
@@ -75,7 +78,10 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
                 f"$ref to {outside[0]!r} leads out of the schema, and schemas are never fetched"
             ) from None
         place = _pointer(error.instance_path)
-        message = _about_type(error.instance) if place.endswith("/type") else error.message
+        if place.endswith("/type"):
+            message = _about_type(error.instance)
+        else:
+            message = error.message
         raise SchemaError(f"{message} (at {place})" if place else message) from None
     except (ValueError, TypeError) as error:  # nested too deep; a key or value that JSON does not have
         raise SchemaError(str(error)) from None
@@ -97,7 +103,7 @@ def _with_bounded_patterns(schema: Any) -> Any:
     Names of properties cannot be bounded, and a schema with such a pattern for them is refused.
     """
     if isinstance(schema, list):
-        return [_with_bounded_patterns(each) for each in schema]
+        return [_with_bounded_patterns(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
     bounded: dict[str, Any] = {}
@@ -105,7 +111,7 @@ def _with_bounded_patterns(schema: Any) -> Any:
         if key in _OF_DATA:
             bounded[key] = value
         elif key in _OF_NAMED_SCHEMAS and isinstance(value, Mapping):
-            bounded[key] = {name: _with_bounded_patterns(each) for name, each in value.items()}
+            bounded[key] = {name: _with_bounded_patterns(item) for name, item in value.items()}
         else:
             bounded[key] = _with_bounded_patterns(value)
     for name in bounded.get("patternProperties") or ():
@@ -130,11 +136,11 @@ def _is_linear(pattern: str) -> bool:
 
 def _most_telling(errors: Iterable[ValidationError]) -> ValidationError:
     """Return the most useful error: an unknown property comes before a missing one, and that before a wrong value."""
-    found = min(errors, key=_rank)
-    match found.kind:
+    most_telling = min(errors, key=_rank)
+    match most_telling.kind:
         case ValidationErrorKind.AnyOf(context=branches) | ValidationErrorKind.OneOfNotValid(context=branches):
-            return _inside(branches) or found
-    return found
+            return _inside(branches) or most_telling
+    return most_telling
 
 
 def _rank(error: ValidationError) -> int:
@@ -149,7 +155,9 @@ def _rank(error: ValidationError) -> int:
 def _inside(branches: Sequence[Sequence[ValidationError]]) -> ValidationError | None:
     """Return the error of the alternative that was meant: the only one of the value's type."""
     near = [branch for branch in branches if not any(isinstance(e.kind, ValidationErrorKind.Type) for e in branch)]
-    return _most_telling(near[0]) if len(near) == 1 and near[0] else None
+    if len(near) == 1 and near[0]:
+        return _most_telling(near[0])
+    return None
 
 
 def _problem(error: ValidationError, schema: Mapping[str, Any]) -> FlawDetail:
@@ -159,8 +167,8 @@ def _problem(error: ValidationError, schema: Mapping[str, Any]) -> FlawDetail:
         case ValidationErrorKind.Type(types=types):
             return FlawDetail(pointer, " or ".join(types), got)
         case ValidationErrorKind.Enum(options=options):
-            listed = _list(_json(option) for option in options)
-            return FlawDetail(pointer, f"one of {listed}", got, _meant(error.instance, options))
+            options_text = _list(_json(option) for option in options)
+            return FlawDetail(pointer, f"one of {options_text}", got, _meant(error.instance, options))
         case ValidationErrorKind.Constant(expected_value=value):
             return FlawDetail(pointer, _short(value, MAX_EXPECTED), got)
         case ValidationErrorKind.Required(property=name):
@@ -170,16 +178,25 @@ def _problem(error: ValidationError, schema: Mapping[str, Any]) -> FlawDetail:
             | ValidationErrorKind.UnevaluatedProperties(unexpected=names)
         ):
             place = _at(schema, error.schema_path[:-1])
-            known = list(place.get("properties", ())) if isinstance(place, Mapping) else []
-            expected = f"only the properties {_list(map(_json, known))}" if known else "no properties"
-            return FlawDetail(pointer, expected, _short(names[0]), _meant(names[0], known))
+            if isinstance(place, Mapping):
+                property_names = list(place.get("properties", ()))
+            else:
+                property_names = []
+            if property_names:
+                expected = f"only the properties {_list(map(_json, property_names))}"
+            else:
+                expected = "no properties"
+            return FlawDetail(pointer, expected, _short(names[0]), _meant(names[0], property_names))
         case _:
             # The violated keyword with its value: `{"minimum": 1}`.
-            keyword = str(error.schema_path[-1]) if error.schema_path else error.kind.name
-            wanted = _at(schema, error.schema_path)
+            if error.schema_path:
+                keyword = str(error.schema_path[-1])
+            else:
+                keyword = error.kind.name
+            schema_there = _at(schema, error.schema_path)
             return FlawDetail(
                 pointer,
-                error.message[:MAX_EXPECTED] if wanted is None else _short({keyword: wanted}, MAX_EXPECTED),
+                error.message[:MAX_EXPECTED] if schema_there is None else _short({keyword: schema_there}, MAX_EXPECTED),
                 got,
                 error.message[:MAX_EXPECTED],
             )
@@ -196,12 +213,14 @@ def _at(schema: Any, path: Iterable[str | int]) -> Any:
     return schema
 
 
-def _meant(word: Any, known: Iterable[Any]) -> str:
+def _meant(word: Any, candidates: Iterable[Any]) -> str:
     if not isinstance(word, str):
         return ""
-    names = [name for name in known if isinstance(name, str)]
+    names = [name for name in candidates if isinstance(name, str)]
     near = difflib.get_close_matches(word[:MAX_QUOTE], names, n=1)
-    return f"did you mean {_json(near[0])}?" if near else ""
+    if near:
+        return f"did you mean {_json(near[0])}?"
+    return ""
 
 
 def _pointer(path: Iterable[str | int]) -> str:
@@ -217,7 +236,9 @@ def _short(value: Any, limit: int = MAX_QUOTE) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit - 1]}…"
 
 
 def _json(value: Any) -> str:

@@ -49,6 +49,14 @@ class SourceStatus:
     since: float = 0.0
     """When it became ready or unready, in seconds since 1970."""
 
+    @property
+    def has_tools(self) -> bool:
+        """True from the first time on that it was open. While it is away its tools stay on offer, and say so when they are called: to
+        a model that has used one it would be a lie that there is none of that name."""
+        if self.state is SourceState.READY:
+            return True
+        return self.seconds is not None and self.state is not SourceState.CLOSED
+
 
 @runtime_checkable
 class CanBeLost(Protocol):
@@ -130,7 +138,7 @@ class SourceSupervisor:
         self._renewing = False
         clock = asyncio.get_running_loop().time
         began = clock()
-        failure = await self._opened()
+        failure = await self._open_source()
         if failure is None:
             self.status = replace(self.status, seconds=clock() - began)
             failure = await self._stay()
@@ -143,7 +151,7 @@ class SourceSupervisor:
             async with asyncio.timeout(self._delay(self.status.failures)):
                 await self._stopping.wait()
 
-    async def _opened(self) -> str | None:
+    async def _open_source(self) -> str | None:
         cancelled_before = times_cancelled()
         try:
             async with asyncio.timeout(self._open_seconds):
@@ -180,7 +188,9 @@ class SourceSupervisor:
         if lost is None:
             self.status = replace(self.status, error=trouble or "")
             return None
-        return f"{lost}; {trouble}" if trouble else lost
+        if trouble:
+            return f"{lost}; {trouble}"
+        return lost
 
     async def _until_lost(self) -> str | None:
         if not isinstance(self.source, CanBeLost):
@@ -194,7 +204,9 @@ class SourceSupervisor:
                 return None
             if isinstance(error := lost.exception(), MustRenew):
                 raise error
-            return lost.result() if error is None else reason(error)
+            if error is None:
+                return lost.result()
+            return reason(error)
         finally:
             for task in (stopping, lost):
                 task.cancel()
@@ -230,4 +242,6 @@ def reason(error: BaseException | None) -> str:
     message = str(error)
     if isinstance(error, CannotOpen):
         return message
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if message:
+        return f"{type(error).__name__}: {message}"
+    return type(error).__name__

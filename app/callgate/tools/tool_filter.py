@@ -10,7 +10,6 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol, TypeVar
 
 from callgate.conversation.errors import ChatError
@@ -50,31 +49,29 @@ class Named(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class ToolFilter:
     """Admits tools that match one of its patterns; without patterns, none."""
 
-    patterns: tuple[str, ...]
-    by_given_name: bool = False
-    """True for patterns of requests, which match the names that are offered."""
+    def __init__(self, patterns: tuple[str, ...], *, by_given_name: bool = False) -> None:
+        """`by_given_name`: true for patterns of requests, which match the names that are offered."""
+        self.patterns = patterns
+        self.by_given_name = by_given_name
+        self._exact = frozenset(pattern for pattern in patterns if not is_glob(pattern))
+        self._globs = [("/" in pattern, compiled(pattern)) for pattern in dict.fromkeys(patterns) if is_glob(pattern)]
+        """Each with whether it is one of addresses."""
 
     def admits(self, tool: Named) -> bool:
         if tool.address in self._exact:
             return True
-        names = {tool.name} if self.by_given_name else {tool.name, tool.claimed}
+        if self.by_given_name:
+            names = {tool.name}
+        else:
+            names = {tool.name, tool.claimed}
         if len(names) == 1 and tool.name in self._exact and (self.by_given_name or not tool.contested):
             return True
         return any(
             glob.match(tool.address) if of_address else all(map(glob.match, names)) for of_address, glob in self._globs
         )
-
-    @cached_property
-    def _exact(self) -> frozenset[str]:
-        return frozenset(pattern for pattern in self.patterns if not is_glob(pattern))
-
-    @cached_property
-    def _globs(self) -> tuple[tuple[bool, re.Pattern[str]], ...]:
-        return tuple(("/" in each, compiled(each)) for each in dict.fromkeys(self.patterns) if is_glob(each))
 
 
 def names_exactly(pattern: str, tool: Named) -> bool:
@@ -98,7 +95,7 @@ def requested_filter(text: str | None) -> ToolFilter | None:
         raise _too_many(f"at most {MAX_REQUEST_BYTES} bytes of names of tools are read")
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     globs = [name for name in names if is_glob(name)]
-    if len(globs) > MAX_REQUEST_GLOBS or any(len(each) > MAX_REQUEST_GLOB for each in globs):
+    if len(globs) > MAX_REQUEST_GLOBS or any(len(glob) > MAX_REQUEST_GLOB for glob in globs):
         raise _too_many(f"at most {MAX_REQUEST_GLOBS} may be patterns, of at most {MAX_REQUEST_GLOB} characters each")
     return ToolFilter(() if names == ("none",) else names, by_given_name=True)
 
@@ -118,8 +115,8 @@ T = TypeVar("T", bound=Named)
 
 def narrowed(tools: Iterable[T], filters: Sequence[ToolFilter | NameFilter | None]) -> tuple[T, ...]:
     """Return the tools that all filters admit; None as a filter admits all."""
-    opinions = [each for each in filters if each is not None]
-    return tuple(tool for tool in tools if all(each.admits(tool) for each in opinions))
+    opinions = [a_filter for a_filter in filters if a_filter is not None]
+    return tuple(tool for tool in tools if all(a_filter.admits(tool) for a_filter in opinions))
 
 
 def is_glob(pattern: str) -> bool:
@@ -132,7 +129,9 @@ def spelt_out(pattern: str) -> str:
 
 
 def glob_matches(pattern: str, text: str) -> bool:
-    return pattern == text if not is_glob(pattern) else compiled(pattern).match(text) is not None
+    if not is_glob(pattern):
+        return pattern == text
+    return compiled(pattern).match(text) is not None
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
@@ -157,12 +156,12 @@ class Unmatched:
 
 def unmatched(patterns: Iterable[str], tools: Sequence[Named], *, by_given_name: bool = False) -> tuple[Unmatched, ...]:
     """Return the patterns that match none of the tools; never `*`."""
-    found: list[Unmatched] = []
+    missing: list[Unmatched] = []
     for pattern in dict.fromkeys(patterns):
-        one = ToolFilter((pattern,), by_given_name)
-        if pattern != "*" and not any(map(one.admits, tools)):
-            found.append(Unmatched(pattern, _near(pattern, tools) if len(found) < MAX_NEAR else ""))
-    return tuple(found)
+        a_filter = ToolFilter((pattern,), by_given_name=by_given_name)
+        if pattern != "*" and not any(map(a_filter.admits, tools)):
+            missing.append(Unmatched(pattern, _near(pattern, tools) if len(missing) < MAX_NEAR else ""))
+    return tuple(missing)
 
 
 def _near(pattern: str, tools: Sequence[Named]) -> str:
@@ -173,9 +172,9 @@ def _near(pattern: str, tools: Sequence[Named]) -> str:
     return nearest(pattern, [tool.address if "/" in pattern else tool.name for tool in tools])
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
+def nearest(word: str, candidates: Sequence[str]) -> str:
     """Return the most similar of some names, or an empty string."""
-    return next(iter(difflib.get_close_matches(word[:128], known[:2000], n=1)), "")
+    return next(iter(difflib.get_close_matches(word[:128], candidates[:2000], n=1)), "")
 
 
 def _too_many(why: str) -> ChatError:

@@ -24,9 +24,11 @@ from callgate.http.backoff import full_jitter
 from callgate.http.trace_context import TRACE
 from callgate.tools.base64_files import without_files
 from callgate.tools.concurrency import ConcurrencyLimits, QueueFull, Slots
-from callgate.tools.executor import RunContext, Safety, Tool
+from callgate.tools.executor import CallContext, Safety, Tool
+from callgate.tools.read_more import ReadMoreTool, ResultPages, read_more_apart_from
 from callgate.tools.registry import RegisteredTool
 from callgate.tools.results import bounded, is_plainly_fit
+from callgate.untrusted.readers import json_reader
 
 KEPT_BYTES = 4 * 1024 * 1024
 """The limit for an executor, unless the policy allows the model even more: enough for an image, and small enough for a few
@@ -40,6 +42,14 @@ LONGEST_DELAY = 5.0
 _bits = random.Random().getrandbits  # noqa: S311 - distinguishes calls, no secret
 _WORTH_TRYING_AGAIN = frozenset({FailureKind.UNAVAILABLE, FailureKind.UNKNOWN})
 
+_NOBODY_TO_ASK = Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
+_NOBODY_TO_ASK_BY_DEFAULT = Failed(
+    "Not run: this tool is destructive and needs approval, and nobody can be asked. It runs without only if the operator of the server"
+    " writes `require_approval: never` for it.",
+    FailureKind.REFUSED,
+)
+"""What a model is told where the tool waits only because no rule speaks of it."""
+
 QUEUE_SECONDS = 30.0
 """The timeout for a place, separate from the call's own timeout."""
 
@@ -47,12 +57,11 @@ Approve: TypeAlias = Callable[[Tool, ReadyCall, Report, str], Awaitable[Failed |
 """Waits for the approval of a call, and reports the wait; None lets the call run. The last argument is the call's key."""
 
 
-class RunRecord(Protocol):
+class CallRecord(Protocol):
     """One call in a journal."""
 
-    @property
     def key(self) -> str:
-        """The key of the call in the journal; empty where there is none."""
+        """Return the key of the call in the journal; empty where there is none."""
         ...
 
     def wait(self) -> None:
@@ -71,7 +80,7 @@ class RunRecord(Protocol):
 class Journal(Protocol):
     """Records calls of tools."""
 
-    def record(self, call: ReadyCall, turn: int, *, writes: bool, offered: bool) -> RunRecord:
+    def record(self, call: ReadyCall, turn: int, *, writes: bool, offered: bool) -> CallRecord:
         """Return the record of a call. `offered`: workers begin it, once it is in the ledger."""
         ...
 
@@ -79,7 +88,8 @@ class Journal(Protocol):
 class _NoRecord:
     """The record of a call without a journal."""
 
-    key = ""
+    def key(self) -> str:
+        return ""
 
     def wait(self) -> None: ...
 
@@ -93,19 +103,6 @@ class _NoRecord:
 _NO_RECORD = _NoRecord()
 
 
-class RunAccount(msgspec.Struct, frozen=True, gc=False):
-    """The facts of one run, for listeners that need more than the outcome."""
-
-    tool: Tool
-    source: str
-    outcome: Outcome
-    tries: int
-    waited: float
-    """Seconds of waiting for approval and a place."""
-    seconds: float
-    """Seconds of all attempts together."""
-
-
 retry_delay: Callable[[int], float] = partial(full_jitter, first=FIRST_DELAY, longest=LONGEST_DELAY)
 """Returns the seconds to wait after a number of failures."""
 
@@ -113,63 +110,92 @@ retry_delay: Callable[[int], float] = partial(full_jitter, first=FIRST_DELAY, lo
 class ToolSet:
     """A set of server tools, in the formats that requests need."""
 
-    __slots__ = ("by_name", "offer", "schemas", "writes")
+    __slots__ = ("by_name", "definitions", "offer", "read_more", "writes")
 
-    def __init__(self, tools: Iterable[RegisteredTool]) -> None:
-        self.by_name = {each.name: each for each in tools}
-        self.offer: Offer = {each.name: each.offered for each in self.by_name.values()}
-        self.schemas: Sequence[msgspec.Raw] = tuple(each.schema for each in self.by_name.values())
-        self.writes = any(each.tool.policy.safety is not Safety.READ_ONLY for each in self.by_name.values())
+    def __init__(
+        self, tools: Iterable[RegisteredTool], *, with_read_more: bool = False, taken_names: Iterable[str] = ()
+    ) -> None:
+        """`with_read_more`: also offer `read_more`, where there are any tools. `taken_names`: the names of other tools of the
+        same request."""
+        self.by_name = {tool.name: tool for tool in tools}
+        self.read_more: ReadMoreTool | None = None
+        """By which a model reads on in a result of these tools that was cut."""
+        self.offer: Offer = {tool.name: tool.offered for tool in self.by_name.values()}
+        self.definitions: Sequence[msgspec.Raw] = tuple(tool.definition for tool in self.by_name.values())
+        self.writes = any(tool.tool.policy.safety is not Safety.READ_ONLY for tool in self.by_name.values())
         """Whether any of them may have side effects."""
+        if with_read_more and self.by_name:
+            self.read_more = read_more_apart_from({*self.by_name, *taken_names})
+            self.offer = {**self.offer, self.read_more.name: self.read_more.offered}
+            self.definitions = (*self.definitions, self.read_more.definition)
 
-    def apart_from(self, theirs: Mapping[str, object]) -> "ToolSet":
+    def apart_from(self, client_names: Collection[str]) -> "ToolSet":
         """Return the set with other names for tools that have the name of a client's tool."""
-        if theirs.keys().isdisjoint(self.by_name):
+        if self.offer.keys().isdisjoint(client_names):
             return self
-        kept = {name: each for name, each in self.by_name.items() if name not in theirs}
-        for name, each in self.by_name.items():
-            if name in theirs:
-                taken = kept.keys() | theirs.keys()
-                free = RESERVED_PREFIX + each.name
-                salt = free
-                while free in taken or len(free) > MAX_LENGTH:
-                    free = hashed_name(each.name, salt, RESERVED_PREFIX)
-                    salt += "\0"
-                kept[free] = each.under(free)
-        return ToolSet(kept.values())
+        tools = {name: tool for name, tool in self.by_name.items() if name not in client_names}
+        for name, tool in self.by_name.items():
+            if name in client_names:
+                free_name = _free_name(name, {*tools, *client_names})
+                tools[free_name] = tool.under(free_name)
+        return self.replaced(tools.values(), client_names)
+
+    def replaced(self, tools: Iterable[RegisteredTool], taken_names: Iterable[str] = ()) -> "ToolSet":
+        """Return a set of other tools, with `read_more` where this set has it."""
+        return ToolSet(tools, with_read_more=self.read_more is not None, taken_names=taken_names)
 
 
-class RequestToolbox(msgspec.Struct, eq=False):
+def _free_name(name: str, taken_names: Collection[str]) -> str:
+    free_name = RESERVED_PREFIX + name
+    salt = free_name
+    while free_name in taken_names or len(free_name) > MAX_LENGTH:
+        free_name = hashed_name(name, salt, RESERVED_PREFIX)
+        salt += "\0"
+    return free_name
+
+
+class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     """The toolbox of one chat."""
 
-    server_tools: ToolSet | Sequence[RegisteredTool]
-    client: Sequence[msgspec.Raw] = ()
+    server_tools: ToolSet
+    client_tools: Sequence[msgspec.Raw] = ()
     run_id: str = ""
     limits: ConcurrencyLimits = msgspec.field(default_factory=ConcurrencyLimits)
     approve: Approve | None = None
+    refusal: Callable[[RegisteredTool], Failed | None] | None = None
+    """Returns why a tool may not be called any more, where what its caller may can change while it runs."""
     journal: Journal | None = None
     queue_seconds: float = QUEUE_SECONDS
-    on_run: Callable[[RunAccount], None] | None = None
-    on_cut: Callable[[Returned, int], Returned] | None = None
-    """Called with a result that is too long, and its limit; returns what the model is sent."""
+    results: ResultPages | None = None
+    """Keeps the results that are cut, where the set has `read_more`."""
     delay: Callable[[int], float] = retry_delay
     offer: Offer = {}
-    schemas: Sequence[msgspec.Raw] = ()
-    _theirs: Collection[str] = frozenset()
-    _by_name: Mapping[str, RegisteredTool] = {}
+    _definitions: Sequence[msgspec.Raw] = ()
+    _client_names: Collection[str] = frozenset()
+    _tools: Mapping[str, RegisteredTool] = {}
+    _read_more: ReadMoreTool | None = None
     _turn: int = -1
 
     def __post_init__(self) -> None:
-        tools, client = self.server_tools, self.client
-        selection = tools if isinstance(tools, ToolSet) else ToolSet(tools)
-        if client and (theirs := _by_name(client)):
-            selection = selection.apart_from(theirs)
-            self._theirs = theirs.keys()
-            self.offer = _LazyOffer(selection.by_name, theirs)
+        tools = self.server_tools
+        if self.client_tools:
+            parameters = client_parameters(self.client_tools)
         else:
-            self.offer = selection.offer
-        self._by_name = selection.by_name
-        self.schemas = (*client, *selection.schemas) if client else selection.schemas
+            parameters = {}
+        if parameters:
+            tools = tools.apart_from(parameters.keys())
+            self._client_names = parameters.keys()
+            self.offer = LazyOffer(tools.offer, lambda: parameters)
+        else:
+            self.offer = tools.offer
+        self._tools = tools.by_name
+        self._read_more = tools.read_more
+        self._definitions = tools.definitions
+        if self.client_tools:
+            self._definitions = (*self.client_tools, *tools.definitions)
+
+    def definitions(self) -> Sequence[msgspec.Raw]:
+        return self._definitions
 
     def plan(self, calls: Sequence[Call]) -> Plan:
         """Put each call of a turn into exactly one list. Called once per turn."""
@@ -180,43 +206,49 @@ class RequestToolbox(msgspec.Struct, eq=False):
         for call in calls:
             if isinstance(call, BrokenCall):
                 broken.append(call)
-            elif call.name in self._theirs:
+            elif call.name in self._client_names:
                 theirs.append(call)
-            elif call.name in self._by_name:
+            elif call.name in self._tools or self._is_read_more(call):
                 ours.append(call)
             else:
                 broken.append(BrokenCall(call.id, call.name, Flaw.UNKNOWN_TOOL, call.text, extras=call.extras))
         return Plan(tuple(ours), tuple(theirs), tuple(broken))
 
     def is_clients(self, name: str | None) -> bool:
-        return name in self._theirs
+        return name in self._client_names
 
     def writes(self, call: ReadyCall) -> bool:
-        return self._by_name[call.name].tool.policy.safety is not Safety.READ_ONLY
+        return not self._is_read_more(call) and self._tools[call.name].tool.policy.safety is not Safety.READ_ONLY
 
     def is_ordered(self, call: ReadyCall) -> bool:
-        policy = self._by_name[call.name].tool.policy
-        return policy.in_order and policy.safety is not Safety.READ_ONLY
+        if not self.writes(call):
+            return False
+        return self._tools[call.name].tool.policy.in_order
+
+    def _is_read_more(self, call: ReadyCall) -> bool:
+        return self._read_more is not None and call.name == self._read_more.name
 
     async def run(self, call: ReadyCall, report: Report, begin: Begin = begin_at_once) -> Outcome:
         """Run one call of ours. Failures of the tool are outcomes; cancelling stops the tool."""
-        entry = self._by_name[call.name]
+        if self._is_read_more(call):
+            return await self._next_page(call, begin)
+        entry = self._tools[call.name]
         if (trace := TRACE.get()) is not None:
-            described = {"gen_ai.tool.description": entry.tool.description[:DESCRIBED_CHARS] or None}
-            trace.call(call.id, {**described, "callgate.call.safety": str(entry.tool.policy.safety)})
-        record: RunRecord = _NO_RECORD
+            description = {"gen_ai.tool.description": entry.tool.description[:DESCRIBED_CHARS] or None}
+            trace.call(call.id, {**description, "callgate.call.safety": str(entry.tool.policy.safety)})
+        record: CallRecord = _NO_RECORD
         if self.journal is not None:
             record = self.journal.record(call, max(self._turn, 0), writes=self.writes(call), offered=entry.tool.offered)
         if call.name != entry.tool.name:
             call = replace(call, name=entry.tool.name)
-        run = _CallRun(entry.tool, call, self._context(entry.tool, record.key, report), self.delay)
-        began = monotonic()
+        attempts = _Attempts(
+            tool=entry.tool, call=call, context=self._context(entry.tool, record.key(), report), delay=self.delay
+        )
         slots = Slots(self.limits.on_the_way_to(entry.address, entry.source, entry.tool.queue))
         try:
-            outcome = await self._admitted(run, slots, record, begin)
-            entered = monotonic()
+            outcome = await self._admitted(entry, attempts, slots, record, begin)
             if outcome is None:
-                outcome = await run.outcome(slots)
+                outcome = await attempts.outcome(slots)
             outcome = self._bounded(outcome, entry.tool.policy.max_result_bytes)
         except BaseException as error:
             record.cut_off(error)
@@ -224,10 +256,15 @@ class RequestToolbox(msgspec.Struct, eq=False):
         finally:
             slots.give_back()
         record.end(outcome)
-        if self.on_run is not None:
-            account = RunAccount(entry.tool, entry.source, outcome, run.tries, entered - began, monotonic() - entered)
-            self.on_run(account)
+        if self.results is not None and self.results.unsaved:
+            await self.results.save()
         return outcome
+
+    async def _next_page(self, call: ReadyCall, begin: Begin) -> Outcome:
+        await begin()
+        if self.results is None:
+            return Failed("Not run: results are not kept here.", FailureKind.NOT_RUN)
+        return self.results.page(call.arguments["id"], call.arguments.get("offset", 0))
 
     def _bounded(self, whole: Outcome, max_bytes: int) -> Outcome:
         if is_plainly_fit(whole, max_bytes):
@@ -235,18 +272,25 @@ class RequestToolbox(msgspec.Struct, eq=False):
         if isinstance(whole, Returned):
             whole = replace(whole, text=without_files(whole.text))
         outcome = bounded(whole, max_bytes)
-        if self.on_cut is None or isinstance(whole, Failed) or isinstance(outcome, Failed) or not outcome.cut_bytes:
+        if self.results is None or self._read_more is None or isinstance(whole, Failed) or isinstance(outcome, Failed):
             return outcome
-        return replace(self.on_cut(whole, max_bytes), images=outcome.images)
+        if not outcome.cut_bytes:
+            return outcome
+        return replace(self.results.keep(whole, max_bytes, self._read_more.name), images=outcome.images)
 
-    async def _admitted(self, run: "_CallRun", slots: Slots, record: RunRecord, begin: Begin) -> Outcome | None:
+    async def _admitted(
+        self, entry: RegisteredTool, attempts: "_Attempts", slots: Slots, record: CallRecord, begin: Begin
+    ) -> Outcome | None:
         """Wait for the approval, for the calls before it, and for the places; return None when the call may run, else its
         outcome."""
-        if run.tool.policy.require_approval:
+        tool = entry.tool
+        if tool.policy.require_approval:
             if self.approve is None:
-                return Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
+                if tool.policy.waits_by_default:
+                    return _NOBODY_TO_ASK_BY_DEFAULT
+                return _NOBODY_TO_ASK
             record.wait()
-            refusal = await self.approve(run.tool, run.call, run.report, run.key)
+            refusal = await self.approve(tool, attempts.call, attempts.context.report, attempts.context.key)
             if refusal is not None:
                 return refusal
         await begin()
@@ -259,10 +303,12 @@ class RequestToolbox(msgspec.Struct, eq=False):
                     await slots.take()
         except (TimeoutError, QueueFull):
             return Failed("Not run: too many calls of this tool are running. Try again later.", FailureKind.REFUSED)
+        if self.refusal is not None and (refusal := self.refusal(entry)) is not None:
+            return refusal
         return await record.begin()
 
-    def _context(self, tool: Tool, key: str, report: Report) -> RunContext:
-        return RunContext(
+    def _context(self, tool: Tool, key: str, report: Report) -> CallContext:
+        return CallContext(
             run_id=self.run_id,
             turn=max(self._turn, 0),
             key=key or f"{_bits(128):032x}",
@@ -271,42 +317,38 @@ class RequestToolbox(msgspec.Struct, eq=False):
         )
 
 
-class _CallRun(msgspec.Struct, eq=False):
-    """One call, from its first attempt to its outcome."""
+class _Attempts(msgspec.Struct, eq=False, kw_only=True):
+    """The attempts at one call, within its timeout."""
 
     tool: Tool
     call: ReadyCall
-    _context: RunContext
-    _delay: Callable[[int], float]
-    tries: int = 0
-
-    @property
-    def report(self) -> Report:
-        return self._context.report
-
-    @property
-    def key(self) -> str:
-        return self._context.key
+    context: CallContext
+    delay: Callable[[int], float]
 
     async def outcome(self, slots: Slots) -> Outcome:
         """Return the tool's outcome within its timeout, with retries where they are safe and may help."""
         policy = self.tool.policy
         deadline = monotonic() + policy.timeout
-        further = policy.retries if policy.safety is Safety.READ_ONLY else 0
+        retries = 0
+        if policy.safety is Safety.READ_ONLY:
+            retries = policy.retries
+        failures = 0
         while True:
-            self.tries += 1
-            outcome = await self._try(deadline - monotonic(), slots)
-            if not isinstance(outcome, Failed) or outcome.kind not in _WORTH_TRYING_AGAIN or self.tries > further:
+            outcome = await self._attempt(deadline - monotonic(), slots)
+            if not isinstance(outcome, Failed) or outcome.kind not in _WORTH_TRYING_AGAIN:
                 return outcome
-            pause = self._delay(self.tries)
+            failures += 1
+            if failures > retries:
+                return outcome
+            pause = self.delay(failures)
             if monotonic() + pause >= deadline:
                 return outcome
             await asyncio.sleep(pause)
 
-    async def _try(self, seconds: float, slots: Slots) -> Outcome:
-        task = asyncio.create_task(_executed(self.tool, self.call, self._context), name=f"tool {self.tool.name}")
+    async def _attempt(self, seconds: float, slots: Slots) -> Outcome:
+        task = asyncio.create_task(_executed(self.tool, self.call, self.context), name=f"tool {self.tool.name}")
         try:
-            await _end_of(task, max(seconds, 0.0))
+            await asyncio.wait([task], timeout=max(seconds, 0.0))
         except asyncio.CancelledError:
             await _stop(task, slots)
             raise
@@ -319,25 +361,7 @@ class _CallRun(msgspec.Struct, eq=False):
         return Failed(text, FailureKind.TIMEOUT)
 
 
-async def _end_of(task: "asyncio.Task[Outcome]", seconds: float) -> None:
-    """Wait for a task with a timeout. Like `asyncio.wait` for one task, at a third of the cost."""
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-
-    def wake(_: object = None) -> None:
-        if not over.done():
-            over.set_result(None)
-
-    task.add_done_callback(wake)
-    timer = loop.call_later(seconds, wake)
-    try:
-        await over
-    finally:
-        timer.cancel()
-        task.remove_done_callback(wake)
-
-
-async def _executed(tool: Tool, call: ReadyCall, context: RunContext) -> Outcome:
+async def _executed(tool: Tool, call: ReadyCall, context: CallContext) -> Outcome:
     """Run the executor. A coroutine, so that all of the executor runs inside the task."""
     return await tool.executor.execute(call, context)
 
@@ -366,19 +390,23 @@ async def _stop(task: "asyncio.Task[Outcome]", slots: Slots) -> None:
         await asyncio.wait([task], timeout=STOP_SECONDS)
     finally:
         if task.done():
-            if not task.cancelled():
-                task.exception()  # marks it as retrieved
+            _retrieve_exception(task)
         else:
-            held = slots.hand_over()
+            slots_of_task = slots.hand_over()
             _abandoned.add(task)
 
-            def ended(task: "asyncio.Task[Outcome]") -> None:
+            def on_end(task: "asyncio.Task[Outcome]") -> None:
                 _abandoned.discard(task)
-                held.give_back()
-                if not task.cancelled():
-                    task.exception()
+                slots_of_task.give_back()
+                _retrieve_exception(task)
 
-            task.add_done_callback(ended)
+            task.add_done_callback(on_end)
+
+
+def _retrieve_exception(task: "asyncio.Task[Outcome]") -> None:
+    """Mark the exception of a task as retrieved, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
 
 
 # Names and their owners ----------------------------------------------------------------------------------
@@ -397,55 +425,92 @@ class _ClientTool(msgspec.Struct, gc=False):
     custom: _ClientFunction | None = None
 
 
-_client_tool = msgspec.json.Decoder(_ClientTool)
-_schema = msgspec.json.Decoder(dict[str, Any])
+_client_tool = json_reader(_ClientTool)
+_schema = json_reader(dict[str, Any])
 
 
-def only_named(client: Sequence[msgspec.Raw], names: frozenset[str]) -> Sequence[msgspec.Raw]:
+def only_named(client_tools: Sequence[msgspec.Raw], names: frozenset[str]) -> Sequence[msgspec.Raw]:
     """Return the client's tools with one of these names."""
-    return [raw for raw in client if not names.isdisjoint(_by_name([raw]))]
+    return [tool for tool in client_tools if not names.isdisjoint(client_parameters([tool]))]
 
 
-def _by_name(client: Sequence[msgspec.Raw]) -> dict[str, msgspec.Raw]:
+def client_parameters(client_tools: Sequence[msgspec.Raw]) -> dict[str, msgspec.Raw]:
     """Return the undecoded parameters of the client's tools by name. Unreadable tools are left out."""
-    found: dict[str, msgspec.Raw] = {}
-    for raw in client:
+    parameters: dict[str, msgspec.Raw] = {}
+    for raw in client_tools:
         try:
-            tool = _client_tool.decode(raw)
+            tool = _client_tool(raw)
         except msgspec.DecodeError:
             continue  # sent on unchanged; the provider reports what is wrong with it
-        one = tool.custom or tool.function
-        if one is not None and one.name:
-            found[one.name] = one.parameters
-    return found
+        function = tool.custom or tool.function
+        if function is not None and function.name:
+            parameters[function.name] = function.parameters
+    return parameters
 
 
-class _LazyOffer(Mapping[str, OfferedTool]):
-    """All offered tools; a client's schema is decoded when it is needed."""
+class LazyOffer(Mapping[str, OfferedTool]):
+    """All offered tools. The client's are read when one is looked for, and each schema when its tool is."""
 
-    def __init__(self, server_tools: Mapping[str, RegisteredTool], theirs: Mapping[str, msgspec.Raw]) -> None:
-        self._server_tools = server_tools
-        self._theirs = theirs
-        self._decoded: dict[str, OfferedTool] = {}
+    def __init__(self, ours: Offer, read_clients: Callable[[], Mapping[str, msgspec.Raw]]) -> None:
+        """`read_clients` returns the undecoded parameters of the client's tools by name."""
+        self._ours = ours
+        self._read_clients = read_clients
+        self._client_parameters: Mapping[str, msgspec.Raw] | None = None
+        self._client_tools: dict[str, OfferedTool] = {}
 
     def __getitem__(self, name: str) -> OfferedTool:
-        if name in self._server_tools:
-            return self._server_tools[name].offered
-        if name not in self._decoded:
+        if name in self._ours:
+            return self._ours[name]
+        if name not in self._client_tools:
             # A client's schema that is no object is ignored.
             try:
-                parameters = _schema.decode(self._theirs[name])
+                parameters = _schema(self._of_client()[name])
             except msgspec.DecodeError:
                 parameters = {}
-            self._decoded[name] = OfferedTool(name, parameters)
-        return self._decoded[name]
+            self._client_tools[name] = OfferedTool(name, parameters)
+        return self._client_tools[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._server_tools or name in self._theirs
+        return name in self._ours or name in self._of_client()
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._theirs
-        yield from self._server_tools
+        yield from self._of_client()
+        yield from self._ours
 
     def __len__(self) -> int:
-        return len(self._theirs) + len(self._server_tools)
+        return len(self._of_client()) + len(self._ours)
+
+    def _of_client(self) -> Mapping[str, msgspec.Raw]:
+        if self._client_parameters is None:
+            self._client_parameters = self._read_clients()
+        return self._client_parameters
+
+
+class ClientsOnly:
+    """A toolbox with only the client's tools. Broken calls are sent to the client as well."""
+
+    def __init__(self, read_tools: Callable[[], Sequence[msgspec.Raw]]) -> None:
+        """`read_tools` returns the client's tools. A request that is passed on as it came does not need them."""
+        self.offer: Offer = LazyOffer({}, lambda: client_parameters(read_tools()))
+        self._read_tools = read_tools
+
+    def definitions(self) -> Sequence[msgspec.Raw]:
+        return self._read_tools()
+
+    def plan(self, calls: Sequence[Call]) -> Plan:
+        broken = tuple(call for call in calls if isinstance(call, BrokenCall))
+        if any(call.flaw is Flaw.NOT_ALONE for call in broken):
+            return Plan(ours=(), theirs=(), broken=broken)  # all of them: the model is asked again
+        return Plan(ours=(), theirs=tuple(calls), broken=())
+
+    def is_clients(self, name: str | None) -> bool:
+        return True
+
+    def writes(self, call: ReadyCall) -> bool:
+        return False
+
+    def is_ordered(self, call: ReadyCall) -> bool:
+        return False
+
+    async def run(self, call: ReadyCall, report: Report, begin: Begin = begin_at_once) -> Outcome:
+        raise AssertionError("a client's call is never run here")

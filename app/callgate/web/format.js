@@ -76,11 +76,13 @@ export const exact = (text) =>
     return isOther && "rawJSON" in JSON ? /** @type {any} */ (JSON).rawJSON(context.source) : value;
   });
 
-/** A value as JSON in which nothing is invisible or turns the order of what follows. @param {unknown} value */
+// As calls/unseen.py.
+const UNSEEN = /(?![\n ])[\p{C}\p{Z}\u034f\u115f-\u1160\u17b4-\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\u{e0100}-\u{e01ef}]/gu;
+
+/** JSON, with what is not seen escaped. @param {unknown} value */
 export const shown = (value) =>
-  JSON.stringify(value, null, 2).replace(
-    /[\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb]|\udb40[\udc00-\udfff]/g,
-    (each) => [...Array(each.length).keys()].map((at) => `\\u${each.charCodeAt(at).toString(16).padStart(4, "0")}`).join(""),
+  JSON.stringify(value, null, 2).replace(UNSEEN, (each) =>
+    [...Array(each.length).keys()].map((at) => `\\u${each.charCodeAt(at).toString(16).padStart(4, "0")}`).join(""),
   );
 
 /** @param {string} text JSON if it is, indented */

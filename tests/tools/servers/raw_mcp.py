@@ -29,7 +29,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     "answers": CITY, "raises": CITY, "hangs": CITY, "floods": CITY, "binary": CITY,
     "dies": ANY, "forks": ANY, "escapes": ANY, "pid": ANY, "environment": ANY, "progresses": ANY, "changes": ANY, "renames": ANY,
     "refuses": ANY, "strange": ANY, "half": ANY, "asks": ANY, "echo": ANY, "last_words": ANY, "chatters": ANY,
-    "closes": ANY, "twice": ANY, "deep": ANY, "nan": ANY, "batch": ANY,
+    "writes": ANY, "closes": ANY, "twice": ANY, "deep": ANY, "nan": ANY, "batch": ANY, "lists": ANY,
 }  # fmt: skip
 
 words = sys.argv[1:]
@@ -78,6 +78,13 @@ def call(id: object, name: str, arguments: dict[str, Any], token: object) -> Non
         case "answers":
             structured = {"city": "Oslo", "degrees": 21}
             send({"id": id, "result": {"content": [], "structuredContent": structured}})
+        case "writes":
+            start = arguments.get("start", "").replace("ID", str(id))
+            with lock:
+                out.write((start + arguments["text"] * arguments["times"] + arguments.get("end", "") + "\n").encode())
+                out.flush()
+            if not start:
+                result(id, text("done"))
         case "raises":
             result(id, text("the thermometer fell off"), isError=True)
         case "hangs":
@@ -102,6 +109,8 @@ def call(id: object, name: str, arguments: dict[str, Any], token: object) -> Non
             result(id, text(str(forked())))
         case "escapes":
             result(id, text(str(forked(session=True))))
+        case "lists":
+            result(id, text(str(len(lists))))
         case "pid":
             result(id, text(str(os.getpid())))
         case "environment":
@@ -172,6 +181,35 @@ answers = threading.Event()
 answer: dict[str, Any] = {}
 
 
+def many_tools() -> list[dict[str, Any]]:
+    return [
+        {"name": f"tool{at}", "inputSchema": {"type": "object", "properties": {f"p{at}": {}}}} for at in range(2_000)
+    ]
+
+
+WIDTHS = {"wide_list": 30_000, "wide_pages": 10_000}
+"""Values of the one tool on a page."""
+ENDLESS = {"endless_list", "large_list", "wide_pages"}
+
+
+def listing() -> dict[str, Any]:
+    listed_tools: dict[str, Any] = {"tools": many_tools() if "many_tools" in words else listed()}
+    if "large_list" in words:
+        listed_tools["tools"] = [{"name": "large", "description": "x" * 1_000_000, "inputSchema": ANY}]
+    if width := sum(WIDTHS.get(word, 0) for word in words):
+        listed_tools["tools"] = [{"name": "wide", "inputSchema": {"type": "object", "enum": [{}] * width}}]
+    if not ENDLESS.isdisjoint(words):
+        listed_tools["nextCursor"] = str(time.monotonic_ns())
+    if "odd_list" in words:
+        odd = {"name": "odd", "description": "Odd.", "inputSchema": {"type": "object", "required": 5}}
+        listed_tools["tools"] += [
+            odd,
+            {**odd, "name": "far", "inputSchema": {"$ref": "http://example.com/x"}},
+            listed()[0],
+        ]
+    return listed_tools
+
+
 def handle(message: dict[str, Any]) -> None:
     id, method, params = message.get("id"), message.get("method"), message.get("params") or {}
     match method:
@@ -192,17 +230,9 @@ def handle(message: dict[str, Any]) -> None:
             lists.append(id)
         case "tools/list":
             lists.append(id)
-            listing: dict[str, Any] = {"tools": listed()}
-            if "endless_list" in words:
-                listing["nextCursor"] = str(time.monotonic_ns())
-            if "odd_list" in words:
-                odd = {"name": "odd", "description": "Odd.", "inputSchema": {"type": "object", "required": 5}}
-                listing["tools"] += [
-                    odd,
-                    {**odd, "name": "far", "inputSchema": {"$ref": "http://example.com/x"}},
-                    listed()[0],
-                ]
-            send({"id": id, "result": listing})
+            send({"id": id, "result": listing()})
+            if "restless" in words:
+                send({"method": "notifications/tools/list_changed"})
         case "tools/call":
             token = (params.get("_meta") or {}).get("progressToken")
             job = (id, params["name"], params.get("arguments") or {}, token)

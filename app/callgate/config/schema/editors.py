@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from callgate.config.schema.mcp import OF_OTHER_CLIENTS
 from callgate.config.schema.values import Section
 from callgate.config.schema.whole import Config
+from callgate.tools.kinds.mcp.settings import OF_OTHER_CLIENTS
 
 REFERENCE = {
     "type": "string",
@@ -26,13 +26,13 @@ def json_schema() -> dict[str, Any]:
     _explain(schema)
     for definition in [schema, *schema["$defs"].values()]:
         properties = definition.get("properties", {})
-        for name, found in properties.items():
-            choices: list[dict[str, Any]] = found.get("anyOf", [found])
+        for name, setting in properties.items():
+            choices: list[dict[str, Any]] = setting.get("anyOf", [setting])
             if not any(map(_refuses_references, choices)):
-                properties[name] = found
+                properties[name] = setting
             else:
                 aside: dict[str, Any] = {
-                    name: found[name] for name in ("title", "description", "default") if name in found
+                    name: setting[name] for name in ("title", "description", "default") if name in setting
                 }
                 bare = [{name: value for name, value in choice.items() if name not in aside} for choice in choices]
                 properties[name] = {**aside, "anyOf": [*bare, {"$ref": "#/$defs/Reference"}]}
@@ -71,8 +71,9 @@ def _sections(section: type[Section]) -> Iterator[type[Section]]:
 
 
 def _texts() -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield, for each class of this folder, the docstrings of its fields."""
-    for file in Path(__file__).parent.glob("*.py"):
+    """Yield, for each class of settings, the docstrings of its fields."""
+    package = Path(__file__).parents[2]
+    for file in [*package.glob("config/schema/*.py"), *package.rglob("settings.py")]:
         for block in ast.parse(file.read_text()).body:
             if isinstance(block, ast.ClassDef):
                 yield block.name, dict(_texts_below_fields(block))

@@ -7,8 +7,11 @@ import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final, Protocol
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from pydantic import BaseModel
 
 _UNBOUNDED_GLOB = re.compile(r"[?\[]")
 MAX_SHOWN: Final = 5
@@ -36,6 +39,22 @@ class Guard:
         """Return in words how the new value allows more than the old one, or None where it does not."""
         raise NotImplementedError
 
+    def written(self, value: Any) -> Any:
+        """Return as JSON what of a value the next start has to know."""
+        return _as_json(value)
+
+    def read(self, written: Any) -> Any:
+        """Return the old value for `loosened`, of what was written."""
+        return written
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, list | tuple):
+        return [_as_json(inner) for inner in value]
+    return value
+
 
 @dataclass(frozen=True)
 class WidensTo(Guard):
@@ -48,6 +67,11 @@ class WidensTo(Guard):
         if self.choices.index(new) <= self.choices.index(old):
             return None
         return f"was `{_shown(old)}`, and would be `{_shown(new)}`"
+
+    def read(self, written: Any) -> Any:
+        if written in self.choices:
+            return written
+        return self.choices[0]  # of another version: what we do not know allowed least
 
 
 WIDENS_ON: Final = WidensTo((False, True))
@@ -65,7 +89,9 @@ class Ceiling(Guard):
     def loosened(self, old: float | None, new: float | None) -> str | None:
         if old is None or (new is not None and new <= old):
             return None
-        return f"was {old:g}, and would have no limit" if new is None else f"was {old:g}, and would be {new:g}"
+        if new is None:
+            return f"was {old:g}, and would have no limit"
+        return f"was {old:g}, and would be {new:g}"
 
 
 CEILING: Final = Ceiling()
@@ -80,9 +106,11 @@ class Admits(Guard):
             return None
         if new is None:
             return "named what is allowed, and would allow all"
-        known = tuple(old)
-        more = [pattern for pattern in new if not any(_covers(each, pattern) for each in known)]
-        return f"would also allow {_listed(more)}" if more else None
+        earlier = tuple(old)
+        added = [pattern for pattern in new if not any(_covers(other, pattern) for other in earlier)]
+        if added:
+            return f"would also allow {_shortened_list(added)}"
+        return None
 
 
 ADMITS: Final = Admits()
@@ -94,8 +122,10 @@ class Excludes(Guard):
 
     def loosened(self, old: Iterable[str], new: Iterable[str]) -> str | None:
         now = tuple(new)
-        gone = [pattern for pattern in old if not any(_covers(each, pattern) for each in now)]
-        return f"would not leave out {_listed(gone)} any more" if gone else None
+        gone = [pattern for pattern in old if not any(_covers(other, pattern) for other in now)]
+        if gone:
+            return f"would not leave out {_shortened_list(gone)} any more"
+        return None
 
 
 EXCLUDES: Final = Excludes()
@@ -112,7 +142,12 @@ class Fixed(Guard):
     def loosened(self, old: Any, new: Any) -> str | None:
         now = _fixed_in(new)
         gone = [name for name in _fixed_in(old) if name not in now]
-        return f"would not fix {_listed(gone)} any more" if gone else None
+        if gone:
+            return f"would not fix {_shortened_list(gone)} any more"
+        return None
+
+    def written(self, value: Any) -> Any:
+        return dict.fromkeys(_fixed_in(value), True)  # the values may be secrets
 
 
 FIXED: Final = Fixed()
@@ -124,6 +159,9 @@ class FixedInUrl(Guard):
 
     def loosened(self, old: str, new: str) -> str | None:
         return FIXED.loosened(_query_of(old), _query_of(new))
+
+    def written(self, value: str) -> str:
+        return f"?{urlencode(dict.fromkeys(_fixed_in(_query_of(value)), 'x'))}"
 
 
 FIXED_IN_URL: Final = FixedInUrl()
@@ -153,7 +191,12 @@ class Present(Guard):
     """A block or a value that guards by being there."""
 
     def loosened(self, old: Any, new: Any) -> str | None:
-        return "would be gone" if old is not None and new is None else None
+        if old is not None and new is None:
+            return "would be gone"
+        return None
+
+    def written(self, value: Any) -> Any:
+        return None if value is None else True
 
 
 PRESENT: Final = Present()
@@ -164,7 +207,9 @@ class Same(Guard):
     """A value that must stay what it is."""
 
     def loosened(self, old: Any, new: Any) -> str | None:
-        return "would be another" if old is not None and new != old else None
+        if old is not None and new != old:
+            return "would be another"
+        return None
 
 
 SAME: Final = Same()
@@ -175,8 +220,11 @@ class AllKept(Guard):
     """A list of rules of which none may go."""
 
     def loosened(self, old: Sequence[Any], new: Sequence[Any]) -> str | None:
-        gone = sum(1 for rule in old if rule not in new)
-        return f"{gone} of its rules would be gone or others" if gone else None
+        now = _as_json(new)
+        gone = sum(1 for rule in _as_json(old) if rule not in now)
+        if gone:
+            return f"{gone} of its rules would be gone or others"
+        return None
 
 
 ALL_KEPT: Final = AllKept()
@@ -186,28 +234,36 @@ ALL_KEPT: Final = AllKept()
 class Waits(Guard):
     """The patterns that say which calls wait for approval."""
 
-    is_general: bool = False
-    """It is the rule for all tools, whose `never` only takes back from its own `always`."""
-
     def loosened(self, old: Patterns | None, new: Patterns | None) -> str | None:
         if old is None or not (old.always or old.never):
-            # Where an entry says nothing the general rule counts, which `never` would take back.
-            freed = () if self.is_general or new is None else new.never
-            return f"would free {_listed(freed)} of approval" if freed else None
-        never = () if new is None else new.never
-        always = () if new is None else new.always
+            # Where nothing is said another rule counts, or how safe the tool is, which `never` would take back.
+            if new is None or not new.never:
+                return None
+            return f"would free {_shortened_list(new.never)} of approval"
+        always: Sequence[str] = ()
+        never: Sequence[str] = ()
+        if new is not None:
+            always = new.always
+            never = new.never
         gone = [
             pattern
             for pattern in old.always
             if not any(
-                _covers(each, pattern) and (not never or _literal_length(each) >= _literal_length(pattern))
-                for each in always
+                _covers(other, pattern) and (not never or _literal_length(other) >= _literal_length(pattern))
+                for other in always
             )
         ]
         if gone:
-            return f"would not have {_listed(gone)} wait for approval any more"
-        freed = [pattern for pattern in never if not any(_covers(each, pattern) for each in old.never)]
-        return f"would free {_listed(freed)} of approval" if freed and (always or not self.is_general) else None
+            return f"would not have {_shortened_list(gone)} wait for approval any more"
+        freed = [pattern for pattern in never if not any(_covers(other, pattern) for other in old.never)]
+        if freed:
+            return f"would free {_shortened_list(freed)} of approval"
+        return None
+
+    def read(self, written: Any) -> Any:
+        if written is None:
+            return None
+        return SimpleNamespace(**written)
 
 
 WAITS: Final = Waits()
@@ -243,7 +299,9 @@ class ArgumentBounds(Guard):
 
     def loosened(self, old: Any, new: Any) -> str | None:
         gone = [".".join(path) for path in _bounds_gone(old, new)]
-        return f"would not bound arguments any more by {_listed(gone)}" if gone else None
+        if gone:
+            return f"would not bound arguments any more by {_shortened_list(gone)}"
+        return None
 
 
 ARGUMENTS: Final = ArgumentBounds()
@@ -271,7 +329,7 @@ def _bounds_gone(old: Any, new: Any) -> list[tuple[str, ...]]:
                 others = now.get(key)
                 if isinstance(others, Mapping):
                     waiting += [
-                        ((*place, str(name)), each, others[name]) for name, each in value.items() if name in others
+                        ((*place, str(name)), schema, others[name]) for name, schema in value.items() if name in others
                     ]
             elif key in ("additionalProperties", "items", "unevaluatedProperties"):
                 waiting.append((place, value, now.get(key, True)))
@@ -292,9 +350,9 @@ def _refuses_as_much(keyword: str, old: Any, new: Any) -> bool:
         return _types(new) <= _types(old)
     if isinstance(old, list) and isinstance(new, list):
         if keyword in ("enum", "anyOf", "oneOf"):
-            return all(each in old for each in new)
+            return all(item in old for item in new)
         if keyword in ("required", "allOf"):
-            return all(each in new for each in old)
+            return all(item in new for item in old)
     return False
 
 
@@ -303,8 +361,15 @@ def _are_numbers(*values: Any) -> bool:
 
 
 def _types(value: Any) -> set[str]:
-    types = {value} if isinstance(value, str) else set(map(str, value)) if isinstance(value, list) else set[str]()
-    return types | {"integer"} if "number" in types else types
+    if isinstance(value, str):
+        types = {value}
+    elif isinstance(value, list):
+        types = set(map(str, value))
+    else:
+        types = set[str]()
+    if "number" in types:
+        return types | {"integer"}
+    return types
 
 
 def _covers(wide: str, narrow: str) -> bool:
@@ -320,12 +385,18 @@ def _literal_length(pattern: str) -> int:
     return sum(1 for letter in pattern if letter not in "*?[]")
 
 
-def _listed(names: Sequence[str]) -> str:
+def _shortened_list(names: Sequence[str]) -> str:
     shown = ", ".join(f"`{name[:64]}`" for name in names[:MAX_SHOWN])
-    return shown if len(names) <= MAX_SHOWN else f"{shown} and {len(names) - MAX_SHOWN} more"
+    if len(names) <= MAX_SHOWN:
+        return shown
+    return f"{shown} and {len(names) - MAX_SHOWN} more"
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
-        return "on" if value else "off"
-    return "not set" if value is None else str(value)
+        if value:
+            return "on"
+        return "off"
+    if value is None:
+        return "not set"
+    return str(value)

@@ -34,11 +34,9 @@ class LedgerSection(Section):
 
 
 class RunsSection(Section):
-    """Requests that outlive the process that answers them."""
+    """Requests that outlive the process that answers them: those with an `Idempotency-Key`, and those in the background, are kept
+    in the ledger turn by turn, and carried on by another process where theirs dies. They need a `data_dir` or a `ledger.url`."""
 
-    durable: Literal["keyed", "off"] = "keyed"
-    """`keyed`: requests with an `Idempotency-Key`, and those that ask for it with `X-Callgate-Background: true`, are kept in
-    the ledger turn by turn, and carried on by another process where theirs dies. They need a `data_dir` or a `ledger.url`."""
     dead_after_seconds: Annotated[float, Field(ge=1, le=600)] = 5.0
     """A process that was not seen in Postgres for so long is taken for dead. One on the same machine is known to be at once."""
 
@@ -47,14 +45,20 @@ class Store(Section):
     """Where what outlives a request is kept: turns that clients see a part of, and answers to be given again."""
 
     redis_url: Annotated[SecretStr, AfterValidator(_redis_address)] | None = None
-    """A Redis server (`redis://host:6379/0`) for several processes that serve the same clients. Without it everything
-    is kept in memory, and forgotten when the process ends."""
+    """A Redis server (`redis://host:6379/0`) for several processes that serve the same clients. Without it these things are kept
+    in `data_dir`; without that too in memory, and forgotten when the process ends."""
     prefix: str = "callgate:"
     """What all keys in Redis begin with."""
     conversation_seconds: Seconds = 86_400.0
     """How long a chat is remembered whose client was given calls of its own to answer; each return restarts the time."""
+    conversation_bytes: Annotated[int, Field(ge=1024), NO_BOOLEAN] = 67_108_864
+    """How many bytes of such turns are kept of one key, wherever they are kept, each counted as 1 KiB more than it has; beyond that
+    its oldest are forgotten."""
     answer_seconds: Seconds = 86_400.0
     """How long an answer is kept for a request that comes again with the same `Idempotency-Key`."""
+    answer_bytes: Annotated[int, Field(ge=1024), NO_BOOLEAN] = 67_108_864
+    """How many bytes of such answers are kept of one key in a ledger; beyond that its oldest are dropped, and a request that comes
+    again for one is refused, not run again."""
     entries: Count = 20_000
     """How many things memory holds; beyond that the oldest is forgotten."""
     bytes: Annotated[int, Field(ge=1024), NO_BOOLEAN] = 268_435_456

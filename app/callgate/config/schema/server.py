@@ -24,7 +24,9 @@ class Server(Section):
     drain_seconds: Annotated[float, Field(ge=0), NO_BOOLEAN] = 30.0
     """How long requests may go on after SIGTERM."""
     connections: Annotated[int, Field(ge=1), NO_BOOLEAN] = 2000
-    """Open connections; beyond it only health is answered, and idle ones are closed first."""
+    """Open connections. Beyond it only health is answered, and those without a key, with unread answers or idle are closed first."""
+    key_share: Annotated[float, Field(gt=0, le=1), NO_BOOLEAN] = 0.75
+    """The part of them that one key may have."""
     header_bytes: Annotated[int, Field(ge=1024), NO_BOOLEAN] = 65_536
     """The size of a request's headers; larger ones get a 431."""
     header_seconds: Seconds = 10.0
@@ -38,6 +40,6 @@ class Server(Section):
     heartbeat_seconds: Seconds = 10.0
     """How often a silent stream is kept alive with an empty chunk."""
     workers: Annotated[int, Field(ge=1, le=256), NO_BOOLEAN] = 1
-    """How many processes serve, on one port. Several need `store.redis_url`; in a container leave it at 1 and add replicas."""
+    """How many processes serve, on one port. Several need a `data_dir`, or `store.redis_url`; in a container leave it at 1 and add replicas."""
     page: Switch = True
     """Serve the page at `/`."""

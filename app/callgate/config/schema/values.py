@@ -40,7 +40,9 @@ def _no_boolean(value: Any) -> Any:
 
 def off_or_on(value: Any) -> Any:
     """Convert booleans to `off` and `on`, which YAML reads as booleans."""
-    return {False: "off", True: "on"}.get(value, value) if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return {False: "off", True: "on"}.get(value, value)
+    return value
 
 
 NO_BOOLEAN = BeforeValidator(_no_boolean)
@@ -66,7 +68,9 @@ BesideFile: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_besi
 
 
 def _beside_the_file_or_an_address(place: str, info: ValidationInfo) -> str:
-    return place if place.startswith(("http://", "https://")) else _beside_the_file(place, info)
+    if place.startswith(("http://", "https://")):
+        return place
+    return _beside_the_file(place, info)
 
 
 DocumentPlace: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_beside_the_file_or_an_address)]
@@ -95,8 +99,20 @@ Origin: TypeAlias = Annotated[
 HostName: TypeAlias = Annotated[
     str, shape(r"^(\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)$", "should be a name like `llm.example.com` (no port), or `*`")
 ]
+RESERVED_NAME = "anonymous"
+"""The name of whoever comes without a key, in recorded runs and metrics."""
+
+
+def _not_reserved(name: str) -> str:
+    if name == RESERVED_NAME:
+        raise PydanticCustomError("reserved", "is the name of whoever comes without a key")
+    return name
+
+
 KeyName: TypeAlias = Annotated[
-    str, shape(r"^[A-Za-z0-9._-]{1,64}$", "should be 1 to 64 letters, digits, `.`, `_` or `-`")
+    str,
+    shape(r"^[A-Za-z0-9._-]{1,64}$", "should be 1 to 64 letters, digits, `.`, `_` or `-`"),
+    AfterValidator(_not_reserved),
 ]
 KeyHash: TypeAlias = Annotated[
     str,
@@ -119,8 +135,8 @@ def _a_moment(text: str) -> str:
 
 def moment_of(text: str) -> float:
     """Return the seconds since the epoch, by default in UTC; a date is its midnight."""
-    found = datetime.fromisoformat(text)
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 Moment: TypeAlias = Annotated[str, AfterValidator(_a_moment)]

@@ -7,21 +7,24 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from callgate.access.settings import Key
 from callgate.config.problems import near
-from callgate.config.schema.approvals import ApprovalLists, Approvals, RequireApproval
 from callgate.config.schema.faces import Responses
-from callgate.config.schema.guards import SAME, Waits, WidensTo
-from callgate.config.schema.keys import Key
+from callgate.config.schema.guards import SAME, WAITS, WidensTo
 from callgate.config.schema.limits import Limits, Loop, Upstream
-from callgate.config.schema.mcp import McpServer, ServerName
-from callgate.config.schema.models import ModelEntry
-from callgate.config.schema.pools import Pool, PoolName
 from callgate.config.schema.process import LedgerSection, Logging, Reload, RunsSection, Store
-from callgate.config.schema.record import Record
 from callgate.config.schema.server import Server
-from callgate.config.schema.tools import OpenApiTool, PlacedTool, ToolEntry
-from callgate.config.schema.traces import Traces
 from callgate.config.schema.values import BesideFile, Globs, Section, off_or_on
+from callgate.fleet.settings import Pool, PoolName
+from callgate.models.settings import ModelEntry, ProviderName, ProviderSection
+from callgate.parsers.settings import Parsers
+from callgate.recorder.settings import Record
+from callgate.telemetry.settings import Traces
+from callgate.tools.approvals.settings import ApprovalLists, Approvals, RequireApproval
+from callgate.tools.kinds.mcp.settings import McpServer, ServerName
+from callgate.tools.kinds.openapi.settings import OpenApiTool
+from callgate.tools.kinds.settings import ToolEntry
+from callgate.tools.settings import PlacedTool
 
 
 def _at_least_one(models: tuple[ModelEntry, ...]) -> tuple[ModelEntry, ...]:
@@ -46,6 +49,8 @@ class Config(Section):
         tuple[ModelEntry, ...], AfterValidator(_at_least_one), Field(json_schema_extra={"minItems": 1})
     ]
     """The models, as litellm has them."""
+    providers: Mapping[ProviderName, ProviderSection] = Field(default_factory=dict)
+    """Providers by name, for those that litellm does not know; a name that it knows is asked as is said here."""
     data_dir: Annotated[BesideFile | None, SAME] = None
     """A folder for what has to survive the process: the ledger of tool runs, what keys have spent, and keys made by
     `callgate keys create`; from the folder this file is in. Without one nothing is written."""
@@ -63,7 +68,7 @@ class Config(Section):
     """MCP servers by name, as other programs write them; the block may also be called `mcpServers` or `servers`."""
     mcp_config: str | None = None
     """A file with such a block, for example `./mcp.json`; JSON, comments allowed."""
-    require_approval: Annotated[RequireApproval, Waits(is_general=True)] = ApprovalLists()
+    require_approval: Annotated[RequireApproval, WAITS] = ApprovalLists()
     """Which tools' calls wait for approval, where a tool's own entry does not say."""
     approvals: Approvals = Approvals()
     """How calls wait for approval."""
@@ -73,6 +78,8 @@ class Config(Section):
     """What one request may cost."""
     upstream: Upstream = Upstream()
     """How patient Callgate is with models."""
+    parsers: Parsers = Parsers()
+    """Processes that read what others wrote, where that is much."""
     responses: Responses = Responses()
     """How the Responses API is served."""
     store: Store = Store()
@@ -89,7 +96,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "Config":
         mistakes = [*_repeated_keys(self), *_models_at_odds(self), *_lost_fallbacks(self), *_repeated_tools(self)]
-        mistakes += [*_pools_without_stores(self), *_unknown_pools(self)]
+        mistakes += [*_pools_without_stores(self), *_unknown_pools(self), *_workers_without_stores(self)]
         if mistakes:
             # Escaped, because braces are placeholders in pydantic's templates.
             errors = ((PydanticCustomError("config", "{message}", {"message": text}), loc) for loc, text in mistakes)
@@ -157,6 +164,22 @@ def _pools_without_stores(config: Config) -> Iterator[Mistake]:
         yield ("pools",), "needs `ledger.url`: a worker begins no call that does not stand in a ledger it shares"
     if config.store.redis_url is None:
         yield ("pools",), "needs `store.redis_url`: calls wait there for a worker"
+
+
+def _workers_without_stores(config: Config) -> Iterator[Mistake]:
+    """Several processes have to share what they keep: in a folder, or in a cluster in Redis."""
+    if config.server.workers == 1 or config.store.redis_url is not None:
+        return
+    if config.ledger.url is not None:
+        yield (
+            ("server", "workers"),
+            "several need `store.redis_url` beside `ledger.url`: limits and chats are shared there",
+        )
+    elif config.data_dir is None:
+        yield (
+            ("server", "workers"),
+            "several need a `data_dir`, where they share limits, chats and answers: without it each would have its own",
+        )
 
 
 def _unknown_pools(config: Config) -> Iterator[Mistake]:

@@ -49,7 +49,7 @@ export function show(main) {
     },
   );
   get("v1/tools").then((list) => {
-    tools = list.data.filter((tool) => tool.state === "ready");
+    tools = list.data.filter((tool) => tool.state === "ready" && tool.source !== "callgate");
     schedule();
   }, fail);
   draw();

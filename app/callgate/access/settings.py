@@ -1,0 +1,93 @@
+"""The clients' keys."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from callgate.config.schema.faces import ResponsesOfOne
+from callgate.config.schema.guards import ADMITS, CEILING, OFFERED, WIDENS_ON, Guard, WidensTo
+from callgate.config.schema.values import (
+    Count,
+    Globs,
+    KeyHash,
+    KeyName,
+    Moment,
+    Money,
+    OfferSetting,
+    Section,
+    Switch,
+    ToolEvents,
+    UsageSetting,
+    moment_of,
+    off_or_on,
+)
+
+
+@dataclass(frozen=True)
+class EndOfKey(Guard):
+    """The moment when something ends; None is never."""
+
+    def loosened(self, old: str | None, new: str | None) -> str | None:
+        if old is None or (new is not None and moment_of(new) <= moment_of(old)):
+            return None
+        if new is None:
+            return "would never end"
+        return "would end later"
+
+
+ENDS = EndOfKey()
+
+
+class Key(Section):
+    """One client's key."""
+
+    name: KeyName
+    """Who it is; appears in logs."""
+    hash: KeyHash
+    """`sha256:` and the hex digest of the key. The key itself is never written down."""
+    expires: Annotated[Moment | None, ENDS] = None
+    """When it ends: from this date (UTC) or moment on it is refused. Never, where it is not set."""
+    old_hash: KeyHash | None = None
+    """The hash of the key that this one replaces, which is taken as well while clients change over."""
+    old_expires: Annotated[Moment | None, ENDS] = None
+    """When that key ends."""
+    models: Annotated[Globs, ADMITS] = ("*",)
+    """The models it may ask, as names or globs."""
+    tools: Annotated[Globs, ADMITS] = ("*",)
+    """The tools of the config it may use, as names or globs, and those that providers run (`provider:web_search*`); `[]` for none."""
+    offer: Annotated[OfferSetting | None, OFFERED] = None
+    """Which of its requests are offered tools of the config: `any`, or only those `with_client_tools`; as the model's entry says
+    where it is not set."""
+    approve: Annotated[Switch, WIDENS_ON] = False
+    """It may decide about calls that wait for approval, its own and those of others."""
+    admin: Annotated[Switch, WIDENS_ON] = False
+    """It may make the server read the config again."""
+    see: Annotated[Literal["none", "own", "all"], BeforeValidator(off_or_on), WidensTo(("none", "own", "all"))] = "none"
+    """Which recorded runs it may see: none, those made with it, or all. With `admin: on` it sees all."""
+    events: ToolEvents | None = None
+    """How its clients are shown that tools run, unless their request sets it: `openwebui` for Open WebUI's status lines."""
+    usage: UsageSetting | None = None
+    """Which token counts answers report, unless the request sets it: `auto`, `sum`, or `last_turn` for agents that take them
+    for the size of their context, such as Copilot CLI and Cline."""
+    requests_per_minute: Annotated[Count | None, CEILING] = None
+    """How many requests it may make in any minute; no limit where it is not set."""
+    tokens_per_minute: Annotated[Count | None, CEILING] = None
+    """How many tokens, of questions and answers, it may use in any minute."""
+    parallel: Annotated[Count | None, CEILING] = None
+    """How many of its requests may be under way at once: in each process, or in all together with `store.redis_url`."""
+    budget_per_day: Annotated[Money | None, CEILING] = None
+    """US dollars it may spend in a day (UTC), by litellm's prices or those in `model_info`."""
+    budget_per_month: Annotated[Money | None, CEILING] = None
+    """US dollars it may spend in a month (UTC)."""
+    responses: ResponsesOfOne = ResponsesOfOne()
+    """How responses are served to it."""
+
+    @model_validator(mode="after")
+    def _an_old_key_is_another(self) -> "Key":
+        if self.old_expires is not None and self.old_hash is None:
+            raise PydanticCustomError("old_key", "`old_expires` goes with `old_hash`")
+        if self.old_hash == self.hash:
+            raise PydanticCustomError("old_key", "`old_hash` is the same as `hash`")
+        return self

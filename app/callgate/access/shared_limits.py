@@ -1,0 +1,103 @@
+"""What limiters that count for several processes have in common: each change is made elsewhere, while a request waits or behind it."""
+
+import asyncio
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from callgate.access.limits import (
+    Amount,
+    Correction,
+    MemoryLimiter,
+    Remember,
+    Reservation,
+    correction_of,
+    limits_unavailable,
+    periods_of,
+)
+from callgate.callers.allowance import Allowance, OverLimit
+
+CLOSING_SECONDS: Final = 3.0
+"""How long is waited at the end until chats are settled: longer than any of the places where it is counted is waited for."""
+T = TypeVar("T")
+
+
+class JointLimiter(ABC):
+    """Counts where several processes can; while that is away in this process, or refuses requests with limits."""
+
+    def __init__(self, remember: Remember, alone: MemoryLimiter | None) -> None:
+        """`remember` is called with each change of spending; `alone` counts in this process while the others cannot be reached."""
+        self._remember = remember
+        self._alone = alone
+        self._work: set[asyncio.Task[Any]] = set()
+
+    @abstractmethod
+    async def count(
+        self, key: str, allowance: Allowance, estimate: Amount, slot: str
+    ) -> Reservation | OverLimit | None:
+        """Count a request under the id `slot`, unless it is over a limit; None where that cannot be found out now."""
+
+    @abstractmethod
+    async def correct(self, reservation: Reservation, correction: Correction) -> bool | None:
+        """Correct what was counted for a chat that has ended; return whether it was."""
+
+    @abstractmethod
+    async def spent(self, key: str) -> tuple[int, int] | None: ...
+
+    async def reserve(self, key: str, allowance: Allowance, estimate: Amount) -> Reservation:
+        counting = self._begin(self.count(key, allowance, estimate, secrets.token_hex(8)))
+        try:
+            reservation = await asyncio.shield(counting)
+        except asyncio.CancelledError:
+            # It may be counted already: that is taken back, because the request was cancelled.
+            _ = self._begin(self._give_back(counting))
+            raise
+        if isinstance(reservation, OverLimit):
+            raise reservation
+        if reservation is None:
+            if self._alone is None:
+                raise limits_unavailable()
+            local = self._alone.reserve_now(key, allowance, estimate)
+            return Reservation(key, estimate, local.second, local.headers, local=local)
+        self._remember_spending(key, periods_of(reservation.made_at), estimate.nano)
+        return reservation
+
+    def settle(self, reservation: Reservation, used: Amount) -> None:
+        """Settle in the background, so that the response does not wait."""
+        if reservation.local is None:
+            _ = self._begin(self._settle(reservation, used))
+        else:
+            assert self._alone is not None, "it made the reservation"
+            self._alone.settle(reservation.local, used)
+
+    async def settled(self) -> None:
+        """Wait until all that was begun in the background is done."""
+        while self._work:
+            await asyncio.wait(set(self._work))
+
+    async def close(self) -> None:
+        if self._work:
+            await asyncio.wait(self._work, timeout=CLOSING_SECONDS)
+
+    async def _give_back(self, counting: "asyncio.Task[Reservation | OverLimit | None]") -> None:
+        reservation = await counting
+        if isinstance(reservation, Reservation):
+            self._remember_spending(reservation.key, periods_of(reservation.made_at), reservation.amount.nano)
+            await self._settle(reservation, Amount())
+
+    async def _settle(self, reservation: Reservation, used: Amount) -> None:
+        correction = correction_of(reservation, used)
+        if await self.correct(reservation, correction):
+            self._remember_spending(reservation.key, correction.periods, correction.nano)
+
+    def _remember_spending(self, key: str, periods: tuple[str, str], nano: int) -> None:
+        if nano:
+            for period in periods:
+                self._remember(key, period, nano)
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        task = asyncio.get_running_loop().create_task(work, name="counting a limit")
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return task

@@ -1,1 +1,0 @@
-"""Anthropic's Messages API: a reader of its requests and writers of its answers."""

@@ -1,1 +1,0 @@
-"""OpenAI's Responses API: reads its requests into chats, and writes chats as its items and events."""

@@ -1,1 +1,0 @@
-"""Authentication and limits: clients' keys, rate limits, budgets and admission. Takes keys as values."""

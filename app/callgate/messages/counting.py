@@ -1,0 +1,56 @@
+"""`POST /v1/messages/count_tokens`."""
+
+import asyncio
+from functools import partial
+
+from msgspec.structs import replace
+from starlette.types import Receive, Scope, Send
+
+from callgate.api.answers import send_whole
+from callgate.api.bodies import check_body, read_counted
+from callgate.api.endpoint import route_of
+from callgate.api.errors import encode
+from callgate.api.judged_request import judged_request
+from callgate.api.middleware import context_of
+from callgate.api.strict_json import LARGE_BODY
+from callgate.api.token_counts import counted_tokens
+from callgate.messages.requests import read_messages_request
+from callgate.runtime.manager import RuntimeManager
+
+
+class CountEndpoint:
+    """Counts the tokens of a request as it would go to the model, our tools included."""
+
+    def __init__(self, manager: RuntimeManager) -> None:
+        self._manager = manager
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = context_of(scope)
+        context.route = "count_tokens"
+        caller = context.caller
+        assert caller is not None, "the middleware requires a caller here"
+        limits = self._manager.current.config.limits
+        check_body(context.headers, limits.body_bytes)
+        body = await read_counted(receive, limits.body_bytes, context.hold)
+        reading = partial(
+            read_messages_request,
+            body,
+            context.headers,
+            limits.messages,
+            limits.json_depth,
+            counts_only=True,
+            reads_files=self._manager.current.toolboxes.reads_files,
+        )
+        if len(body) <= LARGE_BODY:
+            parsed = reading()
+        else:
+            parsed = await asyncio.to_thread(reading)
+        request = parsed.request
+        with self._manager.leased as runtime:
+            route = route_of(runtime, request, caller)
+            judged = judged_request(request, caller, may_select=route.entry.provider_selectors)
+            context.model = route.name
+            setup = runtime.toolboxes.engage(route, caller, "", request.read_tools(), None)
+            model_request = replace(judged.for_model(), tools=setup.toolbox.definitions())
+            counted = await counted_tokens(runtime, route, caller, model_request, len(body))
+        await send_whole(send, 200, encode({"input_tokens": counted.tokens}), counted.headers)

@@ -1,0 +1,438 @@
+"""Translates the messages of a Messages request into those of a chat.
+
+In the Messages API consecutive messages of one role are one turn, and tool results are at the beginning of a user's turn. In
+Chat Completions each result is a message, and calls are a field of the assistant's message.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from callgate.conversation.errors import ChatError
+from callgate.conversation.readable_content import LEFT_OUT, PDF, file_part, image_part, left_out_part, text_part
+from callgate.messages.request_schema import IN_RESULTS, NEEDS, MessageBlock, MessagesMessage, blocks_in, wrong
+from callgate.untrusted.readers import NULL, json_reader, read_value
+
+OUR_SIGNATURE: Final = "callgate.unsigned."
+"""The prefix of our signatures, for thinking of models that do not sign it. Such thinking is not sent to a provider that
+checks signatures."""
+OUR_CALL: Final = "mcptoolu_"
+"""The prefix of our calls' ids where a client is shown them."""
+IMAGES: Final = "Images returned by the tools above:"
+FILES: Final = "Files returned by the tools above:"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class BlockOrigin(msgspec.Struct, frozen=True, gc=False):
+    """The place in the request from which a message of the chat was made."""
+
+    message: int
+    blocks: tuple[int, ...] | None
+    """None where it is the text of the whole message."""
+
+
+class History(msgspec.Struct):
+    """A chat's messages, and their origins."""
+
+    messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    origins: list[list[BlockOrigin] | None] = msgspec.field(default_factory=list)
+    """Of each message: empty if it is from another field, None if its content was changed."""
+    foreign: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    """Places and types of blocks that Chat Completions cannot express."""
+    left_out: list[str] = msgspec.field(default_factory=list)
+    """The types of blocks that were replaced by a line which says so."""
+    reads_files: bool = False
+    """Whether its model takes PDFs."""
+    shown: set[str] = msgspec.field(default_factory=set)
+    """The ids of our calls that the client was shown and sent back."""
+
+    is_altered: bool = False
+    """Whether it has blocks that this server made, which no provider knows."""
+
+    def add(self, message: dict[str, Any], origin: list[BlockOrigin] | None) -> None:
+        self.messages.append(message)
+        self.origins.append(origin)
+
+
+class _Placed(msgspec.Struct, gc=False):
+    """A block and its place."""
+
+    block: MessageBlock
+    message: int
+    place: int | None
+
+    @property
+    def where(self) -> str:
+        return f"messages.{self.message}.content.{self.place or 0}"
+
+
+def unsigned(thinking: str) -> str:
+    """Return a signature for thinking that its model did not sign."""
+    return OUR_SIGNATURE + hashlib.sha256(thinking.encode(errors="replace")).hexdigest()[:32]
+
+
+def as_chat(
+    system: str | Sequence[MessageBlock] | None, messages: Sequence[MessagesMessage], *, reads_files: bool = False
+) -> History:
+    """Return the messages for a model of chats. What such a model cannot read is replaced by a line that says so, because it
+    stays in the conversation: refused, it would end it."""
+    history = History(reads_files=reads_files)
+    if system:
+        if isinstance(system, str):
+            text = system
+        else:
+            text = "\n\n".join(block.text or "" for block in system)
+        history.add({"role": "system", "content": text}, [])
+    open_calls: dict[str, str] = {}
+    for role, blocks in _turns(messages):
+        if role == "user":
+            open_calls = _user(history, blocks, open_calls)
+        elif open_calls:
+            raise _unanswered(open_calls)
+        elif role == "system":
+            history.add(
+                {"role": "system", "content": "\n\n".join(placed.block.text or "" for placed in blocks)}, _from(blocks)
+            )
+        else:
+            open_calls = _assistant(history, blocks)
+    if open_calls:
+        raise _unanswered(open_calls)
+    return history
+
+
+def _turns(messages: Sequence[MessagesMessage]) -> Iterator[tuple[str, list[_Placed]]]:
+    role = ""
+    blocks = list[_Placed]()
+    for index, message in enumerate(messages):
+        if message.role != role:
+            if blocks:
+                yield role, blocks
+            role = message.role
+            blocks = []
+        content = message.content
+        if isinstance(content, str):
+            blocks.append(_Placed(MessageBlock("text", text=content), index, None))
+        else:
+            blocks += [_Placed(block, index, place) for place, block in enumerate(content)]
+    if blocks:
+        yield role, blocks
+
+
+# The user's turns ------------------------------------------------------------------------------------------------------
+
+
+def _user(history: History, blocks: Sequence[_Placed], open_calls: dict[str, str]) -> dict[str, str]:
+    """Add the tool results, then the rest of the turn. Returns the calls that are still unanswered: none."""
+    images: list[dict[str, Any]] = []
+    answered: set[str] = set()
+    for placed in blocks:
+        if placed.block.type != "tool_result":
+            continue
+        id = placed.block.tool_use_id or ""
+        if id not in open_calls:
+            raise wrong(
+                placed.where,
+                f"unexpected `tool_use_id` found in `tool_result` blocks: {id[:100]}. Each `tool_result` block must have a "
+                "corresponding `tool_use` block in the previous message.",
+            )
+        if id in answered:
+            raise wrong(
+                placed.where,
+                f"each tool_use must have a single result. Found multiple `tool_result` blocks with id: {id[:100]}",
+            )
+        answered.add(id)
+        history.add({"role": "tool", "tool_call_id": id, "content": _result(history, placed, images)}, _from([placed]))
+    if open_calls.keys() - answered:
+        raise _unanswered({id: where for id, where in open_calls.items() if id not in answered})
+    others = [placed for placed in blocks if placed.block.type != "tool_result"]
+    parts = [part for placed in others for part in _parts(history, placed.block, placed.where)]
+    if images:
+        if any(part["type"] == "file" for part in images):
+            intro = FILES
+        else:
+            intro = IMAGES
+        history.add({"role": "user", "content": [{"type": "text", "text": intro}, *images]}, [])
+    if others:
+        is_text = all(part["type"] == "text" for part in parts)
+        content = "\n\n".join(part["text"] for part in parts) if is_text else parts
+        history.add({"role": "user", "content": content}, _from(others))
+    return {}
+
+
+def _result(history: History, placed: _Placed, images: list[dict[str, Any]]) -> str:
+    where = f"{placed.where}.tool_result.content"
+    content = blocks_in(placed.block.content, where)
+    if isinstance(content, str):
+        text = content
+    else:
+        texts: list[str] = []
+        for place, block in enumerate(content):
+            for part in _parts_of_result(history, block, f"{where}.{place}"):
+                if part["type"] == "text":
+                    texts.append(part["text"] or "")
+                else:
+                    images.append(part)
+        text = "\n".join(texts)
+    if placed.block.is_error and not text.lower().startswith("error"):
+        return f"Error: {text}"
+    return text
+
+
+def _parts_of_result(history: History, block: MessageBlock, where: str) -> list[dict[str, Any]]:
+    """The same as `_parts`, for a block in another. One that is wrong is left out: a tool made it."""
+    try:
+        return _parts(history, block, where)
+    except ChatError:
+        return [_left_out(history, block)]
+
+
+class _Source(msgspec.Struct, gc=False):
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+    content: msgspec.Raw = msgspec.Raw()
+
+
+_source = json_reader(_Source)
+
+
+def _parts(history: History, block: MessageBlock, where: str) -> list[dict[str, Any]]:
+    """Convert a block of the user's turn, or of a result in it, to parts of a chat message."""
+    match block.type:
+        case "text":
+            return [text_part(block.text or "")]
+        case "image":
+            return _image(history, block, where)
+        case "document":
+            return _document(history, block, where)
+        case "search_result":
+            return _search_result(history, block, where)
+        case _:
+            return [_left_out(history, block)]
+
+
+def _left_out(history: History, block: MessageBlock) -> dict[str, Any]:
+    history.left_out.append(block.type)
+    return left_out_part(block.type, _title(block))
+
+
+def _title(block: MessageBlock) -> str:
+    title = _decoded(block.title)
+    if isinstance(title, str):
+        return title
+    return ""
+
+
+def _decoded(raw: msgspec.Raw) -> Any:
+    return read_value(raw if bytes(raw) else NULL)
+
+
+def _image(history: History, block: MessageBlock, where: str) -> list[dict[str, Any]]:
+    try:
+        source = _source(block.source)
+    except msgspec.DecodeError as error:
+        raise wrong(f"{where}.image.source", str(error).partition(" - at ")[0]) from None
+    if source.type == "url" and source.url:
+        return [image_part(source.url) or _left_out(history, block)]
+    if source.type == "base64" and source.data and source.media_type:
+        image = image_part(f"data:{source.media_type};base64,{source.data}")
+        return [image or _left_out(history, block)]
+    if source.type in ("url", "base64"):
+        if source.type == "url":
+            missing = "url"
+        elif source.media_type:
+            missing = "data"
+        else:
+            missing = "media_type"
+        raise wrong(f"{where}.image.source.{source.type}.{missing}", "Field required")
+    if source.type == "file":
+        history.foreign.append((f"{where}.image.source", source.type))
+    return [_left_out(history, block)]
+
+
+def _document(history: History, block: MessageBlock, where: str) -> list[dict[str, Any]]:
+    try:
+        source = _source(block.source)
+    except msgspec.DecodeError:
+        return [_left_out(history, block)]
+    title = _title(block)
+    match source.type:
+        case "text" if source.data is not None:
+            return [text_part(f"{title}\n\n{source.data}" if title else source.data)]
+        case "content":
+            inner = [
+                part
+                for inner_block in _blocks_of(source.content)
+                for part in _parts_of_result(history, inner_block, where)
+            ]
+            if title:
+                return [text_part(title), *inner]
+            return inner
+        case "base64" if source.data and source.media_type:
+            if title and source.media_type == PDF and not title.lower().endswith(".pdf"):
+                name = f"{title}.pdf"
+            else:
+                name = title
+            data = f"data:{source.media_type};base64,{source.data}"
+            if (part := file_part(data, name, reads_files=history.reads_files)) is not None:
+                return [part]
+        case "file":
+            history.foreign.append((f"{where}.document.source", "file"))  # the operator's, at the provider
+    return [_left_out(history, block)]
+
+
+def _search_result(history: History, block: MessageBlock, where: str) -> list[dict[str, Any]]:
+    address = _decoded(block.source)
+    inner = [
+        part for inner_block in _blocks_of(block.content) for part in _parts_of_result(history, inner_block, where)
+    ]
+    head = [text for text in (_title(block), address) if isinstance(text, str) and text]
+    return [text_part("\n".join([*head, *(part["text"] for part in inner if part["type"] == "text")]))]
+
+
+def _blocks_of(content: msgspec.Raw) -> list[MessageBlock]:
+    """Return the blocks in a block, one level of them: what would nest further is left out."""
+    try:
+        blocks = blocks_in(content, "")
+    except ChatError:
+        return [MessageBlock("content")]
+    if isinstance(blocks, str):
+        return [MessageBlock("text", text=blocks)]
+    return [
+        block_found if block_found.type in IN_RESULTS else MessageBlock(block_found.type, title=block_found.title)
+        for block_found in blocks
+    ]
+
+
+# The assistant's turns -------------------------------------------------------------------------------------------------
+
+
+class _AssistantMessage(msgspec.Struct):
+    """An assistant message while it is assembled, and the results of our calls in it."""
+
+    texts: list[str] = msgspec.field(default_factory=list)
+    thoughts: list[str] = msgspec.field(default_factory=list)
+    signed: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    calls: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    results: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    placed: list[_Placed] = msgspec.field(default_factory=list)
+
+    def add_to(self, history: History) -> None:
+        if not self.placed:
+            return
+        text = "".join(self.texts)
+        if not text and not self.calls and any(placed.block.type not in NEEDS for placed in self.placed):
+            text = f"[{LEFT_OUT}]"  # not empty, which providers refuse
+        message: dict[str, Any] = {"role": "assistant", "content": text or (None if self.calls else "")}
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        if self.signed:
+            message["thinking_blocks"] = self.signed
+        if self.calls:
+            message["tool_calls"] = self.calls
+        history.add(message, _from(self.placed))
+        for result in self.results:
+            history.add(result, None)
+
+
+def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
+    """Add an assistant's turn; return the calls that the client has to answer, with their places."""
+    open_calls: dict[str, str] = {}
+    ours: dict[str, str] = {}
+    message = _AssistantMessage()
+    for placed in blocks:
+        block = placed.block
+        if block.type == "mcp_tool_result":
+            # The answer to a call of ours.
+            call_id = placed.block.tool_use_id or ""
+            if ours.pop(call_id, None) is None:
+                raise wrong(placed.where, f"`mcp_tool_result` without a `mcp_tool_use` before it: {call_id[:100]}")
+            message.results.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": call_id.removeprefix(OUR_CALL),
+                    "content": _result(history, placed, []),
+                }
+            )
+            continue
+        if message.results:
+            message.add_to(history)
+            message = _AssistantMessage()
+        message.placed.append(placed)
+        match block.type:
+            case "text":
+                message.texts.append(block.text or "")
+            case "thinking":
+                _think(history, message, block)
+            case "redacted_thinking":
+                message.signed.append({"type": "redacted_thinking", "data": block.data})
+            case "tool_use" | "mcp_tool_use":
+                id = block.id or ""
+                if id in open_calls or id in ours:
+                    raise wrong(placed.where, "`tool_use` ids must be unique")
+                (open_calls if block.type == "tool_use" else ours)[id] = placed.where
+                message.calls.append(_call(block))
+                if block.type == "mcp_tool_use":
+                    history.is_altered = True
+                    history.shown.add(id.removeprefix(OUR_CALL))
+            case _:
+                _of_anthropics(history, message, block)
+    if ours:
+        raise wrong(next(iter(ours.values())), "`mcp_tool_use` without its `mcp_tool_result`")
+    message.add_to(history)
+    return open_calls
+
+
+def _of_anthropics(history: History, message: _AssistantMessage, block: MessageBlock) -> None:
+    """Take what a summary of the conversation says; what Anthropic ran itself is left out."""
+    assert block.type not in NEEDS
+    if block.type == "compaction":
+        message.texts += [part.text or "" for part in _blocks_of(block.content)]
+    else:
+        history.left_out.append(block.type)
+
+
+def _think(history: History, message: _AssistantMessage, block: MessageBlock) -> None:
+    assert block.thinking is not None
+    assert block.signature is not None
+    message.thoughts.append(block.thinking)
+    if block.signature.startswith(OUR_SIGNATURE):
+        history.is_altered = True
+    else:
+        message.signed.append({"type": "thinking", "thinking": block.thinking, "signature": block.signature})
+
+
+def _call(block: MessageBlock) -> dict[str, Any]:
+    arguments = _encode(block.input).decode()
+    id = block.id or ""
+    if block.type == "mcp_tool_use":
+        id = id.removeprefix(OUR_CALL)
+    return {"id": id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _unanswered(calls: dict[str, str]) -> Exception:
+    where = next(iter(calls.values()))
+    ids = ", ".join(calls)[:200]
+    return wrong(
+        where.partition(".content")[0],
+        f"`tool_use` ids were found without `tool_result` blocks immediately after: {ids}. Each `tool_use` block must have a "
+        "corresponding `tool_result` block in the next message.",
+    )
+
+
+def _from(blocks: Sequence[_Placed]) -> list[BlockOrigin]:
+    blocks_by_message: dict[int, list[int] | None] = {}
+    for placed in blocks:
+        if placed.place is None:
+            blocks_by_message[placed.message] = None
+        else:
+            places = blocks_by_message.setdefault(placed.message, [])
+            assert places is not None
+            places.append(placed.place)
+    return [
+        BlockOrigin(message, None if places is None else tuple(places)) for message, places in blocks_by_message.items()
+    ]

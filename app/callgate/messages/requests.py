@@ -1,0 +1,319 @@
+"""Reads the body of a Messages request into a `ChatRequest`."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from callgate.api import chat_outline
+from callgate.api.chat_request import DIALECTS, ChatRequest, Delivery, RequestedTools, RequestOrigin
+from callgate.api.client_names import legal_names, renamed_messages
+from callgate.api.mcp_entries import OWN_LABEL, read_filter
+from callgate.api.strict_json import Fields, check_text, split
+from callgate.calls.selection import ToolSelection
+from callgate.conversation.client_run_tools import as_function, is_client_run
+from callgate.messages.history import as_chat
+from callgate.messages.original import OriginalMessages
+from callgate.messages.request_schema import (
+    MessagesOutline,
+    MessagesTool,
+    MessagesToolChoice,
+    RequestedMcpServer,
+    Thread,
+    outline_of,
+    wrong,
+)
+from callgate.messages.threads import NOTHING_EARLIER, Earlier
+from callgate.messages.unplaced import beyond_chats, unheard_in
+from callgate.policy.operator_ids import may_have_ids
+from callgate.untrusted.doors import Opened, written_here
+from callgate.untrusted.readers import EMPTY_LIST, read_shape, read_value
+
+MCP_BETA: Final = "mcp-client-"
+"""The prefix of the beta feature of clients that take `mcp_tool_use` and `mcp_tool_result`."""
+LONGEST_USER: Final = 64
+"""Characters that providers of Chat Completions take for `user`; some clients send three times as many."""
+BUDGETS: Final = ((4096, "low"), (16384, "medium"))
+"""The largest thinking budgets for the efforts; beyond the last it is high."""
+USUAL_THINKING: Final = ("disabled", "adaptive")
+"""Types of `thinking` that leave it to the model, as its own default does, or want none of a model that is not known to think."""
+EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""Efforts in Chat Completions."""
+MCP_SCHEME: Final = "callgate:"
+"""The scheme of URLs for our MCP servers in a request. All other URLs are refused."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class MessagesRequest(msgspec.Struct):
+    """A request, and the format of its answer."""
+
+    request: ChatRequest
+    shows_thinking: bool
+    shows_calls: bool
+    """Whether the client is shown calls of ours."""
+    thinks: bool
+    """Whether it has `thinking` parameters."""
+    thread: Thread | None
+    left_out: Sequence[str]
+    """The types of content that a model of chats cannot read, which is left out for one."""
+    unheard: Sequence[str] = ()
+    """What is left out whoever answers."""
+
+
+def read_messages_request(
+    body: Opened,
+    headers: Mapping[str, str],
+    max_messages: int,
+    max_depth: int = 100,
+    *,
+    counts_only: bool = False,
+    earlier: Earlier = NOTHING_EARLIER,
+    reads_files: Callable[[str], bool] = lambda model: False,
+) -> MessagesRequest:
+    """Read a request. Raises `ChatError` that names the wrong field.
+
+    `earlier`: the messages of the thread that it continues. `reads_files`: whether a model takes PDFs.
+    """
+    fields = split(body, max_depth)
+    check_text(body, max_depth)
+    if earlier.messages:
+        fields = {**earlier.fields, **fields, "messages": _joined(earlier.messages, fields)}
+        body = written_here(_encode(fields))
+    outline = outline_of(body, counts_only=counts_only)
+    names = legal_names(tool.name for tool in outline.tools or () if tool.is_clients and tool.name and "." in tool.name)
+    if names:
+        fields = renamed_messages(fields, names)
+        outline = outline_of(written_here(_encode(fields)), counts_only=counts_only)
+    if len(outline.messages) > max_messages:
+        raise wrong("messages", f"at most {max_messages} messages are accepted", code="array_above_max_length")
+    history = as_chat(outline.system, outline.messages, reads_files=reads_files(outline.model))
+    beyond = beyond_chats(outline, fields)
+    foreign = [*history.foreign, *beyond.demanded]
+    tools, narrowing = _tools(outline, foreign)
+    tool_filter: str | tuple[ToolSelection, ...] | None = headers.get("x-callgate-tools")
+    if narrowing is not None:
+        if tool_filter is not None:
+            raise wrong("mcp_servers", "cannot be given beside the header `x-callgate-tools`")
+        tool_filter = tuple(narrowing)
+    serial = False
+    if outline.tool_choice is not None:
+        serial = bool(outline.tool_choice.disable_parallel_tool_use)
+    choice = _choice(outline.tool_choice)
+    messages = [msgspec.Raw(_encode(message)) for message in history.messages]
+    normalized = _normalized(outline, messages, tools)
+    if beyond.providers_own:
+        normalized = {**beyond.providers_own, **normalized}
+    thinking = outline.thinking
+    events = headers.get("x-callgate-events")
+    if events is not None and events not in DIALECTS:
+        raise wrong("x-callgate-events", f"unknown tool events {events[:40]!r}; use one of {', '.join(DIALECTS)}")
+    betas = [beta.strip() for beta in headers.get("anthropic-beta", "").split(",")]
+    requested = RequestedTools(
+        filter=tool_filter,
+        choice=choice,
+        takes_calls=choice != "none",
+        own_names={legal: name for name, legal in names.items()},
+    )
+    if outline.tools or outline.mcp_servers:
+        requested = requested.with_list("some")
+    elif outline.tools is not None:
+        requested = requested.with_list("empty")
+    request = ChatRequest(
+        # From here on tools are not decoded again: their parameters are known to be objects.
+        outline=chat_outline.ChatOutline(
+            outline.model, [], [chat_outline.ChatTool("function")] * len(tools), parallel_tool_calls=not serial
+        ),
+        fields=fields,
+        normalized=normalized,
+        model=outline.model,
+        n=1,
+        metadata={},
+        delivery=Delivery(
+            stream=bool(outline.stream) and not counts_only,
+            include_usage=True,
+            tool_events="off",
+        ),
+        tools=requested,
+        origin=RequestOrigin(
+            original=OriginalMessages(fields, messages, history.origins, foreign, betas, beyond.unplaced),
+            conversation=earlier.conversation,
+            shown_calls=frozenset(history.shown),
+            may_have_ids=may_have_ids(body),
+        ),
+        may_pass=not (names or history.is_altered or outline.mcp_servers or outline.thread),
+        history=messages,
+    )
+    return MessagesRequest(
+        request,
+        shows_thinking=thinking is not None and thinking.type != "disabled" and thinking.display != "omitted",
+        shows_calls=events != "off" and any(beta.startswith(MCP_BETA) for beta in betas),
+        thinks="thinking" in request.normalized or "reasoning_effort" in request.normalized,
+        thread=outline.thread,
+        left_out=history.left_out,
+        unheard=unheard_in(outline),
+    )
+
+
+def with_thinking(normalized: Mapping[str, msgspec.Raw], way: str) -> dict[str, msgspec.Raw]:
+    """Translate `thinking` parameters for a model."""
+    fields = {name: value for name, value in normalized.items() if name not in ("thinking", "reasoning_effort")}
+    thinking = normalized.get("thinking")
+    effort = normalized.get("reasoning_effort")
+    if way == "thinking" and thinking is not None:
+        fields["thinking"] = thinking
+    elif way != "none":
+        if thinking is not None and effort is None:
+            parameters = read_value(thinking)
+        else:
+            parameters = {}
+        if parameters.get("type") == "enabled":
+            budget = parameters["budget_tokens"]
+            effort = msgspec.Raw(_encode(next((name for most, name in BUDGETS if budget < most), "high")))
+        if effort is not None:
+            fields["reasoning_effort"] = effort
+    return fields
+
+
+def thinking_unheard(normalized: Mapping[str, msgspec.Raw], way: str) -> list[str]:
+    """Return the `thinking` parameters that `with_thinking` leaves out, although they ask for something."""
+    kind = ""
+    if "thinking" in normalized:
+        kind = read_value(normalized["thinking"])["type"]
+    unheard = []
+    if kind not in ("", *USUAL_THINKING) and (way == "none" or (way == "effort" and kind != "enabled")):
+        unheard.append("thinking")
+    if way == "none" and "reasoning_effort" in normalized:
+        unheard.append("output_config.effort")
+    return unheard
+
+
+def _joined(earlier: Sequence[msgspec.Raw], fields: Fields) -> msgspec.Raw:
+    try:
+        messages = read_shape(fields.get("messages", EMPTY_LIST), list[msgspec.Raw])
+    except msgspec.ValidationError:
+        raise wrong("messages", "Input should be a valid list") from None
+    return msgspec.Raw(_encode([*earlier, *messages]))
+
+
+def _normalized(
+    outline: MessagesOutline, messages: Sequence[msgspec.Raw], tools: Sequence[dict[str, Any]]
+) -> dict[str, msgspec.Raw]:
+    normalized: dict[str, Any] = {"model": outline.model, "messages": messages}
+    if outline.max_tokens is not None:
+        normalized["max_tokens"] = outline.max_tokens
+    if tools:
+        normalized["tools"] = tools
+    if outline.tool_choice is not None and outline.tool_choice.disable_parallel_tool_use:
+        normalized["parallel_tool_calls"] = False
+    for name in ("temperature", "top_p", "top_k"):
+        if (value := getattr(outline, name)) is not None:
+            normalized[name] = value
+    if outline.stop_sequences:
+        normalized["stop"] = outline.stop_sequences
+    if outline.metadata is not None and outline.metadata.user_id:
+        user = outline.metadata.user_id
+        if len(user) > LONGEST_USER:
+            user = hashlib.sha256(user.encode()).hexdigest()
+        normalized["user"] = user
+    config = outline.output_config
+    if config is not None and config.effort:
+        normalized["reasoning_effort"] = EFFORTS[config.effort]
+    form = outline.output_format if config is None or config.format is None else config.format
+    if form is not None:
+        schema = {"name": form.name or "answer", "schema": form.schema, "strict": True}
+        normalized["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if outline.thinking is not None:
+        thinking: dict[str, Any] = {"type": outline.thinking.type}
+        if outline.thinking.budget_tokens is not None:
+            thinking["budget_tokens"] = outline.thinking.budget_tokens
+        normalized["thinking"] = thinking
+    return {name: msgspec.Raw(_encode(value)) for name, value in normalized.items()}
+
+
+# Tools -----------------------------------------------------------------------------------------------------------------
+
+
+def _tools(
+    outline: MessagesOutline, foreign: list[tuple[str, str]]
+) -> tuple[list[dict[str, Any]], list[ToolSelection] | None]:
+    """Return the client's own tools, and what selects ours, if there are any."""
+    tools: list[dict[str, Any]] = []
+    toolsets: dict[str, MessagesTool] = {}
+    for place, tool in enumerate(outline.tools or ()):
+        if tool.is_clients:
+            function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+            if tool.description is not None:
+                function["description"] = tool.description
+            if tool.strict is not None:
+                function["strict"] = tool.strict
+            tools.append({"type": "function", "function": function})
+        elif tool.type == "mcp_toolset":
+            if not tool.mcp_server_name:
+                raise wrong(f"tools.{place}.mcp_toolset.mcp_server_name", "Field required")
+            toolsets[tool.mcp_server_name] = tool
+        elif tool.type is not None and is_client_run(tool.type):
+            function = as_function(tool.type, width=tool.display_width_px, height=tool.display_height_px)
+            tools.append({"type": "function", "function": function})
+        else:
+            foreign.append((f"tools.{place}", str(tool.type)))
+    servers = outline.mcp_servers or ()
+    named = {server.name for server in servers}
+    for name in toolsets:
+        if name not in named:
+            raise wrong("tools", f"MCP server '{name[:64]}' not found in `mcp_servers`")
+    if outline.mcp_servers is None:
+        return tools, None
+    narrowing: list[ToolSelection] = []
+    for place, server in enumerate(servers):
+        _check_server(server, f"mcp_servers.{place}")
+        narrowing += _selections(server, toolsets.get(server.name), f"mcp_servers.{place}")
+    return tools, narrowing
+
+
+def _check_server(server: RequestedMcpServer, where: str) -> None:
+    if server.url and server.url != MCP_SCHEME + server.name:
+        message = (
+            f"no address of a request is called from here; give '{MCP_SCHEME}NAME' with the name of an MCP server of this "
+            "server's config"
+        )
+        raise wrong(f"{where}.url", message, code="mcp_url_not_allowed")
+    if server.authorization_token:
+        raise wrong(f"{where}.authorization_token", "the credentials of MCP servers stand in this server's config")
+
+
+def _selections(server: RequestedMcpServer, toolset: MessagesTool | None, where: str) -> list[ToolSelection]:
+    """Return what selects the requested tools of a server. All of ours are under the name `callgate`."""
+    source = None if server.name == OWN_LABEL else server.name
+    every = [ToolSelection(source=source)]
+    configured = server.tool_configuration
+    if configured is not None:
+        if configured.enabled is False:
+            return []
+        if configured.allowed_tools is not None:
+            return [read_filter(configured.allowed_tools, source, f"{where}.tool_configuration.allowed_tools")]
+    if toolset is None:
+        return every
+    configs = toolset.configs or {}
+    if toolset.default_config is not None and toolset.default_config.enabled is False:
+        named = frozenset(name for name, config in configs.items() if config is not None and config.enabled)
+        return [ToolSelection(source=source, names=named)]
+    if off := [name for name, config in configs.items() if config is not None and config.enabled is False]:
+        where = "tools"
+        raise wrong(
+            where, f"tools are switched on one by one here: {', '.join(off)[:200]} cannot be switched off alone"
+        )
+    return every
+
+
+def _choice(choice: MessagesToolChoice | None) -> str | dict[str, Any] | None:
+    match choice:
+        case None:
+            return None
+        case MessagesToolChoice(type="any"):
+            return "required"
+        case MessagesToolChoice(type="tool", name=name):
+            return {"type": "function", "function": {"name": name}}
+        case MessagesToolChoice(type=kind):
+            return kind

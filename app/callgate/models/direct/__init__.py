@@ -1,0 +1,4 @@
+"""The direct lane: models behind an OpenAI-compatible HTTP API.
+
+Read `model` first.
+"""

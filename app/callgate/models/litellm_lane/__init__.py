@@ -1,0 +1,4 @@
+"""The litellm lane: litellm makes and sends the request, and a tap on its transport sees the answer.
+
+Read `model` first.
+"""

@@ -1,0 +1,1 @@
+"""The commands about recorded runs: `callgate runs`, `callgate usage`."""

@@ -1,0 +1,68 @@
+"""A run that has ended, as it waits to be written and is kept in memory."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from callgate.recorder.stored_event import StoredEvent, decode_events, run_event
+from callgate.records.row import RecordedRun, RunEvent, RunRow
+from callgate.untrusted.messagepack import pack_written_here
+from callgate.untrusted.readers import msgpack_reader
+
+ROW_WEIGHT: Final = 2048
+"""About how many bytes a row takes in memory."""
+
+encode: Final = msgspec.msgpack.Encoder(enc_hook=str).encode
+decode_content: Final = msgpack_reader(dict[str, str])
+
+Outcomes: TypeAlias = Mapping[str, Mapping[str, int]]
+"""How often the calls of each tool ended in which way: `returned`, a kind of failure, a flaw, `handed_back` or `not_run`."""
+NO_OUTCOMES: Final[Outcomes] = {}
+
+
+class EndedRun(msgspec.Struct, gc=False):
+    """A run whose events and texts are encoded as in the file."""
+
+    row: RunRow
+    events: bytes
+    content: bytes
+    """Empty if no texts are kept."""
+    outcomes: Outcomes
+    question: str = ""
+    """The beginning of what the user asked last, if texts are kept."""
+    has_wire: bool = False
+    """True if the bodies of providers' answers are among its texts."""
+
+    @property
+    def id(self) -> str:
+        return self.row.id
+
+    def weight(self) -> int:
+        """Return about how many bytes it takes in memory."""
+        return ROW_WEIGHT + len(self.events) + len(self.content)
+
+    def recorded(self) -> RecordedRun:
+        """Return the run as readers see it."""
+        content: Mapping[str, str] = {}
+        if self.content:
+            content = decode_content(pack_written_here(self.content))
+        return RecordedRun(self.row, decoded_events(self.events), content)
+
+
+def decoded_events(events: bytes) -> list[RunEvent]:
+    """Decode the events of a run."""
+    return [run_event(stored) for stored in decode_events(pack_written_here(events))]
+
+
+def ended_run(
+    row: RunRow,
+    events: Sequence[StoredEvent],
+    content: Mapping[str, str] | None = None,
+    outcomes: Outcomes = NO_OUTCOMES,
+) -> EndedRun:
+    """Encode a run. `row` and `outcomes` have the totals of its events."""
+    encoded = b""
+    if content:
+        encoded = encode(content)
+    return EndedRun(row, encode(events), encoded, outcomes)

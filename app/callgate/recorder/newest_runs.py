@@ -1,0 +1,43 @@
+"""The newest runs, in memory."""
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from callgate.recorder.ended_run import EndedRun
+
+IN_MEMORY: Final = 200
+"""How many runs are kept in memory, with or without a file."""
+IN_MEMORY_BYTES: Final = 32 * 1024 * 1024
+"""The limit of their events and texts in memory. Beyond it the oldest runs are dropped from memory."""
+
+
+class NewestRuns:
+    """Keeps as many of the newest runs as fit. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._runs: deque[EndedRun] = deque(maxlen=IN_MEMORY)
+        self._lock = threading.Lock()
+
+    def add(self, runs: Iterable[EndedRun]) -> None:
+        with self._lock:
+            self._runs.extend(runs)
+            bytes = sum(run.weight() for run in self._runs)
+            while bytes > IN_MEMORY_BYTES:
+                bytes -= self._runs.popleft().weight()
+
+    def all(self) -> list[EndedRun]:
+        with self._lock:
+            return list(self._runs)
+
+    def get(self, id: str) -> EndedRun | None:
+        return next((run for run in self.all() if run.id == id), None)
+
+    def remove(self, id: str) -> bool:
+        """Remove a run; False if there is none with this id."""
+        with self._lock:
+            run = next((run for run in self._runs if run.id == id), None)
+            if run is not None:
+                self._runs.remove(run)
+        return run is not None

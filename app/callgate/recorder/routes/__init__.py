@@ -1,0 +1,1 @@
+"""The routes of recorded runs: `/v1/runs`, replay, feed and usage."""

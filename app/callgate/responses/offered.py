@@ -1,0 +1,256 @@
+"""Translates the tools of a response and its `tool_choice` into those of a chat."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from callgate.api.field_errors import wrong
+from callgate.api.mcp_entries import OWN_LABEL, read_entry, without_credentials
+from callgate.calls.legal_names import legal_name
+from callgate.calls.selection import ApprovalPolicy, ToolOrigin, ToolSelection, needs_approval
+from callgate.conversation.client_run_items import ClientRunItem, client_run
+from callgate.conversation.errors import ChatError
+from callgate.policy.judge import check_left_out
+from callgate.responses.input_items import flat_name
+from callgate.responses.original import OriginalResponse
+
+MAX_NAME: Final = 64
+"""Characters that providers allow for the name of a function."""
+IN_FUNCTIONS: Final = ("async", "allowed_callers", "defer_loading", "output_schema")
+"""The fields that functions have in this API alone."""
+OF_MCP: Final = ("allowed_callers", "defer_loading")
+"""The fields of an `mcp` entry that mean nothing of servers of ours."""
+UNDERSTOOD: Final = frozenset({"type", "display_width", "display_height"})
+LOCAL: Final = {"type": "local"}
+"""What a function says too of a tool that the client runs."""
+_FORMATS: Final = ("text", "grammar")
+_INPUT: Final = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The whole input of the tool, as free text."}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+class ClientTool(msgspec.Struct, frozen=True, gc=False):
+    """A client's tool in the Responses API, which is a function with one name in a chat."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+    own: ClientRunItem | None = None
+    """What its calls are, where they have items of their own."""
+
+
+class Offered(msgspec.Struct):
+    """The tools of one request."""
+
+    functions: list[dict[str, Any]] = []
+    """In the format of Chat Completions."""
+    clients: dict[str, ClientTool] = {}
+    """Tools with a namespace, and custom tools, by their names in the chat."""
+    names: set[str] = set()
+    """The names of all functions."""
+    chat_names: dict[tuple[str | None, str], str] = {}
+    """The names in the chat of `clients`, by namespace and name."""
+    shown: list[dict[str, Any]] = []
+    """The tools as the response shows them."""
+    selections: list[ToolSelection] | None = None
+    """The tools of ours that the request selects, if it does."""
+    approvals: list[ApprovalPolicy] = []
+    elsewhere: list[dict[str, Any]] = []
+    """The tools that nobody here has; a provider may."""
+    further: dict[str, dict[str, Any]] = {}
+    """What functions have beside the fields of a chat's, by their names in the chat."""
+    native: dict[str, dict[str, Any]] = {}
+    """The tools that the client runs and this API knows, by the names of their functions."""
+    unplaced: set[str] = set()
+    """The names of what only functions of this API have."""
+    original: OriginalResponse | None = None
+    """What of the request goes on to a model behind this API, beside the chat; set once it was judged."""
+    unheard: set[str] = set()
+    """What of the tools no model is told of."""
+    decided: dict[str, str] = {}
+    """The ids of approval requests, by the calls that were decided."""
+    mapped: dict[str, str] = {}
+    """Types of hosted tools that are replaced by tools of ours."""
+
+    def label_of(self, source: str | None) -> str:
+        """Return the server label of a tool of ours."""
+        return source or OWN_LABEL
+
+    def asks(self, origin: ToolOrigin | None) -> bool:
+        """True if calls of a tool need the client's approval."""
+        return needs_approval(self.approvals, origin)
+
+
+def offered_tools(entries: Sequence[Any], hosted: Mapping[str, str], labels: Callable[[], frozenset[str]]) -> Offered:
+    """Read the tools of a request. `hosted`: the types of tools that are replaced by ours; `labels` returns the names of MCP
+    servers."""
+    offered = Offered()
+    for place, tool in enumerate(entries):
+        where = f"tools[{place}]"
+        if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
+            raise wrong(f"{where}.type", f"Missing required parameter: '{where}.type'.", "missing_required_parameter")
+        match tool["type"]:
+            case "function" | "custom":
+                offered.functions.append(_client_tool(offered, tool, None, where))
+                if tool["type"] == "function":
+                    blank = {"description": None, "parameters": None, "strict": None}
+                else:
+                    blank = {}
+                offered.shown.append({**blank, **tool})
+            case "namespace":
+                _add_namespace(offered, tool, where)
+            case "mcp":
+                entry = read_entry(tool, labels(), where)
+                offered.unheard.update(f"{field} of an mcp entry" for field in OF_MCP if tool.get(field) is not None)
+                offered.selections = [*(offered.selections or ()), entry.selection]
+                if entry.approval is not None:
+                    offered.approvals.append(entry.approval)
+                offered.shown.append(without_credentials(tool))
+            case kind if kind in hosted:
+                offered.mapped[kind] = hosted[kind]
+                offered.shown.append(tool)
+            case _ if (own := client_run(tool)) is not None:
+                _add_client_run(offered, own, tool, where)
+            case _:
+                check_left_out(tool, where)
+                offered.elsewhere.append(tool)
+                offered.shown.append(tool)
+    return offered
+
+
+def _add_namespace(offered: Offered, tool: dict[str, Any], where: str) -> None:
+    name = _name(tool, where)
+    if not isinstance(inner := tool.get("tools"), list):
+        raise wrong(f"{where}.tools", f"Invalid type for '{where}.tools': expected an array.", "invalid_type")
+    if tool.get("description"):
+        offered.unheard.add("description of a namespace")
+    for at, function in enumerate(inner):
+        offered.functions.append(_client_tool(offered, function, name, f"{where}.tools[{at}]"))
+    offered.shown.append(tool)
+
+
+def _add_client_run(offered: Offered, own: ClientRunItem, tool: dict[str, Any], where: str) -> None:
+    if own.name in offered.names:
+        raise wrong(f"{where}.type", f"Invalid value for '{where}.type': another tool is called '{own.name}'.")
+    offered.names.add(own.name)
+    offered.clients[own.name] = ClientTool(own.name, own=own)
+    offered.native[own.name] = native = own.native(tool)
+    offered.unplaced.update(f"tools.{name}" for name in native.keys() - UNDERSTOOD if native[name] != LOCAL)
+    function = own.function()
+    if sizes := [str(native[name]) for name in ("display_width", "display_height") if name in native]:
+        function["description"] += f" The display has {' by '.join(sizes)} pixels."
+    offered.functions.append({"type": "function", "function": function})
+    offered.shown.append(tool)
+
+
+def chat_choice(choice: Any, offered: Offered) -> Any:
+    """Return the tool choice in the format of Chat Completions, or None where there is none."""
+    if choice is None or isinstance(choice, str):
+        if choice not in (None, "auto", "none", "required"):
+            raise _bad_choice()
+        return choice
+    if not isinstance(choice, dict):
+        raise _bad_choice()
+    match choice.get("type"):
+        case "allowed_tools":
+            mode = choice.get("mode", "auto")
+            tools = choice.get("tools")
+            if mode not in ("auto", "required") or not isinstance(tools, list):
+                raise _bad_choice()
+            named = [name for tool in tools for name in _chosen_names(tool, offered)]
+            allowed = {"mode": mode, "tools": [_function(name) for name in named]}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+        case "mcp" if not choice.get("name"):
+            return "required"
+        case _:
+            return _function(*_chosen_names(choice, offered))
+
+
+def _chosen_names(choice: Any, offered: Offered) -> Iterator[str]:
+    if not isinstance(choice, dict) or not isinstance(kind := choice.get("type"), str):
+        raise _bad_choice()
+    if kind in ("function", "custom", "mcp"):
+        if not isinstance(name := choice.get("name"), str) or not name:
+            raise _bad_choice()
+        # The name in the chat, which may be shortened for a namespace.
+        namespace = choice.get("namespace")
+        if isinstance(namespace, str | None):
+            chat_name = offered.chat_names.get((namespace, name))
+        else:
+            chat_name = None
+        yield (chat_name or legal_name(flat_name(namespace, name)))
+    elif kind in offered.mapped:
+        yield offered.mapped[kind]
+    elif kind in offered.native:
+        yield kind
+    else:
+        message = f"No '{kind[:64]}' tool is to be had here, so that it cannot be demanded. 'tool_choice' is refused."
+        raise ChatError(400, message, param="tool_choice", code="unsupported_value")
+
+
+def _function(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def _bad_choice() -> ChatError:
+    return wrong("tool_choice", "Invalid value for 'tool_choice': expected 'none', 'auto', 'required' or an object.")
+
+
+def _client_tool(offered: Offered, tool: Any, namespace: str | None, where: str) -> dict[str, Any]:
+    if not isinstance(tool, dict) or tool.get("type") not in ("function", "custom"):
+        raise wrong(f"{where}.type", f"Invalid value for '{where}.type': expected 'function' or 'custom'.")
+    name = _name(tool, where)
+    custom = tool["type"] == "custom"
+    flat = legal_name(flat_name(namespace, name))
+    if (namespace is None and len(name) > MAX_NAME) or flat in offered.names:
+        raise wrong(f"{where}.name", f"Invalid value for '{where}.name': too long, or another tool is called that.")
+    offered.names.add(flat)
+    if custom or flat != name:
+        offered.clients[flat] = ClientTool(name, namespace, custom)
+        offered.chat_names.setdefault((namespace, name), flat)
+    if further := {field: tool[field] for field in IN_FUNCTIONS if tool.get(field) is not None}:
+        offered.further[flat] = further
+        offered.unplaced.update(f"tools.{field}" for field in further)
+    function: dict[str, Any] = {"name": flat}
+    description = tool.get("description")
+    if description is not None and not isinstance(description, str):
+        raise wrong(
+            f"{where}.description", f"Invalid type for '{where}.description': expected a string.", "invalid_type"
+        )
+    if custom:
+        function |= {"description": _with_format(description, tool.get("format"), where), "parameters": _INPUT}
+        return {"type": "function", "function": function}
+    parameters = tool.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise wrong(
+            f"{where}.parameters", f"Invalid type for '{where}.parameters': expected an object.", "invalid_type"
+        )
+    function |= {} if description is None else {"description": description}
+    function |= {"parameters": parameters or {"type": "object", "properties": {}}}
+    if tool.get("strict") is not None:
+        if not isinstance(tool["strict"], bool):
+            raise wrong(f"{where}.strict", f"Invalid type for '{where}.strict': expected a boolean.", "invalid_type")
+        function["strict"] = tool["strict"]
+    return {"type": "function", "function": function}
+
+
+def _with_format(description: str | None, format: Any, where: str) -> str:
+    """Return the description of a custom tool with the grammar of its input, which a function cannot enforce."""
+    if format is None:
+        return description or ""
+    if not isinstance(format, dict) or format.get("type") not in _FORMATS:
+        raise wrong(f"{where}.format", f"Invalid value for '{where}.format': expected a text or a grammar.")
+    if format["type"] == "text":
+        return description or ""
+    return f"{description or ''}\n\nThe input follows this {format.get('syntax')} grammar:\n{format.get('definition')}"
+
+
+def _name(tool: Mapping[str, Any], where: str) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise wrong(f"{where}.name", f"Missing required parameter: '{where}.name'.", "missing_required_parameter")
+    return name

@@ -1,0 +1,658 @@
+"""Writes chat events as the items of a response and the events of its stream.
+
+`ResponseWriter` gathers items and writes events meanwhile, `ResponseBody` returns the items at the end. Clients require more of
+streams than is documented: one id, constant ids of items, contiguous indexes, an end of every item, and all items in the last
+response.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from callgate.api.errors import SAFE_AFTER_WRITE
+from callgate.calls.json_text import ARGUMENTS
+from callgate.calls.outcome import Failed
+from callgate.calls.states import Call, Flaw, ReadyCall
+from callgate.conversation.client_run_items import ClientRunItem
+from callgate.conversation.diagnosis import Diagnosis
+from callgate.conversation.errors import ChatError
+from callgate.conversation.events import (
+    Attempt,
+    CallEnded,
+    CallProgress,
+    CallsHandedBack,
+    CallStarted,
+    ChatEnded,
+    ChatEvent,
+    ExtraField,
+    Logprobs,
+    ModelOutput,
+    ProviderHead,
+    ReasoningDelta,
+    TextDelta,
+    ThinkingBlock,
+    TurnEnded,
+)
+from callgate.conversation.listeners import Handlers, handles
+from callgate.conversation.response_items import ITEMS, thoughts_in
+from callgate.conversation.usage import NO_USAGE, UsageScope
+from callgate.responses.offered import ClientTool
+from callgate.untrusted.doors import TooMuch, open_text
+from callgate.untrusted.readers import read_value
+
+DONE: Final = b"data: [DONE]\n\n"
+CAME_WHOLE: Final = frozenset({Flaw.SCHEMA_MISMATCH, Flaw.UNKNOWN_TOOL})
+"""Flaws of calls with complete arguments, which are sent to the client."""
+ITEM_DIGITS: Final = 4
+"""Digits of an item's place, at the end of its id."""
+
+_encode = msgspec.json.Encoder().encode
+_decode = read_value
+
+
+class _CallForm(msgspec.Struct, frozen=True, gc=False):
+    """How a call of the client is written."""
+
+    id_prefix: str
+    type: str
+    field: str
+    """Has the call's text."""
+    events: str
+
+
+FUNCTION_CALL: Final = _CallForm("fc", "function_call", "arguments", "function_call_arguments")
+CUSTOM_CALL: Final = _CallForm("ctc", "custom_tool_call", "input", "custom_tool_call_input")
+
+
+class ResponseHead(msgspec.Struct, frozen=True, gc=False):
+    """The parts of a response that are known from its beginning."""
+
+    run_id: str
+    created: int
+    fields: Mapping[str, Any]
+    """The fields of the request that it repeats."""
+    clients: Mapping[str, ClientTool]
+    """The client's custom tools, and those with a namespace, by their names in the chat."""
+    label: Callable[[str], str]
+    """Returns the server label of one of our tools."""
+    wrote: Callable[[], bool]
+    """Whether a tool with side effects was started."""
+    asks: Callable[[str], bool] | None = None
+    """Whether calls of a tool need the client's approval; None if no tool's do."""
+    decided: Mapping[str, str] = {}
+    """The ids of approval requests, by the calls that were approved."""
+    shows_calls: bool = True
+    """Whether calls of ours are shown."""
+    shows_thinking: bool = False
+    usage_scope: UsageScope = "sum"
+    """Which token counts the response reports."""
+    seal: Callable[[Sequence[Mapping[str, Any]], str], str] | None = None
+    """Packs the reasoning of a turn, where the client wants to send it back."""
+
+    @property
+    def id(self) -> str:
+        return f"resp_{self.run_id[4:]}"
+
+    def item_id(self, kind: str, place: int) -> str:
+        return f"{kind}_{self.run_id[4:]}{place:0{ITEM_DIGITS}x}"
+
+
+class ResponseItems:
+    """Gathers the items of one response, and emits the events about them."""
+
+    is_streamed = False
+
+    _handlers: ClassVar[Handlers] = {}
+
+    def __init__(self, head: ResponseHead, diagnosis: Diagnosis | None) -> None:
+        self.head = head
+        self._diagnosis = diagnosis
+        self.response: dict[str, Any] | None = None
+        """The response, once it has ended."""
+        self.encoded: msgspec.Raw | None = None
+        """The same as JSON, where it was encoded already."""
+        self._items: list[dict[str, Any]] = []
+        self._turns: list[int] = []
+        """The turn of each item."""
+        self._turn = 0
+        self._held = ""
+        self._said_before = False
+        self._message: OpenOutput | None = None
+        self._thought: OpenOutput | None = None
+        self._blocks: list[Mapping[str, Any]] = []
+        self._running: dict[str, int] = {}
+        self._unfinished = False
+        """A call of the client was broken, and was not sent."""
+        self.handed_back: CallsHandedBack | None = None
+        """The calls that go back to the client, with the hidden turns before them."""
+        self._handed = False
+        self.approvals: dict[str, str] = {}
+        """The calls that wait for the client's approval, by the ids of the approval requests."""
+        self._tier: str | None = None
+
+    # -- overridden by the writer of a stream
+
+    def emit(self, type: str, fields: Mapping[str, Any]) -> None:
+        """Called with every event; ignored for a whole answer."""
+
+    def emit_text(self, message: "OpenOutput", text: str) -> None:
+        """Called with every piece of text."""
+
+    # -- what happens
+
+    def take(self, event: ChatEvent) -> None:
+        if (handle := self._handlers.get(type(event))) is not None:
+            handle(self, event)
+
+    @handles(_handlers, ModelOutput)
+    def _model_output(self, output: ModelOutput) -> None:
+        if output.turn != self._turn:
+            self._turn = output.turn
+            if self._said_before:
+                self._held = ""
+        events = output.events
+        if len(events) > 1:
+            # A whole message has its fields in any order; reasoning comes first.
+            events = sorted(events, key=lambda event: type(event) not in _THOUGHTS)
+        for at, event in enumerate(events):
+            kind = type(event)
+            if kind is TextDelta:
+                self._say(event.text, events[at + 1] if at + 1 < len(events) else None)  # type: ignore[union-attr]
+            elif kind is ReasoningDelta:
+                self._think(event.text)  # type: ignore[union-attr]
+            elif kind is ThinkingBlock:
+                self._blocks.append(event.block)  # type: ignore[union-attr]
+                self._think("")
+            elif kind is ExtraField:
+                self._other(event)  # type: ignore[arg-type]
+            elif kind is ProviderHead:
+                self._tier = self._tier or event.service_tier  # type: ignore[union-attr]
+
+    def _say(self, text: str, after: Any) -> None:
+        message = self._message
+        if message is None:
+            # White space before the first text is held back, because many models write newlines before a call.
+            text = self._held + text
+            if not text or text.isspace():
+                self._held = text
+                return
+            if self._said_before:
+                text = text.lstrip()
+            message = self._open_message()
+        if message.text_at is None:
+            self._open_text(message)
+        message.pieces.append(text)
+        if isinstance(after, Logprobs):
+            logprobs = [*(after.value.get("content") or ())]
+            message.logprobs += logprobs
+            self.emit(
+                "response.output_text.delta",
+                {**message.where, "content_index": message.text_at, "delta": text, "logprobs": logprobs},
+            )
+        elif text:
+            self.emit_text(message, text)
+
+    def _open_message(self) -> "OpenOutput":
+        self._close_thought()
+        self._said_before = True
+        self._held = ""
+        item = {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        message = self._message = self._open("msg", item)
+        return message
+
+    def _open_text(self, message: "OpenOutput") -> None:
+        message.text_at = 0 if message.refusal_at is None else 1
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self.emit("response.content_part.added", {**message.where, "content_index": message.text_at, "part": part})
+
+    def _think(self, text: str) -> None:
+        thought = self._thought
+        if thought is None:
+            thought = self._thought = self._open("rs", {"type": "reasoning", "summary": []})
+        if not text:
+            return
+        if self.head.shows_thinking:
+            if not thought.pieces:
+                part = {"type": "summary_text", "text": ""}
+                self.emit("response.reasoning_summary_part.added", {**thought.where, "summary_index": 0, "part": part})
+            self.emit("response.reasoning_summary_text.delta", {**thought.where, "summary_index": 0, "delta": text})
+        thought.pieces.append(text)
+
+    def _other(self, event: ExtraField) -> None:
+        if event.field == "refusal" and isinstance(event.value, str) and event.value:
+            message = self._message or self._open_message()
+            if message.refusal_at is None:
+                # Without an empty text before it, which a client that requested JSON would parse.
+                message.refusal_at = 0 if message.text_at is None else 1
+                place = {**message.where, "content_index": message.refusal_at}
+                self.emit("response.content_part.added", {**place, "part": {"type": "refusal", "refusal": ""}})
+            message.refusal += event.value
+            place = {**message.where, "content_index": message.refusal_at}
+            self.emit("response.refusal.delta", {**place, "delta": event.value})
+        elif event.field == ITEMS:
+            # Reasoning items only; we make those for text and calls.
+            if thoughts := thoughts_in(event.value):
+                self._blocks += thoughts
+                self._think("")
+        elif event.field == "annotations" and isinstance(event.value, list):
+            message = self._message or self._open_message()
+            if message.text_at is None:
+                self._open_text(message)
+            for annotation in filter(None, map(_annotation, event.value)):
+                place = {"content_index": message.text_at, "annotation_index": len(message.annotations)}
+                message.annotations.append(annotation)
+                self.emit("response.output_text.annotation.added", {**message.where, **place, "annotation": annotation})
+
+    @handles(_handlers, TurnEnded)
+    def _turn_ended(self, ended: TurnEnded) -> None:
+        self._close_thought()
+        account = ended.answer
+        if account.is_cut and not account.run:
+            self._close_message("incomplete")
+        else:
+            self._close_message("completed")
+        self._turn = ended.turn + 1
+
+    @handles(_handlers, Attempt)
+    def _attempted(self, event: Attempt) -> None:
+        """Drop the items of a turn that is asked again, of which nothing was sent."""
+        if self.is_streamed or not event.reason:
+            return
+        while self._turns and self._turns[-1] == event.turn:
+            self._turns.pop()
+            self._items.pop()
+        self._message = self._thought = None
+        self._blocks = []
+
+    # -- calls
+
+    @handles(_handlers, CallStarted)
+    def _call_started(self, event: CallStarted) -> None:
+        if not self._is_shown(event):
+            return
+        call = event.call
+        shown = {"server_label": self.head.label(call.name), "name": call.name, "arguments": ""}
+        none = {"output": None, "error": None, "approval_request_id": self.head.decided.get(call.id)}
+        output = self._open("mcp", {"type": "mcp_call", "status": "in_progress", **shown, **none})
+        self._running[call.id] = output.index
+        output.item["arguments"] = call.text or "{}"
+        self.emit("response.mcp_call.in_progress", output.where)
+        self.emit("response.mcp_call_arguments.delta", {**output.where, "delta": output.item["arguments"]})
+        self.emit("response.mcp_call_arguments.done", {**output.where, "arguments": output.item["arguments"]})
+
+    @handles(_handlers, CallEnded)
+    def _call_ended(self, event: CallEnded) -> None:
+        if not self._is_shown(event):
+            return
+        index = self._running.pop(event.call.id)
+        item = self._items[index]
+        outcome = event.outcome
+        where = {"item_id": item["id"], "output_index": index}
+        if isinstance(outcome, Failed):
+            content = [{"type": "text", "text": outcome.text}]
+            item |= {"status": "failed", "error": {"type": "mcp_tool_execution_error", "content": content}}
+            self.emit("response.mcp_call.failed", where)
+        else:
+            item |= {"status": "completed", "output": outcome.text}
+            self.emit("response.mcp_call.completed", where)
+        self._done(index)
+
+    def _is_shown(self, event: CallStarted | CallEnded) -> bool:
+        """True if a call is shown: not one that runs again because its result is lost; an approved one is."""
+        return self.head.shows_calls and (event.turn >= 0 or event.call.id in self.head.decided)
+
+    @handles(_handlers, CallsHandedBack)
+    def _handed_back(self, handed: CallsHandedBack) -> None:
+        self.handed_back = handed
+        for call in handed.calls:
+            if self.head.asks is not None and self.head.asks(call.name or ""):
+                self._handed = True
+                name = call.name or ""
+                shown = {"server_label": self.head.label(name), "name": name, "arguments": call.text or "{}"}
+                output = self._open("mcpr", {"type": "mcp_approval_request", **shown})
+                self.approvals[output.item["id"]] = call.id
+                self._done(output.index)
+            elif (own := self._own_item_of(call)) is not None:
+                self._hand_out_own(call, own)
+            elif isinstance(call, ReadyCall) or call.flaw in CAME_WHOLE:
+                self._hand_out(call)
+            else:
+                self._unfinished = True
+
+    def _own_item_of(self, call: Call) -> ClientRunItem | None:
+        tool = self.head.clients.get(call.name or "")
+        return None if tool is None else tool.own
+
+    def _hand_out_own(self, call: Call, own: ClientRunItem) -> None:
+        """Hand out a call that has an item of its own. Such an item has fields that its client reads unasked, so that a call with
+        other arguments is none."""
+        if not isinstance(call, ReadyCall) or not isinstance(call.arguments, Mapping):
+            self._unfinished = True
+            return
+        self._handed = True
+        item = own.item_of(call.arguments)
+        kind = item.pop("type")
+        output = self._open(own.prefix, {"type": kind, "status": "in_progress", "call_id": call.id, **item})
+        output.item["status"] = "completed"
+        self._done(output.index)
+
+    def _hand_out(self, call: Call) -> None:
+        self._handed = True
+        tool = self.head.clients.get(call.name or "")
+        named: dict[str, Any] = {"call_id": call.id, "name": tool.name if tool else call.name}
+        if tool is not None and tool.namespace is not None:
+            named["namespace"] = tool.namespace
+        if tool is not None and tool.custom:
+            self._write_call(CUSTOM_CALL, named, {}, _input_of(call))
+        else:
+            # OpenAI's client requires the name at the end too, although OpenAI's server leaves it out.
+            self._write_call(FUNCTION_CALL, named, {"name": named["name"]}, call.text or "{}")
+
+    def _write_call(self, form: _CallForm, named: Mapping[str, Any], at_end: Mapping[str, Any], text: str) -> None:
+        item = {"type": form.type, "status": "in_progress", **named, form.field: ""}
+        output = self._open(form.id_prefix, item)
+        self.emit(f"response.{form.events}.delta", {**output.where, "delta": text})
+        self.emit(f"response.{form.events}.done", {**output.where, **at_end, form.field: text})
+        output.item |= {form.field: text, "status": "completed"}
+        self._done(output.index)
+
+    # -- items
+
+    def _open(self, kind: str, item: dict[str, Any]) -> "OpenOutput":
+        index = len(self._items)
+        item = {"id": self.head.item_id(kind, index), **item}
+        self._items.append(item)
+        self._turns.append(self._turn)
+        self.emit("response.output_item.added", {"output_index": index, "item": {**item}})
+        return OpenOutput(item, index)
+
+    def _done(self, index: int) -> None:
+        self.emit("response.output_item.done", {"output_index": index, "item": self._items[index]})
+
+    def _close_thought(self) -> None:
+        thought = self._thought
+        self._thought = None
+        if thought is None:
+            return
+        text = "".join(thought.pieces)
+        if self.head.shows_thinking and text:
+            part = {"type": "summary_text", "text": text}
+            self.emit("response.reasoning_summary_text.done", {**thought.where, "summary_index": 0, "text": text})
+            self.emit("response.reasoning_summary_part.done", {**thought.where, "summary_index": 0, "part": part})
+            thought.item["summary"] = [part]
+        blocks = self._blocks
+        self._blocks = []
+        if self.head.seal is not None:
+            thought.item["encrypted_content"] = self.head.seal(blocks, text)
+        self._done(thought.index)
+
+    def _close_message(self, status: str = "completed") -> None:
+        message = self._message
+        self._message = None
+        if message is None:
+            return
+        parts: list[dict[str, Any]] = []
+        if message.text_at is not None:
+            parts.append(self._closed_text(message))
+        if message.refusal_at is not None:
+            refusal = {"type": "refusal", "refusal": message.refusal}
+            place = {**message.where, "content_index": message.refusal_at}
+            self.emit("response.refusal.done", {**place, "refusal": message.refusal})
+            self.emit("response.content_part.done", {**place, "part": refusal})
+            parts.insert(message.refusal_at, refusal)
+        message.item |= {"content": parts, "status": status}
+        self._done(message.index)
+
+    def _closed_text(self, message: "OpenOutput") -> dict[str, Any]:
+        text = "".join(message.pieces)
+        part = {
+            "type": "output_text",
+            "text": text,
+            "annotations": message.annotations,
+            "logprobs": message.logprobs,
+        }
+        place = {**message.where, "content_index": message.text_at}
+        self.emit("response.output_text.done", {**place, "text": text, "logprobs": message.logprobs})
+        self.emit("response.content_part.done", {**place, "part": part})
+        return part
+
+    # -- the end
+
+    def end(self, ended: ChatEnded) -> dict[str, Any]:
+        """Return the response with all items done."""
+        if self.response is None:
+            if self._held and not self._said_before and not self._handed:
+                # the only text
+                held_text = self._held
+                message = self._open_message()
+                self._open_text(message)
+                message.pieces.append(held_text)
+            self._close_thought()
+            self._close_message()
+            self.response = self._ended(ended)
+        return self.response
+
+    def _ended(self, ended: ChatEnded) -> dict[str, Any]:
+        reason = ended.ending.finish_reason
+        status = "completed"
+        details = None
+        error = None
+        if reason in ("length", "content_filter"):
+            status = "incomplete"
+            details = {"reason": "max_output_tokens" if reason == "length" else "content_filter"}
+        elif self._unfinished and not self._handed:
+            status = "failed"
+            wrote = self.head.wrote()
+            message = "The model wrote a call that is not whole" + ("." if wrote else "; ask again.")
+            error = {"code": NOT_REPEATED if wrote else "server_error", "message": message}
+        if self._diagnosis is None:
+            report = {}
+        else:
+            report = {"x_callgate": self._diagnosis.report()}
+        now = int(time.time())
+        usage = (ended.usage_in(self.head.usage_scope) or NO_USAGE).in_responses()
+        return self.resource(status, usage, details, error, now) | report
+
+    def failed(self, error: ChatError) -> dict[str, Any]:
+        """Return the response after an error."""
+        shown = {"code": self.failure_code(error), "message": error.message, **error.report_field()}
+        return self.resource("failed", None, None, shown)
+
+    def failure_code(self, error: ChatError) -> str:
+        """Return the code of a failure, one that clients do not retry where a retry could repeat side effects."""
+        if error.code in SAFE_AFTER_WRITE:
+            return error.code
+        if self.head.wrote():
+            return NOT_REPEATED
+        return FAILURE_CODES.get(error.status, "server_error" if error.status >= 500 else error.code or "server_error")
+
+    def resource(
+        self,
+        status: str,
+        usage: Mapping[str, Any] | None = None,
+        incomplete: Mapping[str, Any] | None = None,
+        error: Mapping[str, Any] | None = None,
+        completed_at: int | None = None,
+    ) -> dict[str, Any]:
+        """Return the response object with all fields."""
+        head = self.head
+        resource = {
+            "id": head.id,
+            "object": "response",
+            "created_at": head.created,
+            "completed_at": completed_at,
+            "status": status,
+            "incomplete_details": incomplete,
+            "error": error,
+            "output": [item for item in self._items if item.get("status") != "in_progress"]
+            if status != "in_progress"
+            else [],
+            "usage": usage,
+            **head.fields,
+        }
+        if self._tier is not None:
+            resource["service_tier"] = self._tier
+        return resource
+
+
+_THOUGHTS = frozenset({ReasoningDelta, ThinkingBlock})
+
+
+class OpenOutput:
+    """An unfinished item."""
+
+    __slots__ = (
+        "annotations", "index", "item", "logprobs", "pieces", "refusal", "refusal_at", "template", "text_at", "where",
+    )  # fmt: skip
+
+    def __init__(self, item: dict[str, Any], index: int) -> None:
+        self.item = item
+        self.index = index
+        self.where = {"item_id": item["id"], "output_index": index}
+        self.pieces: list[str] = []
+        self.logprobs: list[Any] = []
+        self.annotations: list[Any] = []
+        self.refusal = ""
+        self.text_at: int | None = None
+        self.refusal_at: int | None = None
+        """The indexes of its parts in a message, once there are any."""
+        self.template: tuple[bytes, bytes] | None = None
+
+
+class ResponseBody:
+    """Gathers one response."""
+
+    def __init__(self, items: ResponseItems) -> None:
+        self._items = items
+
+    def write(self, event: ChatEvent) -> None:
+        if type(event) is ChatEnded:
+            self._items.end(event)
+        else:
+            self._items.take(event)
+
+    def body(self) -> Any:
+        return self._items.encoded or self._items.response
+
+
+class ResponseWriter(ResponseItems):
+    """Writes the events of a response."""
+
+    is_streamed = True
+
+    def __init__(self, head: ResponseHead, diagnosis: Diagnosis | None) -> None:
+        super().__init__(head, diagnosis)
+        self.begins_at_once = False
+        """The status may be sent: content has come."""
+        self._number = 0
+        self._written: list[bytes] = []
+
+    def write(self, event: ChatEvent) -> bytes:
+        if type(event) is ChatEnded:
+            response = self.end(event)
+            self.emit(f"response.{response['status']}", {"response": self.encoded or response})
+            self._written.append(DONE)
+        elif type(event) is CallProgress:
+            return self.heartbeat()
+        else:
+            if not self._number and (self.begins_at_once or type(event) in _BEGINNINGS):
+                self._begin()
+            self.take(event)
+        return self._taken()
+
+    def heartbeat(self) -> bytes:
+        """Return an event of the one type that resets the timers of all clients."""
+        if self._number:
+            self.emit("response.in_progress", {"response": self.resource("in_progress")})
+        else:
+            self._begin()
+        return self._taken()
+
+    def error(self, error: ChatError) -> bytes:
+        self.emit("error", error_fields(error, self.failure_code(error)))
+        self.emit("response.failed", {"response": self.failed(error)})
+        self._written.append(DONE)
+        return self._taken()
+
+    def emit(self, type: str, fields: Mapping[str, Any]) -> None:
+        if not self._number and type != "response.created":
+            self._begin()
+        self._written.append(event_of(type, self._number, fields))
+        self._number += 1
+
+    def emit_text(self, message: OpenOutput, text: str) -> None:
+        """Write a text event from a template, because most events differ only in a number and a text."""
+        if message.template is None:
+            fields = {**message.where, "content_index": message.text_at, "logprobs": []}
+            encoded_fields = _encode(fields)[1:-1]
+            message.template = (
+                b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",%b,"sequence_number":'
+                % encoded_fields,
+                b',"delta":',
+            )
+        before, between = message.template
+        self._written.append(b"%b%d%b%b}\n\n" % (before, self._number, between, _encode(text)))
+        self._number += 1
+
+    def _begin(self) -> None:
+        """Write the first two events."""
+        response = self.resource("in_progress")
+        self._number = 0
+        self.emit("response.created", {"response": response})
+        self.emit("response.in_progress", {"response": response})
+
+    def _taken(self) -> bytes:
+        written = b"".join(self._written)
+        self._written.clear()
+        return written
+
+
+_BEGINNINGS = frozenset({ModelOutput, CallStarted, CallsHandedBack})
+"""The events with which a response begins. The HTTP status is held back until then."""
+
+
+def _annotation(annotation: Any) -> dict[str, Any] | None:
+    """Convert an annotation, which is flat here and nested in Chat Completions. Only URL citations."""
+    if not isinstance(annotation, dict) or annotation.get("type") != "url_citation":
+        return None
+    return {"type": "url_citation", "title": "", "url": "", "start_index": 0, "end_index": 0} | (
+        annotation["url_citation"] if isinstance(annotation.get("url_citation"), dict) else annotation
+    )
+
+
+def _input_of(call: Call) -> str:
+    """Return the free text of a custom tool's call, which is the only parameter of a function in the chat."""
+    try:
+        arguments = call.arguments if isinstance(call, ReadyCall) else _decode(open_text(call.text, ARGUMENTS))
+    except (TooMuch, msgspec.DecodeError, RecursionError):
+        return call.text
+    input = arguments.get("input") if isinstance(arguments, dict) else None
+    if isinstance(input, str):
+        return input
+    return call.text
+
+
+FAILURE_CODES: Final = {429: "rate_limit_exceeded"}
+NOT_REPEATED: Final = "invalid_prompt"
+"""A code that clients do not retry."""
+
+
+def event_of(type: str, number: int, fields: Mapping[str, Any]) -> bytes:
+    """Return an event with its line in the stream."""
+    data = _encode({"type": type, "sequence_number": number, **fields})
+    return b"event: %b\ndata: %b\n\n" % (type.encode(), data)
+
+
+def error_fields(error: ChatError, code: str) -> dict[str, Any]:
+    """Return the fields of an `error` event, in both formats, because clients read one or the other: flat as documented, and an
+    object as OpenAI's server sends."""
+    flat = {"code": code, "message": error.message, "param": error.param}
+    return {**flat, "error": {"type": error.type, **flat, **error.report_field()}}
+
+
+def stream_end(error: ChatError, written: bytes) -> bytes:
+    """Return the end of a stream of which this was sent, where nothing more is known of its response."""
+    number = written.count(b"\n\nevent: ") + written.startswith(b"event: ")
+    return event_of("error", number, error_fields(error, error.code or "server_error")) + DONE

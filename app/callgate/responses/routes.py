@@ -1,0 +1,123 @@
+"""`/v1/responses/{id}` and the routes below it: read, cancel and delete stored responses."""
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from callgate.api.answers import ClientDisconnected
+from callgate.api.errors import encode
+from callgate.api.field_errors import wrong
+from callgate.api.middleware import context_of
+from callgate.api.not_served import not_served
+from callgate.api.rights import Capability, anything, send_while_allowed
+from callgate.callers.caller import owner_name
+from callgate.conversation.errors import ChatError
+from callgate.responses.background import BackgroundResponses, check_after
+from callgate.responses.output import stream_end
+from callgate.responses.stored import StoredResponses
+from callgate.runtime.manager import RuntimeManager
+from callgate.untrusted.readers import read_value
+
+MOST_ITEMS: Final = 100
+USUAL_ITEMS: Final = 20
+
+
+def response_routes(
+    path: str, responses: StoredResponses, background: BackgroundResponses, manager: RuntimeManager
+) -> list[Route]:
+    """Return the routes under a path."""
+    routes = _StoredResponseRoutes(responses, background, manager)
+    by_id = path + "/{id}"
+    return [
+        Route(path + "/compact", _nothing_here, methods=["POST"]),
+        Route(by_id, routes.retrieve, methods=["GET"]),
+        Route(by_id, routes.delete, methods=["DELETE"]),
+        Route(by_id + "/input_items", routes.input_items, methods=["GET"]),
+        Route(by_id + "/cancel", routes.cancel, methods=["POST"]),
+    ]
+
+
+async def _nothing_here(request: Request) -> Response:
+    """Answer 404 to an unsupported route, because some clients fail at the 405 that the framework would send."""
+    path = request.url.path
+    message = not_served(path) or f"Unknown request URL: {request.method} {path}."
+    raise ChatError(404, message, code="unknown_url")
+
+
+class _StoredResponseRoutes:
+    """The handlers for stored responses."""
+
+    def __init__(self, responses: StoredResponses, background: BackgroundResponses, manager: RuntimeManager) -> None:
+        self._kept = responses
+        self._background = background
+        self._manager = manager
+
+    async def retrieve(self, request: Request) -> Response:
+        owner, id = _identify(request)
+        query = request.query_params
+        if query.get("stream") == "true":
+            stream = partial(self._background.stream_again, owner, id, check_after(query))
+            return _Streamed(stream, Capability.of(self._manager, context_of(request.scope), anything))
+        if "starting_after" in query:
+            raise wrong("starting_after", "'starting_after' is for a stream: 'stream=true'.")
+        return _json(await self._background.find(owner, id))
+
+    async def delete(self, request: Request) -> Response:
+        owner, id = _identify(request)
+        await self._kept.delete(owner, id)
+        return _json({"id": id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request) -> Response:
+        owner, id = _identify(request)
+        return _json(await self._background.cancel(owner, id))
+
+    async def input_items(self, request: Request) -> Response:
+        owner, id = _identify(request)
+        items = [read_value(item) for item in (await self._kept.get(owner, id)).input]
+        query = request.query_params
+        if query.get("order", "desc") != "asc":
+            items.reverse()
+        if (after := query.get("after")) is not None:
+            ids = [item["id"] for item in items]
+            if after not in ids:
+                raise wrong("after", f"No item of this response is called '{after[:80]}'.")
+            items = items[ids.index(after) + 1 :]
+        limit = query.get("limit", str(USUAL_ITEMS))
+        if not limit.isdecimal() or not 1 <= int(limit[:4]) <= MOST_ITEMS:
+            raise wrong("limit", f"Invalid 'limit': expected a value between 1 and {MOST_ITEMS}.")
+        shown = items[: int(limit)]
+        if shown:
+            ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]}
+        else:
+            ends = {"first_id": None, "last_id": None}
+        return _json({"object": "list", "data": shown, **ends, "has_more": len(items) > len(shown)})
+
+
+class _Streamed(Response):
+    """A Starlette response that is streamed by a function, as long as its client may have it."""
+
+    def __init__(self, stream: Callable[[Receive, Send], Awaitable[None]], capability: Capability[None]) -> None:
+        super().__init__()
+        self._stream = stream
+        self._capability = capability
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(ClientDisconnected):
+            await send_while_allowed(partial(self._stream, receive), send, self._capability, stream_end)
+
+
+def _identify(request: Request) -> tuple[str, str]:
+    context = context_of(request.scope)
+    context.route = "responses"
+    assert context.caller is not None, "the middleware requires a caller here"
+    return owner_name(context.caller), request.path_params["id"]
+
+
+def _json(value: Any) -> Response:
+    return Response(encode(value), media_type="application/json")

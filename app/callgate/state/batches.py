@@ -1,0 +1,187 @@
+"""Gathers writes to the ledger for a moment, and commits them together.
+
+A call that waits for its row to be durable triggers a batch at once; other rows are written with the next batch, or after a
+delay.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from callgate.state.database import DatabaseAway
+from callgate.state.entry import CallState, LedgerEntry, NotRecorded
+from callgate.state.fleet_calls import FleetOffer
+
+SOON_SECONDS: Final = 0.02
+"""How long rows without waiters may stay in memory."""
+BATCH: Final = 500
+"""The limit of rows in one transaction."""
+BACKLOG: Final = 20_000
+"""The limit of unwritten rows, beyond which every call waits for the database."""
+NO_OFFERS: Final[Mapping[str, int]] = MappingProxyType({})
+TAKEN_FOR_LOST = "this process was taken for dead, and the call for lost"
+
+
+OnOffered: TypeAlias = Callable[[int | DatabaseAway], None]
+"""Called with the number of an offer; with 0 where the call may not be offered, with `DatabaseAway` where that is unknown."""
+
+
+class LedgerBatch(msgspec.Struct, eq=False):
+    """The rows of one transaction."""
+
+    calls: dict[str, tuple[Any, ...]] = {}
+    """The newest row of each call: one that began and ended since the last batch is written once."""
+    spending: list[tuple[str, str, int]] = []
+    waiting: "list[tuple[asyncio.Future[None], str]]" = []
+    """The futures of waiting calls, with the ids of the calls."""
+    offers: "list[tuple[OnOffered, FleetOffer]]" = []
+    """Calls that are offered to workers; in Postgres only."""
+
+    def __len__(self) -> int:
+        return len(self.calls) + len(self.spending)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.calls or self.spending or self.waiting or self.offers)
+
+    def unwritten(self) -> "LedgerBatch":
+        """Return the rows to retry after a failure, because a call without its end would count as running. Calls that waited
+        were refused and have not begun."""
+        refused = {id for _, id in self.waiting}
+        batch = LedgerBatch({id: row for id, row in self.calls.items() if id not in refused}, self.spending)
+        batch.shorten()
+        return batch
+
+    def shorten(self) -> None:
+        """Drop the oldest rows beyond the longest backlog."""
+        for id in list(self.calls)[: max(len(self.calls) - BACKLOG, 0)]:
+            del self.calls[id]
+        del self.spending[: max(len(self.spending) - BACKLOG, 0)]
+
+    def take_in(self, later: "LedgerBatch") -> None:
+        self.calls |= later.calls
+        self.spending += later.spending
+        self.waiting += later.waiting
+        self.offers += later.offers
+
+
+class BatchedLedger(ABC):
+    """A ledger that writes in batches; belongs to the event loop it was opened in."""
+
+    process: str
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._next = LedgerBatch()
+        self._is_urgent = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._behind = 0
+
+    def key(self, entry: LedgerEntry) -> str:
+        return entry.id
+
+    def wait(self, entry: LedgerEntry) -> None:
+        self._next.calls[entry.id] = self._row(entry, CallState.WAITING)
+        self._soon()
+
+    async def start(self, entry: LedgerEntry) -> None:
+        self._next.calls[entry.id] = self._row(entry, CallState.STARTED)
+        if (entry.writes and not entry.offered) or self._behind > BACKLOG:
+            # Wait until all that has come so far is safe.
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._next.waiting.append((waiter, entry.id))
+            self._at_once()
+            await waiter
+        else:
+            self._soon()
+
+    def end(self, entry: LedgerEntry, state: CallState, note: str = "", result: str | None = None) -> None:
+        self._next.calls[entry.id] = self._row(entry, state, time.time(), note, result)
+        self._soon()
+
+    def remember_spending(self, key_name: str, period: str, nano: int) -> None:
+        """Add to what a key has spent in a period, soon. Several processes may add to the same."""
+        self._next.spending.append((key_name, period, nano))
+        self._soon()
+
+    @abstractmethod
+    def _take(self, batch: LedgerBatch) -> None:
+        """Write a batch, after the earlier ones, and call `_settle` with it afterwards."""
+
+    def _row(
+        self,
+        entry: LedgerEntry,
+        state: CallState,
+        ended_at: float | None = None,
+        note: str = "",
+        result: str | None = None,
+    ) -> tuple[Any, ...]:
+        """Return the row of a call, in the order of `CALL_COLUMNS`."""
+        return (
+            entry.id,
+            self.process,
+            entry.run_id,
+            entry.turn,
+            writable(entry.call_id),
+            entry.tool,
+            entry.arguments_hash,
+            entry.key_name,
+            int(entry.writes),
+            entry.started_at,
+            writable(entry.arguments),
+            entry.epoch,
+            state.value,
+            ended_at,
+            note,
+            writable(result),
+        )
+
+    def _at_once(self) -> None:
+        """Write the batch at the end of this iteration of the event loop."""
+        if not self._is_urgent:
+            self._is_urgent = True
+            self._loop.call_soon(self._hand_over)
+
+    def _soon(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(SOON_SECONDS, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        self._is_urgent = False
+        batch = self._next
+        if not batch.is_empty:
+            self._next = LedgerBatch()
+            self._behind += len(batch)
+            self._take(batch)
+
+    def _settle(
+        self, batch: LedgerBatch, failure: str, refused: Collection[str] = (), offered: Mapping[str, int] = NO_OFFERS
+    ) -> None:
+        """Notify the waiters of a written batch. `refused`: the calls whose rows other processes have ended. `offered`: the
+        numbers of the offers of those that workers may begin."""
+        self._behind -= len(batch)
+        for on_offered, offer in batch.offers:
+            on_offered(DatabaseAway(failure) if failure else offered.get(offer.id, 0))
+        for waiter, id in batch.waiting:
+            if waiter.done():
+                continue
+            if failure or id in refused:
+                waiter.set_exception(NotRecorded(failure or TAKEN_FOR_LOST))
+            else:
+                waiter.set_result(None)
+
+
+def writable(text: str | None) -> str | None:
+    """Remove NUL and lone surrogates, which databases refuse."""
+    if text is None or (text.isascii() and "\0" not in text):
+        return text
+    return text.encode(errors="replace").decode().replace("\0", "\ufffd")

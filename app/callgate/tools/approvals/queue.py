@@ -1,0 +1,234 @@
+"""The queue of calls that wait for a person's approval. It survives a reload.
+
+A decision is about one call with exactly the arguments that were shown, and counts once. Without a decision a call is denied
+after a timeout. `ApprovalRule` decides which calls need approval, keys who may decide.
+"""
+
+import asyncio
+import copy
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from callgate.calls.outcome import Failed, FailureKind
+from callgate.calls.states import ReadyCall
+from callgate.conversation.errors import ChatError
+from callgate.conversation.ports import APPROVED, Report, waits_for_approval
+from callgate.tools.executor import Tool
+
+OF_ONE = 2
+"""One caller may have one waiting call in so many, so that there is room for others."""
+KEPT_SETTLED = 1000
+"""Ended approvals that are kept, to answer a late decision with their result."""
+MAX_REASON = 500
+"""Characters of a reason that are passed on to the model."""
+
+
+class ApprovalOutcome(StrEnum):
+    APPROVED = "approved"
+    DENIED = "denied"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"
+    """The client disconnected, or its request timed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingApproval:
+    """One waiting call, as it is shown for a decision."""
+
+    id: str
+    tool: Tool
+    call: ReadyCall
+    """A copy, so that it cannot change after it was shown."""
+    hash: str
+    """The hash of the tool's name and the arguments; a decision may have to include it."""
+    run_id: str
+    caller: str
+    since: float
+    expires: float
+
+    def facts(self) -> dict[str, Any]:
+        """Describe the call for people."""
+        return {
+            "id": self.id,
+            "object": "approval",
+            "tool": self.tool.name,
+            "description": self.tool.description,
+            "kind": self.tool.kind,
+            "source": self.tool.source,
+            "safety": str(self.tool.policy.safety),
+            "arguments": self.call.arguments,
+            "hash": self.hash,
+            "run": self.run_id,
+            "call": self.call.id,
+            "caller": self.caller,
+            "since": int(self.since),
+            "expires": int(self.expires),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SettledApproval:
+    """The end of a call that waited, for the audit log."""
+
+    approval: PendingApproval
+    decision: ApprovalOutcome
+    by: str = ""
+    reason: str = ""
+
+
+class ApprovalQueue:
+    """The waiting calls, and the decisions about them. `on_waiting` is called with each new one, `audit` with its end."""
+
+    def __init__(
+        self,
+        audit: Callable[[SettledApproval], None] | None = None,
+        now: Callable[[], float] = time.time,
+        on_waiting: Callable[[PendingApproval], None] | None = None,
+    ) -> None:
+        self._audit = audit or _ignore
+        self._on_waiting = on_waiting or _ignore
+        self._now = now
+        self._waiting: dict[str, tuple[PendingApproval, asyncio.Future[SettledApproval]]] = {}
+        self._settled: OrderedDict[str, ApprovalOutcome] = OrderedDict()
+        self._news = asyncio.Event()
+
+    def waiting(self) -> tuple[PendingApproval, ...]:
+        """Return the waiting calls, the oldest first."""
+        return tuple(approval for approval, answer in self._waiting.values() if not answer.done())
+
+    async def ask(
+        self,
+        tool: Tool,
+        call: ReadyCall,
+        report: Report,
+        *,
+        run_id: str,
+        caller: str,
+        seconds: float,
+        max_waiting: int,
+        grace: float = 0.0,
+        id: str = "",
+    ) -> Failed | None:
+        """Wait for a decision about a call. Return None when it may run, else the failure for the model. `grace`: how long a
+        decision may take to arrive from another process. `id`: of an earlier approval in another process."""
+        of_caller = sum(approval.caller == caller for approval, _ in self._waiting.values())
+        if len(self._waiting) >= max_waiting or of_caller >= max(max_waiting // OF_ONE, 1):
+            return Failed("Not run: too many calls wait for approval already. Try again later.", FailureKind.REFUSED)
+        since = self._now()
+        approval = PendingApproval(
+            id=id if id and id not in self._waiting else f"apr_{secrets.token_hex(8)}",
+            tool=tool,
+            call=copy.deepcopy(call),
+            hash=hash_of(call),
+            run_id=run_id,
+            caller=caller,
+            since=since,
+            expires=since + seconds,
+        )
+        answer: asyncio.Future[SettledApproval] = asyncio.get_running_loop().create_future()
+        self._waiting[approval.id] = approval, answer
+        self._notify()
+        settled = SettledApproval(approval, ApprovalOutcome.WITHDRAWN)
+        try:
+            self._on_waiting(approval)
+            await report(waits_for_approval(approval.id))
+            await asyncio.wait([answer], timeout=seconds + grace)
+            if answer.done():
+                settled = answer.result()
+            else:
+                settled = SettledApproval(approval, ApprovalOutcome.EXPIRED)
+        finally:
+            if answer.done():
+                settled = answer.result()  # decided at the same moment
+            del self._waiting[settled.approval.id]
+            self._settled[settled.approval.id] = settled.decision
+            while len(self._settled) > KEPT_SETTLED:
+                self._settled.popitem(last=False)
+            self._notify()
+            self._audit(settled)
+        refusal = refusal_of(settled.decision, settled.reason, seconds)
+        if refusal is None and hash_of(call) != approval.hash:
+            text = "Not run: its arguments are no longer those that were approved."
+            refusal = Failed(text, FailureKind.REFUSED)
+        if refusal is None:
+            await report(APPROVED)
+        return refusal
+
+    def decide(
+        self, id: str, *, approve: bool, by: str, reason: str = "", hash: str | None = None, demand_hash: bool = False
+    ) -> SettledApproval:
+        """Approve or deny a waiting call. Raises `ChatError` where it does not wait."""
+        if id in self._waiting and not self._waiting[id][1].done():
+            approval, answer = self._waiting[id]
+        else:
+            if id in self._waiting:
+                raise too_late(self._waiting[id][1].result().decision)
+            if id in self._settled:
+                raise too_late(self._settled[id])
+            raise not_found()
+        check_hash(hash, approval.hash, demanded=demand_hash)
+        if approve:
+            decision = ApprovalOutcome.APPROVED
+        else:
+            decision = ApprovalOutcome.DENIED
+        settled = SettledApproval(approval, decision, by, reason.strip()[:MAX_REASON])
+        answer.set_result(settled)
+        return settled
+
+    async def changed(self) -> None:
+        """Wait until the set of waiting calls has changed."""
+        await self._news.wait()
+
+    def _notify(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def refusal_of(decision: ApprovalOutcome, reason: str, seconds: float) -> Failed | None:
+    """Return the failure of a denied call, for the model; None where it was approved."""
+    if decision is ApprovalOutcome.APPROVED:
+        return None
+    if decision is ApprovalOutcome.DENIED:
+        why = f" Their reason: {reason}" if reason else ""
+        text = f"Not run: a person was asked and refused this call.{why} Do not send the same call again."
+    else:
+        text = f"Not run: this call needs a person's approval, and nobody gave it within {seconds:g} s."
+    return Failed(text, FailureKind.REFUSED)
+
+
+def hash_of(call: ReadyCall) -> str:
+    """Hash a call's tool and arguments, independent of the order of keys."""
+    text = json.dumps([call.name, call.arguments], sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def check_hash(sent_hash: str | None, hash_of_call: str, *, demanded: bool) -> None:
+    """Refuse a decision with the hash of other arguments, or without a hash where it is required."""
+    if sent_hash is None and demanded:
+        raise ChatError(400, "A decision must name the `hash` that it is about.", param="hash", code="hash_required")
+    if sent_hash is not None and not hmac.compare_digest(sent_hash.encode(), hash_of_call.encode()):
+        raise ChatError(
+            409, "The call that waits has other arguments than this hash is of.", param="hash", code="hash_mismatch"
+        )
+
+
+def not_found() -> ChatError:
+    return ChatError(404, "No call waits under this id.", param="id", code="approval_not_found")
+
+
+def too_late(decision: ApprovalOutcome) -> ChatError:
+    return ChatError(
+        409, f"This call was {decision} already; a decision counts once.", param="id", code=f"approval_{decision}"
+    )
+
+
+def _ignore(_: object) -> None:
+    """Ignore notices."""

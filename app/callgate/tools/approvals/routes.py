@@ -1,0 +1,68 @@
+"""`/v1/approvals`: lists the calls that wait for a person's approval, and takes decisions."""
+
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from callgate.api.bodies import read_counted
+from callgate.api.errors import encode, envelope_schema, in_path
+from callgate.api.json_body import read_json_body
+from callgate.api.rights import caller_of, check_decider
+from callgate.runtime.manager import RuntimeManager
+
+BODY_BYTES = 65_536
+EXAMPLE = '{"decision": "approve"} or {"decision": "deny", "reason": "…"}'
+
+
+class Decision(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a decision."""
+
+    decision: Literal["approve", "deny"]
+    reason: str = ""
+    """Sent to the model when the call is denied."""
+    hash: str | None = None
+    """The hash of the call's arguments, as listed."""
+
+
+def approval_routes(manager: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["approvals"])
+    error = {"content": {"application/json": {"schema": envelope_schema()}}}
+    wrong: dict[int | str, dict[str, Any]] = {
+        403: {"description": "This key may not decide about calls.", **error},
+        404: {"description": "No call waits under this id.", **error},
+        409: {"description": "It was decided already, or the hash is of other arguments.", **error},
+    }
+
+    @router.get("/v1/approvals", summary="The calls that wait for approval", responses={403: wrong[403]})
+    async def list_waiting(request: Request) -> Response:
+        check_decider(manager.current, caller_of(request, "approvals"))
+        return _json({"object": "list", "data": await manager.shared.decisions.waiting()})
+
+    @router.post(
+        "/v1/approvals/{id}",  # noqa: FAST003 - read from the request, see `in_path`
+        summary="Approve or deny one call",
+        responses=wrong,
+        openapi_extra=in_path("id"),
+    )
+    async def decide(request: Request) -> Response:
+        caller = caller_of(request, "approvals")
+        check_decider(manager.current, caller)
+        body = await read_counted(request.receive, BODY_BYTES)
+        decision = read_json_body(body, Decision, EXAMPLE)
+        decided = await manager.shared.decisions.decide(
+            request.path_params["id"],
+            approve=decision.decision == "approve",
+            by=caller.name,
+            reason=decision.reason,
+            hash=decision.hash,
+            demand_hash=manager.current.config.approvals.demand_hash,
+        )
+        return _json(decided)
+
+    return router
+
+
+def _json(value: Any) -> Response:
+    return Response(encode(value), media_type="application/json")

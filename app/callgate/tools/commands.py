@@ -1,0 +1,188 @@
+"""`callgate tools`: lists the tools, and runs one like a model's call."""
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from callgate.cli.shared import WRONG, ConfigOption, JsonOption, read_config
+from callgate.telemetry.terminal import in_a_line, say, shown
+from callgate.untrusted.doors import text_written_here
+from callgate.untrusted.readers import read_leniently
+
+if TYPE_CHECKING:
+    from callgate.calls.outcome import Failed
+    from callgate.calls.states import ReadyCall
+    from callgate.config.load import Loaded
+    from callgate.conversation.ports import ProgressReport, Report
+    from callgate.tools.executor import Tool
+
+NOT_WHOLE = 3
+"""The exit code of a broken call."""
+OPEN_SECONDS = 30.0
+"""The timeout for tool servers to open; a server by npx may have to be downloaded."""
+
+tools = typer.Typer(help="The tools of the config.", no_args_is_help=True)
+
+
+@tools.command("list")
+def list_tools(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """All tools, what each costs a prompt, and what cannot be used and why."""
+    loaded = read_config(config)
+    listing = asyncio.run(_listing(loaded))
+    say(json.dumps(listing, indent=2) if as_json else "\n".join(_lines(listing)))
+
+
+@tools.command("call")
+def call_tool(
+    name: Annotated[str, typer.Argument(help="What a model would call it.")],
+    arguments: Annotated[
+        str, typer.Argument(help="The arguments, as a model would write them: one JSON object.")
+    ] = "{}",
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Approve the call, if the tool needs approval.")] = False,
+) -> None:
+    """Run one tool through the same gate and policy as a model's call.
+
+    Exit code 0 when it answered, 1 when it failed, 3 when the call was not whole.
+    """
+    loaded = read_config(config)
+    code, answer = asyncio.run(_called(loaded, name, arguments, yes=yes))
+    if code == NOT_WHOLE:
+        text = _for_people(answer["text"])
+    else:
+        text = answer["text"]
+    say(json.dumps(answer, indent=2) if as_json else text, err=code != 0 and not as_json)
+    raise typer.Exit(code)
+
+
+def _for_people(text: str) -> str:
+    """Rewrite what a model is told of a broken call."""
+    error = read_leniently(text_written_here(text))["error"]
+    lines = [f"not run: {error['code']}"]
+    if error.get("expected") or error.get("got"):
+        place = error.get("pointer") or "the arguments"
+        lines.append(f"  at {place}: expected {error.get('expected') or '?'}, got {error.get('got') or 'nothing'}")
+    lines += [f"  {error[name]}" for name in ("note",) if error.get(name)]
+    if error.get("did_you_mean"):
+        lines.append(f"  did you mean {' or '.join(error['did_you_mean'])}?")
+    if len(lines) == 1:
+        lines.append(f"  {error['message']}")
+    return "\n".join(lines)
+
+
+async def _listing(loaded: "Loaded") -> dict[str, Any]:
+    from callgate.cli.own_tools import keep_quiet, opened_tools
+    from callgate.tools.listing import clash_facts, operators_facts, quarantined_facts, read_more_facts, source_facts
+
+    keep_quiet(loaded)
+    async with opened_tools(loaded, OPEN_SECONDS) as registry:
+        tools = [operators_facts(tool) for tool in registry.tools()]
+        if tools:
+            tools.append(
+                {**read_more_facts(tool.name for tool in registry.tools()), "from": "callgate", "timeout": None}
+            )
+        return {
+            "tools": tools,
+            "quarantined": [quarantined_facts(broken) for broken in registry.quarantined()],
+            "clashes": [clash_facts(clash) for clash in registry.clashes()],
+            "sources": [source_facts(status) for status in registry.sources()],
+        }
+
+
+def _lines(listing: dict[str, Any]) -> list[str]:
+    rows = [("NAME", "KIND", "SOURCE", "STATE", "SAFETY", "TOKENS")]
+    for tool in listing["tools"]:
+        if tool["require_approval"]:
+            state = "waits for approval"
+        else:
+            state = "ready"
+        row = (tool["name"], tool["kind"], tool["source"], state, tool["safety"], str(tool["prompt_tokens"]))
+        rows.append(row)
+    rows += [
+        (quarantined["name"], "", quarantined["source"], "quarantined", "", "")
+        for quarantined in listing["quarantined"]
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    total = sum(tool["prompt_tokens"] for tool in listing["tools"])
+    count = len(listing["tools"])
+    lines.append(f"{count} tool{'' if count == 1 else 's'}, about {total} tokens of every prompt that offers them all")
+    for source in listing["sources"]:
+        if source["open_ms"] is None:
+            took = ""
+        else:
+            took = f", opened in {source['open_ms']:g} ms"
+        why = f": {source['error']}" if source["error"] else ""
+        lines.append(f"source {source['name']} ({source['kind']}): {source['state']}{took}{why}")
+    for clash in listing["clashes"]:
+        outcomes = ", ".join(f"{origin} is {name or 'not there now'}" for origin, name in clash["tools"].items())
+        lines.append(f"name clash {clash['name']}: {outcomes}")
+    lines += [
+        f"quarantined {quarantined['name']} ({quarantined['source']}): {quarantined['reason']}"
+        for quarantined in listing["quarantined"]
+    ]
+    return lines
+
+
+async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> tuple[int, dict[str, Any]]:
+    from callgate.calls.outcome import Failed
+    from callgate.calls.states import BrokenCall
+    from callgate.cli.own_tools import keep_quiet, opened_tools
+    from callgate.conversation.feedback import explain
+    from callgate.conversation.ports import begin_at_once
+    from callgate.tools.results import described
+    from callgate.tools.toolbox import RequestToolbox, ToolSet
+
+    keep_quiet(loaded, "warning")  # includes the traceback of a tool that raises
+    async with opened_tools(loaded, OPEN_SECONDS, name) as registry:
+        toolbox = RequestToolbox(
+            server_tools=ToolSet(registry.tools()),
+            run_id="run_by_hand",
+            limits=registry.limits,
+            approve=_approving(yes=yes),
+        )
+        if registry.find(name) is None and (
+            same_address := [tool for tool in registry.tools() if tool.address == name]
+        ):
+            name = same_address[0].name
+        # Check the call like one of a model.
+        from callgate.conversation.events import CallWritten
+        from callgate.conversation.turn import TurnBuilder
+
+        building = TurnBuilder({tool.name: tool.offered for tool in registry.tools()}, lambda: "call_by_hand")
+        building.feed([CallWritten(name, arguments)])
+        call = building.finish().calls[0]
+        if isinstance(call, BrokenCall):
+            return NOT_WHOLE, {"outcome": "not_run", "flaw": str(call.flaw), "text": explain(call, toolbox.offer)}
+        toolbox.plan([call])
+        outcome = await toolbox.run(call, _report, begin_at_once)
+        if isinstance(outcome, Failed):
+            return WRONG, {"outcome": str(outcome.kind), "text": outcome.text}
+        images = [described(image.mime_type, len(image.data) * 3 // 4) for image in outcome.images]
+        text = "\n".join(part for part in (outcome.text, *images) if part)
+        return 0, {"outcome": "returned", "text": text, "cut_bytes": outcome.cut_bytes}
+
+
+def _approving(*, yes: bool) -> Any:
+    """Return a function that asks the user of the command for approval."""
+    from callgate.calls.outcome import Failed, FailureKind
+
+    async def approve(tool: "Tool", call: "ReadyCall", report: "Report", key: str) -> "Failed | None":
+        arguments = in_a_line(json.dumps(call.arguments, ensure_ascii=False))
+        question = shown(f"{tool.name} {arguments} needs approval. Run it?")
+        if yes or (sys.stdin.isatty() and await asyncio.to_thread(typer.confirm, question, err=True)):
+            return None
+        return Failed("Not run: this tool needs approval; --yes gives it.", FailureKind.REFUSED)
+
+    return approve
+
+
+async def _report(progress: "ProgressReport") -> None:
+    line = progress.message
+    if progress.fraction is not None:
+        line = f"{progress.fraction:4.0%} {line}"
+    say(line, err=True)

@@ -1,0 +1,4 @@
+"""Tools that are commands.
+
+Read `command` first. For users: `docs/tools.md`.
+"""

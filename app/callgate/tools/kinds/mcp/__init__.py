@@ -1,0 +1,4 @@
+"""Tools of MCP servers.
+
+Read `server` first. For users: `docs/mcp.md`.
+"""

@@ -1,0 +1,457 @@
+"""MCP transports over HTTP: streamable HTTP, and the older SSE.
+
+The SDK has the session, on a transport that checks every address and follows no redirects. A tool call over streamable HTTP
+bypasses the SDK: one POST in its session, with an answer in JSON or events. Only the operator's headers are sent, and no
+caller's.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from math import inf
+from types import TracebackType
+from typing import Any
+
+import httpx2
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.inbound import encode_header_value
+
+from callgate.conversation.ports import ProgressReport, Report
+from callgate.http.client import HttpClient
+from callgate.http.event_stream import Event, EventStreamReader, EventTooLarge
+from callgate.http.interface import Broken, ConnectFailed, Deadlines, Response, TimedOut, TransportError
+from callgate.tools.kinds.http.addresses import HOME_KINDS, PUBLIC_ONLY, AddressRules, kind_of
+from callgate.tools.kinds.http.client import CONNECT_TIMEOUT, MAX_CONNECTIONS, AddressRefused, Web
+from callgate.tools.kinds.mcp.clients import EVENTS, Tap, direct_client, host_of, literal, sdk_client
+from callgate.tools.kinds.mcp.sdk_streams import MAX_REQUESTS, with_few_requests
+from callgate.tools.kinds.mcp.wire import (
+    MAX_MESSAGE_BYTES,
+    SESSION_FORGOTTEN,
+    Forgotten,
+    Gone,
+    ListBudget,
+    NotSent,
+    RpcAnswer,
+    RpcError,
+    RpcMessage,
+    Terms,
+    Unreadable,
+    answer_in,
+    answer_in_part,
+    batch_of,
+    cancellation,
+    encoded,
+    not_sent,
+    progress_of,
+    read_message,
+    request,
+)
+from callgate.untrusted.work import TurnShare
+
+EXCERPT_BYTES = 65_536
+"""The limit of a response with a protocol error."""
+ASIDE_SECONDS = 2.0
+"""The timeout of messages in the background: a cancellation, a reply to a server's request."""
+MAX_RESUMPTIONS = 5
+"""Resumptions of one answer. Servers may close the stream during a long call, and continue it on request."""
+RESUME_SECONDS = 1.0
+LONGEST_RESUME_SECONDS = 15.0
+METHOD_NOT_FOUND = -32601
+REFUSAL_SECONDS = 1.0
+"""The time that calls get to be refused after another one was, because the server no longer knows the session."""
+_DEADLINES = Deadlines(connect=CONNECT_TIMEOUT, first_byte=inf, idle=inf, total=inf)
+"""Without timeouts but for connecting, because the toolbox enforces the timeout of a call."""
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+_NO_POST = frozenset({400, 404, 405})
+_TOO_BUSY = frozenset({429, 503})
+_BEHIND_A_GATEWAY = frozenset({502, 504})
+"""Statuses of a gateway whose server has not answered, and may have received the call."""
+_JSON = "application/json"
+_HOME_SUFFIXES = (".internal", ".local", ".lan", ".localhost", ".home.arpa", ".svc")
+"""Suffixes of names that cannot be registered in public."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSpec:
+    """The address of a server over HTTP, with its settings."""
+
+    url: str = field(repr=False)
+    """Not shown, because it may include a key."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    sse: bool | None = None
+    """Whether it uses the older SSE transport; None to detect it."""
+    rules: AddressRules = PUBLIC_ONLY
+
+
+def rules_for(url: str, *, allow_private: bool | None = None) -> AddressRules:
+    """Return the addresses that a server's URL may lead to.
+
+    Private addresses of its own host are allowed where the operator says so, and by default if the host is certainly the
+    operator's own: a private address, `localhost`, a name without a dot. A public name with a private address is refused.
+    Link-local and metadata addresses are always refused.
+    """
+    host = host_of(url)
+    if allow_private is None:
+        address = literal(host)
+        if address is not None:
+            allow_private = kind_of(address) in HOME_KINDS
+        else:
+            name = host.lower().rstrip(".")
+            allow_private = "." not in name or name.endswith(_HOME_SUFFIXES)
+    if allow_private:
+        return AddressRules(hosts=frozenset({host.lower().rstrip(".")}))
+    return PUBLIC_ONLY
+
+
+class _Link:
+    """The base of both transports: a tap on incoming messages, cleanup, and the future of a lost server."""
+
+    transport = "tcp"
+
+    def __init__(self, spec: HttpSpec, web: Web, *, stream_is_life: bool = False) -> None:
+        self.spec = spec
+        self._tap = Tap(web, spec.rules, self._lost, stream_is_life=stream_is_life)
+        self._stack = AsyncExitStack()
+        self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def session_id(self) -> str:
+        return self._tap.session_id or ""
+
+    @property
+    def trouble(self) -> str:
+        return self._tap.trouble
+
+    @trouble.setter
+    def trouble(self, problem: str) -> None:
+        self._tap.trouble = problem
+
+    @property
+    def budget(self) -> ListBudget | None:
+        return self._tap.budget
+
+    @budget.setter
+    def budget(self, budget: ListBudget | None) -> None:
+        self._tap.budget = budget
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    def kill(self) -> None:
+        self._lost("")
+
+    def _asked_too_fast(self) -> None:
+        self.trouble = f"it sends requests faster than {MAX_REQUESTS} at a time can be answered"
+
+    def _lost(self, reason: str) -> None:
+        if not self.gone.done():
+            self.gone.set_result(reason)
+
+
+class HttpLink(_Link):
+    """One session over streamable HTTP."""
+
+    direct = True
+
+    def __init__(self, spec: HttpSpec, web: Web) -> None:
+        super().__init__(spec, web)
+        self._web = web
+        self._client: HttpClient | None = None
+        self._room = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._ids = itertools.count(1)
+        self._terms = Terms("", modern=False)
+        self._headers: dict[str, str] = {}
+        self._aside: set[asyncio.Task[None]] = set()
+        self._asking = 0
+        self._nothing_asked = asyncio.Event()
+        self._check: Callable[[], None] = lambda: None
+
+    @property
+    def may_be_older(self) -> bool:
+        """True if the server refused the POST, as servers with only SSE do, and the config does not name the transport."""
+        return self.spec.sse is None and self._tap.status in _NO_POST
+
+    def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
+        self._terms = terms
+        self._check = check
+        self._headers = {
+            **self.spec.headers,
+            "Accept": f"{_JSON}, {EVENTS}",
+            "Accept-Encoding": "identity",
+            "Content-Type": _JSON,
+            "MCP-Protocol-Version": terms.version,
+            "User-Agent": "callgate",
+        }
+        if self._tap.session_id:
+            self._headers["Mcp-Session-Id"] = self._tap.session_id
+
+    async def __aenter__(self) -> Any:
+        self._client = direct_client(self._web, self.spec.url, self.spec.rules)
+        self._stack.push_async_callback(self._client.close)
+        client = await self._stack.enter_async_context(sdk_client(self._tap, self.spec.headers))
+        transport = streamable_http_client(self.spec.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
+        return with_few_requests(await self._stack.enter_async_context(transport), self._asked_too_fast)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._lost("")  # closed by us: no further errors are reported
+        if self._asking and self.gone.result() == SESSION_FORGOTTEN:
+            # The other calls will be refused as well. If their connections were closed before, they would count as lost.
+            self._nothing_asked.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REFUSAL_SECONDS):
+                    await self._nothing_asked.wait()
+        for task in self._aside:
+            task.cancel()
+        if self._aside:
+            await asyncio.wait(self._aside)
+        return await super().__aexit__(kind, error, trace)
+
+    @property
+    def _http(self) -> HttpClient:
+        assert self._client is not None, "a call before the session was opened"
+        return self._client
+
+    # A call that bypasses the SDK -----------------------------------------------------------------
+
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
+        if self.gone.done():
+            raise not_sent(self.gone, "the connection was closed")
+        id = f"c{next(self._ids)}"
+        self._asking += 1
+        try:
+            return await self._ask_over_http(id, method, params, report)
+        except asyncio.CancelledError:
+            if not self._terms.modern:  # since 2026-07-28 closing the stream cancels
+                self._send_aside(cancellation(id))
+            raise
+        except AddressRefused as refused:
+            self._lost(str(refused))
+            raise NotSent from refused
+        except ConnectFailed as error:
+            self._lost(f"it cannot be reached ({getattr(error.__cause__, 'strerror', None) or 'no connection'})")
+            raise NotSent from error
+        except TimedOut as error:  # only the deadline for connecting is finite
+            self._check()
+            raise NotSent from error
+        except TransportError as error:
+            self._check()
+            raise Gone from error
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                self._nothing_asked.set()
+
+    async def _ask_over_http(self, id: str, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
+        headers = self._headers
+        if self._terms.modern:
+            headers = {**headers, "Mcp-Method": method}
+            if "name" in params:
+                headers["Mcp-Name"] = encode_header_value(params["name"])
+        body = request(id, method, params, self._terms)
+        async with self._room, self._http.post(self.spec.url, headers, body, _DEADLINES) as response:
+            if response.status != 200:
+                return await self._refused(response, id)
+            answered = response.headers()
+            kind = _type(answered)
+            if kind == _JSON:
+                return _whole(id, *await _read(response, answered, MAX_MESSAGE_BYTES))
+            if kind != EVENTS:
+                raise Unreadable(f"The tool's server answered with {kind[:80]}, which is not the protocol's.")
+            reading = _AnswerStream(id, report)
+            answer = await self._follow(response, reading)
+        if answer is not None:
+            return answer
+        return await self._resumed(reading)
+
+    async def _follow(self, response: Response, reading: "_AnswerStream") -> RpcAnswer | None:
+        """Read events until the answer; None where the stream ends before."""
+        try:
+            share = TurnShare()
+            async for data in response.chunks():
+                for event in reading.feed(data):
+                    share.take(len(event.data))
+                    if not share.is_left:
+                        await asyncio.sleep(0)
+                        share = TurnShare()
+                    answer = await self._event(event, reading)
+                    if answer is not None:
+                        response.settle()
+                        return answer
+        except EventTooLarge as answer_too_large:
+            return answer_in_part(answer_too_large.front, answer_too_large.missing)
+        except Broken:
+            pass  # like an end: it may be resumed
+        return None
+
+    async def _event(self, event: Event, reading: "_AnswerStream") -> RpcAnswer | None:
+        message = read_message(event.data) if event.data else None
+        match message:
+            case RpcMessage(method=None, id=id) if id == reading.id:
+                return answer_in(message)
+            case RpcMessage(method="notifications/progress"):
+                progress = progress_of(message)
+                if progress is not None and progress[0] == reading.id:
+                    await reading.report(ProgressReport(progress[1].message, progress[1].fraction))
+            case RpcMessage(method="notifications/tools/list_changed"):
+                self._check()
+            case RpcMessage(method=str(method), id=int() | str() as id):
+                # Answer a server's request with an error, because we support none.
+                reply: dict[str, Any] = {"jsonrpc": "2.0", "id": id}
+                if method == "ping":
+                    reply["result"] = {}
+                else:
+                    reply["error"] = {"code": METHOD_NOT_FOUND, "message": "Method not found"}
+                self._send_aside(encoded(reply))
+            case _:
+                pass  # log messages, and unknown notifications
+        return None
+
+    async def _resumed(self, reading: "_AnswerStream") -> RpcAnswer:
+        """Resume an answer whose stream ended early, as long as the server sends event ids."""
+        for _ in range(MAX_RESUMPTIONS):
+            if reading.last_id is None:
+                break
+            if reading.retry is None:
+                wait = RESUME_SECONDS
+            else:
+                wait = reading.retry / 1000
+            await asyncio.sleep(min(wait, LONGEST_RESUME_SECONDS))
+            try:
+                headers = {**self._headers, "Accept": EVENTS, "Last-Event-ID": reading.last_id}
+                async with self._room, self._http.get(self.spec.url, headers, _DEADLINES) as response:
+                    if response.status != 200 or _type(response.headers()) != EVENTS:
+                        raise Gone("the server does not go on where it ended")
+                    reading.again()
+                    answer = await self._follow(response, reading)
+            except (TransportError, AddressRefused):
+                break  # the call itself was sent
+            if answer is not None:
+                return answer
+        self._check()
+        raise Gone("the stream ended without an answer")
+
+    async def _refused(self, response: Response, id: str) -> RpcAnswer:
+        body, _ = await _read(response, response.headers(), EXCERPT_BYTES)
+        message = read_message(body)
+        error = message.error if message is not None else None
+        # The protocol requires 404; older servers send 400 with a text about the session.
+        if self._tap.session_id and (
+            response.status == 404
+            or (response.status == 400 and error is not None and "session" in error.message.lower())
+        ):
+            self._lost(SESSION_FORGOTTEN)
+            raise Forgotten
+        if error is not None:
+            return RpcAnswer(error=error)
+        if response.status in _TOO_BUSY:
+            raise NotSent(f"HTTP {response.status}")
+        if response.status in _BEHIND_A_GATEWAY:
+            raise Gone(f"HTTP {response.status}")
+        problem = f"HTTP {response.status} {_REASONS.get(response.status, '')}".strip()
+        if 300 <= response.status < 400:
+            problem += ": a redirect, which is not followed"
+        return RpcAnswer(error=RpcError(response.status, f"The tool's server refused the call: {problem}."))
+
+    def _send_aside(self, body: bytes) -> None:
+        if self.gone.done():
+            return
+        if len(self._aside) >= MAX_REQUESTS:
+            self._asked_too_fast()
+            return
+        task = asyncio.create_task(self._sent_aside(body), name="message to a tool server")
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+
+    async def _sent_aside(self, body: bytes) -> None:
+        with contextlib.suppress(TransportError, TimeoutError, AddressRefused):
+            async with (
+                asyncio.timeout(ASIDE_SECONDS),
+                self._room,
+                self._http.post(self.spec.url, self._headers, body, _DEADLINES) as response,
+            ):
+                response.settle()
+
+
+class SseLink(_Link):
+    """One session over the older SSE transport, which is rare; calls go through the SDK."""
+
+    direct = False
+
+    def __init__(self, spec: HttpSpec, web: Web) -> None:
+        super().__init__(spec, web, stream_is_life=True)
+
+    def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
+        """Do nothing: the SDK keeps the terms."""
+
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
+        raise AssertionError("what is asked over SSE goes through the SDK")
+
+    async def __aenter__(self) -> Any:
+        def client(*_: Any, **__: Any) -> httpx2.AsyncClient:
+            return sdk_client(self._tap, self.spec.headers)
+
+        transport = sse_client(self.spec.url, httpx_client_factory=client)
+        return with_few_requests(await self._stack.enter_async_context(transport), self._asked_too_fast)
+
+
+class _AnswerStream:
+    """An answer as events, over one or several streams."""
+
+    def __init__(self, id: str, report: Report) -> None:
+        self.id = id
+        self.report = report
+        self.last_id: str | None = None
+        self.retry: int | None = None
+        self._events = EventStreamReader(MAX_MESSAGE_BYTES)
+
+    def feed(self, data: bytes) -> list[Event]:
+        events = self._events.events(data)
+        for event in events:
+            self.last_id = event.id or self.last_id
+            if event.retry is not None:
+                self.retry = event.retry
+        return events
+
+    def again(self) -> None:
+        self._events = EventStreamReader(MAX_MESSAGE_BYTES)
+
+
+def _type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower() or "application/octet-stream"
+
+
+async def _read(response: Response, headers: Mapping[str, str], max_bytes: int) -> tuple[bytes, int]:
+    """Read the body up to `max_bytes`; return also the number of missing bytes."""
+    if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise Unreadable("The tool's server sent an encoded answer, which was not asked for.")
+    announced = int(headers.get("content-length", 0))
+    if 0 < announced <= max_bytes:
+        return await response.read(max_bytes), 0
+    data = bytearray()
+    async for piece in response.chunks():
+        data += piece
+        if len(data) > max_bytes:
+            return bytes(data[:max_bytes]), max(len(data), announced) - max_bytes
+    return bytes(data), 0
+
+
+def _whole(id: str, body: bytes, missing: int) -> RpcAnswer:
+    if missing:
+        return answer_in_part(body, missing)
+    messages = map(read_message, batch_of(body))
+    message = next(
+        (candidate for candidate in messages if candidate and candidate.method is None and candidate.id in (id, None)),
+        None,
+    )
+    if message is None:
+        raise Unreadable("The tool's server sent an answer that is not the protocol's.")
+    return answer_in(message)

@@ -1,0 +1,70 @@
+"""Turns an MCP result into an outcome: text, images, and a description of everything else."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
+from callgate.conversation.readable_content import IMAGE_TYPES
+from callgate.tools.kinds.mcp.wire import Content, Resource, RpcAnswer
+from callgate.tools.results import described
+
+METHOD_NOT_FOUND = -32601
+INPUT_REQUIRED = "input_required"
+
+
+def outcome_of(answer: RpcAnswer) -> Outcome:
+    """Turn an answer into an outcome for the model. The toolbox bounds its size."""
+    if answer.error is not None:
+        return Failed(answer.error.message or f"The tool's server answered with error {answer.error.code}.")
+    result = answer.result
+    if result is None:
+        return Failed("The tool's server sent an answer without a result.")
+    if result.kind == INPUT_REQUIRED:
+        return Failed("The tool asks a person for input, and nobody can be asked from here.", FailureKind.REFUSED)
+    texts, images = _read(result.content)
+    text = "\n".join(texts)
+    if not (texts or images) and bytes(result.structured):  # the same content for programs, used if there is no other
+        text = msgspec.json.format(result.structured, indent=-1).decode("utf-8", "replace")
+    if result.is_error:
+        return Failed(text or "The tool failed and did not say why.")
+    return Returned(text, images=images, cut_bytes=answer.missing)
+
+
+def _read(content: list[Content]) -> tuple[list[str], tuple[Image, ...]]:
+    texts: list[str] = []
+    images: list[Image] = []
+    for piece in content:
+        for part in _parts(piece):
+            if isinstance(part, Image):
+                images.append(part)
+            else:
+                texts.append(part)
+    return texts, tuple(images)
+
+
+def _parts(piece: Content) -> Iterator[str | Image]:
+    match piece:
+        case Content(type="text"):
+            yield piece.text or ""
+        case Content(type="image", data=str(data)):
+            yield Image(data, piece.mime_type or "image")
+        case Content(type="audio", data=str(data)):
+            yield described(piece.mime_type or "audio", _size(data))
+        case Content(type="resource", resource=Resource() as resource):
+            if resource.uri:
+                yield f"[{resource.uri}]"
+            if resource.text is not None:
+                yield resource.text
+            elif resource.blob is not None and resource.mime_type in IMAGE_TYPES:
+                yield Image(resource.blob, resource.mime_type or "")
+            elif resource.blob is not None:
+                yield described(resource.mime_type or "application/octet-stream", _size(resource.blob))
+        case Content(type="resource_link"):
+            yield f"[{piece.name or 'resource'}: {piece.uri or 'without an address'}]"
+        case _:
+            yield f"[{piece.type or 'something'} that cannot be shown]"
+
+
+def _size(base64_text: str) -> int:
+    return len(base64_text) * 3 // 4 - base64_text[-2:].count("=")

@@ -1,0 +1,356 @@
+"""One session with a server, from connecting to closing, inside a task of its own.
+
+The SDK's client has to be closed in the task that opened it, and cancelling that task twice makes it hang. So the task is
+ended by an event, and cancelled once if it does not end. Calls come from the tasks of requests and use the link directly, or
+the client where the link cannot bypass the SDK.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+import anyio
+import mcp_types as types
+import msgspec
+from mcp.client import Client, Transport
+from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+
+from callgate import __version__
+from callgate.conversation.ports import ProgressReport, Report, ignore_progress
+from callgate.http.trace_context import TRACE, trace_headers
+from callgate.tools.kinds.mcp.wire import (
+    Gone,
+    ListBudget,
+    RpcAnswer,
+    RpcError,
+    Terms,
+    Unreadable,
+    answer_from,
+    not_sent,
+)
+from callgate.tools.source_supervisor import CannotOpen, reason
+from callgate.untrusted.pydantic_readers import read_model
+from callgate.untrusted.readers import json_reader
+
+ASK_SECONDS = 20.0
+"""The timeout of requests other than tool calls: initialization, lists."""
+STOP_SECONDS = 3.5
+"""The timeout for an orderly end. Less than a source's timeout for closing, so that there is time to abort."""
+ABORT_SECONDS = 0.5
+RELIST_SECONDS = 0.25
+"""The interval between two lists, because some servers announce each tool separately. It doubles with each list in a row."""
+LONGEST_RELIST_SECONDS = 15.0
+QUIET_SECONDS = 30.0
+"""After so long without a change the interval is the least again."""
+LISTEN_AGAIN_SECONDS = 2.0
+FOREVER = 86_400.0
+"""The SDK's timeout of a call, because the toolbox enforces another."""
+MAX_PAGES = 100
+MAX_TOOLS = 2_000
+CLIENT = types.Implementation(name="callgate", version=__version__)
+
+
+class Link(Transport, Protocol):
+    """A connection to a server: a transport for the SDK, and further methods for a session."""
+
+    transport: str
+    """The transport's name in OpenTelemetry."""
+    direct: bool
+    """Whether calls can bypass the SDK, by `ask`."""
+    gone: "asyncio.Future[str]"
+    """Done when the server cannot be reached over this link any more, with the reason; empty if we closed it."""
+    trouble: str
+    """The last error below the protocol, more precise than the SDK's error."""
+    budget: ListBudget | None
+    """What may still come of the list that is being read."""
+
+    @property
+    def session_id(self) -> str:
+        """The server's id of the session; empty if there is none."""
+        ...
+
+    def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
+        """Set the terms of the session, and a function to call when the tools or the server should be checked."""
+        ...
+
+    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer: ...
+
+    def kill(self) -> None: ...
+
+
+class RelistPace:
+    """How long to wait between two lists of a server that announces changes."""
+
+    def __init__(self) -> None:
+        self._seconds = RELIST_SECONDS
+
+    def was_quiet(self, seconds: float) -> None:
+        """Take note of a time without changes."""
+        if seconds > QUIET_SECONDS:
+            self._seconds = RELIST_SECONDS
+
+    def after_list(self) -> float:
+        """Return the seconds to wait after a list."""
+        seconds = self._seconds
+        self._seconds = min(2 * seconds, LONGEST_RELIST_SECONDS)
+        return seconds
+
+
+class Session:
+    """An open session, its tools as listed last, and its end."""
+
+    def __init__(self, link: Link, on_tools: Callable[[tuple[types.Tool, ...]], Awaitable[None]]) -> None:
+        self._link = link
+        self._listed = on_tools
+        self._client: Client | None = None
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stirred = asyncio.Event()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changed = False
+        self._ended = asyncio.Event()
+        self._why = ""
+        self._task: asyncio.Task[None] | None = None
+        self._aborted = False
+        link.gone.add_done_callback(lambda _: self._leave())
+
+    async def open(self) -> None:
+        """Connect and list the tools. Raises the first error, after cleaning up."""
+        self._task = asyncio.create_task(self._live(), name="session of a tool server")
+        try:
+            await asyncio.wait([self._opened, self._task], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self._abort(STOP_SECONDS)
+            raise
+        if not self._opened.done():
+            raise CannotOpen(self._why)
+
+    async def lost(self) -> str:
+        """Wait for the end of the session; return the reason."""
+        await self._ended.wait()
+        return self._why
+
+    async def close(self) -> None:
+        self._leave()
+        if self._task is None:
+            return
+        await asyncio.wait([self._task], timeout=STOP_SECONDS)
+        await self._abort(ABORT_SECONDS)
+
+    def check(self) -> None:
+        """List the tools again, because they changed, or to check whether the server is still there."""
+        self._changed = True
+        self._stirred.set()
+
+    async def call(self, name: str, arguments: Mapping[str, Any], report: Report, *, direct: bool) -> RpcAnswer:
+        """Call a tool. Raises `Gone` where the connection was lost."""
+        if self._ended.is_set() or self._client is None:
+            raise not_sent(self._link.gone, "the session has ended")
+        if (trace := TRACE.get()) is not None:
+            trace.note(
+                {
+                    "mcp.method.name": "tools/call",
+                    "mcp.protocol.version": self._client.protocol_version,
+                    "mcp.session.id": self._link.session_id or None,
+                    "network.transport": self._link.transport,
+                }
+            )
+        if direct and self._link.direct:
+            return await self._link.ask("tools/call", {"name": name, "arguments": arguments}, report)
+        return await self._call_through_sdk(self._client, name, arguments, report)
+
+    async def _call_through_sdk(
+        self, client: Client, name: str, arguments: Mapping[str, Any], report: Report
+    ) -> RpcAnswer:
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            fraction = None
+            if total:
+                fraction = min(max(progress / total, 0.0), 1.0)
+            await report(ProgressReport(message or "", fraction))
+
+        try:
+            meta: Any = dict(trace_headers()) or None
+            result = await client.call_tool(name, dict(arguments), FOREVER, on_progress, meta=meta)
+        except MCPError as error:
+            if error.code == types.CONNECTION_CLOSED:
+                self.check()
+                raise Gone("the connection was closed") from None
+            return RpcAnswer(error=RpcError(error.code, error.message))
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
+            raise Gone("the connection was closed") from error
+        except (ValidationError, RuntimeError) as error:
+            raise Unreadable("The tool's server sent a result that is not what it promised.") from error
+        return answer_from(result.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+    # The task that owns the client ----------------------------------------------------------------
+
+    async def _live(self) -> None:
+        why = "the connection broke off"
+        try:
+            async with Client(
+                self._link,
+                read_timeout_seconds=ASK_SECONDS,
+                message_handler=self._handle,
+                client_info=CLIENT,
+                cache=None,
+            ) as client:
+                await self._attend(client)
+        except asyncio.CancelledError:
+            pass  # ours, or the SDK's, which cancels the client's task when a transport breaks
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - whatever it was, the session is over and says why
+            first: BaseException = error
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            if isinstance(first, MCPError):
+                why = first.message
+            else:
+                why = reason(first)
+        finally:
+            self._client = None
+            self._link.kill()
+            self._why = self._link.gone.result() or self._link.trouble or why
+            self._ended.set()
+
+    async def _attend(self, client: Client) -> None:
+        modern = client.protocol_version in MODERN_PROTOCOL_VERSIONS
+        self._link.agreed(
+            Terms(client.protocol_version, modern=modern, client={"name": CLIENT.name, "version": CLIENT.version}),
+            self.check,
+        )
+        await self._list(client)
+        self._client = client
+        self._link.trouble = ""
+        if not self._opened.done():
+            self._opened.set_result(None)
+        tools = client.server_capabilities.tools
+        announces = tools is not None and bool(tools.list_changed)
+        if modern and announces:
+            listening = asyncio.create_task(self._listen(client))
+        else:
+            listening = None
+        pace = RelistPace()
+        clock = asyncio.get_running_loop().time
+        try:
+            while not self._over.done():
+                if not self._changed:
+                    quiet_since = clock()
+                    await self._stirred.wait()
+                    self._stirred.clear()
+                    pace.was_quiet(clock() - quiet_since)
+                    continue
+                self._changed = not await self._listed_again(client)
+                await asyncio.wait([self._over], timeout=pace.after_list())
+        finally:
+            if listening is not None:
+                await _ended(listening)
+
+    async def _listed_again(self, client: Client) -> bool:
+        """List the tools again; False where the server did not answer in time, perhaps because of a long call."""
+        self._changed = False
+        try:
+            await self._list(client)
+        except TimeoutError:
+            return False
+        except MCPError as error:
+            if error.code != types.REQUEST_TIMEOUT:
+                raise
+            return False
+        return not self._changed
+
+    async def _list(self, client: Client) -> None:
+        tools: list[types.Tool] = []
+        cursor: str | None = None
+        cursors: set[str] = set()
+        self._link.budget = ListBudget()
+        try:
+            for _ in range(MAX_PAGES):
+                page, cursor = await self._page(client, cursor)
+                tools += page
+                if cursor is None or cursor in cursors or len(tools) > MAX_TOOLS:
+                    break
+                cursors.add(cursor)
+        finally:
+            self._link.budget = None
+        await self._listed(tuple(tools[:MAX_TOOLS]))
+
+    async def _page(self, client: Client, cursor: str | None) -> tuple[list[types.Tool], str | None]:
+        try:
+            page = await client.list_tools(cursor=cursor)
+        except MCPError as error:
+            if error.code != types.METHOD_NOT_FOUND:
+                raise
+            return [], None  # a server without tools
+        except ValidationError:
+            if not self._link.direct:
+                raise
+            return await self._lenient_page(cursor)
+        return page.tools, page.next_cursor
+
+    async def _lenient_page(self, cursor: str | None) -> tuple[list[types.Tool], str | None]:
+        """Read a page of tools one by one, because the SDK refuses a whole list for one invalid tool."""
+        async with asyncio.timeout(ASK_SECONDS):
+            answer = await self._link.ask("tools/list", {} if cursor is None else {"cursor": cursor}, ignore_progress)
+        assert self._link.budget is not None
+        self._link.budget.take(bytes(answer.raw))
+        page = _read_page(answer.raw)
+        tools: list[types.Tool] = []
+        for raw in page.tools[: MAX_TOOLS + 1]:
+            with contextlib.suppress(ValidationError):  # not even a name
+                tools.append(read_model(types.Tool, raw))
+            await asyncio.sleep(0)
+        return tools, page.next_cursor
+
+    async def _handle(self, message: object) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            self.check()
+
+    async def _listen(self, client: Client) -> None:
+        """Subscribe to changes, as required since 2026-07-28."""
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as events:
+                    async for _ in events:
+                        self.check()
+            except (SubscriptionLost, TimeoutError):
+                pass  # subscribed again below, after which the tools are listed
+            except (ListenNotSupportedError, MCPError, anyio.ClosedResourceError, anyio.BrokenResourceError):
+                return
+            await asyncio.sleep(LISTEN_AGAIN_SECONDS)
+            self.check()
+
+    # Its end --------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+        self._stirred.set()
+
+    async def _abort(self, patience: float) -> None:
+        """Cancel the task, once, and abandon it if it does not end."""
+        assert self._task is not None
+        if self._task.done() or self._aborted:
+            return
+        self._aborted = True
+        self._task.cancel()
+        await asyncio.wait([self._task], timeout=patience)
+        if not self._task.done():
+            self._link.kill()
+            await asyncio.wait([self._task], timeout=ABORT_SECONDS)
+
+
+class _Page(msgspec.Struct):
+    tools: list[msgspec.Raw]
+    next_cursor: str | None = msgspec.field(default=None, name="nextCursor")
+
+
+_read_page = json_reader(_Page)
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # marks it as retrieved: the session is over

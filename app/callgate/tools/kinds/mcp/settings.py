@@ -1,0 +1,84 @@
+"""MCP servers, as other programs write them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, model_validator
+from pydantic_core import PydanticCustomError
+
+from callgate.config.schema.guards import ADMITS, FIXED, MAY_BE_PRIVATE, WIDENS_OFF
+from callgate.config.schema.values import BesideFile, Globs, Switch, WebAddress, shape
+from callgate.tools.settings import ToolSection
+
+
+def _plain_text(value: Any) -> Any:
+    """Convert unquoted numbers and booleans of other programs' files to text."""
+    if isinstance(value, bool):
+        if value:
+            return "true"
+        return "false"
+    if isinstance(value, int | float):
+        return str(value)
+    return value
+
+
+OF_OTHER_CLIENTS = frozenset({"alwaysAllow", "autoApprove", "description", "gallery", "icon", "version"})
+"""Fields of other programs in a server's entry that have no effect here."""
+ServerKind: TypeAlias = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"]
+ServerName: TypeAlias = Annotated[
+    str,
+    shape(
+        r"^[^\s*?\[\]][^*?\[\]\x00-\x1f]{0,127}$", "should be a name of at most 128 characters without `*`, `?`, `[`"
+    ),
+]
+
+
+class McpServer(ToolSection):
+    """An MCP server, as other programs write it, and what Callgate adds to it."""
+
+    type: ServerKind | None = Field(None, validation_alias=AliasChoices("type", "transport"))
+    """How it is spoken to; found out where it is not set."""
+    command: Annotated[str, Field(min_length=1)] | None = None
+    """The program that is the server. It is started with a clean environment and ended with all it started."""
+    args: tuple[Annotated[str, BeforeValidator(_plain_text)], ...] = ()
+    """The program's arguments."""
+    env: Mapping[str, Annotated[SecretStr, BeforeValidator(_plain_text)]] = Field(default_factory=dict)
+    """Variables for the program, beside `PATH`, `HOME` and the like."""
+    cwd: BesideFile | None = None
+    """The folder it runs in, from the config file's folder; Callgate's own where it is not set."""
+    url: WebAddress | None = Field(None, repr=False)
+    """The address of a server that runs elsewhere."""
+    headers: Annotated[Mapping[str, SecretStr], FIXED] = Field(default_factory=dict)
+    """Headers to send to it. A caller's credentials never are."""
+    allow_private: Annotated[Switch | None, MAY_BE_PRIVATE] = None
+    """Allow its host to have a private address. Not set: if the address is plainly your own, as localhost is."""
+    disabled: Annotated[Switch, WIDENS_OFF] = False
+    """Leave it out."""
+    allowed_tools: Annotated[Globs | None, ADMITS] = None
+    """The tools of it that are taken, by its own names for them or globs; all where it is not set."""
+    prefix: (
+        Annotated[str, shape(r"^[A-Za-z0-9_-]{0,40}$", "should be at most 40 letters, digits, `_` or `-`")] | None
+    ) = None
+    """What goes before its tools' names, with `_` between; its name where it is not set, nothing where it is empty."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_foreign_fields(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if name not in OF_OTHER_CLIENTS}
+
+    @model_validator(mode="after")
+    def _one_way_to_it(self) -> "McpServer":
+        if (self.command is None) == (self.url is None):
+            raise PydanticCustomError("one_of", "needs either `command` or `url`")
+        if self.type is not None and (self.type == "stdio") != (self.command is not None):
+            needed = "command" if self.type == "stdio" else "url"
+            raise PydanticCustomError(
+                "one_of", "`type: {type}` goes with `{needed}`", {"type": self.type, "needed": needed}
+            )
+        if self.command is not None and self.headers:
+            raise PydanticCustomError("one_of", "`headers` go with `url`")
+        if self.url is not None and (self.args or self.env or self.cwd):
+            raise PydanticCustomError("one_of", "`args`, `env` and `cwd` go with `command`")
+        return self

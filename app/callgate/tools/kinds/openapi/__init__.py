@@ -1,0 +1,4 @@
+"""Tools from OpenAPI documents.
+
+Read `source` first. For users: `docs/tools.md`.
+"""

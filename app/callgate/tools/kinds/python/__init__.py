@@ -1,0 +1,4 @@
+"""Tools that are Python functions.
+
+Read `function` first. For users: `docs/python-tools.md`.
+"""

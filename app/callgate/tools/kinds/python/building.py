@@ -1,0 +1,22 @@
+"""Builds tools from an entry of `tools` that is Python."""
+
+from collections.abc import Iterator
+
+from callgate.tools.executor import Policy, Tool
+from callgate.tools.kinds.python.function import functions_at, python_tool
+from callgate.tools.kinds.python.settings import PythonTool
+from callgate.tools.kinds.python.threads import ThreadPool
+from callgate.tools.policies import policy_of
+
+
+def python_tools(entry: PythonTool, defaults: Policy, threads: ThreadPool) -> Iterator[Tool]:
+    """Yield the tool of a function, or all of a module."""
+    for function in functions_at(entry.function or entry.module or ""):
+        yield python_tool(
+            function,
+            threads,
+            name=entry.name,
+            description=entry.description,
+            defaults=defaults,
+            overrides=policy_of(entry),
+        )

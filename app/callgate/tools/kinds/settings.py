@@ -1,0 +1,13 @@
+"""One entry of `tools`, of any kind."""
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from callgate.tools.kinds.command.settings import CommandTool
+from callgate.tools.kinds.http.settings import HttpTool
+from callgate.tools.kinds.openapi.settings import OpenApiTool
+from callgate.tools.kinds.python.settings import PythonTool
+
+ToolEntry: TypeAlias = Annotated[PythonTool | HttpTool | OpenApiTool | CommandTool, Field(discriminator="kind")]
+"""A further kind is one more class here, with a `kind` of its own."""

@@ -1,0 +1,288 @@
+"""`/v1/tools`: the tools that a key may use, the servers they come from, and calling one without a model."""
+
+import time
+from typing import Any, ClassVar, Final
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from callgate.api.answers import ClientDisconnected, run_unless_disconnected
+from callgate.api.bodies import check_body, read_counted
+from callgate.api.conversation import WriteNote
+from callgate.api.errors import encode, envelope_schema, error_response, in_path
+from callgate.api.json_body import read_json_body
+from callgate.api.middleware import CLIENT_CLOSED, RequestContext, context_of
+from callgate.api.recording import wants_content
+from callgate.api.rights import caller_of, check_admin, rights_of_chat
+from callgate.callers.caller import Caller
+from callgate.calls.outcome import Failed, Outcome, Returned
+from callgate.calls.states import Call
+from callgate.conversation import feedback
+from callgate.conversation.errors import ChatError
+from callgate.conversation.events import CallEnded, CallWritten, Finished, ModelEvent, TurnEnded
+from callgate.conversation.ids import new_run_id
+from callgate.conversation.listeners import Handlers, Listener, emit_to_listeners, handles
+from callgate.conversation.loop import converse
+from callgate.conversation.ports import ModelRequest, emit_nothing
+from callgate.conversation.preloaded_model import PreloadedTurns
+from callgate.records.row import RunRow
+from callgate.runtime.chat_setup import RightsNow
+from callgate.runtime.manager import RuntimeManager, new_call_id
+from callgate.runtime.runtime import Runtime
+from callgate.untrusted.readers import read_shape
+
+EXAMPLE: Final = '{"arguments": {…}}'
+
+
+class CallBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a call."""
+
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+    """An object, or a text as a model would write it."""
+
+    def text(self) -> str:
+        """Return the arguments unparsed, so that the gate sees duplicate keys."""
+        text = bytes(self.arguments).strip()
+        try:
+            if text[:1] == b'"':
+                return read_shape(self.arguments, str)
+            if text[:1] == b"{":
+                return text.decode()
+            why = "`arguments` is an object or a text"
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            why = str(error)
+        raise ChatError(400, f"The body should be like {EXAMPLE}: {why}.", param="arguments", code="invalid_body")
+
+
+def tool_routes(manager: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["tools"])
+    error = {"content": {"application/json": {"schema": envelope_schema()}}}
+    options = {"servers": "With the servers' states.", "models": "With how many of them each model is offered."}
+    parameters = [
+        {"name": name, "in": "query", "schema": {"enum": ["1"]}, "description": text} for name, text in options.items()
+    ]
+
+    @router.get(
+        "/v1/tools", summary="The tools of the server that this key may use", openapi_extra={"parameters": parameters}
+    )
+    async def list_tools(request: Request) -> Response:
+        runtime = manager.current
+        caller = caller_of(request, "tools")
+        listed: dict[str, Any] = {"object": "list", "data": _listed(runtime, caller)}
+        if request.query_params.get("servers") in {"1", "true", "on"}:
+            is_operator = runtime.access.may_administer(caller)
+            listed["servers"] = runtime.offered.servers() if is_operator else []
+        if request.query_params.get("models") in {"1", "true", "on"}:
+            listed["models"] = _costs_by_model(runtime, caller)
+        return Response(encode(listed), media_type="application/json")
+
+    @router.get(
+        "/v1/tools/{name}",  # noqa: FAST003 - read from the request, see `in_path`
+        summary="One tool; with `model` also its schema as that model gets it, and what its provider cannot express",
+        responses={404: {"description": "No such tool, or not for this key.", **error}},
+        openapi_extra={
+            "parameters": [
+                *in_path("name")["parameters"],
+                {"name": "model", "in": "query", "schema": {"type": "string"}},
+            ]
+        },
+    )
+    async def get_tool(request: Request) -> Response:
+        name = request.path_params["name"]
+        caller = caller_of(request, "tools")
+        facts = _described(manager.current, name, request.query_params.get("model"), caller)
+        if facts is None:
+            raise _no_such_tool(name)
+        return Response(encode(facts), media_type="application/json")
+
+    @router.post(
+        "/v1/tools/{name}/call",  # noqa: FAST003 - read from the request, see `in_path`
+        summary="Call one tool: through the gate, its policy, approval and the ledger, as a model's call",
+        responses={
+            403: {"description": "This key may not call tools without a model.", **error},
+            404: {"description": "No such tool, or not for this key.", **error},
+        },
+        openapi_extra=in_path("name")
+        | {
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/json": {
+                        "schema": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "properties": {
+                                "arguments": {
+                                    "anyOf": [{"type": "object"}, {"type": "string"}],
+                                    "description": "The arguments, or the text that a model might have written for them.",
+                                }
+                            },
+                        }
+                    }
+                },
+            }
+        },
+    )
+    async def call_tool(request: Request) -> Response:
+        caller = caller_of(request, "tool_call")
+        context = context_of(request.scope)
+        with manager.leased as runtime:
+            check_admin(runtime, caller)
+            if "idempotency-key" in context.headers:
+                message = "A call of a tool takes no Idempotency-Key. Look into the ledger (`callgate calls`) before you repeat one."
+                raise ChatError(400, message, param="Idempotency-Key", code="unsupported_parameter")
+            check_body(context.headers, runtime.limits.body_bytes)
+            raw_body = await read_counted(request.receive, runtime.limits.body_bytes, context.hold)
+            body = read_json_body(raw_body, CallBody, EXAMPLE)
+            rights = rights_of_chat(manager, context, runtime, model=None, check_caller=check_admin)
+            calling = _Calling(runtime, context, caller, rights.ask, request.path_params["name"], body.text())
+            return await calling.answer(request)
+
+    return router
+
+
+class _Calling:
+    """One call, run as a chat with a model that makes the call and then answers nothing."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        context: RequestContext,
+        caller: Caller,
+        rights: RightsNow,
+        name: str,
+        arguments: str,
+    ) -> None:
+        self._run_id = context.ids["run_id"] = new_run_id()
+        self._context = context
+        self._runtime = runtime
+        self._caller = caller
+        tools = runtime.offered.of_key(caller.tools)
+        self._toolbox = runtime.toolboxes.of_server(tools, caller, self._run_id, rights)
+        if name not in self._toolbox.offer:
+            raise _no_such_tool(name)
+        self._name = name
+        self._arguments = arguments
+
+    async def answer(self, request: Request) -> Response:
+        runtime = self._runtime
+        call_result = _CallResult()
+        row = RunRow(
+            id=self._run_id,
+            began=time.time(),
+            request_id=self._context.request_id,
+            key=self._caller.name,
+            route="tool",
+        )
+        policy = runtime.recording.policy(self._caller.name, content=wants_content(self._context))
+        trace = runtime.traces.begin(self._context.headers, self._run_id)
+        recording = runtime.recorder.begin(row, policy, trace=trace)
+        status = 200
+        error = ""
+        state = "cut_off"
+        try:
+            listeners: list[Listener] = [
+                recording.events_listener(0),
+                call_result,
+                WriteNote(_context=self._context),
+                runtime.log_listener(self._run_id),
+            ]
+            if recording.has_texts:
+                listeners.append(recording.texts_listener(0))
+            await run_unless_disconnected(self._run(listeners), request.receive, runtime.limits.request_seconds)
+            state = ""
+        except ClientDisconnected:
+            status = CLIENT_CLOSED
+            state = "client_left"
+            self._context.notes["ending"] = state
+            return Response(status_code=CLIENT_CLOSED)
+        except ChatError as failure:
+            status = failure.status
+            error = failure.code or failure.type
+            state = "failed"
+            return error_response(request, failure, self._headers())
+        finally:
+            runtime.recorder.end(recording, state=state, status=status, error=error)
+        return Response(encode(self._facts(call_result)), media_type="application/json", headers=self._headers())
+
+    async def _run(self, listeners: list[Listener]) -> None:
+        written: list[ModelEvent] = [CallWritten(self._name, self._arguments, new_call_id()), Finished("tool_calls")]
+        await converse(
+            ModelRequest(()),
+            PreloadedTurns("", [written, [Finished("stop")]]),
+            self._toolbox,
+            emit_to_listeners(listeners, emit_nothing),
+            new_id=new_call_id,
+            rules=self._runtime.rules,
+        )
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"x-callgate-run": self._run_id, "cache-control": "no-store"}
+        if self._context.wrote:
+            return headers | {"x-should-retry": "false"}
+        return headers
+
+    def _facts(self, call_result: "_CallResult") -> dict[str, Any]:
+        call = call_result.call
+        outcome = call_result.outcome
+        assert call is not None, "the model has written one call"
+        facts: dict[str, Any] = {"object": "tool.call", "run": self._run_id, "id": call.id, "name": self._name}
+        if outcome is None:
+            facts |= {"verdict": "broken", "flaw": str(call.flaw), "outcome": "not_run"}
+            return facts | {"text": feedback.explain(call, self._toolbox.offer)}
+        facts |= {"verdict": "ready", "repairs": [str(finding) for finding in call.findings]}
+        facts |= {
+            "outcome": str(outcome.kind) if isinstance(outcome, Failed) else "returned",
+            "ms": round(call_result.seconds * 1000, 1),
+            "text": outcome.text,
+        }
+        if isinstance(outcome, Returned):
+            facts["cut_bytes"] = outcome.cut_bytes
+            facts["images"] = [f"data:{image.mime_type};base64,{image.data}" for image in outcome.images]
+        return facts
+
+
+class _CallResult(Listener):
+    """Takes the outcome of the call."""
+
+    handlers: ClassVar[Handlers] = {}
+
+    def __init__(self) -> None:
+        self.call: Any = None
+        self.outcome: Outcome | None = None
+        self.seconds = 0.0
+
+    @handles(handlers, TurnEnded)
+    def _turn_ended(self, event: TurnEnded) -> None:
+        calls: list[Call] = [*event.answer.run, *event.answer.broken]
+        self.call = self.call or next(iter(calls), None)
+
+    @handles(handlers, CallEnded)
+    def _call_ended(self, event: CallEnded) -> None:
+        self.outcome = event.outcome
+        self.seconds = event.seconds
+
+
+def _listed(runtime: Runtime, caller: Caller) -> list[dict[str, Any]]:
+    """Describe the tools that a caller may use; for an operator also those that cannot be used, and why."""
+    return runtime.offered.listed(caller.tools, with_quarantined=runtime.access.may_administer(caller))
+
+
+def _costs_by_model(runtime: Runtime, caller: Caller) -> list[dict[str, Any]]:
+    """Say how many tools each model is offered where a caller asks it, and about how many tokens of every prompt they cost."""
+    entries = [(name, runtime.catalogue.entry(name)) for name in runtime.model_names(caller)]
+    return [{"id": name, **runtime.offered.cost(entry.tools, caller.tools)} for name, entry in entries]
+
+
+def _described(runtime: Runtime, name: str, model: str | None, caller: Caller) -> dict[str, Any] | None:
+    """Describe one tool; with a model also how that is sent it. None where there is no such tool."""
+    facts = next((tool for tool in _listed(runtime, caller) if tool["name"] == name), None)
+    if facts is None or model is None or "parameters" not in facts:
+        return facts
+    runtime.check_model(model, caller)
+    return {**facts, "sent": {"model": model, **runtime.models.schema_for(model, facts["parameters"])}}
+
+
+def _no_such_tool(name: str) -> ChatError:
+    return ChatError(404, f"No tool `{name[:64]}`, or not for this key.", param="name", code="tool_not_found")

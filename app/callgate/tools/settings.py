@@ -1,0 +1,46 @@
+"""The settings that tools of all kinds share. Each kind has its own in `kinds/`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from callgate.config.schema.guards import (
+    SAFETY,
+    WAITS,
+)
+from callgate.config.schema.values import (
+    NO_BOOLEAN,
+    Count,
+    Retries,
+    Seconds,
+    Section,
+    Switch,
+)
+from callgate.fleet.settings import PoolName
+from callgate.tools.approvals.settings import RequireApproval
+
+
+class ToolSection(Section):
+    """The settings of every kind of tool. Where a policy is not set, the tool's own applies, or the default."""
+
+    timeout: Seconds | None = None
+    """Seconds for one call, retries included; 30 by default."""
+    concurrency: Count | None = None
+    """How many calls may run at once; unlimited by default."""
+    max_result_bytes: Annotated[int, Field(ge=256), NO_BOOLEAN] | None = None
+    """How much of a result the model gets; `limits.tool_result_bytes` by default."""
+    safety: Annotated[Literal["read_only", "write", "destructive"] | None, SAFETY] = None
+    """What it may do to the world. Only read-only tools are ever tried again."""
+    in_order: Switch | None = None
+    """Whether a call that may write waits for the calls before it in its turn, and those behind it wait for it; on by default."""
+    retries: Retries | None = None
+    """Further tries after a failure, for read-only tools; 0 by default."""
+    require_approval: Annotated[RequireApproval | None, WAITS] = None
+    """Whether its calls wait for approval: `never`, `always`, or lists of names; else the top-level one counts."""
+
+
+class PlacedTool(ToolSection):
+    """A tool that may run here or on a fleet of workers."""
+
+    run_on: PoolName | None = None
+    """The pool of `pools` whose workers run it; here where it is not set."""

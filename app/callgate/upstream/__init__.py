@@ -1,1 +1,0 @@
-"""Model providers: sends requests, and reads answers into `ModelEvent`s."""

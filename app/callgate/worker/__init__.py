@@ -1,1 +1,0 @@
-"""`callgate worker`: runs tool calls for proxies on other machines. The only package that imports celery."""

@@ -1,0 +1,75 @@
+"""The outcome of an MCP result: text, images, and a note about everything else."""
+
+from typing import Any
+
+import pytest
+
+from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
+from callgate.tools.kinds.mcp.results import outcome_of
+from callgate.tools.kinds.mcp.wire import RpcAnswer, RpcError, answer_from
+
+
+def outcome_for(*content: dict[str, Any], **more: Any) -> Outcome:
+    return outcome_of(answer_from({"content": list(content), **more}))
+
+
+TEXT = {"type": "text", "text": "21 C"}
+
+
+def test_text_is_text_in_its_order():
+    assert outcome_for(TEXT, {"type": "text", "text": "and rain", "annotations": {"audience": ["user"]}}) == Returned(
+        "21 C\nand rain"
+    )
+
+
+def test_structured_content_is_shown_where_there_is_no_text():
+    assert outcome_for(structuredContent={"degrees": 21, "wind": None}) == Returned('{"degrees":21,"wind":null}')
+    assert outcome_for(TEXT, structuredContent={"degrees": 21}) == Returned("21 C")
+    assert outcome_for() == Returned("")
+
+
+def test_images_are_images():
+    image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+    assert outcome_for(image, structuredContent={"a": 1}) == Returned("", images=(Image("AAAA", "image/png"),))
+    blob = {"type": "resource", "resource": {"uri": "file:///a.png", "blob": "AAAA", "mimeType": "image/png"}}
+    assert outcome_for(blob) == Returned("[file:///a.png]", images=(Image("AAAA", "image/png"),))
+
+
+@pytest.mark.parametrize(
+    "piece, words",
+    [
+        ({"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}, "[audio/wav, 3 bytes, not shown]"),
+        ({"type": "resource", "resource": {"uri": "file:///a", "text": "inside"}}, "[file:///a]\ninside"),
+        (
+            {"type": "resource", "resource": {"uri": "", "blob": "AA=="}},
+            "[application/octet-stream, 1 bytes, not shown]",
+        ),
+        ({"type": "resource_link", "uri": "file:///a", "name": "a"}, "[a: file:///a]"),
+        ({"type": "hologram", "beam": 7}, "[hologram that cannot be shown]"),
+        ({"type": "image"}, "[image that cannot be shown]"),
+        ({}, "[something that cannot be shown]"),
+    ],
+)
+def test_everything_else_is_described(piece, words):
+    assert outcome_for(piece) == Returned(words)
+
+
+def test_a_failure_of_the_tool_is_a_failure():
+    assert outcome_for(TEXT, isError=True) == Failed("21 C")
+    assert outcome_for(isError=True) == Failed("The tool failed and did not say why.")
+
+
+def test_an_error_of_the_protocol_is_a_failure():
+    assert outcome_of(RpcAnswer(error=RpcError(-32602, "no such city"))) == Failed("no such city")
+    assert "-32000" in outcome_of(RpcAnswer(error=RpcError(-32000, ""))).text
+
+
+def test_a_tool_that_asks_a_person_is_refused():
+    outcome = outcome_for(resultType="input_required")
+    assert isinstance(outcome, Failed)
+    assert outcome.kind is FailureKind.REFUSED
+
+
+def test_what_was_not_kept_is_counted():
+    answer = answer_from({"content": [TEXT]})
+    assert outcome_of(RpcAnswer(answer.result, missing=7)) == Returned("21 C", cut_bytes=7)
