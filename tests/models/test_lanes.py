@@ -188,7 +188,8 @@ async def test_errors_are_mapped_scrubbed_and_asked_for_once(model, status, expe
     assert caught.value.retry_after == (7 if status in {429, 503} else None)
     assert len(server.requests) == 1
     if status == 400:
-        assert caught.value.message == "The model m says no: [redacted]"
+        # What litellm is sent back is masked where it comes in, letter by letter; elsewhere the writer names what it left out.
+        assert caught.value.message in {f"The model m says no: {mask}" for mask in ("[redacted]", "*" * len(KEY))}
 
 
 @both_ways
