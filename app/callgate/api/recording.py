@@ -11,7 +11,7 @@ from callgate.api.conversation import Conversation
 from callgate.api.errors import recorded_error
 from callgate.api.middleware import CLIENT_CLOSED, RequestContext
 from callgate.api.run_ports import TakenOver
-from callgate.callers.caller import Caller
+from callgate.callers.caller import Caller, owner_name
 from callgate.conversation.errors import ChatError
 from callgate.records.policy import NOT_KEPT, RecordPolicy
 from callgate.records.ports import Recording
@@ -24,8 +24,10 @@ LONGEST_NAME = 200
 """Characters of a model's name, which with a wildcard is the client's text."""
 CARRIED_ON = "carried_on"
 """Instead of a state: another process carries the run on. Only spans are kept here."""
-NO_EFFECT = frozenset({"", "on"})
-"""Values of `X-Callgate-Record` that change nothing."""
+OWN = "own"
+"""The value of `X-Callgate-Record` by which texts are kept in memory for the key of the request, where the config says nothing of them."""
+NO_EFFECT = frozenset({"", "on", OWN})
+"""Values of `X-Callgate-Record` that do not forbid to keep texts."""
 
 
 def begin(
@@ -41,7 +43,9 @@ def begin(
     trace = conversation.trace
     if trace is not None and trace.is_exported:
         trace.request.update(request_attributes(request))
-    policy = runtime.recording.common_policy or _policy(runtime, route, context, request, caller)
+    policy = runtime.recording.common_policy
+    if policy is None or "x-callgate-record" in context.headers:
+        policy = _policy(runtime, route, context, request, caller)
     is_kept = policy.runs != "off" and (route.is_recorded or "replay_of" in context.ids)
     if is_kept or (trace is not None and trace.is_exported):
         row = _row(route, conversation, context, request, caller, began)
@@ -106,7 +110,18 @@ def _policy(
     runtime: Runtime, route: Route, context: RequestContext, request: ChatRequest, caller: Caller
 ) -> RecordPolicy:
     names = request.model, route.name
-    return runtime.recording.policy(caller.name, names, content=wants_content(context))
+    return runtime.recording.policy(
+        caller.name, names, content=wants_content(context), private_to=private_to(runtime, context, caller)
+    )
+
+
+def private_to(runtime: Runtime, context: RequestContext, caller: Caller) -> str:
+    """Return the owner of a request whose texts may be kept in memory for it alone; empty where they may not."""
+    if caller.anonymous and runtime.recording.keeps_of_keyless:
+        return owner_name(caller)
+    if context.headers.get("x-callgate-record") == OWN and runtime.access.may_see(caller):
+        return owner_name(caller)
+    return ""
 
 
 def wants_content(context: RequestContext) -> bool:

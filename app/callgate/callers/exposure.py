@@ -1,5 +1,6 @@
 """Says where a server may listen without keys, and what may be done there."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from callgate.callers.caller import Keyless
@@ -32,6 +33,12 @@ def check_exposure(
         f"`{host}` can be reached by others and there are no keys: add one under `keys`, "
         "listen on 127.0.0.1, or say `auth: off` to let everyone in; `callgate keys create NAME` makes one"
     )
+
+
+def is_alone(host: str, auth: str, public_url: str | None, allowed_hosts: Sequence[str]) -> bool:
+    """Return whether a server without keys serves whoever sits at this machine and nobody else. Behind a proxy, which addresses it by
+    another name, it may serve anybody."""
+    return auth == "keys" and is_loopback(host) and public_url is None and not allowed_hosts
 
 
 def keyless_may_approve(host: str, keyless: Keyless) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from callgate.callers.exposure import is_alone
 from callgate.config.schema.whole import Config
 from callgate.recorder.recorder import Recorder
 from callgate.recorder.rules import RecordingRules
@@ -21,14 +22,24 @@ class WithRecorder:
         folder = None if config.data_dir is None else Path(config.data_dir)
         return Recorder(logs.masked, folder, metrics.runs_dropped.inc, metrics.used)
 
-    def rules(self, config: Config) -> RecordingRules:
-        return RecordingRules(config.record)
+    def rules(self, config: Config, recorder: RunRecorder) -> RecordingRules:
+        return RecordingRules(
+            config.record,
+            keeps_texts=recorder_behind(recorder).keeps_texts,
+            is_for_one_person=is_for_one_person(config),
+        )
 
     def spans(self, metrics: Metrics, recorder: RunRecorder) -> Tracing:
         return Tracing(metrics, recorder_behind(recorder))
 
     def news(self, recorder: RunRecorder, publish: Callable[[str], Awaitable[bool]]) -> RunNews:
         return RunNews(recorder_behind(recorder), publish)
+
+
+def is_for_one_person(config: Config) -> bool:
+    """Return whether only people at this machine reach a server, and need no key there."""
+    server = config.server
+    return is_alone(server.host, config.auth, server.public_url, server.allowed_hosts) and not config.keys
 
 
 def recorder_behind(port: RunRecorder) -> Recorder:

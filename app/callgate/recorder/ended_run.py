@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from callgate.recorder.stored_event import StoredEvent, decode_events, run_event
-from callgate.records.row import RecordedRun, RunEvent, RunRow
+from callgate.records.row import Kept, RecordedRun, RunEvent, RunRow
 from callgate.untrusted.messagepack import pack_written_here
 from callgate.untrusted.readers import msgpack_reader
 
@@ -33,6 +33,10 @@ class EndedRun(msgspec.Struct, gc=False):
     """The beginning of what the user asked last, if texts are kept."""
     has_wire: bool = False
     """True if the bodies of providers' answers are among its texts."""
+    private_to: str = ""
+    """Who alone is shown its texts; empty if it has none that are kept in memory alone."""
+    private: "EndedRun | None" = None
+    """The same run with the texts that are kept in memory alone. It is never written."""
 
     @property
     def id(self) -> str:
@@ -40,7 +44,23 @@ class EndedRun(msgspec.Struct, gc=False):
 
     def weight(self) -> int:
         """Return about how many bytes it takes in memory."""
-        return ROW_WEIGHT + len(self.events) + len(self.content)
+        weight = ROW_WEIGHT + len(self.events) + len(self.content)
+        if self.private is not None:
+            weight += self.private.weight()
+        return weight
+
+    def as_seen_by(self, owner: str) -> "EndedRun":
+        """Return the run with the texts that it may show to an owner."""
+        if self.private is not None and owner == self.private_to:
+            return self.private
+        return self
+
+    def without_private_texts(self) -> "EndedRun":
+        """Return the run after its private texts were dropped, with that as the reason why they are missing."""
+        if self.private is None:
+            return self
+        row = msgspec.structs.replace(self.private.row, kept=Kept.AGED_OUT)
+        return msgspec.structs.replace(self, private=EndedRun(row, self.events, b"", self.outcomes))
 
     def recorded(self) -> RecordedRun:
         """Return the run as readers see it."""

@@ -11,6 +11,8 @@ IN_MEMORY: Final = 200
 """How many runs are kept in memory, with or without a file."""
 IN_MEMORY_BYTES: Final = 32 * 1024 * 1024
 """The limit of their events and texts in memory. Beyond it the oldest runs are dropped from memory."""
+PRIVATE_BYTES: Final = 16 * 1024 * 1024
+"""The limit of the texts among them that are kept in memory alone. Beyond it the oldest of these texts are dropped, and not their runs."""
 
 
 class NewestRuns:
@@ -23,9 +25,20 @@ class NewestRuns:
     def add(self, runs: Iterable[EndedRun]) -> None:
         with self._lock:
             self._runs.extend(runs)
+            self._drop_private_texts()
             bytes = sum(run.weight() for run in self._runs)
             while bytes > IN_MEMORY_BYTES:
                 bytes -= self._runs.popleft().weight()
+
+    def _drop_private_texts(self) -> None:
+        """Drop the oldest private texts beyond their share. The runs stay: whose texts they were may not be who else looks at them."""
+        bytes = 0
+        for place in reversed(range(len(self._runs))):
+            run = self._runs[place]
+            if run.private is not None and run.private.content:
+                bytes += run.private.weight()
+                if bytes > PRIVATE_BYTES:
+                    self._runs[place] = run.without_private_texts()
 
     def all(self) -> list[EndedRun]:
         with self._lock:

@@ -49,6 +49,8 @@ class Recorder:
         self.process = f"{socket.gethostname()}:{os.getpid()}"
         """The name of this process in the rows of its runs."""
         self.watchers = Watchers()
+        self.keeps_texts = False
+        """True once an operator has said that texts are kept from now on, where the config says nothing of them."""
         self._mask = mask
         self._folder = folder
         self._under_way: dict[str, RunRecording] = {}
@@ -157,16 +159,16 @@ class Recorder:
             run_filter = run_filter.behind(rows[-1])
         return matching, rows[-1]
 
-    def get(self, id: str) -> RecordedRun | None:
-        """Return a run; None if there is none with this id."""
+    def get(self, id: str, owner: str = "") -> RecordedRun | None:
+        """Return a run; None if there is none with this id. `owner`: who asks, and is shown texts that are private to it."""
         recording = self._under_way.get(id) or self.writer.get(id)
         if recording is not None:
             if recording.is_deleted:
                 return None
-            return recording.recorded_now()
+            return recording.recorded_now(owner)
         run = self._newest.get(id)
         if run is not None:
-            return run.recorded()
+            return run.as_seen_by(owner).recorded()
         return self._read(lambda store: store.get(id))
 
     def replays_of(self, id: str, only: str | None = None) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -58,7 +58,8 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
 
     @property
     def has_texts(self) -> bool:
-        return self.policy.content_bytes is not None
+        """True if its texts are shown to all who may see the run."""
+        return self.policy.content_bytes is not None and not self.policy.private_to
 
     def note(self, choice: int, event: ChatEvent) -> None:
         """Record an event that happens now."""
@@ -112,18 +113,18 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         if self.ended is not None:
             return self.ended.row
         row = read_events(self, self.row, happened).row
-        if self.policy.content_bytes is not None:
+        if self.has_texts:
             row.kept = Kept.CONTENT
         return row
 
-    def recorded_now(self) -> RecordedRun:
-        """Return the run with its events until now. Thread-safe."""
+    def recorded_now(self, owner: str = "") -> RecordedRun:
+        """Return the run with its events until now, as an owner may see it. Thread-safe."""
         happened = list(self.happened)
         texts = dict(self.texts)
         if self.ended is not None:
-            return self.ended.recorded()
+            return self.ended.as_seen_by(owner).recorded()
         ended, _ = msgspec.structs.replace(self, happened=happened, texts=texts).encode()
-        return ended.recorded()
+        return ended.as_seen_by(owner).recorded()
 
     def is_encoded_quickly(self) -> bool:
         """Return False if encoding takes too long for the event loop."""
@@ -135,6 +136,11 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         reader = read_events(self, self.row, self.happened)
         if self.policy.content_bytes is None:
             self.ended = ended_run(reader.row, reader.events, None, reader.outcomes)
+        elif self.policy.private_to:
+            self.ended = ended_run(reader.row, reader.events, None, reader.outcomes)
+            self.ended.private_to = self.policy.private_to
+            with_texts = read_events(_WithTexts(self.mask, self.price, self.began), self.row, self.happened)
+            self.ended.private = self._with_texts(with_texts, self.policy.content_bytes)
         else:
             self.ended = self._with_texts(reader, self.policy.content_bytes)
         # New objects: readers in other threads still iterate over the old ones.
@@ -146,7 +152,7 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         row = reader.row
         events = reader.events
         content, cut = kept_texts(self.texts, most, self.mask)
-        row.kept = Kept.CONTENT
+        row.kept = Kept.MEMORY if self.policy.private_to else Kept.CONTENT
         if any(wire_turn(part) is None for part in cut):
             row.kept = Kept.CUT
         if cut:
@@ -171,6 +177,15 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         if not texts or not isinstance(texts[-1], str):
             return ""
         return self.mask(texts[-1][: QUESTION_CHARACTERS + MASKED_BEYOND])[:QUESTION_CHARACTERS]
+
+
+class _WithTexts(NamedTuple):
+    """How the events of a run are read for whoever may see its texts."""
+
+    mask: Mask
+    price: PriceOf
+    began: float
+    has_texts: bool = True
 
 
 class _MessageText(msgspec.Struct):

@@ -12,7 +12,7 @@ from callgate.untrusted.doors import TooMuch, open_text
 from callgate.untrusted.readers import read_value
 
 WHY_NOT: Final[Mapping[Kept, str]] = {
-    Kept.NOTHING: "nothing of what was said is kept (`record.content` is off, or the request asked for that)",
+    Kept.NOTHING: "nothing of what was said is kept (`record.content: on` keeps it, unless the request forbids it)",
     Kept.CUT: "some of what was said was longer than `record.content_bytes`, and is kept cut",
     Kept.AGED_OUT: "what was said has been removed to make room",
 }

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from callgate.config.schema.guards import ALL_KEPT, WIDENS_ON, WidensTo
+from callgate.config.schema.guards import ALL_KEPT, KEEPS_TEXTS, WidensTo
 from callgate.config.schema.values import NO_BOOLEAN, Globs, Section, Switch, off_or_on
 
 
@@ -49,9 +49,11 @@ class Record(Section):
     """`eventful`: only runs that called a tool, had a finding or a retry, failed, or took over 30 seconds."""
     passed: Annotated[Literal["all", "errors"], BeforeValidator(off_or_on)] = "errors"
     """The same for requests that are passed through without a tool of Callgate's; `errors` includes requests that succeeded after a retry."""
-    content: Annotated[Switch, WIDENS_ON] = False
-    """Keep texts too: the request, the model's text, arguments and results. They may contain anything; secrets known to
-    Callgate are masked."""
+    content: Annotated[Switch | None, KEEPS_TEXTS] = None
+    """`on`: keep texts too: the request, the model's text, arguments and results. They may contain anything; secrets known to
+    Callgate are masked. `off`: keep none. If left out, they are kept in memory alone, of the newest runs: those of a server without keys
+    that serves this machine alone, and those of requests with `X-Callgate-Record: own`, which the Playground sends. Only the key of
+    such a request is shown them."""
     content_bytes: Annotated[int, Field(ge=256, le=10_000_000), NO_BOOLEAN] = 65_536
     """How much of each text is kept."""
     wire: Annotated[

@@ -95,6 +95,7 @@ class NothingRecorded:
     """The rules by which nothing is recorded."""
 
     common_policy: Final = NOT_KEPT
+    keeps_of_keyless: Final = False
 
     def change(self, policy: RecordPolicy) -> NoReturn:
         raise ValueError("this server has no recorder")
@@ -102,7 +103,9 @@ class NothingRecorded:
     def records(self, *, with_tools: bool) -> bool:
         return False
 
-    def policy(self, key: str, models: Sequence[str] = (), *, content: bool = True) -> RecordPolicy:
+    def policy(
+        self, key: str, models: Sequence[str] = (), *, content: bool = True, private_to: str = ""
+    ) -> RecordPolicy:
         return NOT_KEPT
 
 
@@ -124,7 +127,7 @@ class WithoutRecorder:
     def recorder(self, config: Config, metrics: Metrics) -> NoRecorder:
         return NoRecorder()
 
-    def rules(self, config: Config) -> NothingRecorded:
+    def rules(self, config: Config, recorder: object) -> NothingRecorded:
         if config.record.runs != "off" and "runs" in config.record.model_fields_set:
             raise BadEntry(("record", "runs"), None, "this server has no recorder: leave it out, or say `off`")
         return NothingRecorded()

@@ -17,6 +17,9 @@ class RecordPolicy(msgspec.Struct, frozen=True):
     passed: Literal["all", "errors"] = "errors"
     content_bytes: int | None = None
     """The kept length of each text, in bytes; None keeps no texts."""
+    private_to: str = ""
+    """The owner of the request, where its texts are kept in memory alone, and shown to nobody else; empty where the config says that
+    texts are kept."""
     wire: WireKept = "off"
     """Whether the bodies of providers' answers are kept with the other texts."""
     keep_days: float = 14.0

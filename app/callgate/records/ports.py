@@ -130,9 +130,17 @@ class RecordRules(Protocol):
         """Return whether runs are recorded, from the beginning or only when they fail."""
         ...
 
-    def policy(self, key: str, models: Sequence[str] = (), *, content: bool = True) -> RecordPolicy:
+    @property
+    def keeps_of_keyless(self) -> bool:
+        """Whether texts of requests without a key are kept in memory, for them alone."""
+        ...
+
+    def policy(
+        self, key: str, models: Sequence[str] = (), *, content: bool = True, private_to: str = ""
+    ) -> RecordPolicy:
         """Return what is recorded of a request with this key. `models`: the names of its model, as the client and as the config
-        write it. `content`: false where the request wants no content stored."""
+        write it. `content`: false where the request wants no content stored. `private_to`: the owner for whom texts are kept in
+        memory, where the config says nothing of them."""
         ...
 
 
@@ -177,7 +185,7 @@ class RecorderParts(Protocol):
         """Build the recorder. Raises `BadEntry` where it cannot do what the config says."""
         ...
 
-    def rules(self, config: Config) -> RecordRules: ...
+    def rules(self, config: Config, recorder: RunRecorder) -> RecordRules: ...
 
     def spans(self, metrics: Metrics, recorder: RunRecorder) -> SpanExport: ...
 

@@ -26,6 +26,8 @@ class Kept(StrEnum):
     NOTHING = "nothing"
     """`record.content` is off, or the request asked for none."""
     CONTENT = "content"
+    MEMORY = "memory"
+    """In memory alone, for the key of the request: the config does not say whether texts are kept."""
     CUT = "cut"
     """A text was longer than `record.content_bytes`: such a run cannot be replayed."""
     AGED_OUT = "aged_out"

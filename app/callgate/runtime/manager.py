@@ -102,6 +102,11 @@ class RuntimeManager:
         """True if no key is required."""
         return self.current.access.is_keyless
 
+    @property
+    def is_one_of_many(self) -> bool:
+        """True if other processes serve the same clients."""
+        return self._workers is not None or self._news is not None
+
     def is_ready(self) -> bool:
         """True if a load balancer should send requests here; not while fewer than half of the workers are left."""
         return self._is_open and (self._workers is None or self._workers.are_enough())

@@ -80,7 +80,7 @@ class Runtime:
         self._logged_words = LoggedWords()
         self._places = concurrency_of(config)
         self.recorder = shared.recorder
-        self.recording = shared.parts.recorder.rules(config)
+        self.recording = shared.parts.recorder.rules(config, shared.recorder)
         self.traces = RequestTraces()
         self._tracing = shared.tracing
         self._tools_shown = {("key", key.name): key.responses.tools_shown for key in config.keys}

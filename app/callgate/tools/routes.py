@@ -13,7 +13,7 @@ from callgate.api.conversation import WriteNote
 from callgate.api.errors import encode, envelope_schema, error_response, in_path
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import CLIENT_CLOSED, RequestContext, context_of
-from callgate.api.recording import wants_content
+from callgate.api.recording import private_to, wants_content
 from callgate.api.rights import caller_of, check_admin, rights_of_chat
 from callgate.callers.caller import Caller
 from callgate.calls.outcome import Failed, Outcome, Returned
@@ -175,7 +175,11 @@ class _Calling:
             key=self._caller.name,
             route="tool",
         )
-        policy = runtime.recording.policy(self._caller.name, content=wants_content(self._context))
+        policy = runtime.recording.policy(
+            self._caller.name,
+            content=wants_content(self._context),
+            private_to=private_to(runtime, self._context, self._caller),
+        )
         trace = runtime.traces.begin(self._context.headers, self._run_id)
         recording = runtime.recorder.begin(row, policy, trace=trace)
         status = 200
@@ -188,7 +192,7 @@ class _Calling:
                 WriteNote(_context=self._context),
                 runtime.log_listener(self._run_id),
             ]
-            if recording.has_texts:
+            if recording.policy.content_bytes is not None:
                 listeners.append(recording.texts_listener(0))
             await run_unless_disconnected(self._run(listeners), request.receive, runtime.limits.request_seconds)
             state = ""

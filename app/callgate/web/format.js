@@ -61,6 +61,7 @@ export const state = (state) => /** @type {[string, string]} */ (STATES[/** @typ
 
 const WHY_NOT_KEPT = {
   nothing: "not kept (the config has no `record: {content: on}`, or the request asked for that)",
+  memory: "never came",
   cut: "not kept, or never came; other texts were cut at record.content_bytes",
   aged_out: "aged out: removed to make room (record.keep)",
   content: "never came",

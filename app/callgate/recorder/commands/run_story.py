@@ -8,8 +8,9 @@ from callgate.records.row import Kept, RecordedRun, RunEvent, RunRow
 from callgate.telemetry.terminal import in_a_line
 
 NOT_KEPT: Final[Mapping[str, str]] = {
-    Kept.NOTHING: "not kept (record.content: off, or the request asked for that)",
+    Kept.NOTHING: "not kept (`record.content: on` keeps them, unless the request forbids it)",
     Kept.CONTENT: "kept",
+    Kept.MEMORY: "kept in memory, for this key alone",
     Kept.CUT: "kept, some cut at record.content_bytes",
     Kept.AGED_OUT: "removed to make room (record.keep)",
 }

@@ -15,7 +15,6 @@ from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.faces import FaceExchange
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import RequestContext
-from callgate.api.rights import seen_by
 from callgate.chat.requests import read_chat_request
 from callgate.chat.writers import AnswerHead, CompletionWriter
 from callgate.config.schema.whole import Config
@@ -71,7 +70,7 @@ class _ReplayFace:
         settings = read_json_body(
             body or written_here(b"{}"), ReplayBody, '{"model": "…", "from_turn": 0, "tools": "recorded"}'
         )
-        run = await found_run(self._manager, id, seen_by(self._manager.current, caller))
+        run = await found_run(self._manager, id, caller)
         try:
             body_again = request_of(run)
             if settings.from_turn < 0:

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from callgate.api.rights import seen_by
+from callgate.callers.caller import Caller, owner_name
 from callgate.conversation.errors import ChatError
 from callgate.recorder.building import recorder_behind
 from callgate.recorder.replayable import NotReplayable
@@ -29,9 +31,10 @@ async def read_runs(read: Callable[..., Found], *arguments: Any) -> Found:
         raise ChatError(503, message, type="server_error", code="runs_unusable") from failure
 
 
-async def found_run(manager: RuntimeManager, id: str, only: str | None) -> RecordedRun:
-    """Return a run. Raises 404 for one of another key than `only`."""
-    run = await read_runs(recorder_behind(manager.recorder).get, id)
+async def found_run(manager: RuntimeManager, id: str, caller: Caller) -> RecordedRun:
+    """Return a run as a caller may see it. Raises 404 for one that it may not see."""
+    only = seen_by(manager.current, caller)
+    run = await read_runs(recorder_behind(manager.recorder).get, id, owner_name(caller))
     if run is not None and only in (None, run.row.key):
         return run
     raise no_such_run(id)

@@ -13,8 +13,9 @@ from callgate.recorder.building import recorder_behind
 from callgate.recorder.replayable import NotReplayable
 from callgate.recorder.routes.feed import feed_routes, followed
 from callgate.recorder.routes.run_facts import facts_of, found_run, no_such_run, not_replayable, read_runs
+from callgate.recorder.routes.texts import texts_routes
 from callgate.recorder.run_filter import RunFilter
-from callgate.records.row import RecordedRun, wire_turn
+from callgate.records.row import Kept, RecordedRun, wire_turn
 from callgate.runtime.manager import RuntimeManager
 
 MOST: Final = 200
@@ -79,6 +80,7 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
         openapi_extra=in_path("id"),
     )(runs.delete_run)
     router.include_router(feed_routes(manager))
+    router.include_router(texts_routes(manager))
     return router
 
 
@@ -164,11 +166,11 @@ class _Runs:
         return seen_by(self._manager.current, caller_of(request, "runs"))
 
     async def _run(self, request: Request) -> RecordedRun:
-        return await found_run(self._manager, request.path_params["id"], self._only(request))
+        return await found_run(self._manager, request.path_params["id"], caller_of(request, "runs"))
 
 
 def _note_content_read(request: Request, run: RecordedRun, how: str) -> None:
-    if run.content:
+    if run.content and run.row.kept != Kept.MEMORY:  # or they are the caller's own
         audit.info("run_content_read", by=caller_of(request, "runs").name, run=run.row.id, how=how)
 
 

@@ -81,7 +81,7 @@ function draw() {
         })}
       </tbody>
     </table></div>
-    <p><small>Rows that differ are marked with ≠.${runs.some((run) => run.kept !== "content") ? " Texts of a run that are not kept are not compared." : ""}</small></p>`,
+    <p><small>Rows that differ are marked with ≠.${runs.some((run) => !["content", "memory"].includes(run.kept)) ? " Texts of a run that are not kept are not compared." : ""}</small></p>`,
     root,
   );
 }

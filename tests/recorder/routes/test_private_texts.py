@@ -1,0 +1,234 @@
+"""Texts where the config does not say whether they are kept: in memory alone, and shown to whoever they are of."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from callgate.access.keys import mint_key
+from callgate.application import create_app
+from callgate.config import redaction
+from callgate.config.redaction import Redactor
+from callgate.config.schema.whole import Config
+from callgate.recorder import newest_runs
+from callgate.recorder.store import FILE
+from tests.harness.clients import http_client
+from tests.harness.configs import config_dict
+from tests.harness.served import served_to_http
+from tests.harness.server import serve
+from tests.scripted_upstream import Call, Reply, Upstream
+
+pytestmark = pytest.mark.anyio
+
+TOOLS = ("add",)
+QUESTION = {"model": "m", "messages": [{"role": "user", "content": "planted question"}]}
+BROKEN = Call("add", {"planted_key": 1}, id="call_bad")
+TURNS = [
+    Reply(calls=[BROKEN]),
+    Reply(calls=[Call("add", {"a": 2, "b": 3}, id="call_add")]),
+    Reply(text="planted answer"),
+]
+KEYLESS = {"auth": "keys"}
+OWN = {"x-callgate-record": "own"}
+
+
+def keyring(**rights: dict[str, Any]) -> tuple[dict[str, dict[str, str]], dict[str, Any]]:
+    """Headers by the names of the keys, and the sections of a config that knows them."""
+    headers, entries = {}, []
+    for name, more in rights.items():
+        key, hash = mint_key()
+        headers[name] = {"authorization": f"Bearer {key}"}
+        entries.append({"name": name, "hash": hash, **more})
+    return headers, {"auth": "keys", "keys": entries}
+
+
+async def question_asked(client: httpx.AsyncClient, upstream: Upstream, **options: Any) -> str:
+    upstream.script("m", TURNS)
+    answer = await client.post("/v1/chat/completions", json=QUESTION, **options)
+    assert answer.status_code == 200
+    return str(answer.headers["x-callgate-run"])
+
+
+async def shown(client: httpx.AsyncClient, run: str, **options: Any) -> dict[str, Any]:
+    whole: dict[str, Any] = (await client.get(f"/v1/runs/{run}", params={"content": 1}, **options)).json()
+    return whole
+
+
+def written(folder: Path) -> bytes:
+    """What the files of runs have in them."""
+    return b"".join(file.read_bytes() for file in folder.glob(f"{FILE}*"))
+
+
+async def test_a_keyless_server_of_one_person_shows_and_replays_what_was_said(upstream: Upstream) -> None:
+    async with served_to_http(upstream, *TOOLS, **KEYLESS) as client:
+        run = await question_asked(client, upstream)
+        whole = await shown(client, run)
+        upstream.script("m", TURNS)
+        again = await client.post(f"/v1/runs/{run}/replay", json={})
+        exported = await client.get(f"/v1/runs/{run}/export", params={"as": "curl"})
+
+    assert whole["kept"] == "memory"
+    assert "planted question" in whole["content"]["request"]
+    assert whole["content"]["call.call_add.result"] == "5"
+    [broken] = [call for event in whole["events"] for call in event.get("facts", {}).get("calls", ()) if "flaw" in call]
+    assert "planted_key" in json.dumps(broken["problem"])
+    assert again.json()["answer"]["choices"][0]["message"]["content"] == "planted answer"
+    assert "planted question" in exported.text
+
+
+async def test_secrets_are_masked_in_them(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "current", Redactor(["planted question"]))
+    async with served_to_http(upstream, *TOOLS, **KEYLESS) as client:
+        whole = await shown(client, await question_asked(client, upstream))
+
+    assert whole["kept"] == "memory"
+    assert "planted answer" in json.dumps(whole)
+    assert "planted question" not in json.dumps(whole)
+
+
+async def test_such_texts_are_in_no_file_and_gone_after_a_restart(upstream: Upstream, tmp_path: Path) -> None:
+    async with served_to_http(upstream, *TOOLS, data_dir=str(tmp_path), **KEYLESS) as client:
+        run = await question_asked(client, upstream)
+        assert (await shown(client, run))["kept"] == "memory"
+    files = written(tmp_path)
+    async with served_to_http(upstream, *TOOLS, data_dir=str(tmp_path), **KEYLESS) as client:
+        later = await shown(client, run)
+
+    assert run.encode() in files
+    assert b"planted" not in files
+    assert (later["kept"], later["content"]) == ("nothing", {})
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {**KEYLESS, "record": {"content": False}},
+        {"auth": "off"},
+        {**KEYLESS, "server": {"public_url": "https://llm.example.com"}},
+        {**KEYLESS, "server": {"allowed_hosts": ["llm.example.com"]}},
+        {**KEYLESS, "record": {"less": [{"models": ["m"], "keep": "no_content"}]}},
+    ],
+    ids=["it is written off", "everyone is let in", "a public address", "other names", "less of this model"],
+)
+async def test_they_are_not_kept_where_others_may_come_or_the_config_says_so(
+    upstream: Upstream, sections: dict[str, Any]
+) -> None:
+    async with served_to_http(upstream, *TOOLS, **sections) as client:
+        run = await question_asked(client, upstream)
+        whole = await shown(client, run)
+
+    assert (whole["kept"], whole["content"]) == ("nothing", {})
+    assert "planted" not in json.dumps(whole)
+
+
+@pytest.mark.parametrize("header", ["off", "anything"])
+async def test_a_request_can_forbid_it(upstream: Upstream, header: str) -> None:
+    async with served_to_http(upstream, *TOOLS, **KEYLESS) as client:
+        run = await question_asked(client, upstream, headers={"x-callgate-record": header})
+        whole = await shown(client, run)
+
+    assert (whole["kept"], whole["content"]) == ("nothing", {})
+
+
+async def test_with_keys_a_request_keeps_its_own_texts_for_its_key_alone(upstream: Upstream) -> None:
+    keys, auth = keyring(alice={"see": "own"}, boss={"admin": True})
+    async with served_to_http(upstream, *TOOLS, **auth) as client:
+        usual = await question_asked(client, upstream, headers=keys["alice"])
+        own = await question_asked(client, upstream, headers=keys["alice"] | OWN)
+        unasked = await shown(client, usual, headers=keys["alice"])
+        mine = await shown(client, own, headers=keys["alice"])
+        others = await shown(client, own, headers=keys["boss"])
+        replay = await client.post(f"/v1/runs/{own}/replay", json={}, headers=keys["boss"])
+        exports = [
+            (await client.get(f"/v1/runs/{own}/export", params={"as": form}, headers=keys["boss"])).text
+            for form in ("json", "curl", "recording", "otlp")
+        ]
+        followed = await client.get(f"/v1/runs/{own}", headers=keys["boss"] | {"accept": "text/event-stream"})
+        listed = await client.get("/v1/runs", headers=keys["boss"])
+
+    assert (unasked["kept"], mine["kept"], others["kept"]) == ("nothing", "memory", "nothing")
+    assert "planted question" in mine["content"]["request"]
+    assert replay.status_code == 409
+    for text in (json.dumps(others), replay.text, *exports, followed.text, listed.text):
+        assert "planted" not in text
+
+
+async def test_a_key_that_may_see_no_runs_has_none_kept(upstream: Upstream) -> None:
+    keys, auth = keyring(alice={}, boss={"admin": True})
+    async with served_to_http(upstream, *TOOLS, **auth) as client:
+        run = await question_asked(client, upstream, headers=keys["alice"] | OWN)
+        others = await shown(client, run, headers=keys["boss"])
+
+    assert others["kept"] == "nothing"
+
+
+async def test_a_run_under_way_shows_its_texts_to_its_key_alone(upstream: Upstream) -> None:
+    keys, auth = keyring(alice={"see": "own"}, boss={"admin": True, "approve": True})
+    config = Config.model_validate(
+        config_dict(upstream.url, tools=["add"], require_approval={"always": ["add"]}, **auth)
+    )
+    upstream.script("m", TURNS)
+    async with serve(create_app(config)) as url, http_client(url) as client, http_client(url) as asking:
+        head = keys["alice"] | OWN | {"x-callgate-events": "trace"}
+        question = {**QUESTION, "stream": True}
+        async with asking.stream("POST", "/v1/chat/completions", json=question, headers=head) as answer:
+            run = answer.headers["x-callgate-run"]
+            async for line in answer.aiter_lines():
+                if '"approval"' in line:
+                    break
+            mine = await shown(client, run, headers=keys["alice"])
+            others = await shown(client, run, headers=keys["boss"])
+
+    assert (mine["state"], mine["kept"], others["kept"]) == ("under_way", "memory", "nothing")
+    assert "planted question" in json.dumps(mine)
+    assert "planted" not in json.dumps(others)
+
+
+async def test_their_memory_is_bounded_and_the_runs_stay(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served_to_http(upstream, *TOOLS, **KEYLESS) as client:
+        first = await question_asked(client, upstream)
+        monkeypatch.setattr(newest_runs, "PRIVATE_BYTES", 1)
+        second = await question_asked(client, upstream)
+        while (older := await shown(client, first))["kept"] == "memory":
+            pass
+        newer = await shown(client, second)
+        rows = (await client.get("/v1/runs")).json()["data"]
+
+    assert (older["kept"], older["content"]) == ("aged_out", {})
+    assert newer["kept"] in {"memory", "aged_out"}
+    assert {row["id"] for row in rows} == {first, second}
+
+
+async def test_an_operator_can_have_texts_kept_from_now_on(upstream: Upstream, tmp_path: Path) -> None:
+    keys, auth = keyring(alice={"see": "own"}, boss={"admin": True})
+    async with served_to_http(upstream, *TOOLS, data_dir=str(tmp_path), **auth) as client:
+        refused = await client.post("/admin/record", json={"content": "on"}, headers=keys["alice"])
+        before = (await client.get("/admin/record", headers=keys["boss"])).json()
+        with capture_logs() as lines:
+            after = (await client.post("/admin/record", json={"content": "on"}, headers=keys["boss"])).json()
+        kept = await question_asked(client, upstream, headers=keys["alice"])
+        seen = await shown(client, kept, headers=keys["boss"])
+        await client.post("/admin/record", json={"content": "off"}, headers=keys["boss"])
+        without = await question_asked(client, upstream, headers=keys["alice"])
+        unseen = await shown(client, without, headers=keys["boss"])
+
+    assert refused.status_code == 403
+    assert (before["content"], after["content"], after["is_written"]) == ("off", "on", True)
+    [line] = [line for line in lines if line["event"] == "authority_widened"]
+    assert (line["by"], line["through"]) == ("boss", "POST /admin/record")
+    assert (seen["kept"], unseen["kept"]) == ("content", "nothing")
+    assert "planted question" in seen["content"]["request"]
+
+
+@pytest.mark.parametrize("content", [False, True])
+async def test_the_switch_does_not_move_where_the_config_decides(upstream: Upstream, content: bool) -> None:
+    async with served_to_http(upstream, *TOOLS, record={"content": content}, **KEYLESS) as client:
+        answer = await client.post("/admin/record", json={"content": "on"})
+        facts = (await client.get("/admin/record")).json()
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "record_is_fixed")
+    assert facts["content"] == ("on" if content else "off")
+    assert "The config says" in facts["fixed"]
