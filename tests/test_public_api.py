@@ -14,7 +14,7 @@ from tests.harness.clients import openai_client, whole
 from tests.harness.process import ROOT, serving_command
 from tests.scripted_upstream import Call, Reply, Upstream
 
-NAMES = "tool, Context, ToolError, Image, ToolCallBuffer, ToolUseBuffer"
+NAMES = "tool, start, stop, Context, ToolError, Image, ToolCallBuffer, ToolUseBuffer"
 IMPORT_SECONDS = 0.05
 
 

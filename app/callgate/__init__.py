@@ -1,7 +1,7 @@
 """Callgate: an OpenAI-compatible HTTP proxy that runs your tools, and never runs half a call.
 
 For authors of Python tools, and for programs that gather tool calls themselves:
-`from callgate import tool, Context, ToolError, Image, ToolCallBuffer, ToolUseBuffer`. Each name is imported when it is first
+`from callgate import tool, start, stop, Context, ToolError, Image, ToolCallBuffer, ToolUseBuffer`. Each name is imported when it is first
 used, and none of them loads the server.
 """
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from callgate.calls.buffer import ToolCallBuffer
     from callgate.calls.outcome import Image
     from callgate.text_calls.blocks import ToolUseBuffer
-    from callgate.tools.kinds.python.authoring import Context, ToolError, tool
+    from callgate.tools.kinds.python.authoring import Context, ToolError, start, stop, tool
 
 __version__ = "0.1.0"
-__all__ = ["Context", "Image", "ToolCallBuffer", "ToolError", "ToolUseBuffer", "tool"]
+__all__ = ["Context", "Image", "ToolCallBuffer", "ToolError", "ToolUseBuffer", "start", "stop", "tool"]
 
 _MODULES = {
     "Context": "callgate.tools.kinds.python.authoring",
@@ -22,6 +22,8 @@ _MODULES = {
     "ToolCallBuffer": "callgate.calls.buffer",
     "ToolError": "callgate.tools.kinds.python.authoring",
     "ToolUseBuffer": "callgate.text_calls.blocks",
+    "start": "callgate.tools.kinds.python.authoring",
+    "stop": "callgate.tools.kinds.python.authoring",
     "tool": "callgate.tools.kinds.python.authoring",
 }
 

@@ -13,7 +13,7 @@ COMMANDS = [
     line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
 ]
 OUTCOMES = {
-    "callgate check": (0, "fine; 1 model, 4 tools"),
+    "callgate check": (0, "fine; 1 model, 5 tools"),
     """callgate tools call lookup '{"word": "oauth"}'""": (0, "an open standard (oauth)"),
     "callgate tools list": (0, "wait_politely"),
     """callgate tools call chart '{"city": "Oslo"}'""": (0, "The chart of Oslo."),
@@ -27,7 +27,9 @@ def folder(tmp_path: Path) -> Path:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     with (tmp_path / "config.yaml").open("a") as config:
-        config.write("  - {kind: python, module: both}\n  - {kind: python, module: charts}\n")
+        config.write(
+            "  - {kind: python, module: both}\n  - {kind: python, module: charts}\n  - {kind: python, module: orders}\n"
+        )
     return tmp_path
 
 
@@ -39,7 +41,7 @@ def run_in_shell(command: str, folder: Path, installed: Path) -> "subprocess.Com
 
 
 def test_every_file_and_command_of_the_page_is_tried_here():
-    assert set(FILES) == {"my_tools.py", "config.yaml", "both.py", "charts.py", "test_my_tools.py"}
+    assert set(FILES) == {"my_tools.py", "config.yaml", "both.py", "charts.py", "orders.py", "test_my_tools.py"}
     assert {each for each in COMMANDS if each.startswith("callgate")} == set(OUTCOMES)
 
 
@@ -57,6 +59,7 @@ def test_each_command_does_what_the_page_says(command, folder, installed):
         ("""chart '{"city": "Oslo"}'""", 0, "image/png", " 25% reading Oslo\n 90% drawing\n"),
         ("""chart '{"city": "Atlantis"}'""", 1, "", "Ask for another city."),
         ("""lookup '{"word": "oauth", "language": "xx"}'""", 1, "", "my_tools.py:13"),
+        ("""count_orders '{"state": "open"}'""", 0, "0 orders", ""),
         ("""wait_politely '{"seconds": 0}'""", 0, "done", ""),
         ("""wait_in_a_thread '{"seconds": 0}'""", 0, "done", ""),
     ],

@@ -74,6 +74,30 @@ def lives(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
+async def test_modules_are_started_and_stopped_in_each_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JOURNAL", str(tmp_path / "journal"))
+    (tmp_path / "hooks_of_workers.py").write_text(
+        "import os\nfrom callgate import start, stop, tool\n"
+        "def note(what):\n    with open(os.environ['JOURNAL'], 'a') as journal:\n"
+        "        journal.write(f'{what} {os.getpid()}\\n')\n"
+        "@start\ndef connect():\n    note('start')\n"
+        "@stop\nasync def disconnect():\n    note('stop')\n"
+        "@tool\ndef lookup() -> str:\n    return 'found'\n"
+    )
+    config = _config(server={"workers": 2}, data_dir=str(tmp_path / "data"))
+    config["tools"] = [{"kind": "python", "module": "hooks_of_workers"}]
+    file = tmp_path / "config.yaml"
+    file.write_text(as_yaml(config), "utf-8")
+    async with serving_command(file) as child:
+        processes = of(child)
+        child.signal(signal.SIGTERM)
+        await child.ended()
+    lines = (tmp_path / "journal").read_text().splitlines()
+    assert len(processes) == 2
+    assert sorted(lines) == sorted(f"{what} {process}" for what in ("start", "stop") for process in processes)
+
+
 @needs("redis-server")
 @pytest.mark.slow
 async def test_workers_share_the_requests_and_the_metrics_count_all_of_them(tmp_path: Path):

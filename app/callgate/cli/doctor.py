@@ -177,7 +177,7 @@ def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
     from callgate.runtime.tool_patterns import pattern_problems, tools_offered_to_no_model
 
     kinds = {status.name: status.kind for status in registry.sources()}
-    for status in registry.sources():
+    for status in (*registry.sources(), *registry.services()):
         ready = status.state == "ready"
         detail = status.error or str(status.state)
         if ready:
@@ -185,7 +185,7 @@ def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
             todo = None
         else:
             verdict = "fail"
-            todo = _todo_for_source(config, status.name, detail)
+            todo = _todo_for_source(config, status.name, status.kind, detail)
         yield _check(f"source {status.name}", verdict, detail, status.seconds, todo=todo, kind=status.kind)
     for broken in registry.quarantined():
         # Unusable tools of a document or server are not the config's fault.
@@ -212,7 +212,9 @@ def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
     yield _check("tools", "ok", f"{len(tools)} can be used")
 
 
-def _todo_for_source(config: "Config", name: str, detail: str) -> str:
+def _todo_for_source(config: "Config", name: str, kind: str, detail: str) -> str:
+    if kind == "python":
+        return "look at what its function marked with @start needs; it is tried again while Callgate serves"
     server = config.mcp_servers.get(name)
     if server is None:
         return "look whether `document` can be fetched from this machine; it is tried again while Callgate serves"

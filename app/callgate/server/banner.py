@@ -67,6 +67,9 @@ def tools_banner(registry: Registry) -> str:
     parts = [_listed(own)] if own else []
     for status in registry.sources():
         parts.append(_state(status, [tool.name for tool in tools if tool.source == status.name]))
+    for status in registry.services():
+        if status.state is not SourceState.READY:
+            parts.append(_state(status, []))
     parts += [f"{broken.name} cannot be used: {broken.reason}" for broken in registry.quarantined()[:MOST_NAMES]]
     return "  tools   " + "\n          ".join(parts or ["none"])
 

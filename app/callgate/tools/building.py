@@ -90,6 +90,7 @@ def _placed(tool: Tool, entry: PlacedTool, config: Config, fleet: "Fleet | None"
     from callgate.fleet.executor import NoFleet, on_fleet
     from callgate.fleet.fleet import FleetPool
 
+    tool = replace(tool, services=())  # they are opened where it runs
     if fleet is None:
         return replace(tool, executor=NoFleet(entry.run_on), queue=None)
     return on_fleet(tool, fleet, FleetPool(entry.run_on, config.pools[entry.run_on].queue_seconds))

@@ -89,7 +89,7 @@ async def _listing(loaded: "Loaded") -> dict[str, Any]:
             "tools": tools,
             "quarantined": [quarantined_facts(broken) for broken in registry.quarantined()],
             "clashes": [clash_facts(clash) for clash in registry.clashes()],
-            "sources": [source_facts(status) for status in registry.sources()],
+            "sources": [source_facts(status) for status in (*registry.sources(), *registry.services())],
         }
 
 

@@ -96,6 +96,8 @@ class Tool:
     """Why its schema cannot be compiled."""
     queue: "ConcurrencyLimiter | None" = None
     """The limiter of its executor, shared with other tools. A call takes a place before its timeout begins."""
+    services: "tuple[Source, ...]" = ()
+    """What has to be open for its calls, and has no tools of its own."""
 
 
 class Source(Protocol):

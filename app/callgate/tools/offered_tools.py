@@ -96,8 +96,8 @@ class OfferedTools:
         return {"tools": len(definitions), "prompt_tokens": sum(map(prompt_tokens, definitions))}
 
     def servers(self) -> list[dict[str, Any]]:
-        """Describe the sources of tools and their states."""
-        return list(map(source_facts, self._registry.sources()))
+        """Describe the sources of tools and the modules that are started for them, with their states."""
+        return list(map(source_facts, (*self._registry.sources(), *self._registry.services())))
 
     def listed(self, by_key: tuple[str, ...], *, with_quarantined: bool) -> list[dict[str, Any]]:
         """Describe the tools, for a list."""

@@ -159,6 +159,8 @@ class Registry:
         self._sorted_supervisors: list[tuple[str, SourceSupervisor]] = []
         self._given_back: set[str] = set()
         """The sources that were given back to the pool."""
+        self._services: dict[str, Source] = {}
+        self._open_services: dict[str, SourceSupervisor] = {}
         self._built_from: list[SourceTools] | None = None
         """The tools of the sources of which the attributes below were made."""
         self._indexing: asyncio.Task[None] | None = None
@@ -181,6 +183,8 @@ class Registry:
                 raise ValueError(f"two tools are called {tool.name}: leave one out, or give it another name")
             self._config_tools[tool.name] = tool
             self._approval_of[CONFIG, tool.name] = approval
+            for service in tool.services:
+                self._services.setdefault(service.name, service)
         self._built_from = None
 
     def add_source(
@@ -211,13 +215,17 @@ class Registry:
         self.limits.limit_source(source.name, concurrency, is_here=is_here)
 
     async def open(self, wait: float = FIRST_WAIT, only: Collection[str] | None = None) -> None:
-        """Start to open all sources, or `only` some, and wait a while for their first attempts. Failures do not raise."""
+        """Start to open all sources and services, or `only` some, and wait a while for their first attempts. Failures do not raise."""
         # Borrowed here and not in `add_source`, because a registry that is never opened is not closed either.
         for name, registered in self._sources.items():
             if name not in self._supervisors and (only is None or name in only):
                 self._supervisors[name] = self._pool.borrow(registered.identity, registered.source)
         self._sorted_supervisors = sorted(self._supervisors.items(), key=itemgetter(0))
-        first_attempts = [asyncio.create_task(supervisor.tried()) for supervisor in self._supervisors.values()]
+        for name, service in self._services.items():
+            if name not in self._open_services and (only is None or name in only):
+                self._open_services[name] = self._pool.borrow(_service_identity(name), service)
+        to_open = (*self._supervisors.values(), *self._open_services.values())
+        first_attempts = [asyncio.create_task(supervisor.tried()) for supervisor in to_open]
         if not first_attempts:
             return
         try:
@@ -229,12 +237,14 @@ class Registry:
         await self.settle()
 
     async def close(self) -> None:
-        """Give all sources back, concurrently. Those without other borrowers are closed."""
+        """Give all sources and services back, concurrently. Those without other borrowers are closed."""
         if self._indexing is not None:
             self._indexing.cancel()
             await asyncio.wait({self._indexing})
         borrowed = [self._sources[name].identity for name in self._supervisors if name not in self._given_back]
         self._given_back |= set(self._supervisors)
+        borrowed += map(_service_identity, self._open_services)
+        self._open_services = {}
         await asyncio.gather(*(self._pool.give_back(identity) for identity in borrowed))
 
     async def settle(self) -> None:
@@ -271,9 +281,10 @@ class Registry:
         return self._tools_by_name.get(name)
 
     def may_have(self, name: str) -> tuple[str, ...]:
-        """Return the sources that may have a tool of this name or address; none where it is a tool of the config."""
-        if name.removeprefix(f"{CONFIG_ADDRESS}/") in self._config_tools:
-            return ()
+        """Return the sources that may have a tool of this name or address; where it is a tool of the config, what it needs."""
+        of_config = self._config_tools.get(name.removeprefix(f"{CONFIG_ADDRESS}/"))
+        if of_config is not None:
+            return tuple(service.name for service in of_config.services)
         if "/" in name:
             return tuple(source for source in self._sources if name.startswith(f"{source}/"))
         return tuple(source for source, registered in self._sources.items() if _may_claim(name, registered.source))
@@ -304,6 +315,10 @@ class Registry:
             if name not in self._supervisors
         ]
         return (*(supervisor.status for supervisor in self._supervisors.values()), *unopened)
+
+    def services(self) -> tuple[SourceStatus, ...]:
+        """Return the states of what the config's tools need, as far as it was opened."""
+        return tuple(supervisor.status for supervisor in self._open_services.values())
 
     def handed_over(self) -> tuple[str, ...]:
         """Return the sources that are already open in the pool. To be called before the registry is opened."""
@@ -468,6 +483,10 @@ class Registry:
         if policy.require_approval:
             return True
         return self._approval.opinion(tool, policy.safety, may_free=partial(self.may_free, tool.source))
+
+
+def _service_identity(name: str) -> Hashable:
+    return ("service", name)
 
 
 def _is_on_a_loop() -> bool:

@@ -52,6 +52,30 @@ pytestmark = [
 
 TOOLS = [placed(name) for name in ("add", "add_later", "nap", "spin", "climb", "die", "long_text", "refuse")]
 TOOLS += [placed("nap", name="brief_nap", timeout=1.5), placed("add", name="add_brief", run_on="brief")]
+HOOKED = """
+import os
+from callgate import start, stop, tool
+
+started_in = None
+
+def note(what):
+    with open(os.environ["JOURNAL"], "a") as journal:
+        journal.write(f"{what} {os.getpid()}\\n")
+
+@start
+async def connect():
+    global started_in
+    started_in = os.getpid()
+    note("start")
+
+@stop
+async def disconnect():
+    note("stop")
+
+@tool(safety="read_only")
+def lookup() -> str:
+    return str(started_in)
+"""
 AWAY = "postgresql://postgres@127.0.0.1:9/postgres"
 POOLS = {"gpu": {}, "brief": {"queue_seconds": 0.5}}
 
@@ -605,6 +629,29 @@ async def test_commands_and_requests_run_on_workers_each_in_a_fresh_process_if_i
             for label in ("one", "two"):
                 await proxy.call("nap", seconds=0.0, marks=str(tmp_path / "marks"), label=label)
     assert len({line.split()[-1] for line in lines_of(tmp_path / "marks")}) == 2
+
+
+async def test_modules_are_started_by_the_processes_of_a_worker_and_stopped_when_it_ends(
+    postgres: PostgresServer, schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = tmp_path / "journal"
+    (tmp_path / "hooks_on_a_worker.py").write_text(HOOKED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("JOURNAL", str(journal))
+    tool = {"kind": "python", "module": "hooks_on_a_worker", "run_on": "gpu"}
+    async with redis_server(tmp_path) as redis:
+        fleet = await stores(tmp_path, redis, postgres.url, schema, [tool])
+        async with working(fleet) as worker, proxying(fleet) as proxy:
+            await proxy.registry.open()
+            assert proxy.registry.services() == ()
+            first = await proxy.call("lookup")
+            assert isinstance(first, Returned)
+            assert await proxy.call("lookup") == first
+            assert lines_of(journal) == [f"start {first.text}"]
+            assert first.text != str(os.getpid())
+            worker.signal(signal.SIGTERM)
+            await worker.ended()
+            assert lines_of(journal) == [f"start {first.text}", f"stop {first.text}"]
 
 
 async def test_pools_and_workers_are_seen(lone: tuple[Proxy, Child], tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Runs calls, one at a time, in a process that is killed when its call is cancelled."""
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import secrets
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -27,9 +28,10 @@ from callgate.state.database import DatabaseAway
 from callgate.state.fleet_calls import FleetLedger
 from callgate.telemetry.outages import Outage
 from callgate.tools.building import registry_of
-from callgate.tools.executor import CallContext
+from callgate.tools.executor import CallContext, Source
 from callgate.tools.registry import RegisteredTool
 from callgate.tools.results import bounded, size_of
+from callgate.tools.source_supervisor import CLOSE_SECONDS, OPEN_SECONDS, CannotOpen
 from callgate.untrusted.doors import open_text
 from callgate.untrusted.readers import READ_ERRORS, read_leniently
 
@@ -53,7 +55,7 @@ def die_with(parent: int) -> None:
 
 
 def tools_of(config: Config) -> Mapping[str, RegisteredTool]:
-    """Build the tools, to run in this process. Raises `BadEntry`."""
+    """Build the tools, to run in this process. Raises `BadEntry`. What they need is not opened."""
     from callgate.tools.kinds.http.client import Web
 
     registry = registry_of(config, Web, threads_of(config), processes_of(config), parsers=parsers_of(config))
@@ -80,12 +82,19 @@ class ToolProcess:
         self._redis: RedisLink
         self._outage = Outage()
         """Of the ledger."""
+        self._services: dict[str, Source] = {}
+        """What the tools need, and is open."""
 
     def load(self) -> None:
         """Import the tools and make the event loop, in the process that runs calls, before the first call."""
         self._loop = uvloop.new_event_loop()
         self._redis = RedisLink(self._redis_url)
         self._tools = tools_of(self._config)
+        self._loop.run_until_complete(self._open_services(self._tools.values()))
+
+    def close(self) -> None:
+        """Close what the tools have open, when the process ends in order."""
+        self._loop.run_until_complete(self._close_services())
 
     def run(self, fields: Mapping[str, Any]) -> None:
         """Run a call from Redis, if its row in the ledger can be claimed."""
@@ -138,6 +147,7 @@ class ToolProcess:
         async def report(progress: ProgressReport) -> None:
             await self._reply(fleet_call, FleetReply(fleet_call.id, progress.message, progress.fraction))
 
+        await self._open_services((registered_tool,))
         call = ReadyCall(fleet_call.call_id, registered_tool.name, arguments, fleet_call.text)
         context = CallContext(fleet_call.run_id, fleet_call.turn, fleet_call.key, report, fleet_call.max_bytes)
         try:
@@ -145,6 +155,33 @@ class ToolProcess:
         except Exception:  # a bug of ours; the call gets an end anyway
             log.exception("fleet_executor_raised", tool=fleet_call.tool)
             return Failed("The tool broke down, and not because of the arguments.")
+
+    async def _open_services(self, tools: Iterable[RegisteredTool]) -> None:
+        """Open what the tools need and is not open. What cannot be opened is tried again by the next call that needs it, which
+        says so where it fails."""
+        services = {service.name: service for tool in tools for service in tool.tool.services}
+        for name, service in services.items():
+            if name in self._services:
+                continue
+            try:
+                async with asyncio.timeout(OPEN_SECONDS):
+                    await service.open()
+            except (CannotOpen, TimeoutError) as error:
+                log.warning(
+                    "tool_server_down",
+                    server=name,
+                    kind=service.kind,
+                    error=str(error) or "it takes too long",
+                    failures=1,
+                )
+            else:
+                self._services[name] = service
+
+    async def _close_services(self) -> None:
+        for service in self._services.values():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await service.close()
 
     async def _reply(self, fleet_call: FleetCall, reply: FleetReply) -> None:
         """Publish a reply once; the proxy also finds the end in the ledger."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import structlog
-from celery.signals import setup_logging, worker_process_init, worker_ready
+from celery.signals import setup_logging, worker_process_init, worker_process_shutdown, worker_ready
 
 from callgate.config import redaction
 from callgate.config.entry_errors import BadEntry
@@ -46,6 +46,9 @@ def work(loaded: Loaded, pools: Sequence[str], concurrency: int) -> int:
         die_with(first)
         child.load()
 
+    def end(**_: Any) -> None:
+        child.close()
+
     def ready(**_: Any) -> None:
         log.info("worker_ready", worker=name, pools=list(pools), concurrency=concurrency)
 
@@ -54,6 +57,7 @@ def work(loaded: Loaded, pools: Sequence[str], concurrency: int) -> int:
 
     # Kept here, because Celery's signals have weak references.
     worker_process_init.connect(begin, weak=False)
+    worker_process_shutdown.connect(end, weak=False)
     worker_ready.connect(ready, weak=False)
     setup_logging.connect(_leave_logging_alone, weak=False)
     watch = Watch(config, name, pools)

@@ -1,9 +1,11 @@
-"""The API for authors of Python tools: `@tool`, `Context`, `ToolError`. Imports nothing large, so that tools load fast."""
+"""The API for authors of Python tools: `@tool`, `@start`, `@stop`, `Context`, `ToolError`. Imports nothing large, so that tools load fast."""
 
 import dataclasses
+import inspect
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from callgate.calls.json_text import sound_text
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _MARK = "__callgate_tool__"
+_HOOK = "__callgate_hook__"
 _PROGRESS_KEPT = 100
 """Queued progress messages; beyond that the oldest are dropped."""
 
@@ -155,4 +158,47 @@ def mark_of(function: Any) -> Mark | None:
     mark = getattr(function, _MARK, None)
     if isinstance(mark, Mark):
         return mark
+    return None
+
+
+class Hook(StrEnum):
+    """When a function of a module is run, beside its tools."""
+
+    START = "start"
+    STOP = "stop"
+
+
+def start(function: Function) -> Function:
+    """Have a function without parameters run before the first call of the tools of its module, once in each process."""
+    return _hooked(function, Hook.START)
+
+
+def stop(function: Function) -> Function:
+    """Have a function without parameters run after the last call of the tools of its module, when the server ends."""
+    return _hooked(function, Hook.STOP)
+
+
+def _hooked(function: Function, hook: Hook) -> Function:
+    if not inspect.isfunction(function):
+        raise TypeError(f"@{hook} goes above a function, without parentheses")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{function.__name__} is a generator, and @{hook} marks a function that ends")
+    required = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    ]
+    if required:
+        raise TypeError(
+            f"{function.__name__} takes {', '.join(required)}, and @{hook} marks a function without parameters"
+        )
+    setattr(function, _HOOK, hook)
+    return function
+
+
+def hook_of(function: Any) -> Hook | None:
+    hook = getattr(function, _HOOK, None) if inspect.isfunction(function) else None
+    if isinstance(hook, Hook):
+        return hook
     return None

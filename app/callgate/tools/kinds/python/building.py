@@ -1,9 +1,11 @@
 """Builds tools from an entry of `tools` that is Python."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from callgate.tools.executor import Policy, Tool
-from callgate.tools.kinds.python.function import functions_at, python_tool
+from callgate.tools.kinds.python.function import functions_at, module_at, python_tool
+from callgate.tools.kinds.python.hooks import StartedFirst, services_of
 from callgate.tools.kinds.python.settings import PythonTool
 from callgate.tools.kinds.python.threads import ThreadPool
 from callgate.tools.policies import policy_of
@@ -11,8 +13,11 @@ from callgate.tools.policies import policy_of
 
 def python_tools(entry: PythonTool, defaults: Policy, threads: ThreadPool) -> Iterator[Tool]:
     """Yield the tool of a function, or all of a module."""
-    for function in functions_at(entry.function or entry.module or ""):
-        yield python_tool(
+    path = entry.function or entry.module or ""
+    functions = functions_at(path)
+    services = services_of(module_at(path), threads)
+    for function in functions:
+        tool = python_tool(
             function,
             threads,
             name=entry.name,
@@ -20,3 +25,7 @@ def python_tools(entry: PythonTool, defaults: Policy, threads: ThreadPool) -> It
             defaults=defaults,
             overrides=policy_of(entry),
         )
+        if services:
+            yield replace(tool, executor=StartedFirst(tool.executor, services), services=services)
+        else:
+            yield tool

@@ -31,7 +31,7 @@ from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
 from callgate.tools.concurrency import times_cancelled
 from callgate.tools.executor import DEFAULT_POLICY, CallContext, Policy, Tool
-from callgate.tools.kinds.python.authoring import Context, Mark, ToolError, mark_of, progress_of
+from callgate.tools.kinds.python.authoring import Context, Mark, ToolError, hook_of, mark_of, progress_of
 from callgate.tools.kinds.python.own_modules import name_taken, own_folders
 from callgate.tools.kinds.python.threads import NoThreadLeft, ThreadPool
 from callgate.tools.results import Unwritable, returned
@@ -72,6 +72,11 @@ def python_tool(
     )
 
 
+def module_at(path: str) -> ModuleType:
+    """Return the module of a path `package.module` or `package.module:function`."""
+    return _module(path.partition(":")[0])
+
+
 def functions_at(path: str) -> tuple[Callable[..., Any], ...]:
     """Return the function at `package.module:function`, or all marked ones of `package.module`."""
     module_name, _, attribute = path.partition(":")
@@ -83,7 +88,7 @@ def functions_at(path: str) -> tuple[Callable[..., Any], ...]:
         function_names = [
             name
             for name, value in vars(module).items()
-            if inspect.isfunction(value) and value.__module__ == module_name
+            if inspect.isfunction(value) and value.__module__ == module_name and hook_of(value) is None
         ]
         if function_names:
             hint = f": mark it, or name one function as `function: {module_name}:{function_names[0]}`"
@@ -140,14 +145,14 @@ class PythonFunction:
         except OSError as error:
             # Files, sockets, DNS, timeouts: a retry may succeed.
             self._log_raised(error)
-            return Failed(_said(error), FailureKind.UNAVAILABLE)
+            return Failed(said(error), FailureKind.UNAVAILABLE)
         except asyncio.CancelledError as error:
             if times_cancelled() > cancelled_before:
                 raise
-            return Failed(_said(error))  # cancelled inside the tool, and not by us
+            return Failed(said(error))  # cancelled inside the tool, and not by us
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code: anything may come, and is the model's to read
             self._log_raised(error)
-            return Failed(_said(error))
+            return Failed(said(error))
 
     def _log_raised(self, error: BaseException) -> None:
         """Log where a tool raised, for its author. Without arguments."""
@@ -330,7 +335,7 @@ def _module(name: str) -> ModuleType:
         raise NotATool(f"{name} cannot be imported: {error} ({raised_at(error)}): {advice}") from error
     except Exception as error:  # importing runs code of the user, which may raise anything
         where = f" ({place})" if (place := raised_at(error)) else ""
-        raise NotATool(f"{name} cannot be imported: {_said(error)}{where}") from error
+        raise NotATool(f"{name} cannot be imported: {said(error)}{where}") from error
     return module
 
 
@@ -384,7 +389,7 @@ _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _NOT_THEIRS = (*map(sysconfig.get_path, _LIBRARIES), str(Path(callgate.__file__).resolve().parent))
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """Describe an exception for a model: its type and message, without a traceback."""
     message = str(error)
     if message:
