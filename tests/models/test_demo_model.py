@@ -43,6 +43,10 @@ async def turn_of(question):
 
 
 def calls_of(events):
+    return [(name, json.loads(arguments)) for name, arguments in written_calls(events)]
+
+
+def written_calls(events):
     calls: dict[int | None, list[Any]] = {}
     for event in events:
         if isinstance(event, CallWritten):
@@ -51,7 +55,7 @@ def calls_of(events):
             calls[event.index] = [event.name, event.arguments]
         elif isinstance(event, CallDelta):
             calls[event.index][1] += event.arguments
-    return [(name, json.loads(arguments)) for name, arguments in calls.values()]
+    return [(name, arguments) for name, arguments in calls.values()]
 
 
 def reason_of(events):
@@ -136,6 +140,21 @@ async def test_then_means_another_turn():
     assert [name for name, _ in calls_of(first)] == ["clock"]
     assert [name for name, _ in calls_of(second)] == ["calculator"]
     assert text_of(last) == "The clock tool says: 10:00. The calculator tool says: 42."
+
+
+async def test_its_first_call_is_cut_off_where_that_is_asked_for_and_sent_again_whole():
+    question = user("What is 2*21? Cut your first call off.")
+    for stream in (True, False):
+        events = await turn_of(ask(question, stream=stream))
+        assert written_calls(events) == [("calculator", '{"expression": "2*2')]
+        assert reason_of(events) == "length"
+    told = {"error": {"code": "truncated", "message": "Not run: the arguments were cut off."}}
+    cut = [("calculator", json.dumps(told, separators=(",", ":")))]
+    again = await turn_of(ask(question, *history(cut)))
+    assert calls_of(again) == [("calculator", {"expression": "2*21"})]
+    assert reason_of(again) == "tool_calls"
+    last = await turn_of(ask(question, *history(cut, [("calculator", "42")])))
+    assert text_of(last) == "The calculator tool says: 42."
 
 
 async def test_a_new_question_starts_over():

@@ -1,7 +1,8 @@
 """The built-in `demo` model: no key, no network, no randomness. It answers a few requests by rule.
 
 It shows the whole loop on the first run: it calls the clock and the calculator, in one turn or in two, in fragments as real
-models do, and puts their results into its answer. It only calls offered tools.
+models do, and puts their results into its answer. It only calls offered tools. Where it is asked to cut its first call off it ends in
+the middle of it, as a model does that has used up its tokens.
 """
 
 import asyncio
@@ -25,6 +26,8 @@ from callgate.untrusted.readers import read_leniently
 WORD_SECONDS = 0.015
 """The pause between words: visible as a stream, and short."""
 FRAGMENT_CHARS = 9
+CUT_CHARS = 3
+"""What is missing of a call that is cut off: of `{"expression": "2*21"}` so much that `2*2` could be read in it."""
 SCHEMA_DEPTH = 6
 CHARS_PER_TOKEN = 4
 
@@ -34,6 +37,8 @@ _CLOCK = re.compile(
     re.IGNORECASE,
 )
 _PLACE = re.compile(r"\b(?:in|for|at) ((?:[A-Z][\w+-]*(?:/[A-Z][\w+-]*)*)(?: [A-Z][\w-]*)*)")
+_CUT = re.compile(r"\b(?:cut|break)\b[^.?!]{0,60}\boff\b", re.IGNORECASE)
+"""Words that ask for a call which is cut off."""
 _SUM = re.compile(r"[-+(]{0,9}+\d[\d.,]{0,40}+(?:\s{0,9}+[-+*/%^()]{1,9}+\s{0,9}+\({0,9}+-?\d[\d.,]{0,40}+\){0,9}+)+")
 """With bounded parts, so that a search among thousands of digits stays linear."""
 _WORDS = (
@@ -77,6 +82,8 @@ class _DemoReply:
 
     text: str = ""
     calls: Sequence[_Wanted] = ()
+    is_cut: bool = False
+    """The answer ends in the middle of its last call, as one that has used up its tokens."""
 
 
 class DemoModel:
@@ -133,6 +140,13 @@ def _answer(messages: Sequence[Any], offered: Mapping[str, Any], choice: Any, pa
         return _DemoReply(json.dumps({"title": "Trying the demo model", "tags": ["Demo"], "follow_ups": []}))
     steps = _steps(request, offered)
     steps_taken = sum(1 for message in since if message.get("role") == "assistant" and message.get("tool_calls"))
+    if steps and _CUT.search(request) is not None:
+        if not steps_taken:
+            return _DemoReply(calls=steps[0], is_cut=True)
+        if any(_says_cut(message) for message in since):
+            if steps_taken == 1:
+                return _DemoReply(calls=steps[0][-1:])
+            steps_taken -= 1
     if steps_taken < len(steps):
         return _DemoReply(calls=steps[steps_taken])
     if schema := _asked_schema(params):
@@ -149,7 +163,7 @@ def _answer(messages: Sequence[Any], offered: Mapping[str, Any], choice: Any, pa
             _ended(_text(message.get("content"))),
         )
         for message in since
-        if message.get("role") == "tool"
+        if message.get("role") == "tool" and not _says_cut(message)
     ]:
         return _DemoReply(" ".join(f"The {name} tool says: {text}" for name, text in results))
     opening = "I am the demo model built into Callgate: a few rules, no key, no network, no intelligence."
@@ -164,9 +178,15 @@ def _answer(messages: Sequence[Any], offered: Mapping[str, Any], choice: Any, pa
             asks = []
         if _find(offered, "calculator"):
             asks.append("“What is 2*21?”")
+            asks.append("“What is 2*21? Cut your first call off.”")
         asks = asks or [f"“Call {next(iter(offered))}.”"]
         introduction = f"{opening} I can show you the tool loop. Ask me: {' or '.join(asks)}"
     return _DemoReply(introduction)
+
+
+def _says_cut(message: Mapping[str, Any]) -> bool:
+    """Return whether a message says of a call that it was cut off."""
+    return message.get("role") == "tool" and '"code":"truncated"' in _text(message.get("content"))
 
 
 def _last_request(messages: Sequence[Any]) -> tuple[str, Sequence[Mapping[str, Any]]]:
@@ -263,14 +283,19 @@ def _batches(reply: _DemoReply, messages: Sequence[Any], request: ModelRequest) 
         words = words[:limit]
         reason = "length"
     ids = [f"call_demo_{digest[:12]}{position}" for position in range(len(reply.calls))]
+    written_arguments = [_json(call.arguments) for call in reply.calls]
     if reply.calls:
         reason = "tool_calls"
+    if reply.is_cut:
+        reason = "length"
+        written_arguments[-1] = written_arguments[-1][:-CUT_CHARS]
     prompt_size = len(json.dumps(messages, default=str)) + sum(len(bytes(tool)) for tool in request.tools)
     prompt = max(1, prompt_size // CHARS_PER_TOKEN)
-    answered = len(words) + sum(1 + -(-len(_json(call.arguments)) // CHARS_PER_TOKEN) for call in reply.calls)
+    answered = len(words) + sum(1 + -(-len(arguments) // CHARS_PER_TOKEN) for arguments in written_arguments)
     usage = Usage.of(prompt, answered)
     if not request.stream:
-        written = [CallWritten(call.tool, _json(call.arguments), id) for call, id in zip(reply.calls, ids, strict=True)]
+        calls = zip(reply.calls, written_arguments, ids, strict=True)
+        written = [CallWritten(call.tool, arguments, id) for call, arguments, id in calls]
         text = [TextDelta("".join(words))] if words else []
         yield [head, *text, *written, Finished(reason), usage]
         return
@@ -279,9 +304,9 @@ def _batches(reply: _DemoReply, messages: Sequence[Any], request: ModelRequest) 
         yield [TextDelta(word)]
     for index, (call, id) in enumerate(zip(reply.calls, ids, strict=True)):
         yield [CallDelta(index=index, id=id, name=call.tool, arguments="")]
-        written_arguments = _json(call.arguments)
-        for start in range(0, len(written_arguments), FRAGMENT_CHARS):
-            yield [CallDelta(index=index, arguments=written_arguments[start : start + FRAGMENT_CHARS])]
+        arguments = written_arguments[index]
+        for start in range(0, len(arguments), FRAGMENT_CHARS):
+            yield [CallDelta(index=index, arguments=arguments[start : start + FRAGMENT_CHARS])]
     yield [Finished(reason)]
     yield [usage]
 
