@@ -117,9 +117,11 @@ def _policy(
 
 def private_to(runtime: Runtime, context: RequestContext, caller: Caller) -> str:
     """Return the owner of a request whose texts may be kept in memory for it alone; empty where they may not."""
-    if caller.anonymous and runtime.recording.keeps_of_keyless:
-        return owner_name(caller)
-    if context.headers.get("x-callgate-record") == OWN and runtime.access.may_see(caller):
+    if caller.anonymous:  # who that is, is known only where nobody else comes
+        may = runtime.recording.keeps_of_keyless
+    else:
+        may = context.headers.get("x-callgate-record") == OWN and runtime.access.may_see(caller)
+    if may:
         return owner_name(caller)
     return ""
 

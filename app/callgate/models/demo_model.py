@@ -138,17 +138,8 @@ def _answer(messages: Sequence[Any], offered: Mapping[str, Any], choice: Any, pa
         return _DemoReply(calls=[wish_for_tool or _Wanted(forced[0], _made_up_object(offered[forced[0]]))])
     if request.startswith("### Task:"):
         return _DemoReply(json.dumps({"title": "Trying the demo model", "tags": ["Demo"], "follow_ups": []}))
-    steps = _steps(request, offered)
-    steps_taken = sum(1 for message in since if message.get("role") == "assistant" and message.get("tool_calls"))
-    if steps and _CUT.search(request) is not None:
-        if not steps_taken:
-            return _DemoReply(calls=steps[0], is_cut=True)
-        if any(_says_cut(message) for message in since):
-            if steps_taken == 1:
-                return _DemoReply(calls=steps[0][-1:])
-            steps_taken -= 1
-    if steps_taken < len(steps):
-        return _DemoReply(calls=steps[steps_taken])
+    if calling := _next_calls(request, since, offered):
+        return calling
     if schema := _asked_schema(params):
         return _DemoReply(json.dumps(_made_up(schema)))
     names = {
@@ -196,6 +187,17 @@ def _last_request(messages: Sequence[Any]) -> tuple[str, Sequence[Mapping[str, A
         if plain[position].get("role") == "user":
             return _text(plain[position].get("content")), plain[position + 1 :]
     return "", plain
+
+
+def _next_calls(request: str, since: Sequence[Mapping[str, Any]], offered: Mapping[str, Any]) -> _DemoReply | None:
+    """Return the calls of the next turn; None where all are made."""
+    steps = _steps(request, offered)
+    if steps and _CUT.search(request) is not None:
+        steps = [steps[0], steps[0][-1:], *steps[1:]]
+    steps_taken = sum(1 for message in since if message.get("role") == "assistant" and message.get("tool_calls"))
+    if steps_taken >= len(steps):
+        return None
+    return _DemoReply(calls=steps[steps_taken], is_cut=not steps_taken and _CUT.search(request) is not None)
 
 
 def _steps(request: str, offered: Mapping[str, Any]) -> list[list[_Wanted]]:

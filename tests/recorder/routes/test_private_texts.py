@@ -232,3 +232,11 @@ async def test_the_switch_does_not_move_where_the_config_decides(upstream: Upstr
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "record_is_fixed")
     assert facts["content"] == ("on" if content else "off")
     assert "The config says" in facts["fixed"]
+
+
+async def test_where_everyone_is_let_in_nobody_is_told_what_another_typed(upstream: Upstream) -> None:
+    async with served_to_http(upstream, *TOOLS, auth="off") as client:
+        run = await question_asked(client, upstream, headers=OWN)
+        whole = await shown(client, run)
+
+    assert (whole["kept"], whole["content"]) == ("nothing", {})
