@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 
 from callgate.telemetry.outages import Outage
+from callgate.untrusted.work import TurnShare
 
 AGAIN_SECONDS: Final = 1.0
 """The delay before subscribing again."""
@@ -95,10 +96,16 @@ class RedisNews:
                     if failures := self._unheard.over():
                         log.warning("news_heard_again", failures=failures)
                     self._on_news(LISTENING)
+                    share = TurnShare()
                     async for message in channel.listen():
-                        by, _, what = bytes(message["data"]).decode().partition(" ")
+                        data = bytes(message["data"])
+                        by, _, what = data.decode(errors="replace").partition(" ")
                         if by != self._own:
                             self._on_news(what)
+                        share.take(len(data))
+                        if not share.is_left:  # messages that have arrived are given without a pause
+                            await asyncio.sleep(0)
+                            share = TurnShare()
             except (redis.RedisError, OSError) as failure:
                 if failures := self._unheard.failed():
                     log.warning("news_not_heard", error=type(failure).__name__, failures=failures)
