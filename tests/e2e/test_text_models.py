@@ -4,9 +4,11 @@ The model here follows the prompt and nothing else: it looks up the tools and th
 numbers from one result into the next call, and would say so if it were shown a tool natively.
 """
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from callgate.application import create_app
 from tests.harness.clients import http_client, openai_client, streamed, whole
 from tests.harness.configs import make_config
 from tests.harness.server import serve
-from tests.scripted_upstream import Call, Reply, Shape, Upstream
+from tests.scripted_upstream import Call, Hold, Pace, Reply, Shape, Upstream
 from tests.scripted_upstream.records import RequestRecord
 
 pytestmark = pytest.mark.anyio
@@ -241,6 +243,65 @@ async def test_what_model_info_says_needs_no_probe(upstream: Upstream) -> None:
         text, _, _ = await ask_and_diagnose(client, "m", stream=True)
     assert text == ANSWER
     assert probes(upstream) == []
+
+
+# Live from the first answer on ----------------------------------------------------------------------------------------
+
+STORY = "Once upon a time there was a fox. It lived in a wood, and nobody ever saw it by day."
+THOUGHT = "Okay, the user wants the weather. No tool is needed for that.\n</think>\n\nIt is warm."
+
+
+async def streamed_text(client: AsyncOpenAI) -> list[str]:
+    chunks = await client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "hello"}], stream=True
+    )
+    deltas = [choice.delta.content async for chunk in chunks for choice in chunk.choices]
+    return [text for text in deltas if text]
+
+
+async def test_the_first_answer_of_an_unknown_model_is_live_behind_its_first_sentence(upstream: Upstream) -> None:
+    gate = asyncio.Event()
+    shape = Shape(piece=4)
+    upstream.script("m", [Reply(text=STORY, shape=shape, pace=Pace(hold=Hold(gate, after=12)))])
+    config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": "json"})
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        text = ""
+        chunks = await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hello"}], stream=True
+        )
+        async for chunk in chunks:
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+            if text and not gate.is_set():
+                assert STORY.startswith(text)
+                gate.set()
+    assert text == STORY
+
+
+async def test_what_was_learnt_of_a_model_is_known_after_a_restart_and_a_reload(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    shape = Shape(piece=4)
+    upstream.script("m", [Reply(text=text, shape=shape) for text in (THOUGHT, STORY, STORY)])
+    config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": "json"}, data_dir=str(tmp_path))
+    for expected in ("It is warm.", STORY):
+        async with serve(create_app(config)) as url, openai_client(url) as client:
+            pieces = await streamed_text(client)
+        assert "".join(pieces).strip() == expected
+    assert len(pieces) == 1
+    (tmp_path / "thinking.json").unlink()
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        assert len(await streamed_text(client)) > 1
+
+
+@BOTH
+async def test_a_small_model_that_repeats_a_result_shows_no_tags(upstream: Upstream, stream: bool) -> None:
+    call = json.dumps({"name": "add", "arguments": {"a": 1, "b": 2}})
+    echo = '<tool_result name="add">\n3\n</tool_result>\nThe sum is 3.'
+    upstream.script("m", [Reply(text=call), Reply(text=echo, shape=Shape(piece=3))])
+    config = make_config(upstream.url, tools=TOOLS, entry={"tool_calling": "json"})
+    async with serve(create_app(config)) as url, openai_client(url) as client:
+        text, _, _ = await ask_and_diagnose(client, "m", stream=stream)
+    assert text == "3\nThe sum is 3."
 
 
 # The client's own tools -----------------------------------------------------------------------------------------------

@@ -629,13 +629,51 @@ async def test_thinking_that_the_template_opened_is_reasoning_in_a_stream_once_i
         assert text_of(events).strip() == "Hello."
 
 
-async def test_a_stream_is_held_back_no_longer_than_for_the_first_answers_of_an_unknown_model():
+async def pieces_of(memory: ThinkingMemory, *batches: Sequence[ModelEvent]) -> list[str]:
+    inner = Scripted(*batches, [Finished("stop")])
+    async with PromptedModel(inner, "hermes", thinking=memory).send(replace(ASK, stream=True)) as answer:
+        return [event.text async for batch in answer for event in batch if isinstance(event, TextDelta)]
+
+
+async def test_a_stream_whose_first_sentence_says_nothing_is_held_only_in_the_first_answers_of_an_unknown_model():
     memory = ThinkingMemory("somebodys-model")
     for answer in range(5):
-        inner = Scripted([TextDelta("Hello ")], [TextDelta("there.")], [Finished("stop")])
-        async with PromptedModel(inner, "hermes", thinking=memory).send(replace(ASK, stream=True)) as batches:
-            pieces = [event.text async for batch in batches for event in batch if isinstance(event, TextDelta)]
-        assert len(pieces) == (1 if answer < 3 else 2)
+        pieces = await pieces_of(memory, [TextDelta("Okay, ")], [TextDelta("so it is. ")], [TextDelta("There.")])
+        assert len(pieces) == (1 if answer < 3 else 3)
+
+
+async def test_a_stream_of_an_unknown_model_is_live_behind_its_first_sentence():
+    text = "The capital of France is Paris. It lies on the Seine. It has two million inhabitants."
+    words = [f"{word} " for word in text.split()]
+    pieces = await pieces_of(ThinkingMemory("somebodys-model"), *([TextDelta(word)] for word in words))
+    assert pieces[0].strip() == "The capital of France is Paris. It"
+    assert "".join(pieces).strip() == text
+    assert len(pieces) == len(words) - 5
+
+
+async def test_a_stream_is_not_held_where_the_provider_sends_the_thinking_apart():
+    thought = ReasoningDelta("The user greets.")
+    pieces = await pieces_of(ThinkingMemory("somebodys-model"), [thought], [TextDelta("Okay, ")], [TextDelta("hi.")])
+    assert pieces == ["Okay,", " hi."]
+
+
+async def test_tags_of_results_do_not_reach_the_reader_where_results_were_shown():
+    echo = "<tool_response>\n18\n</tool_response>\nIt is 18."
+    call = {"id": "1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    history = (
+        QUESTION,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "18"},
+    )
+    for stream in (True, False):
+        for pieces in ([echo], [*echo]):
+            inner = Scripted(*([TextDelta(piece)] for piece in pieces), [Finished("stop")])
+            asked = replace(ASK, messages=history, stream=stream)
+            async with PromptedModel(inner, "hermes").send(asked) as answer:
+                events = [event async for batch in answer for event in batch]
+            assert text_of(events) == "18\nIt is 18."
+    inner = Scripted([TextDelta(echo)], [Finished("stop")])
+    assert text_of(await events_of(PromptedModel(inner, "hermes"))) == echo
 
 
 async def test_prefilled_thinking_is_streamed_as_reasoning():

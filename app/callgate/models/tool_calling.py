@@ -13,6 +13,7 @@ from typing import TypeAlias
 from callgate.conversation.ports import Model
 from callgate.models import litellm_model, resolve
 from callgate.models.catalogue import is_demo
+from callgate.models.learnt_thinking import ThinkingNotes
 from callgate.models.providers import provider_named
 from callgate.models.resolve import ModelConfig
 from callgate.text_calls.calling_detection import CallingDetector, CallingMode, DetectingModel
@@ -30,8 +31,10 @@ Report: TypeAlias = Callable[[ModelConfig, CallingMode], None]
 class ToolCalling:
     """Keeps the calling modes of all deployments for the life of a runtime."""
 
-    def __init__(self, report: Report, argument_bytes: int | None = None) -> None:
+    def __init__(self, report: Report, argument_bytes: int | None = None, learnt: ThinkingNotes | None = None) -> None:
+        """`learnt`: what is known of the thinking of deployments, also from before."""
         self._report = report
+        self._learnt = learnt or ThinkingNotes()
         self._argument_bytes = argument_bytes
         self._thinking: OrderedDict[tuple[str, str, str], ThinkingMemory] = OrderedDict()
         self._ways: OrderedDict[tuple[str, str, str], CallingDetector] = OrderedDict()
@@ -41,7 +44,7 @@ class ToolCalling:
         key = _key(entry)
         memory = self._thinking.get(key)
         if memory is None:
-            memory = self._thinking[key] = ThinkingMemory(_name(entry), entry.thinking)
+            memory = self._thinking[key] = ThinkingMemory(_name(entry), entry.thinking, self._learnt.of(key))
             if len(self._thinking) > REMEMBERED:
                 self._thinking.popitem(last=False)
         in_words = partial(

@@ -9,6 +9,7 @@ from callgate.config.schema.whole import Config
 from callgate.conversation.ports import Model, ModelRequest
 from callgate.models.building import model_client, model_entries, retry_policy_of
 from callgate.models.catalogue import Catalogue, is_demo
+from callgate.models.learnt_thinking import ThinkingNotes
 from callgate.models.providers import dialect_of
 from callgate.models.proxied_routes import ProviderProxy, provider_proxy_for
 from callgate.models.resolve import ModelConfig, lane_of, why_not_translated
@@ -30,9 +31,15 @@ class Models:
     """The catalogue, each of its deployments wrapped."""
 
     def __init__(
-        self, config: Config, is_ours: Callable[[Any], bool], parsers: ParserPool, before: Catalogue | None = None
+        self,
+        config: Config,
+        is_ours: Callable[[Any], bool],
+        parsers: ParserPool,
+        before: Catalogue | None = None,
+        *,
+        thinking: ThinkingNotes | None = None,
     ) -> None:
-        """`parsers` words long requests; `before`: the catalogue that this one replaces."""
+        """`parsers` words long requests; `before`: the catalogue that this one replaces; `thinking`: what was learnt of it."""
         entries = model_entries(config)
         self.client = model_client(config, entries)
         self._schemas = AdaptedSchemas(
@@ -44,6 +51,7 @@ class Models:
                 entry.model_name, entry.tool_calling, choice.format, choice.decided_by, choice.detail
             ),
             config.limits.argument_bytes,
+            thinking,
         )
         self.catalogue = Catalogue(
             entries,

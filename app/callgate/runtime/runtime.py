@@ -69,7 +69,11 @@ class Runtime:
         )
         check_patterns(config, self.registry)
         self.models = Models(
-            config, self.registry.defines, shared.parsers, None if before is None else before.catalogue
+            config,
+            self.registry.defines,
+            shared.parsers,
+            None if before is None else before.catalogue,
+            thinking=shared.thinking,
         )
         self.catalogue: Catalogue = self.models.catalogue
         self.offered = OfferedTools(self.registry)

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from callgate.config.schema.whole import Config
+from callgate.models.learnt_thinking import ThinkingNotes
 from callgate.parsers.building import parsers_of
 from callgate.records.ports import RunRecorder, SpanExport
 from callgate.runtime.access_control import AccessControl
@@ -38,6 +40,7 @@ audit = structlog.get_logger("callgate.audit")
 log = structlog.get_logger("callgate.store")
 log_of_runs = structlog.get_logger("callgate.recorder")
 
+THINKING = "thinking.json"
 RECORDING_SECONDS = 2.0
 """For runs to be written at the end. A file that is locked must not keep the ledger from being closed."""
 
@@ -68,6 +71,7 @@ class SharedResources:
         self.control = control
         self.servers = ToolServers(metrics)
         self.pins = pins_of(config, self.servers)
+        self.thinking = ThinkingNotes(None if config.data_dir is None else Path(config.data_dir) / THINKING)
         self.sources = SourcePool(self._report_source)
         self.kept_results = ResultStore()
         self.tracing = tracing

@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from callgate.conversation.events import CallNotRun, CallsNotAlone, CallWritten, ModelEvent, ReasoningDelta, TextDelta
 from callgate.text_calls import quoting
+from callgate.text_calls.first_sentence import MOST, shows_no_thinking
 from callgate.text_calls.judging import NESTED, EchoCheck, TextRules, judge
 from callgate.text_calls.nesting import Torn, is_in_value, opens_value
 from callgate.text_calls.quoting import QuoteTracker
@@ -35,9 +36,10 @@ from callgate.text_calls.text_log import (
 
 THINK_TAGS: Final[Mapping[str, str]] = {"<think>": "</think>", "<thinking>": "</thinking>"}
 
-Thinking = Literal["unknown", "prefilled", "none"]
-"""Whether the model's template opens its thinking: with `unknown` text is held until it is clear, with `prefilled` the text
-begins as reasoning, with `none` text is emitted at once. A call before a lone end of thinking never runs."""
+Thinking = Literal["unknown", "by_first_sentence", "prefilled", "none"]
+"""Whether the model's template opens its thinking: with `unknown` text is held until it is clear, with `by_first_sentence` also
+until that shows that it is none, with `prefilled` the text begins as reasoning, with `none` text is emitted at once. A call before
+a lone end of thinking never runs."""
 
 _LONE_END = re.compile("|".join(map(re.escape, THINK_TAGS.values())))
 _READ_AGAIN = 262_144
@@ -64,6 +66,19 @@ class _Trial:
     calls: list[CallWritten] = field(default_factory=list)
     is_text: bool = False
     """The mark opened nothing."""
+
+
+class _Beginning:
+    """The first sentence of a text that may be thinking, as far as it is there."""
+
+    def __init__(self, prose: ProseReader) -> None:
+        self._prose = prose
+        self._text = ""
+
+    def shows_no_thinking(self) -> bool | None:
+        if new_text := self._prose.read():
+            self._text = (self._text + new_text).lstrip()[: 2 * MOST]
+        return shows_no_thinking(self._text)
 
 
 class EventSink:
@@ -105,14 +120,17 @@ class EventSink:
         self._unmarked = unmarked if self.is_judging else ""
         self._held_from: int | None = None
         """The place behind which nothing is emitted yet."""
-        if thinking == "unknown":
+        if thinking in ("unknown", "by_first_sentence"):
             self._held_from = 0
+        self._beginning: _Beginning | None = None
         self.log = TextLog(cursor.between)
         self.line = LineStart(self.log)
         self._lead = LeadHold()
         self._quotes = QuoteTracker()
         self._prose_to_quotes = ProseReader(self.log)
         self._prose_to_calls = ProseReader(self.log)
+        if thinking == "by_first_sentence":
+            self._beginning = _Beginning(ProseReader(self.log))
         self._trial: _Trial | None = None
         self._may_read_again = _READ_AGAIN
         self._torn: Torn | None = None
@@ -263,6 +281,20 @@ class EventSink:
         """Open a reasoning channel: text that was held for a lone end of thinking is prose."""
         self.may_end_alone = False
         self._held_from = None
+        self._beginning = None
+
+    def end_hold(self) -> None:
+        """Hold no text for a lone end of thinking any more: there will be none."""
+        if self._beginning is not None:
+            self._beginning = self._held_from = None
+
+    def _look_at_beginning(self) -> None:
+        """Hold no text any more if its first sentence shows that it is no thinking."""
+        if self._beginning is None or (shows := self._beginning.shows_no_thinking()) is None:
+            return
+        self._beginning = None
+        if shows:
+            self._held_from = None
 
     def hold_reasoning(self, start: int) -> None:
         """Hold the reasoning that began at `start` back from here on, where a call may begin if it is never closed."""
@@ -275,6 +307,7 @@ class EventSink:
     def end_alone(self, *, in_value: bool = False) -> None:
         """Handle a closing think tag without an opening one: all text before it is reasoning, except for prose that was
         emitted. `in_value`: it is in a value of a call that may be quoted."""
+        self._look_at_beginning()
         for item in self.log.think(all_of_it=self._held_from is not None):
             self._not_run += not_run(item.calls, quoting.THINKING)
         self.begin_channel()
@@ -307,6 +340,8 @@ class EventSink:
     def take(self) -> list[ModelEvent]:
         """Return the new events that later text cannot change."""
         log = self.log
+        if self._beginning is not None:
+            self._look_at_beginning()
         if self._held_from is None and (text := log.new_text()):
             # The usual case.
             if log.items[-1].kind == REASONING:

@@ -21,7 +21,15 @@ from msgspec.structs import replace
 from callgate.calls.states import Flaw
 from callgate.conversation import raw_json
 from callgate.conversation.errors import BrokenOff, ChatError
-from callgate.conversation.events import CallsNotAlone, CallWritten, Finished, ModelEvent, PromptedCalling, TextDelta
+from callgate.conversation.events import (
+    CallsNotAlone,
+    CallWritten,
+    Finished,
+    ModelEvent,
+    PromptedCalling,
+    ReasoningDelta,
+    TextDelta,
+)
 from callgate.conversation.finish import meaning_of
 from callgate.conversation.model_requests import as_model_request
 from callgate.conversation.ports import Message, Model, ModelAnswer, ModelRequest, Passthrough
@@ -33,6 +41,7 @@ from callgate.text_calls.history import PromptedHistory
 from callgate.text_calls.listings import ToolSpec
 from callgate.text_calls.prompts import Style, style_for
 from callgate.text_calls.reader import TextReader, reader_for
+from callgate.text_calls.result_tags import WithoutResultTags
 from callgate.text_calls.thinking import ThinkingMemory
 
 CHARACTERS_A_TOKEN = 4
@@ -111,7 +120,10 @@ class PromptedModel:
         async with self._model.send(prompted.request) as answer:
             calling = PromptedCalling(self._style.format, prompted.cost.tokens)
             bounded = _BoundedReader(reader, self._argument_bytes)
-            yield PromptedAnswer(answer, bounded, calling)
+            tags = None
+            if prompted.has_results:
+                tags = WithoutResultTags(self._style.format)
+            yield PromptedAnswer(answer, bounded, calling, tags)
         if bounded.has_finished:
             self._thinking.note_answer(had_lone_end=reader.had_lone_end)
 
@@ -140,6 +152,8 @@ class _PromptedRequest:
     cost: PromptCost = PromptCost(0)
     is_demanded: bool = False
     """The request demands a call."""
+    has_results: bool = False
+    """Results of earlier calls are shown to the model, with tags around them."""
 
 
 def _prompted_request(request: ModelRequest, style: Style, *, constrain: bool) -> _PromptedRequest:
@@ -182,7 +196,12 @@ def _prompted_request(request: ModelRequest, style: Style, *, constrain: bool) -
     readable = readable or dict.fromkeys(history.called, ())
     cost = PromptCost(len(described) + len(demand))
     return _PromptedRequest(
-        rewritten, readable, request.messages, cost, is_demanded=choice.is_demand if tools else False
+        rewritten,
+        readable,
+        request.messages,
+        cost,
+        is_demanded=choice.is_demand if tools else False,
+        has_results=bool(history.called),
     )
 
 
@@ -299,13 +318,21 @@ class PromptedAnswer:
     Its first batch begins with a `PromptedCalling` event.
     """
 
-    def __init__(self, answer: ModelAnswer, reader: "_BoundedReader", calling: PromptedCalling) -> None:
+    def __init__(
+        self,
+        answer: ModelAnswer,
+        reader: "_BoundedReader",
+        calling: PromptedCalling,
+        result_tags: WithoutResultTags | None = None,
+    ) -> None:
+        """`result_tags`: takes the tags of results out of the answer, where the model was shown any."""
         self._asked: PromptedCalling | None = calling
         self.reason_is_raw = answer.reason_is_raw
         self.lane = answer.lane
         self._answer = answer
         self._batches = aiter(answer)
         self._reader = reader
+        self._result_tags = result_tags
         self._blank_filter = _BlankFilter()
         self._over = False
         self._broke_off: BrokenOff | None = None
@@ -352,8 +379,8 @@ class PromptedAnswer:
             # Nothing of the answer was shown yet, so that the model can be asked again.
             return [event for event in events if not isinstance(event, TextDelta | CallsNotAlone)]
         return [
-            *self._blank_filter.filtered(events),
-            *self._blank_filter.rest(),
+            *self._filtered(events),
+            *self._rest(),
             *self._finished,
         ]
 
@@ -371,13 +398,26 @@ class PromptedAnswer:
 
     def _read(self, event: ModelEvent) -> Sequence[ModelEvent]:
         if isinstance(event, TextDelta):
-            return self._blank_filter.filtered(self._reader.feed(event.text))
+            return self._filtered(self._reader.feed(event.text))
+        if isinstance(event, ReasoningDelta):
+            self._reader.end_hold()
         if isinstance(event, Finished):
             # Emitted after the calls, because a finish reason before a call does not count for it.
             self._ended_in_order = meaning_of(event).is_orderly
             self._finished.append(event)
             return ()
         return (event,)
+
+    def _filtered(self, events: Sequence[ModelEvent]) -> Sequence[ModelEvent]:
+        if self._result_tags is not None:
+            events = self._result_tags.filtered(events)
+        return self._blank_filter.filtered(events)
+
+    def _rest(self) -> Sequence[ModelEvent]:
+        left_over: Sequence[ModelEvent] = ()
+        if self._result_tags is not None:
+            left_over = self._blank_filter.filtered(self._result_tags.rest())
+        return [*left_over, *self._blank_filter.rest()]
 
 
 class _BoundedReader:
@@ -396,6 +436,9 @@ class _BoundedReader:
         events = self._reader.feed(text)
         self._is_too_much = self._reader.unread_size > self._limit
         return events
+
+    def end_hold(self) -> None:
+        self._reader.end_hold()
 
     def finish(self, *, in_order: bool) -> list[ModelEvent]:
         self.has_finished = True

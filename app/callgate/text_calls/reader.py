@@ -111,6 +111,10 @@ class TextReader:
             start = end
         return text[start:]
 
+    def end_hold(self) -> None:
+        """Hold no text for thinking that it may have begun in: the provider told the thinking apart from it."""
+        self._out.end_hold()
+
     def finish(self, *, in_order: bool = True) -> list[ModelEvent]:
         if self._cursor.ended:
             return []

@@ -1,11 +1,12 @@
 """Finds out whether a model's chat template opens the thinking, so that its text begins inside it and has only `</think>`.
 
-Of such a model everything up to `</think>` is reasoning. Where it is not known, the text of a streamed answer is held until a
-think tag or the end. It is decided by the model's name, or else by its first answers.
+Of such a model everything up to `</think>` is reasoning, and the text of a streamed answer is held until a think tag or the end.
+Where it is not known it is held until the first sentence shows that it is no thinking. It is decided by the model's name, or else by
+its first answers, and `LearntThinking` remembers what was learnt.
 """
 
 import re
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 if TYPE_CHECKING:
     from callgate.text_calls.event_sink import Thinking
@@ -26,14 +27,47 @@ _NOT_PREFILLED = re.compile(
 )
 
 
+ANSWERS_UNTIL_UNLEARNT: Final = 10
+"""Answers in a row without a lone end of thinking after which it is doubted that a model still opens its thinking."""
+
+
+class LearntThinking(Protocol):
+    """What was learnt of the thinking of a deployment by its answers, also by processes before this one."""
+
+    def opens(self) -> bool | None:
+        """True if its template opens the thinking, False if not, None if that is not known."""
+        ...
+
+    def learn(self, *, opens: bool | None) -> None: ...
+
+
+class _NotKept:
+    """Remembers nothing."""
+
+    def opens(self) -> bool | None:
+        return None
+
+    def learn(self, *, opens: bool | None) -> None: ...
+
+
 class ThinkingMemory:
     """What is known of one deployment's thinking."""
 
-    def __init__(self, model_name: str = "", setting: ThinkingSetting = "auto") -> None:
+    def __init__(
+        self, model_name: str = "", setting: ThinkingSetting = "auto", learnt: LearntThinking | None = None
+    ) -> None:
         self._setting = setting
+        self._learnt = learnt or _NotKept()
         name = model_name.lower()
         self._opens = setting == "prefilled" or bool(_PREFILLED.search(name))
         self._is_known = setting != "auto" or self._opens or bool(_NOT_PREFILLED.search(name))
+        self._is_learnt = False
+        opens = None
+        if setting == "auto":
+            opens = self._learnt.opens()
+        if opens is not None and (opens or not self._is_known):
+            self._opens = opens
+            self._is_known = self._is_learnt = True
         self._answers = 0
 
     def mode(self, *, streams: bool) -> "Thinking":
@@ -42,14 +76,31 @@ class ThinkingMemory:
             return "prefilled"
         if self._setting == "none":
             return "none"
-        if self._opens or not self._is_known or not streams:
+        if self._opens or not streams:
             return "unknown"
-        return "none"
+        if self._is_known:
+            return "none"
+        return "by_first_sentence"
 
     def note_answer(self, *, had_lone_end: bool) -> None:
         """Note the end of an answer."""
-        self._answers += 1
+        if self._setting != "auto":
+            return
         if had_lone_end:
-            self._opens = self._is_known = True
-        elif self._answers >= ANSWERS_UNTIL_NONE:
-            self._is_known = True
+            self._answers = 0
+            self._settle(opens=True)
+            return
+        self._answers += 1
+        if not self._is_known and self._answers >= ANSWERS_UNTIL_NONE:
+            self._settle(opens=False)
+        elif self._is_learnt and self._opens and self._answers >= ANSWERS_UNTIL_UNLEARNT:
+            self._opens = self._is_known = self._is_learnt = False
+            self._answers = 0
+            self._learnt.learn(opens=None)
+
+    def _settle(self, *, opens: bool) -> None:
+        if self._is_known and self._opens == opens:
+            return
+        self._opens = opens
+        self._is_known = self._is_learnt = True
+        self._learnt.learn(opens=opens)
