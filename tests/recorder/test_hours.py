@@ -1,5 +1,6 @@
 """The totals of hours: what was asked, what ran, what broke and how long it took, by key and model."""
 
+import random
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -22,11 +23,20 @@ from callgate.conversation.events import (
 from callgate.conversation.prices import Price
 from callgate.conversation.usage import Usage
 from callgate.recorder.events import EventReader, read_events
-from callgate.recorder.hours import ADDED_TOGETHER, BOUNDS, TOTALS_PER_HOUR, HourTotal, HourTotals, Place, hour_of
+from callgate.recorder.hours import (
+    ADDED_TOGETHER,
+    BOUNDS,
+    MINUTES_KEPT,
+    TOTALS_PER_HOUR,
+    HourPlace,
+    HourTotal,
+    HourTotals,
+    Totals,
+    percentile,
+)
 from callgate.recorder.recorder import Recorder
 from callgate.recorder.recording import RunRecording
 from callgate.recorder.store import FILE
-from callgate.recorder.usage import KeyUsage
 from callgate.records.policy import RecordPolicy
 from callgate.records.row import RunRow
 
@@ -34,7 +44,6 @@ pytestmark = pytest.mark.anyio
 
 NINE = 1_795_078_800.0
 """2026-11-19T09:00Z"""
-HOUR = "2026-11-19T09"
 ADD = ReadyCall("a", "add", {}, "{}")
 TURN = TurnAccount(
     ("stop",),
@@ -69,25 +78,42 @@ def test_a_run_is_counted_by_itself_and_by_its_tools_providers_and_flaws():
     hours = HourTotals()
     row = RunRow("run_1", NINE + 60, "gpt", key="alice", state="failed", seconds=2.0, first_seconds=0.4, broken_calls=1)
     hours.add_run(row, reader_of(row).hour_notes)
-    totals = hours.take()
+    [(minute, totals)] = hours.take().items()
 
-    assert {place[1:] for place in totals} == {
-        ("run", "alice", "gpt", ""),
-        ("tool", "alice", "gpt", "add"),
-        ("provider", "alice", "gpt", "openai"),
-        ("provider", "alice", "gpt", "azure"),
-        ("flaw", "alice", "gpt", "truncated"),
-    }
-    of = {(place[1], place[4]): total for place, total in totals.items()}
-    run, tool, provider = of["run", ""], of["tool", "add"], of["provider", "openai"]
-    assert (run.count, run.failed, run.broken, run.seconds) == (1, 1, 1, bucket(2.0))
+    assert minute == NINE // 60 + 1
+    run = totals.pop(HourPlace("run", "alice", "gpt"))
+    tool = totals.pop(HourPlace("call", "alice", "gpt", "openai", "add"))
+    provider = totals.pop(HourPlace("answer", "alice", "gpt", "openai"))
+    retried = totals.pop(HourPlace("answer", "alice", "gpt", "azure"))
+    broken = totals.pop(HourPlace("broken", "alice", "gpt", "openai", "add", "truncated"))
+    assert totals == {}
+    assert (run.count, run.failed, run.broken, run.seconds) == (1, 1, 0, bucket(2.0))
     assert run.first_seconds == bucket(0.4)
-    assert (tool.count, tool.failed, tool.broken) == (2, 1, 1)
-    assert (tool.seconds[2], tool.seconds[-1], sum(tool.seconds)) == (1, 1, 2)
+    assert (tool.count, tool.failed, tool.seconds) == (
+        2,
+        1,
+        [a + b for a, b in zip(bucket(0.1), bucket(1000.0), strict=True)],
+    )
     assert (provider.count, provider.failed, provider.seconds) == (1, 0, bucket(0.3))
-    assert (of["provider", "azure"].count, of["provider", "azure"].failed) == (0, 1)
-    assert of["flaw", "truncated"].count == 1
+    assert (retried.count, retried.failed) == (0, 1)
+    assert broken.count == 1
     assert hours.take() == {}
+
+
+def test_a_run_with_a_broken_call_is_counted_once_as_failed_or_as_one_with_a_broken_call():
+    hours = HourTotals()
+    for state in ("answered", "failed"):
+        hours.add_run(RunRow("run", NINE, "gpt", state=state, broken_calls=2), ())
+    [totals] = hours.take().values()
+    [total] = totals.values()
+    assert (total.count, total.failed, total.broken) == (2, 1, 1)
+
+
+def test_a_call_without_a_model_is_counted_for_its_tool_alone():
+    hours = HourTotals()
+    hours.add_run(RunRow("run", NINE, route="tool"), [("call", "", "add", "", 0.1, 0.0)])
+    [totals] = hours.take().values()
+    assert [place.subject for place in totals] == ["call"]
 
 
 def test_each_tool_has_the_outcomes_of_its_calls():
@@ -100,28 +126,31 @@ def test_each_tool_has_the_outcomes_of_its_calls():
 
 def test_totals_that_could_not_be_written_are_added_to_those_that_came_meanwhile():
     hours = HourTotals()
-    used = [KeyUsage("2026-11-19", "alice", "gpt", requests=2, failed=1, tokens_in=5, nano=7)]
-    hours.add_requests(used, NINE)
+    row = RunRow("run_1", NINE, "gpt", key="alice")
+    hours.add_run(row, ())
     taken = hours.take()
-    hours.add_requests(used, NINE)
+    hours.add_run(row, ())
     hours.put_back(taken)
-    [(place, total)] = hours.take().items()
-    assert place == (HOUR, "request", "alice", "gpt", "")
-    assert (total.count, total.failed, total.tokens_in, total.nano) == (4, 2, 10, 14)
+    assert hours.unwritten_hours()[int(NINE // 3600)][HourPlace("run", "alice", "gpt")].count == 2
+    [totals] = hours.take().values()
+    assert totals[HourPlace("run", "alice", "gpt")].count == 2
 
 
 def test_many_names_take_no_more_than_so_much_and_nothing_is_lost():
     hours = HourTotals()
-    for number in range(2 * TOTALS_PER_HOUR):
-        hours.add_requests([KeyUsage("2026-11-19", "alice", f"m{number}", requests=1)], NINE)
-    totals = hours.take()
+    for number in range(TOTALS_PER_HOUR + 7):
+        hours.add_run(RunRow(f"run_{number}", NINE, f"m{number}"), ())
+    [totals] = hours.take().values()
     assert len(totals) == TOTALS_PER_HOUR + 1
-    assert totals[HOUR, "request", "", "", ""].count == TOTALS_PER_HOUR
+    assert totals[HourPlace("run", "", "")].count == 7
+    hours.add_run(RunRow("run", NINE + 60, "one more"), ())  # what is written does not make room in its hour
+    [later] = hours.take().values()
+    assert list(later) == [HourPlace("run", "", "")]
 
 
 def test_many_runs_come_to_the_same_whether_they_are_added_up_together_or_by_themselves():
     hours = HourTotals()
-    alone: dict[Place, HourTotal] = {}
+    alone: dict[int, Totals] = {}
     for number in range(ADDED_TOGETHER + 7):
         state = ("answered", "failed")[number % 2]
         began = NINE + 3600 * (number % 3)
@@ -130,9 +159,43 @@ def test_many_runs_come_to_the_same_whether_they_are_added_up_together_or_by_the
         hours.add_run(row, notes)
         by_itself = HourTotals()
         by_itself.add_run(row, notes)
-        for place, total in by_itself.take().items():
-            alone.setdefault(place, HourTotal()).add(total)
+        for minute, totals in by_itself.take().items():
+            for place, total in totals.items():
+                alone.setdefault(minute, {}).setdefault(place, HourTotal()).add(total)
     assert hours.take() == alone
+
+
+def test_the_last_minutes_stay_in_memory_and_older_ones_go(monkeypatch: pytest.MonkeyPatch):
+    hours = HourTotals()
+    now = int(time.time() // 60)
+    for minute in (now, now - MINUTES_KEPT - 1):
+        hours.add_run(RunRow("run", minute * 60.0, "gpt"), ())
+    hours.note_written(hours.take())
+    hours.add_run(RunRow("run", now * 60.0, "gpt"), ())
+    minutes = hours.minutes()
+    assert {minute: total.count for minute, of in minutes.items() for total in of.values()} == {now: 2}
+    monkeypatch.setattr("callgate.recorder.hours.TOTALS_OF_MINUTES", 0)
+    hours.note_written({})
+    assert [total.count for of in hours.minutes().values() for total in of.values()] == [1]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.95])
+def test_a_percentile_is_in_the_bucket_of_the_exact_one(share: float):
+    chance = random.Random(3)
+    durations = [chance.lognormvariate(-1, 1.5) for _ in range(500)]
+    hours = HourTotals()
+    for seconds in durations:
+        hours.add_run(RunRow("run", NINE, "gpt", seconds=seconds), ())
+    [totals] = hours.take().values()
+    found = percentile(totals[HourPlace("run", "", "gpt")].seconds, share)
+    exact = sorted(durations)[int(len(durations) * share) - 1]
+    assert found is not None
+    assert bucket(found) == bucket(exact)
+
+
+def test_there_is_no_percentile_of_nothing_and_the_last_bound_stands_for_what_took_longer():
+    assert percentile(HourTotal().seconds, 0.5) is None
+    assert percentile(bucket(1000.0), 0.5) == BOUNDS[-1]
 
 
 class Used:
@@ -162,18 +225,28 @@ async def test_the_recorder_writes_them_beside_its_runs(tmp_path):
 
     database = sqlite3.connect(tmp_path / FILE)
     rows = database.execute(
-        "SELECT subject, key, model, name, count, failed, broken, tokens_in, nano, seconds_3 FROM hours ORDER BY 1, 4"
+        "SELECT subject, key, model, provider, tool, flaw, count, failed, broken, seconds_9 FROM hours ORDER BY 1, 5"
     ).fetchall()
+    shown = database.execute("SELECT shown, model, name, count, failed FROM shown_hours ORDER BY 1, 3").fetchall()
+    used = database.execute("SELECT key, model, requests, tokens_in, nano FROM usage_hours").fetchall()
+    models = database.execute("SELECT model, requests, tokens_in, nano FROM model_hours").fetchall()
     outcomes = database.execute("SELECT outcomes FROM runs").fetchone()
     [hour] = database.execute("SELECT DISTINCT hour FROM hours").fetchone()
     database.close()
     assert rows == [
-        ("flaw", "alice", "gpt", "truncated", 2, 0, 0, 0, 0, 0),
-        ("provider", "alice", "gpt", "openai", 2, 0, 0, 0, 0, 0),
-        ("request", "alice", "gpt", "", 3, 0, 0, 10, 5, 0),
-        ("run", "alice", "gpt", "", 2, 0, 2, 0, 0, 0),
-        ("tool", "alice", "gpt", "add", 4, 2, 0, 0, 0, 4),
-        ("tool", "alice", "gpt", "send", 0, 0, 2, 0, 0, 0),
+        ("answer", "alice", "gpt", "openai", "", "", 2, 0, 0, 0),
+        ("broken", "alice", "gpt", "openai", "send", "truncated", 2, 0, 0, 0),
+        ("call", "alice", "gpt", "openai", "add", "", 4, 2, 0, 4),
+        ("run", "alice", "gpt", "", "", "", 2, 0, 2, 0),
     ]
-    assert hour in {hour_of(time.time()), hour_of(time.time() - 60)}
+    assert shown == [
+        ("broken_tool", "", "send", 2, 0),
+        ("flaw", "gpt", "truncated", 2, 0),
+        ("model", "gpt", "", 2, 0),
+        ("provider", "", "openai", 2, 0),
+        ("tool", "", "add", 4, 2),
+    ]
+    assert used == [("alice", "gpt", 3, 10, 5)]
+    assert models == [("gpt", 3, 10, 5)]
+    assert hour in {int(time.time() // 3600), int(time.time() // 3600) - 1}
     assert outcomes == ('{"add":{"returned":1,"raised":1},"send":{"truncated":1}}',) or "truncated" in outcomes[0]

@@ -37,7 +37,8 @@ from callgate.recorder.newest_runs import IN_MEMORY, IN_MEMORY_BYTES
 from callgate.recorder.recorder import Recorder
 from callgate.recorder.recording import ENCODED_AT_ONCE, EventsListener, RunRecording, TextsListener
 from callgate.recorder.run_filter import RunFilter
-from callgate.recorder.store import FILE, RunStore, StoreDamaged, StoreUnusable, day_of
+from callgate.recorder.store import FILE, RunStore, StoreDamaged, StoreUnusable
+from callgate.recorder.usage import day_of
 from callgate.recorder.writer import BACKLOG_BYTES, ENCODED_TOGETHER
 from callgate.records.policy import RecordPolicy
 from callgate.records.row import Kept, RecordedRun, RunRow
@@ -475,10 +476,10 @@ async def test_runs_that_were_written_are_not_written_again_because_usage_was_no
     used, failing = Used(), [True]
     count = RunStore.count
 
-    def count_at_last(store: RunStore, used: object, hours: object) -> None:
+    def count_at_last(store: RunStore, *counted: object) -> None:
         if failing:
             raise StoreUnusable("the disk is full")
-        count(store, used, hours)  # type: ignore[arg-type]
+        count(store, *counted)  # type: ignore[arg-type]
 
     monkeypatch.setattr(RunStore, "count", count_at_last)
     recorder = Recorder(mask, tmp_path, counted=lambda: [used])

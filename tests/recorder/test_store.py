@@ -15,7 +15,7 @@ import pytest
 
 from callgate.recorder import store as store_module
 from callgate.recorder.ended_run import EndedRun, ended_run
-from callgate.recorder.hours import HourTotal, Place
+from callgate.recorder.hours import HourPlace, HourTotal, ShownPlace
 from callgate.recorder.run_filter import RunFilter
 from callgate.recorder.store import (
     APPLICATION,
@@ -28,6 +28,7 @@ from callgate.recorder.store import (
     set_aside_older,
 )
 from callgate.recorder.usage import KeyUsage
+from callgate.recorder.usage_tables import DIMENSIONS, HourSpan
 from callgate.records.row import Kept, RecordedRun, RunEvent, RunRow
 from tests.chaos.scale import held_to
 
@@ -452,30 +453,50 @@ def test_a_page_of_many_runs_is_quick(store):
 
 def test_what_was_used_adds_up_by_day_key_and_model(store):
     store.count(
-        [KeyUsage("2026-11-17", "alice", "gpt", 1, 0, 2, 10, 5), KeyUsage("2026-11-18", "bob", "gpt", requests=1)], {}
+        [KeyUsage("2026-11-17", "alice", "gpt", 1, 0, 2, 10, 5), KeyUsage("2026-11-18", "bob", "gpt", requests=1)],
+        {},
+        {},
     )
-    store.count([KeyUsage("2026-11-17", "alice", "gpt", 1, 1, 0, 1, 1)], {})
+    store.count([KeyUsage("2026-11-17", "alice", "gpt", 1, 1, 0, 1, 1)], {}, {})
 
     assert store.usage("2026-11-17")[0] == KeyUsage("2026-11-17", "alice", "gpt", 2, 1, 2, 11, 6)
     assert [usage.key for usage in store.usage("2026-11-18")] == ["bob"]
 
 
-def test_hours_add_up_and_outlive_the_runs(store, tmp_path):
-    place: Place = ("2026-11-18T09", "tool", "alice", "gpt", "add")
-    old: Place = ("2020-01-01T09", "tool", "alice", "gpt", "add")
-    total = HourTotal(2, 1, 0, 5)
+def test_hours_add_up_and_outlive_the_runs(store):
+    hour = int(time.time() // 3600)
+    place = HourPlace("call", "alice", "gpt", "openai", "add")
+    total = HourTotal(2, 1, 0)
     total.seconds[3] = 2
+    used = KeyUsage("", "alice", "gpt", requests=1, nano=5)
     store.add([ended_run_numbered(1)])
-    store.count([], {place: total, old: total})
-    store.count([], {place: total})
+    of_hours = {(hour, "alice", "gpt"): used, (hour, "bob", "gpt"): used, (1, "alice", "gpt"): used}
+    store.count([], of_hours, {hour: {place: total}, 1: {place: total}})
+    store.count([], {(hour, "alice", "gpt"): used}, {hour: {place: total}})
     store.prune(older_than=1e12, most_bytes=0)
 
-    with file_of(tmp_path) as database:
-        selected = database.execute("SELECT * FROM hours").fetchall()
-    assert [row[:5] for row in selected] == [place]
-    expected = HourTotal(4, 2, 0, 10)
+    span = HourSpan(0, hour + 24, hour + 24)
+    expected = HourTotal(4, 2, 0)
     expected.seconds[3] = 4
-    assert selected[0][5:] == expected.numbers()
+    assert store.read_usage(lambda tables: tables.totals(span, DIMENSIONS, ["call"])) == [(0, place, expected)]
+    assert store.read_usage(lambda tables: tables.totals(span, DIMENSIONS, ["call"], "bob")) == []
+    assert store.read_usage(lambda tables: tables.totals(span, ["tool"], ["call", "run"])) == [
+        (0, HourPlace("call", "", "", "", "add"), expected)
+    ]
+    assert store.read_usage(lambda tables: tables.shown(span)) == [(0, ShownPlace("tool", "", "add"), expected)]
+    [(_, of_models)] = store.read_usage(lambda tables: tables.usage_of_models(span))
+    assert (of_models.model, of_models.requests, of_models.nano) == ("gpt", 3, 15)
+    by_key = store.read_usage(lambda tables: tables.usage_in_hours(span))
+    assert {usage.key: usage.requests for _, usage in by_key} == {"alice": 2, "bob": 1}
+    assert [usage.key for _, usage in store.read_usage(lambda tables: tables.usage_in_hours(span, "bob"))] == ["bob"]
+    assert store.read_usage(lambda tables: tables.first_hour()) == hour
+    assert store.read_usage(lambda tables: tables.names(hour))["tool"] == ["add"]
+    assert store.read_usage(lambda tables: tables.names(hour, "bob")) == {
+        "model": ["gpt"],
+        "key": ["bob"],
+        "provider": [],
+        "tool": [],
+    }
 
 
 def test_a_run_is_stored_as_names_and_numbers_that_other_programs_can_read(store, tmp_path):

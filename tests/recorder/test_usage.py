@@ -47,8 +47,8 @@ def test_tokens_of_a_fallback_without_a_price_do_not_get_that_of_the_model_that_
 def test_costs_are_kept_in_the_file_and_added_up(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     rows = [known("ann", "gpt", 5), used("ann", "local", requests=1, tokens_in=1, unpriced=1)]
-    store.count(rows, {})
-    store.count(rows, {})
+    store.count(rows, {}, {})
+    store.count(rows, {}, {})
     gpt, local = store.usage(DAY)
     store.close()
     assert (gpt.nano, gpt.priced_in, gpt.tokens_in, gpt.unpriced) == (10, 20, 20, 0)

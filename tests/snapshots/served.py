@@ -219,7 +219,7 @@ async def failed() -> dict[str, Exchange]:
 # What is recorded -----------------------------------------------------------------------------------------------------
 
 CHANGING_IN_RUNS = (
-    (re.compile(r'"(began|at|seconds|first_seconds|ms)":[\d.e-]+'), r'"\1":<time>'),
+    (re.compile(r'"(began|at|seconds|first_seconds|ms|p50|p95|first_p50|first_p95)":[\d.e-]+'), r'"\1":<time>'),
     (re.compile(r'"process":"[^"]*"'), '"process":<process>'),
     (re.compile(r'"(arguments_hash|hash)":"[^"]*"'), r'"\1":<hash>'),
 )

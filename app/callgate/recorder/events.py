@@ -134,7 +134,7 @@ class EventReader:
         row.turns += 1
         row.attempts += answer.attempts
         row.deployment = by.deployment
-        self.hour_notes.append(("answer", by.deployment, seconds, first_seconds))
+        self.hour_notes.append(("answer", by.deployment, "", "", seconds, first_seconds))
         findings: list[str] = []
         if answer.findings:
             findings = [str(finding) for finding in answer.findings]
@@ -225,8 +225,7 @@ class EventReader:
             self._add_outcome(name, "handed_back")
         else:
             self._add_outcome(name, flaw)
-        self.hour_notes.append(("flaw", flaw, 0.0, 0.0))
-        self.hour_notes.append(("broken_call", name or "", 0.0, 0.0))
+        self.hour_notes.append(("broken_call", self.row.deployment, name or "", flaw, 0.0, 0.0))
         facts: dict[str, Any] = {"id": call.id, "name": name, "owner": owner, "verdict": "broken", "flaw": flaw}
         if (problem := call.problem) is not None:
             # If no texts are kept, only the expected value: the other fields repeat or name what the model wrote.
@@ -265,8 +264,8 @@ class EventReader:
         if not isinstance(outcome, Returned):
             kind = str(outcome.kind)
             self.row.failed_calls += 1
-            self.hour_notes.append(("failed_call", name, 0.0, 0.0))
-        self.hour_notes.append(("call", name, seconds, 0.0))
+            self.hour_notes.append(("failed_call", self.row.deployment, name, "", 0.0, 0.0))
+        self.hour_notes.append(("call", self.row.deployment, name, "", seconds, 0.0))
         self._add_outcome(name, kind)
         facts: tuple[Any, ...] = (event.call.id, name, seconds, kind, size)
         if isinstance(outcome, Returned) and outcome.cut_bytes:
@@ -295,7 +294,7 @@ class EventReader:
             facts["wait"] = event.wait
         if event.reason:
             facts |= {"reason": event.reason, "detail": self._run.mask(event.detail)}
-            self.hour_notes.append(("failed_attempt", event.by.deployment, 0.0, 0.0))
+            self.hour_notes.append(("failed_attempt", event.by.deployment, "", "", 0.0, 0.0))
         if event.anyway:
             facts["anyway"] = True
         if event.instead_of:

@@ -8,13 +8,14 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from time import monotonic, time
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 from callgate.http.trace_context import Trace
 from callgate.recorder.events import Mask
+from callgate.recorder.hours import HourPlace, HourTotal, ShownPlace, Subject, Totals, shown_places
 from callgate.recorder.newest_runs import NewestRuns
 from callgate.recorder.recording import RunRecording
 from callgate.recorder.run_filter import RunFilter, run_place
@@ -22,6 +23,7 @@ from callgate.recorder.store import FILE, RunStore
 from callgate.recorder.trace_writer import TraceWriter
 from callgate.recorder.usage import KeyUsage
 from callgate.recorder.usage_counter import CountedUsage, UsageCounter
+from callgate.recorder.usage_tables import DIMENSIONS, HourSpan, MemoryTables, UsageTables
 from callgate.recorder.watchers import Watchers, end_followers
 from callgate.recorder.writer import RunWriter
 from callgate.records.policy import RecordPolicy
@@ -55,8 +57,10 @@ class Recorder:
         self._folder = folder
         self._under_way: dict[str, RunRecording] = {}
         self._newest = NewestRuns()
-        self._usage = UsageCounter(counted, with_hours=folder is not None)
-        self.writer = RunWriter(folder, self._newest, self._usage, on_dropped, self._show)
+        self._usage = UsageCounter(counted)
+        self._memory = MemoryTables()
+        """Where usage is kept if there is no folder."""
+        self.writer = RunWriter(folder, self._newest, self._usage, self._memory, on_dropped, self._show)
 
     # -- on the event loop
 
@@ -183,7 +187,52 @@ class Recorder:
 
     def usage(self, since: str) -> list[KeyUsage]:
         """Return the usage from a day on, including what is not yet in the file."""
-        return self._usage.since(since, lambda day: self._read(lambda store: store.usage(day)) or ())
+        return self._usage.since(since, lambda day: self._read_usage(lambda tables: tables.usage(day)) or ())
+
+    def usage_in_hours(self, span: HourSpan, key: str | None = None) -> list[tuple[int, KeyUsage]]:
+        """Return the usage of each step of a span, by key and model; with `key`, of this one alone."""
+        return self._usage.in_hours(
+            span, key, lambda: self._read_usage(lambda tables: tables.usage_in_hours(span, key)) or ()
+        )
+
+    def usage_of_models(self, span: HourSpan) -> list[tuple[int, KeyUsage]]:
+        """Return the usage of each step of a span, by model."""
+        return self._usage.in_hours(
+            span, None, lambda: self._read_usage(lambda tables: tables.usage_of_models(span)) or ()
+        )
+
+    def totals(
+        self, span: HourSpan, by: Sequence[str], subjects: Sequence[str], key: str | None = None
+    ) -> list[tuple[int, HourPlace, HourTotal]]:
+        """Return what came of runs in each step of a span, by some of `DIMENSIONS`; with `key`, of this one alone. Totals that are not
+        written yet have all names."""
+        return self._usage.totals(
+            span, key, lambda: self._read_usage(lambda tables: tables.totals(span, by, subjects, key)) or ()
+        )
+
+    def shown(self, span: HourSpan, key: str | None = None) -> list[tuple[int, ShownPlace, HourTotal]]:
+        """Return what the page shows of each step of a span; with `key`, of this one alone."""
+        if key is None:
+            return self._usage.shown(span, lambda: self._read_usage(lambda tables: tables.shown(span)) or ())
+        totals = self.totals(span, DIMENSIONS, get_args(Subject), key)
+        return [(step, shown, total) for step, place, total in totals for shown in shown_places(place)]
+
+    def last_minutes(self) -> dict[int, Totals]:
+        """Return what came of the runs of this process in each minute of the last hour, since 1970."""
+        return self._usage.last_minutes()
+
+    def names_used(self, since: int, key: str | None = None) -> dict[str, list[str]]:
+        """Return the names of keys, models, providers and tools that were used since an hour."""
+        return self._read_usage(lambda tables: tables.names(since, key)) or {}
+
+    def first_hour(self) -> int | None:
+        """Return the first hour of which there is usage, since 1970."""
+        return self._read_usage(UsageTables.first_hour)
+
+    @property
+    def has_file(self) -> bool:
+        """True where usage stays when the process ends."""
+        return self._folder is not None
 
     def last_hour(self) -> list[KeyUsage]:
         """Return the usage of this process in each minute of the last hour."""
@@ -192,6 +241,12 @@ class Recorder:
     def delete(self, id: str) -> bool:
         """Delete a run that has ended; False if there is none with this id."""
         return self.writer.delete(id)
+
+    def _read_usage(self, read: Callable[[UsageTables], Result]) -> Result | None:
+        """Read usage; None if there is no file yet."""
+        if self._folder is None:
+            return self._memory.read(read)
+        return self._read(lambda store: store.read_usage(read))
 
     def _read(self, read: Callable[[RunStore], Result]) -> Result | None:
         """Read from the file; None if it does not exist."""

@@ -8,20 +8,21 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import inf
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from callgate.conversation.usage import COLUMNS
 from callgate.recorder.ended_run import EndedRun, Outcomes, decode_content, decoded_events, encode
-from callgate.recorder.hours import BOUNDS, HourTotal, Place
+from callgate.recorder.hours import Totals
 from callgate.recorder.run_filter import RunFilter
-from callgate.recorder.usage import COUNTED, KeyUsage
+from callgate.recorder.usage import KeyUsage
+from callgate.recorder.usage_tables import USAGE_TABLES, HourUsage, UsageTables
 from callgate.records.row import Kept, RecordedRun, RunRow, wire_turn
 from callgate.state.local.journal_mode import use_write_ahead_journal
 from callgate.untrusted.doors import text_written_here
@@ -29,7 +30,7 @@ from callgate.untrusted.messagepack import pack_written_here
 from callgate.untrusted.readers import json_reader
 
 FILE: Final = "runs.sqlite3"
-VERSION: Final = 2
+VERSION: Final = 3
 APPLICATION: Final = 0x63675231
 """SQLite's `application_id` of the file: `cgR1`. Files of before format 1 have none, and other numbers."""
 FORMATS_OF_BEFORE: Final = range(4)
@@ -39,6 +40,8 @@ because pages that change often are copied less often."""
 BUSY_SECONDS: Final = 5.0
 QUERY_SECONDS: Final = 1.0
 """Longer queries are aborted, so that one with an inefficient filter does not block other readers."""
+USAGE_SECONDS: Final = 5.0
+"""The same for sums of usage, which read all rows of a time."""
 ROWS: Final = 64
 """The most rows of one statement: each statement takes the GIL from the event loop. Statements have powers of two of rows, so that
 SQLite compiles only a few of them."""
@@ -51,18 +54,10 @@ REPLAYS: Final = 256
 CHECKED_BYTES: Final = 64 * 1024 * 1024
 """A file up to this size is read whole when the server starts, to see whether it is damaged: a tenth of a second."""
 DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-USAGE_DAYS: Final = 400
-"""How long usage is kept: a few rows a day, independent of the runs."""
-HOUR_DAYS: Final = 90
-"""How long the totals of hours are kept, independent of the runs."""
 ROW_BYTES: Final = 512
 """About what a run takes in the file beside its events and texts."""
 
-_HISTOGRAMS: Final = [f"{name}_{at}" for name in ("seconds", "first_seconds") for at in range(len(BOUNDS) + 1)]
-_HOUR_COUNTS: Final = ("count", "failed", "broken", "tokens_in", "tokens_out", "nano", *_HISTOGRAMS)
 _TOKEN_COLUMNS: Final = " ".join(f"{name} INTEGER NOT NULL," for name in COLUMNS)
-_USAGE_COLUMNS: Final = " ".join(f"{name} INTEGER NOT NULL," for name in COUNTED)
-_HOUR_COLUMNS: Final = " ".join(f"{name} INTEGER NOT NULL," for name in _HOUR_COUNTS)
 _TABLES: Final = f"""
 CREATE TABLE IF NOT EXISTS runs (
   seq INTEGER PRIMARY KEY,
@@ -115,22 +110,7 @@ CREATE INDEX IF NOT EXISTS runs_with_content ON runs (began) WHERE content IS NO
 CREATE INDEX IF NOT EXISTS runs_with_wire ON runs (began) WHERE has_wire;
 CREATE INDEX IF NOT EXISTS replays ON runs (replay_of, began) WHERE replay_of <> '';
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS usage (
-  day TEXT NOT NULL,
-  key TEXT NOT NULL,
-  model TEXT NOT NULL,
-  {_USAGE_COLUMNS}
-  PRIMARY KEY (day, key, model)
-) STRICT;
-CREATE TABLE IF NOT EXISTS hours (
-  hour TEXT NOT NULL,
-  subject TEXT NOT NULL,
-  key TEXT NOT NULL,
-  model TEXT NOT NULL,
-  name TEXT NOT NULL,
-  {_HOUR_COLUMNS}
-  PRIMARY KEY (hour, subject, key, model, name)
-) STRICT, WITHOUT ROWID;
+{USAGE_TABLES}
 INSERT OR IGNORE INTO totals VALUES ('bytes', 0);
 PRAGMA application_id = {APPLICATION};
 PRAGMA user_version = {VERSION};
@@ -164,6 +144,9 @@ _json = msgspec.json.Encoder().encode
 _names = json_reader(list[str])
 
 
+Result = TypeVar("Result")
+
+
 class StoreUnusable(Exception):
     """The file cannot be opened, read or written; the text gives the reason."""
 
@@ -184,6 +167,7 @@ class RunStore:
                 with _locked(folder):  # SQLite does not wait when two change the journal of a new file
                     self._database = self._opened_to_write()
             self.inode = self.path.stat().st_ino
+            self._usage_tables = UsageTables(self._database)
         except (sqlite3.Error, OSError) as error:
             raise _unusable(self.path, error) from error
 
@@ -277,21 +261,15 @@ class RunStore:
             self._database.execute(_insertion(columns, rows), values[at:end])
             at = end
 
-    def count(self, used: Iterable[KeyUsage], hours: Mapping[Place, HourTotal]) -> None:
+    def count(
+        self,
+        used: Iterable[KeyUsage],
+        used_in_hours: Mapping[HourUsage, KeyUsage],
+        totals: Mapping[int, Totals],
+    ) -> None:
         """Add usage, and the totals of hours. Several processes may add to the same rows."""
-        usage = attrgetter("day", "key", "model", *COUNTED)
         with self._translate_errors(), self._transaction():
-            self._add_counts("usage", 3, COUNTED, [usage(row) for row in used])
-            totals = [(*place, *total.numbers()) for place, total in hours.items()]
-            self._add_counts("hours", 5, _HOUR_COUNTS, totals)
-
-    def _add_counts(self, table: str, keys: int, counts: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
-        places = ", ".join("?" * (keys + len(counts)))
-        added = ", ".join(f"{name} = {name} + excluded.{name}" for name in counts)
-        self._database.executemany(
-            f"INSERT INTO {table} VALUES ({places}) ON CONFLICT DO UPDATE SET {added}",  # noqa: S608 - our own names
-            rows,
-        )
+            self._usage_tables.add(used, used_in_hours, totals)
 
     def delete(self, id: str) -> bool:
         """Delete a run; False if there is none with this id."""
@@ -314,9 +292,7 @@ class RunStore:
                 removed += oldest
             while self._remove_wire(wire_older_than):
                 pass
-            now = time.time()
-            self._database.execute("DELETE FROM usage WHERE day < ?", (day_of(now - USAGE_DAYS * 86_400),))
-            self._database.execute("DELETE FROM hours WHERE hour < ?", (day_of(now - HOUR_DAYS * 86_400),))
+            self._usage_tables.prune(time.time())
             while self.bytes() > most_bytes and self._remove_oldest_content():
                 pass
             while self.bytes() > most_bytes and (oldest := self._remove_oldest(inf)):
@@ -412,9 +388,12 @@ class RunStore:
 
     def usage(self, since: str) -> list[KeyUsage]:
         """Return the usage from a day on."""
-        with self._time_limit():
-            selected = self._database.execute("SELECT * FROM usage WHERE day >= ? ORDER BY day, key, model", (since,))
-            return [KeyUsage(*row) for row in selected]
+        return self.read_usage(lambda tables: tables.usage(since))
+
+    def read_usage(self, read: Callable[[UsageTables], Result]) -> Result:
+        """Read from the tables of usage."""
+        with self._time_limit(USAGE_SECONDS):
+            return read(self._usage_tables)
 
     # -- both
 
@@ -430,8 +409,8 @@ class RunStore:
             raise
 
     @contextlib.contextmanager
-    def _time_limit(self) -> Iterator[None]:
-        end = time.monotonic() + QUERY_SECONDS
+    def _time_limit(self, seconds: float = QUERY_SECONDS) -> Iterator[None]:
+        end = time.monotonic() + seconds
         self._database.set_progress_handler(lambda: time.monotonic() > end, 10_000)
         try:
             with self._translate_errors():
@@ -459,10 +438,6 @@ def _unusable(path: Path, error: sqlite3.Error | OSError) -> StoreUnusable:
 
 def _is_damage(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGE
-
-
-def day_of(moment: float) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(moment))
 
 
 def _names_text(names: Sequence[str]) -> str:

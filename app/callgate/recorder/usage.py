@@ -1,6 +1,8 @@
 """Usage: requests, tokens and cost of each key and model."""
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +15,7 @@ class KeyUsage(msgspec.Struct):
     """The usage of one model by one key in a day."""
 
     day: str
-    """`2026-11-18`, UTC."""
+    """`2026-11-18`, UTC; or another span of time."""
     key: str
     model: str
     requests: int = 0
@@ -36,6 +38,10 @@ class KeyUsage(msgspec.Struct):
         """Return what it is the usage of."""
         return self.day, self.key, self.model
 
+    def counts(self) -> tuple[int, ...]:
+        """Return the columns of `COUNTED`."""
+        return _counts(self)
+
     def add(self, other: "KeyUsage") -> None:
         for name in COUNTED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -43,15 +49,27 @@ class KeyUsage(msgspec.Struct):
 
 _SHOWN: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
 COUNTED: Final = (*_SHOWN, "nano", "unpriced", "unpriced_elsewhere", "priced_in", "priced_out")
+_counts = attrgetter(*COUNTED)
+
+
+def day_of(moment: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(moment))
 
 
 def grouped(used: Iterable[KeyUsage], by: str, prices: Mapping[str, Price | None]) -> list[dict[str, Any]]:
-    """Add up usage by key, model or day. `cost` is the known cost in US dollars, and `unpriced_requests` the number of
-    requests with tokens whose price is not known. `prices` are today's by model, for tokens that had none."""
-    rows: dict[str, dict[str, Any]] = {}
-    nanos: dict[str, int] = {}
+    """Add up usage by key, model or day, see `grouped_by`."""
+    return [{"name": name, **row} for (name,), row in grouped_by(used, (by,), prices).items()]
+
+
+def grouped_by(
+    used: Iterable[KeyUsage], by: Sequence[str], prices: Mapping[str, Price | None]
+) -> dict[tuple[str, ...], dict[str, Any]]:
+    """Add up usage by some of key, model and day, in their order. `cost` is the known cost in US dollars, and `unpriced_requests` the
+    number of requests with tokens whose price is not known. `prices` are today's by model, for tokens that had none."""
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    nanos: dict[tuple[str, ...], int] = {}
     for usage in used:
-        name = getattr(usage, by)
+        name = tuple(getattr(usage, field) for field in by)
         row = rows.setdefault(name, dict.fromkeys((*_SHOWN, "unpriced_requests"), 0))
         for field in _SHOWN:
             row[field] += getattr(usage, field)
@@ -67,4 +85,4 @@ def grouped(used: Iterable[KeyUsage], by: str, prices: Mapping[str, Price | None
                 nano += price.of(TokenCounts(tokens_in, tokens_out))
         row["unpriced_requests"] += unpriced
         nanos[name] = nanos.get(name, 0) + nano
-    return [{"name": name, **row, "cost": nanos[name] / NANO} for name, row in sorted(rows.items())]
+    return {name: {**row, "cost": nanos[name] / NANO} for name, row in sorted(rows.items())}

@@ -29,6 +29,7 @@ from callgate.recorder.store import (
     set_aside_older,
 )
 from callgate.recorder.usage_counter import UsageCounter
+from callgate.recorder.usage_tables import MemoryTables
 from callgate.records.policy import RecordPolicy
 from callgate.records.row import RecordedRun, RunRow
 
@@ -60,10 +61,12 @@ class RunWriter:
         folder: Path | None,
         newest: NewestRuns,
         usage: UsageCounter,
+        memory: MemoryTables,
         on_dropped: Callable[[], None],
         on_row: Callable[[RunRow], None],
     ) -> None:
-        """`folder`: the folder of the file; None if runs are kept in memory only. `on_row` is called in the thread for each run."""
+        """`folder`: the folder of the file; None if runs are kept in memory only, and usage in `memory`. `on_row` is called in the
+        thread for each run."""
         self.policy = RecordPolicy()
         """Decides how long runs stay in the file."""
         self.export: Callable[[Sequence[tuple[RecordedRun, Trace]]], None] | None = None
@@ -73,6 +76,7 @@ class RunWriter:
         self._folder = folder
         self._newest = newest
         self._usage = usage
+        self._memory = memory
         self._on_dropped = on_dropped
         self._on_row = on_row
         # On the event loop.
@@ -285,6 +289,7 @@ class RunWriter:
         written: list[RunRecording] = []
         if self._folder is None:
             written += self._unwritten
+            self._usage.write(self._memory)
         elif self._unwritten or self._usage.has_unwritten:
             try:
                 try:
