@@ -114,7 +114,7 @@ async def test_a_running_server_says_which_models_are_left_alone(upstream: Upstr
     [row] = json.loads(out)
     assert (row["name"], row["lane"], row["host"]) == ("m", "direct", upstream.root.removeprefix("http://"))
     assert 0 < row["cooldown_seconds"] <= 60
-    assert "left alone for" in table.splitlines()[1]
+    assert "cooling down for" in table.splitlines()[1]
 
 
 async def test_the_reason_why_litellm_serves_a_model_is_printed(upstream: Upstream, tmp_path: Path) -> None:

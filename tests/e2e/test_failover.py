@@ -242,7 +242,7 @@ async def test_who_answers_for_a_deployment_that_is_left_alone_says_for_whom(ups
         ("info", "openai/good", "openai/m")
     }
     assert (len(runs), run["odd"]) == (2, False)  # what is passed on is as usual
-    assert "answered for openai/m, which is left alone" in "\n".join(
+    assert "answered for openai/m, which is cooling down" in "\n".join(
         story(
             RecordedRun(RunRow("r", 1.0), [RunEvent(0.0, "attempt", facts=facts) for facts in recorded]),
             [],

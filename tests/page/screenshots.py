@@ -59,7 +59,7 @@ async def take(browser: Any, folder: Path) -> list[Path]:
                 )
             for name, path in (
                 ("runs", "runs"),
-                ("run", f"run/{run}?call=call_mail&side=told+to+the+model"),
+                ("run", f"run/{run}?call=call_mail&side=sent+to+the+model"),
                 ("tools", "tools/get_weather"),
                 ("models", "models"),
                 ("usage", "usage"),

@@ -39,7 +39,7 @@ async def test_an_approved_call_runs_and_every_other_tab_says_by_whom(upstream: 
         page = await tabs.open(f"{url}/#/approvals", key=keys["carol"])
         other = await tabs.open(f"{url}/#/approvals", key=keys["dave"])
         for each in (page, other):
-            await each.get_by_text("● live").wait_for()
+            await each.get_by_text("live", exact=True).wait_for()
             await each.get_by_text("No call waits for a person.").wait_for()
         async with waiting(upstream, client, IMG, headers={"authorization": f"Bearer {keys['user']}"}) as asking:
             card = page.get_by_role("article", name="echo waits")
@@ -94,7 +94,7 @@ async def test_a_click_on_a_card_that_has_just_moved_decides_nothing(upstream: U
 async def test_what_has_changed_between_the_list_and_the_click_is_not_run(upstream: Upstream, tabs: Tabs) -> None:
     async with served_page(upstream, tabs, **ASKS) as url, http_client(url) as client:
         page = await tabs.open(url)
-        await page.get_by_text("● live").wait_for()
+        await page.get_by_text("live", exact=True).wait_for()
 
         async def other_arguments(route: Any) -> None:
             answer = await route.fetch()

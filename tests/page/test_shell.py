@@ -28,7 +28,7 @@ SHOUT = Call("echo", {"text": "wide" * 100}, id="call_shout")
 async def test_it_opens_without_a_console_message_or_a_request_elsewhere(upstream: Upstream, tabs: Tabs) -> None:
     async with served_page(upstream, tabs) as url:
         page = await tabs.open(url)
-        await page.get_by_text("● live").wait_for()
+        await page.get_by_text("live", exact=True).wait_for()
         for name in PAGES:
             await page.goto(f"{url}/#/{name}")
             await page.locator("main > *").first.wait_for()
@@ -81,7 +81,7 @@ async def test_without_a_key_there_is_the_shell_alone_and_a_wrong_key_is_not_kep
         kept = await page.evaluate("() => JSON.stringify([{ ...sessionStorage }, { ...localStorage }])")
         await dialog.get_by_label("Key").fill(keys["alice"])
         await dialog.get_by_role("button", name="Use it").click()
-        await page.get_by_text("● live").wait_for()
+        await page.get_by_text("live", exact=True).wait_for()
 
     assert kept == "[{},{}]"
 
@@ -226,16 +226,16 @@ async def test_a_server_that_ends_sends_five_tabs_away_at_once_and_they_find_the
         url = child.url
         pages = [await tabs.open(f"{url}/#/runs") for _ in range(5)]
         for page in pages:
-            await page.get_by_text("● live").wait_for()
+            await page.get_by_text("live", exact=True).wait_for()
         began = time.monotonic()
         child.signal(signal.SIGTERM)
         code = await child.ended()
         took = time.monotonic() - began
         for page in pages:
-            await page.get_by_text("○ restarting").wait_for()
+            await page.get_by_text("restarting", exact=True).wait_for()
         lines = child.log
     async with serving_command(config, "--port", url.rpartition(":")[2]) as again:
-        await pages[0].get_by_text("● live").wait_for(timeout=20_000)
+        await pages[0].get_by_text("live", exact=True).wait_for(timeout=20_000)
         assert again.url == url
         await tabs.close()
 

@@ -59,7 +59,7 @@ async def test_a_form_sends_what_the_schema_wants(upstream: Upstream, tabs: Tabs
         await form.get_by_label("where").fill('{"city": "Oslo"}')
         await form.get_by_role("button", name="Call it").click()
         result = page.get_by_role("status", name="Result")
-        await result.get_by_text("✓ returned").wait_for()
+        await result.get_by_text("returned").wait_for()
         said = await result.inner_text()
 
         assert await page.locator("img").count() == 0
@@ -81,7 +81,7 @@ async def test_a_schema_that_is_no_plain_object_gets_an_editor_and_the_gate_answ
         await result.get_by_text("not_run").wait_for()
         await editor.fill('{"a": "yes"}')
         await page.get_by_role("button", name="Call it").click()
-        await result.get_by_text("✓ returned").wait_for()
+        await result.get_by_text("returned").wait_for()
         await page.get_by_text("As sent to a model (all of it)").wait_for()
 
 
@@ -145,7 +145,7 @@ async def test_a_server_that_dies_is_shown_down_and_back_without_reloading(upstr
     server = {"command": sys.executable, "args": ["-S", str(RAW_MCP)], "require_approval": "never"}
     async with served_page(upstream, tabs, mcp_servers={"raw": server}) as url, http_client(url) as client:
         page = await tabs.open(f"{url}/#/tools")
-        await page.get_by_text("● live").wait_for()
+        await page.get_by_text("live", exact=True).wait_for()
         row = page.get_by_role("table", name="Servers").get_by_role("row", name="raw")
         await row.get_by_text("ready since").wait_for(timeout=20_000)
         await page.evaluate(

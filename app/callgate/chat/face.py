@@ -87,7 +87,9 @@ class ChatExchange(FaceExchange):
             return ChoicesChunkWriter(head, diagnoses, include_usage, choices)
         chunks = ChunkWriter(head, _first(diagnoses), include_usage)
         if conversation.delivery.tool_events == "trace":
-            return conversation.runtime.recorder.traced(chunks, conversation.run_id)
+            return conversation.runtime.recorder.traced(
+                chunks, conversation.run_id, conversation.runtime.prices.of_responder
+            )
         return chunks
 
     def stream_end(self, error: ChatError, written: bytes) -> bytes:

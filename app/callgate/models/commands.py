@@ -45,7 +45,7 @@ def models(
         else:
             calling = row["tool_calling"]
         if row.get("cooldown_seconds"):
-            state = f"left alone for {row['cooldown_seconds']} s"
+            state = f"cooling down for {row['cooldown_seconds']} s"
         else:
             state = "in use"
         table.append((row["name"], row["lane"], calling, row["host"] or "-", state)[: len(names)])

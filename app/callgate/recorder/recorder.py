@@ -101,9 +101,9 @@ class Recorder:
         self.writer.add(recording)  # before it leaves `_under_way`, so that a list finds it in one of them
         self._under_way.pop(row.id, None)
 
-    def traced(self, stream: ChunkStream, run_id: str) -> TraceWriter:
-        """Return the stream with the events of its run in it."""
-        return TraceWriter(stream, RunRow(run_id, time()), self._mask)
+    def traced(self, stream: ChunkStream, run_id: str, price: PriceOf = no_price) -> TraceWriter:
+        """Return the stream with the events of its run in it, and the cost of each turn."""
+        return TraceWriter(stream, RunRow(run_id, time()), self._mask, price)
 
     def open(self) -> None:
         """Start to write, so that usage is written even if no run ends."""

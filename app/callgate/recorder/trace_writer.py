@@ -9,25 +9,36 @@ from typing import Any
 
 import msgspec
 
+from callgate.calls.outcome import Returned
 from callgate.conversation.errors import ChatError
-from callgate.conversation.events import CallDelta, ChatEnded, ChatEvent, ModelOutput, ReasoningDelta, TextDelta
+from callgate.conversation.events import (
+    CallDelta,
+    CallEnded,
+    ChatEnded,
+    ChatEvent,
+    ModelOutput,
+    ReasoningDelta,
+    TextDelta,
+)
 from callgate.recorder.events import RECORDED, Mask, run_events
 from callgate.recorder.recording import RunRecording, TextsListener, kept_texts
 from callgate.records.policy import RecordPolicy
-from callgate.records.ports import ChunkStream
+from callgate.records.ports import ChunkStream, PriceOf, no_price
 from callgate.records.row import RunEvent, RunRow
 
 RESULT_BYTES = 65_536
 """The limit of each text."""
+IMAGE_CHARACTERS = 4 * 1024 * 1024
+"""The limit of the images of one call, as they are written in a stream. Those beyond it are left out."""
 
 
 class TraceWriter:
     """Writes a stream with the events of its run."""
 
-    def __init__(self, inner: ChunkStream, row: RunRow, mask: Mask) -> None:
+    def __init__(self, inner: ChunkStream, row: RunRow, mask: Mask, price: PriceOf = no_price) -> None:
         self._inner = inner
         self._mask = mask
-        self._recording = RunRecording(row, RecordPolicy(content_bytes=RESULT_BYTES), mask)
+        self._recording = RunRecording(row, RecordPolicy(content_bytes=RESULT_BYTES), mask, price)
         self._texts = TextsListener(_recording=self._recording, _choice=0)
         self._held: list[RunEvent] = []
         """The events before the first content, until which an error can have its own status."""
@@ -75,6 +86,8 @@ class TraceWriter:
                 ]
             elif run_event.kind == "call_ended":
                 facts["result"] = texts.get(f"call.{facts['id']}.result", "")
+                if images := _images(event):
+                    facts["images"] = images
             yield msgspec.structs.replace(run_event, facts=facts)
         recording.happened.clear()
         recording.texts.clear()
@@ -91,3 +104,16 @@ class TraceWriter:
                 yield RunEvent(at, "call_fragment", 0, output.turn, facts)
         if characters:
             yield RunEvent(at, "words", 0, output.turn, {"characters": characters})
+
+
+def _images(event: ChatEvent) -> list[str]:
+    """Return the images that a call returned, as addresses with the image in them."""
+    images: list[str] = []
+    if not isinstance(event, CallEnded) or not isinstance(event.outcome, Returned):
+        return images
+    left = IMAGE_CHARACTERS
+    for image in event.outcome.images:
+        left -= len(image.data)
+        if left >= 0:
+            images.append(f"data:{image.mime_type};base64,{image.data}")
+    return images

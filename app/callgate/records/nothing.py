@@ -80,7 +80,7 @@ class NoRecorder:
     def end(self, recording: object, *, state: str = "", status: int = 200, error: str = "") -> None:
         """Forget the run."""
 
-    def traced(self, stream: ChunkStream, run_id: str) -> NoReturn:
+    def traced(self, stream: ChunkStream, run_id: str, price: PriceOf = no_price) -> NoReturn:
         message = "This server records no runs, so that it cannot show their events (`X-Callgate-Events: trace`)."
         raise ChatError(400, message, param="X-Callgate-Events", code="trace_not_available")
 

@@ -105,8 +105,8 @@ class RunRecorder(Protocol):
         """End a run. `state` is used if the chat has no ending of its own."""
         ...
 
-    def traced(self, stream: ChunkStream, run_id: str) -> TracedStream:
-        """Return the stream with the events of its run in it. Raises `ChatError` 400 where nobody reads them."""
+    def traced(self, stream: ChunkStream, run_id: str, price: PriceOf = no_price) -> TracedStream:
+        """Return the stream with the events of its run in it, and the cost of each turn. Raises `ChatError` 400 where nobody reads them."""
         ...
 
     def open(self) -> None: ...

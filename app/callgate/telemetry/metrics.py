@@ -139,7 +139,7 @@ class Cooldowns:
     def collect(self) -> Iterable[Metric]:
         family = GaugeMetricFamily(
             "callgate_upstream_cooldown_seconds",
-            "How long a deployment that keeps failing is left alone from now on; 0 where it is in use.",
+            "How long a deployment that keeps failing cools down from now on; 0 where it is in use.",
             labels=("model", "deployment", "host"),
         )
         seconds_left: dict[tuple[str, str, str], float] = {}

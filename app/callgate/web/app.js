@@ -3,6 +3,7 @@
 
 import { html, nothing, render } from "./lit.js";
 import { ApiError, askWho, currentKey, feed, get, hasKey, linkedKey, me, setKey } from "./api.js";
+import { icon } from "./icons.js";
 import * as approvals from "./views/approvals.js";
 import * as compare from "./views/compare.js";
 import * as models from "./views/models.js";
@@ -37,12 +38,12 @@ let leave;
 let closeFeed = () => {};
 
 const STATE_WORDS = {
-  live: "● live",
-  restarting: "○ restarting",
-  crowded: "○ not live: too many are watching",
-  hidden: "○ paused",
-  refused: "○ not live",
-  starting: "○ connecting",
+  live: "live",
+  restarting: "restarting",
+  crowded: "not live: too many are watching",
+  hidden: "paused",
+  refused: "not live",
+  starting: "connecting",
 };
 
 /** What the key may, in words. */
@@ -64,7 +65,7 @@ function drawBar() {
             >`,
         )}
       </nav>
-      <span class="feed ${state}" title="The feed of runs">${STATE_WORDS[state]}</span>
+      <span class="feed ${state}" title="The feed of runs">${icon(state === "live" ? "live" : "ring")} ${STATE_WORDS[state]}</span>
       <button class="quiet" title=${rights()} @click=${() => askForKey()}>Key: ${me ? (me.anonymous ? "none" : me.name) : hasKey() ? "…" : "none"}</button>`,
     bar,
   );

@@ -1,6 +1,8 @@
 // @ts-check
 // How numbers, moments and states are shown.
 
+import { icon } from "./icons.js";
+
 /** @param {number | null | undefined} seconds */
 export function seconds(seconds) {
   if (seconds === null || seconds === undefined) return "–";
@@ -43,25 +45,29 @@ export function bytes(bytes) {
   return `${(bytes / 1024 ** 2).toFixed(1)} MB`;
 }
 
+/** @type {Record<string, [import("./icons.js").Icon, string]>} */
 const STATES = {
-  under_way: ["…", "under way"],
-  answered: ["✓", "answered"],
-  handed_back: ["↩", "handed back"],
-  turn_limit: ["■", "turn limit"],
-  gave_up: ["■", "gave up"],
-  refused: ["⊘", "refused"],
-  failed: ["✗", "failed"],
-  client_left: ["⇥", "client left"],
-  cut_off: ["✂", "cut off"],
-  stopped: ["■", "stopped"],
+  under_way: ["dots", "under way"],
+  answered: ["check", "answered"],
+  handed_back: ["back", "handed back"],
+  turn_limit: ["stop", "turn limit"],
+  gave_up: ["stop", "gave up"],
+  refused: ["bar", "refused"],
+  failed: ["cross", "failed"],
+  client_left: ["leave", "client left"],
+  cut_off: ["scissors", "cut off"],
+  stopped: ["stop", "stopped"],
 };
 
-/** @param {string} state @returns {[string, string]} a mark and a word, so that no state is told by colour alone */
-export const state = (state) => /** @type {[string, string]} */ (STATES[/** @type {keyof typeof STATES} */ (state)] ?? ["?", state]);
+/** @param {string} state @returns {[unknown, string]} an icon and a word, so that no state is told by colour alone */
+export function state(state) {
+  const [name, word] = Object.hasOwn(STATES, state) ? STATES[state] : /** @type {[import("./icons.js").Icon, string]} */ (["ring", state]);
+  return [icon(name), word];
+}
 
 const WHY_NOT_KEPT = {
   nothing: "not kept (the config has no `record: {content: on}`, or the request asked for that)",
-  memory: "never came",
+  memory: "never came; the other texts are in memory",
   cut: "not kept, or never came; other texts were cut at record.content_bytes",
   aged_out: "aged out: removed to make room (record.keep)",
   content: "never came",
@@ -94,3 +100,6 @@ export function pretty(text) {
     return text;
   }
 }
+
+/** Whether the texts of a run are there, in words. @param {string} kept */
+export const keptWords = (kept) => ({ content: "kept", memory: "kept in memory, and shown to this key alone" })[kept] ?? whyNotKept(kept);

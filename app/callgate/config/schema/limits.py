@@ -72,7 +72,7 @@ class Upstream(Section):
     retries: Retries = 2
     """Further tries of a turn of which nothing was passed on yet."""
     cooldown_seconds: Annotated[float, Field(ge=0), NO_BOOLEAN] = 10.0
-    """How long a deployment is left alone that failed three times running. Then one request tries it, and the time doubles
+    """How long a deployment cools down that failed three times running. Then one request tries it, and the time doubles
     if that fails, up to five minutes; 0 asks it every time."""
     retry_wait_seconds: Annotated[float, Field(ge=0), NO_BOOLEAN] = 5.0
     """What one question waits between its tries in all, at most `server.first_chunk_seconds`. A longer Retry-After is the

@@ -97,7 +97,7 @@ def _attempt(facts: Mapping[str, Any]) -> str:
     else:
         waited = ""
     if facts.get("instead_of"):
-        instead = f" for {in_a_line(facts['instead_of'])}, which is left alone"
+        instead = f" for {in_a_line(facts['instead_of'])}, which is cooling down"
     else:
         instead = ""
     if not facts.get("reason"):

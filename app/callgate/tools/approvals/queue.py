@@ -197,11 +197,16 @@ def refusal_of(decision: ApprovalOutcome, reason: str, seconds: float) -> Failed
     if decision is ApprovalOutcome.APPROVED:
         return None
     if decision is ApprovalOutcome.DENIED:
-        why = f" Their reason: {reason}" if reason else ""
+        why = f" Their reason: {_ended(reason)}" if reason else ""
         text = f"Not run: a person was asked and refused this call.{why} Do not send the same call again."
     else:
         text = f"Not run: this call needs a person's approval, and nobody gave it within {seconds:g} s."
     return Failed(text, FailureKind.REFUSED)
+
+
+def _ended(reason: str) -> str:
+    """Return a reason as a sentence, so that what follows it is another one."""
+    return reason if reason.endswith((".", "!", "?", "…")) else f"{reason}."
 
 
 def hash_of(call: ReadyCall) -> str:

@@ -50,7 +50,7 @@ async function load() {
     const next = [...kept, ...waiting.filter((each) => !known.has(each.id))];
     if (next.map((each) => each.id).join() !== cards.map((each) => each.id).join()) moved = performance.now();
     cards = next;
-    state = "No call waits for a person. Those of tools with `require_approval` will, here.";
+    state = "No call waits for a person. Calls of tools that need one (`require_approval`) appear here.";
   } catch (failure) {
     state = /** @type {any} */ (failure).status === 403 ? "This key may not decide about calls (`approve: on`)." : /** @type {Error} */ (failure).message;
     if (/** @type {any} */ (failure).status === 401) fail(failure);

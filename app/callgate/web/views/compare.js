@@ -4,7 +4,8 @@
 import { html, nothing, render } from "../lit.js";
 import { get } from "../api.js";
 import * as format from "../format.js";
-import { markOf, textOf, turnsOf, wordOf } from "./run_facts.js";
+import { icon } from "../icons.js";
+import { fateOf, textOf, turnsOf, wordOf } from "./run_facts.js";
 import { fail } from "./shared.js";
 
 export const title = "Compare";
@@ -81,7 +82,7 @@ function draw() {
         })}
       </tbody>
     </table></div>
-    <p><small>Rows that differ are marked with ≠.${runs.some((run) => !["content", "memory"].includes(run.kept)) ? " Texts of a run that are not kept are not compared." : ""}</small></p>`,
+    <p><small>Rows that differ are marked with ${icon("unequal", "an unequal sign")}.${runs.some((run) => !["content", "memory"].includes(run.kept)) ? " Texts of a run that are not kept are not compared." : ""}</small></p>`,
     root,
   );
 }
@@ -90,12 +91,13 @@ function draw() {
 function shownCall(run, turn, call) {
   if (!call) return "";
   const written = textOf(run, turn, `call.${call.id}.arguments`);
-  return `${markOf(call)} ${call.name ?? "(no name)"} ${wordOf(call)}\n${written === undefined ? "" : format.pretty(written)}`;
+  const fate = wordOf(call) || (fateOf(call) === "check" ? "ran" : "");
+  return `${call.name ?? "(no name)"} ${fate}\n${written === undefined ? "" : format.pretty(written)}`;
 }
 
 /** @param {string} name @param {any[]} both @param {(each: any) => unknown} shown */
 function pair(name, both, shown) {
   const differs = both[0] !== both[1];
-  return html`<tr class=${differs ? "differs" : ""}><th scope="row">${differs ? html`<span role="img" aria-label="differs">≠</span> ` : nothing}${name}</th>
+  return html`<tr class=${differs ? "differs" : ""}><th scope="row">${differs ? html`${icon("unequal", "differs")} ` : nothing}${name}</th>
     ${both.map((each) => html`<td>${shown(each)}</td>`)}</tr>`;
 }

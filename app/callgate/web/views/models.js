@@ -89,7 +89,7 @@ function draw() {
       )}
       ${models.length ? nothing : html`<p class="empty" role="status">${state}</p>`}
       ${noMetrics ? html`<p class="empty">${noMetrics}</p>` : nothing}
-      <p><small>“Left alone”: a deployment that failed three times running is not asked for a while. Attempts are those since this process began.
+      <p><small>“Cooling down”: a deployment that failed three times running is not asked for a while. Attempts are those since this process began.
         Asking a model costs a few tokens; <code>callgate doctor</code> looks at everything that is configured.</small></p>`,
     root,
   );
@@ -105,7 +105,7 @@ function line(model, each, /** @type {boolean} */ isFirst) {
     <td>${each.lane ?? "not shown (loop.diagnostics: off)"}${each.why ? html` <small>${each.why}</small>` : nothing}</td>
     <td>${each.host ?? (each.lane === "demo" ? "built in" : html`<small>not shown to this key, or not known before it is asked</small>`)}</td>
     <td>${each.tool_calling ? `${each.tool_calling.format} (${each.tool_calling.decided_by})` : "not asked yet"}</td>
-    <td>${each.cooldown_seconds ? html`<span class="odd">left alone for ${format.seconds(each.cooldown_seconds)}</span>` : "in use"}
+    <td>${each.cooldown_seconds ? html`<span class="odd">cooling down for ${format.seconds(each.cooldown_seconds)}</span>` : "in use"}
       ${isFirst && model.x_callgate?.concurrency ? html`<small>${model.x_callgate.concurrency.running} of ${model.x_callgate.concurrency.places} under way</small>` : nothing}</td>
     <td class="number">${mine.length ? format.count(mine.reduce((sum, one) => sum + one.count, 0)) : "–"}
       ${[...failed].map(([result, count]) => html`<small class="odd">${count} ${result}</small>`)}</td>

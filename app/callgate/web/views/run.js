@@ -4,13 +4,14 @@
 import { html, nothing, render } from "../lit.js";
 import { events, get, send } from "../api.js";
 import * as format from "../format.js";
+import { icon } from "../icons.js";
 import { inWords, markOf, messagesOf, saidOf, textOf, toldOf, turnsOf, whyNoReplay, wordOf, wordsOf } from "./run_facts.js";
 import { copyButton, download, fail, notice, question, table } from "./shared.js";
 
 export const title = "Run";
 
 const TABS = ["waterfall", "conversation", "events", "json"];
-const SIDES = ["as written", "as read", "told to the model", "wire"];
+const SIDES = ["as written", "parsed", "sent to the model", "wire"];
 
 /** @type {HTMLElement} */ let root;
 /** @type {any} */ let run = null;
@@ -93,7 +94,7 @@ function draw() {
   const said = saidOf(run, turns);
   const lost = run.error ? turns.flatMap((turn) => turn.attempts).findLast((each) => each.reason) : undefined;
   render(
-    html`<h2><a href="#/runs">Runs</a> ▸ ${run.id}</h2>
+    html`<h2><a href="#/runs">Runs</a> ${icon("next")} ${run.id}</h2>
       <p class="summary facts">
         <span class="state ${run.state}">${mark} ${word}</span>
         ${[
@@ -110,7 +111,7 @@ function draw() {
       ${said.length ? html`<dl class="said">${said.map(([who, words]) => html`<dt>${who}</dt><dd tabindex="0">${words}</dd>`)}</dl>` : nothing}
       <p><small>
         key ${run.key || "–"} · model ${run.model || "–"}${run.deployment ? ` → ${run.deployment}` : ""} · ${format.moment(run.began)} · ${run.request_id} · process ${run.process}
-        ${run.trace_id ? html` · trace ${run.trace_id}` : nothing} · content ${run.kept === "content" ? "kept" : format.whyNotKept(run.kept)}
+        ${run.trace_id ? html` · trace ${run.trace_id}` : nothing} · texts ${format.keptWords(run.kept)}
         ${run.replay_of ? html` · replay of ${runLink(run.replay_of)} (${compareLink(run.replay_of, run.id)})` : nothing}
         ${(run.replays ?? []).length
           ? html` · replayed as ${run.replays.map((/** @type {string} */ each) => html`${runLink(each)} (${compareLink(run.id, each)}) `)}`
@@ -230,7 +231,7 @@ function waterfall() {
         )}
         ${turn.attempts.map((each) =>
           row(
-            html`attempt ${each.number} ${each.deployment} <small class=${each.reason ? "odd" : ""}>${each.status || ""} ${each.reason ?? "answered"}${each.instead_of ? ` for ${each.instead_of}, left alone` : ""}</small>`,
+            html`attempt ${each.number} ${each.deployment} <small class=${each.reason ? "odd" : ""}>${each.status || ""} ${each.reason ?? "answered"}${each.instead_of ? ` for ${each.instead_of}, cooling down` : ""}</small>`,
             [each.wait ? bar("waited", each.waitFrom, each.from) : nothing, bar(each.reason ? "attempt" : "first", each.from, each.to)],
             each.seconds,
             "attempt",
@@ -262,10 +263,10 @@ function callDetail() {
   const [turn, call] = turnsOf(run).flatMap((each) => [...each.calls.values()].map((call) => [each, call])).find(([, call]) => call.id === chosen) ?? [];
   if (!call) return html`<section aria-label="Call" class="detail"><p class="empty">No such call in this run.</p></section>`;
   const written = textOf(run, turn, `call.${call.id}.arguments`);
-  const shown = { "as written": () => asWritten(written), "as read": () => asRead(turn, call, written), "told to the model": () => told(turn, call), wire: () => wire(turn) };
+  const shown = { "as written": () => asWritten(written), parsed: () => parsed(turn, call, written), "sent to the model": () => sent(turn, call), wire: () => wire(turn) };
   return html`<section aria-label="Call" class="detail">
-    <h3><a class="close" href=${link({ call: "" })} aria-label="Close">×</a>turn ${turn.index + 1} · ${call.name ?? "(no name)"} <small>${call.id}</small></h3>
-    <p>${call.verdict === "broken" ? html`<b class="odd">✗ broken: ${call.flaw}</b>` : html`✓ whole${call.owner === "client" ? ", the client's own" : ""}`}
+    <h3><a class="close" href=${link({ call: "" })} aria-label="Close">${icon("cross")}</a>turn ${turn.index + 1} · ${call.name ?? "(no name)"} <small>${call.id}</small></h3>
+    <p>${call.verdict === "broken" ? html`<b class="odd">${icon("cross")} broken: ${call.flaw}</b>` : html`${icon("check")} whole${call.owner === "client" ? ", the client's own" : ""}`}
       ${(call.repairs ?? []).length ? html` · repairs: ${call.repairs.join(", ")}` : nothing}
       ${call.outcome ? html` · ${call.outcome} in ${format.seconds(call.seconds)}` : nothing}
       ${call.approval ? html` · ${wordOf(call) || "not approved"}` : nothing}
@@ -282,13 +283,13 @@ function callDetail() {
 /** @param {string | undefined} written as the model wrote it, to the letter */
 const asWritten = (written) => (written === undefined ? text(written) : html`<pre tabindex="0">${written}</pre>`);
 
-function asRead(turn, call, /** @type {string | undefined} */ written) {
-  if (call.verdict === "broken") return html`<p class="empty">Nothing was read, and nothing was run: the call was not whole.</p>`;
+function parsed(turn, call, /** @type {string | undefined} */ written) {
+  if (call.verdict === "broken") return html`<p class="empty">Nothing was parsed, and nothing was run: the call was not whole.</p>`;
   const read = textOf(run, turn, `call.${call.id}.read`);
-  return html`${text(read ?? written)}${read === undefined && written !== undefined ? html`<p><small>Read as it was written.</small></p>` : nothing}`;
+  return html`${text(read ?? written)}${read === undefined && written !== undefined ? html`<p><small>Parsed as it was written.</small></p>` : nothing}`;
 }
 
-function told(turn, call) {
+function sent(turn, call) {
   const size = call.bytes === undefined ? "" : `${format.bytes(call.bytes)}${call.cut_bytes ? `, ${format.bytes(call.cut_bytes)} cut` : ""}`;
   if (call.owner === "client") return html`<p class="empty">The call went to the client, who answers it in a request of its own.</p>`;
   return html`${size ? html`<p><small>${size}</small></p>` : nothing}${text(toldOf(run, turn, call))}`;
@@ -321,7 +322,7 @@ function conversation() {
         ${[...turn.calls.values()].map(
           (call) => html`<div class="call ${call.verdict === "broken" ? "broken" : call.outcome ? (call.outcome === "returned" ? "done" : "failed") : ""}"><p><b>${call.name ?? "(no name)"}</b> ${markOf(call)} <small>${wordOf(call)}</small></p>
             ${ifKept(textOf(run, turn, `call.${call.id}.arguments`))}
-            ${call.owner === "client" || toldOf(run, turn, call) === undefined ? nothing : html`<p><small>told to the model</small></p>${text(toldOf(run, turn, call))}`}</div>`,
+            ${call.owner === "client" || toldOf(run, turn, call) === undefined ? nothing : html`<p><small>sent to the model</small></p>${text(toldOf(run, turn, call))}`}</div>`,
         )}
       </article>`;
     })}

@@ -2,6 +2,7 @@
 // What a run's events and texts say of its turns and calls.
 
 import { many } from "../format.js";
+import { icon } from "../icons.js";
 
 /**
  * The turns of a run, each with its attempts and calls, out of its events.
@@ -76,13 +77,16 @@ export function toldOf(run, turn, call) {
   return textOf(run, turn, `call.${call.id}.result`);
 }
 
-/** A mark for what became of a call. @param {any} call */
-export function markOf(call) {
-  if (call.verdict === "broken") return "✗";
-  if (call.owner === "client") return "↩";
-  if (call.outcome) return call.outcome === "returned" ? "✓" : "✗";
-  return call.parts.at(-1)?.what === "waiting" ? "⏸" : "…";
+/** What became of a call, as the name of its icon. @param {any} call @returns {import("../icons.js").Icon} */
+export function fateOf(call) {
+  if (call.verdict === "broken") return "cross";
+  if (call.owner === "client") return "back";
+  if (call.outcome) return call.outcome === "returned" ? "check" : "cross";
+  return call.parts.at(-1)?.what === "waiting" ? "pause" : "dots";
 }
+
+/** Its icon. @param {any} call */
+export const markOf = (call) => icon(fateOf(call));
 
 /** In words. @param {any} call */
 export function wordOf(call) {
@@ -91,12 +95,13 @@ export function wordOf(call) {
   return [call.approval ? (call.isApproved ? "approved" : call.outcome ? "" : "waits for approval") : "", said].filter(Boolean).join(", ");
 }
 
-const BECAME = { "✓": "ran", "✗": "failed", "↩": "handed to the client", "⏸": "waiting for a person", "…": "under way" };
+/** @type {Record<string, string>} */
+const BECAME = { check: "ran", cross: "failed", back: "handed to the client", pause: "waiting for a person", dots: "under way" };
 
 /** What happened, for somebody who sees a run for the first time. @param {any} run @param {any[]} turns */
 export function inWords(run, turns) {
   const lost = turns.flatMap((turn) => turn.attempts).filter((each) => each.reason).map((each) => each.deployment);
-  const calls = turns.flatMap((turn) => [...turn.calls.values()]).map((call) => (call.verdict === "broken" ? "broken and not run" : BECAME[markOf(call)]));
+  const calls = turns.flatMap((turn) => [...turn.calls.values()]).map((call) => (call.verdict === "broken" ? "broken and not run" : BECAME[fateOf(call)]));
   const what = [...new Set(calls)].map((each) => `${calls.filter((other) => other === each).length} ${each}`);
   const who = run.turns && !lost.includes(run.deployment) ? `, then ${run.deployment} answered` : "";
   return [

@@ -4,6 +4,7 @@
 import { html, nothing, render } from "../lit.js";
 import { get, me } from "../api.js";
 import * as format from "../format.js";
+import { icon } from "../icons.js";
 import * as callForm from "./call_form.js";
 import { fail, table } from "./shared.js";
 
@@ -161,7 +162,7 @@ function outcome(told) {
   const good = told.outcome === "returned";
   const facts = [told.flaw, ...(told.repairs ?? []), told.cut_bytes ? `${format.bytes(told.cut_bytes)} cut` : ""].filter(Boolean);
   return html`<div role="status" aria-label="Result">
-    <p><b class=${good ? "" : "odd"}>${good ? "✓" : "✗"} ${told.outcome}</b> ${told.ms === undefined ? "" : format.seconds(told.ms / 1000)}
+    <p><b class=${good ? "" : "odd"}>${icon(good ? "check" : "cross")} ${told.outcome}</b> ${told.ms === undefined ? "" : format.seconds(told.ms / 1000)}
       ${facts.join(", ")} <a href="#/run/${told.run}">${told.run}</a></p>
     <pre tabindex="0">${told.text}</pre>
     ${(told.images ?? []).map((/** @type {string} */ each) => html`<img src=${each} alt="What the tool returned" />`)}
