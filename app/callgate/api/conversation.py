@@ -230,6 +230,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             keep = partial(self._keep, history)
             messages = await self._restored(messages, toolbox, listeners)
             await setup.recall(messages)
+        if setup.taint is not None:
+            toolbox = setup.taint.watch(toolbox, messages)
         if (approvals := request.tools.approvals) is not None:
             toolbox = ClientApprovalToolbox(toolbox, lambda name: approvals.asks(self.route.origin_of(name)))
             await approvals.claim(self.run_id)

@@ -105,6 +105,19 @@ def calling_turns(messages: Sequence[Message]) -> Iterator[CallingTurn]:
             yield CallingTurn(place, head.tool_calls, handles)
 
 
+def names_called(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield the names of the tools that a history has calls of."""
+    for message in messages:
+        if isinstance(message, msgspec.Raw):
+            head = _head_of(message, _CALLS)
+            for call in (head.tool_calls or ()) if head is not None else ():
+                if call.function is not None and call.function.name:
+                    yield call.function.name
+        else:
+            for written in message.get("tool_calls") or ():
+                yield (written.get("function") or {}).get("name") or ""
+
+
 def put_back(messages: Sequence[Message], hidden_turns: Mapping[str, HiddenTurns]) -> tuple[Message, ...]:
     """Return the history with its hidden turns in their places. `hidden_turns` is by the handles of the calls."""
     hidden_at = _hidden_at(messages, hidden_turns)

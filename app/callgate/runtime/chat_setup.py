@@ -7,6 +7,7 @@ from typing import TypeAlias
 import msgspec
 
 from callgate.callers.caller import Caller
+from callgate.calls.legal_names import RESERVED_PREFIX
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.config.schema.whole import Config
 from callgate.conversation.errors import ChatError
@@ -23,6 +24,7 @@ from callgate.telemetry import logs
 from callgate.tools.read_more import ResultPages
 from callgate.tools.registry import RegisteredTool, Registry
 from callgate.tools.toolbox import ClientsOnly, RequestToolbox, ToolSet, only_named
+from callgate.tools.untrusted_results import Taint
 
 REMEMBERED = 1024
 """Models whose `sees_images` is cached; wildcards let clients choose names."""
@@ -34,6 +36,8 @@ class ChatSetup(msgspec.Struct, frozen=True):
     toolbox: Toolbox
     recall: Callable[[Sequence[Message]], Awaitable[None]]
     """Called with the restored history, to load stored results that it names."""
+    taint: Taint | None = None
+    """Watches for words of others, where a tool's results may hold them."""
     sees_images: bool = False
     format_with_tools: bool = True
 
@@ -73,6 +77,7 @@ class Toolboxes:
     """Makes the toolbox of each chat, with recording, approvals, and paging of long results."""
 
     def __init__(self, config: Config, shared: SharedResources, registry: Registry, catalogue: Catalogue) -> None:
+        self._registry = registry
         self._limits = registry.limits
         self._result_bytes = config.limits.tool_result_bytes
         self._log_content = config.logging.content
@@ -107,7 +112,15 @@ class Toolboxes:
         if allowed is not None:
             client_tools = only_named(client_tools, allowed)
         toolbox = self._toolbox(server_tools, client_tools, pages, caller, run_id, ledger, rights)
-        return ChatSetup(toolbox, pages.recall, self._sees_images(route.model.name), route.entry.format_with_tools)
+        if server_tools.writes and self._registry.untrusted:
+            toolbox.taint = Taint(lambda name: toolbox.is_untrusted(name) or self._was_untrusted(name))
+        return ChatSetup(
+            toolbox, pages.recall, toolbox.taint, self._sees_images(route.model.name), route.entry.format_with_tools
+        )
+
+    def _was_untrusted(self, name: str) -> bool:
+        """Return whether the results of a tool in a history hold words of others, which need not be on offer any more."""
+        return not self._registry.untrusted.isdisjoint((name, name.removeprefix(RESERVED_PREFIX)))
 
     def _sees_images(self, model: str) -> bool:
         """Return whether a model takes images. Looked up once, and again once litellm's list is loaded."""
@@ -139,7 +152,7 @@ class Toolboxes:
         run_id: str,
         ledger: Ledger | None = None,
         rights: RightsNow | None = None,
-    ) -> Toolbox:
+    ) -> RequestToolbox:
         approve = None
         if self._ask is not None:
             approve = partial(self._ask, run_id=run_id, caller=caller.name)

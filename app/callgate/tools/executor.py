@@ -41,6 +41,8 @@ class Policy:
     """Further attempts after a failure; only for read-only tools."""
     in_order: bool = True
     """Whether a call that may write waits for those before it in its turn, and those behind it wait for it."""
+    untrusted: bool = False
+    """Whether its results hold words of others: after one of them, tools that may write need approval for the rest of the chat."""
 
 
 class CallContext(msgspec.Struct, frozen=True, gc=False):

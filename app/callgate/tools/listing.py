@@ -35,6 +35,7 @@ def tool_facts(tool: RegisteredTool) -> dict[str, Any]:
         "origin": tool.address,
         "safety": str(policy.safety),
         "require_approval": policy.require_approval,
+        "untrusted": policy.untrusted,
         "prompt_tokens": prompt_tokens(tool.definition),
         "state": "ready",
     }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from callgate.tools.kinds.command.settings import CommandTool
     from callgate.tools.kinds.http.settings import HttpTool
 
-POLICY_FIELDS = ("timeout", "concurrency", "max_result_bytes", "retries", "in_order")
+POLICY_FIELDS = ("timeout", "concurrency", "max_result_bytes", "retries", "in_order", "untrusted")
 
 
 def approval_rule(lists: ApprovalLists | None) -> ApprovalRule:

@@ -172,6 +172,8 @@ class Registry:
         self._told_unruled: frozenset[str] = frozenset()
         """The tools of sources that the log has named as destructive and without a rule."""
         self._definitions: frozenset[bytes] = frozenset()
+        self.untrusted: frozenset[str] = frozenset()
+        """The tools whose results hold words of others, also those whose source is away by now: a history may have them."""
         self._names = ToolNames()
         self._checks: dict[bytes, Check] = {}
         """The compiled schemas of the current tools, by their encoded parameters."""
@@ -404,6 +406,7 @@ class Registry:
         self._tools_by_name = {tool.name: tool for tool in self._tools}
         self._definitions = definitions
         self._clashes = clashes
+        self.untrusted |= {tool.name for tool in registered if tool.tool.policy.untrusted}
         self._tell_of_unruled()
         self.limits.forget_tools_except({tool.address for tool in self._tools})
         for usable in self._tools:

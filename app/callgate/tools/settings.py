@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from callgate.config.schema.guards import (
+    DISTRUSTS,
     SAFETY,
     WAITS,
 )
@@ -33,6 +34,9 @@ class ToolSection(Section):
     """What it may do to the world. Only read-only tools are ever tried again."""
     in_order: Switch | None = None
     """Whether a call that may write waits for the calls before it in its turn, and those behind it wait for it; on by default."""
+    untrusted: Annotated[Switch | None, DISTRUSTS] = None
+    """Whether its results hold words of others, such as web pages or mail: after one of them, tools that may write wait for approval
+    for the rest of the chat; off by default."""
     retries: Retries | None = None
     """Further tries after a failure, for read-only tools; 0 by default."""
     require_approval: Annotated[RequireApproval | None, WAITS] = None

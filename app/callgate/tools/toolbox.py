@@ -6,6 +6,7 @@ retries, and the size of the result.
 """
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ from callgate.tools.executor import CallContext, Safety, Tool
 from callgate.tools.read_more import ReadMoreTool, ResultPages, read_more_apart_from
 from callgate.tools.registry import RegisteredTool
 from callgate.tools.results import bounded, is_plainly_fit
+from callgate.tools.untrusted_results import Taint, reason_to_wait
 from callgate.untrusted.readers import json_reader
 
 KEPT_BYTES = 4 * 1024 * 1024
@@ -162,6 +164,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     run_id: str = ""
     limits: ConcurrencyLimits = msgspec.field(default_factory=ConcurrencyLimits)
     approve: Approve | None = None
+    taint: Taint | None = None
+    """Where a tool's results may hold words of others, what the chat has read of them."""
     refusal: Callable[[RegisteredTool], Failed | None] | None = None
     """Returns why a tool may not be called any more, where what its caller may can change while it runs."""
     journal: Journal | None = None
@@ -219,6 +223,12 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
 
     def writes(self, call: ReadyCall) -> bool:
         return not self._is_read_more(call) and self._tools[call.name].tool.policy.safety is not Safety.READ_ONLY
+
+    def is_untrusted(self, name: str) -> bool:
+        """Return whether the results of a tool of ours hold words of others."""
+        if name not in self._tools:
+            return False
+        return self._tools[name].tool.policy.untrusted
 
     def is_ordered(self, call: ReadyCall) -> bool:
         if not self.writes(call):
@@ -284,12 +294,13 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         """Wait for the approval, for the calls before it, and for the places; return None when the call may run, else its
         outcome."""
         tool = entry.tool
-        if tool.policy.require_approval:
+        is_tainted = self.taint is not None and bool(self.taint.source) and tool.policy.safety is not Safety.READ_ONLY
+        if is_tainted or tool.policy.require_approval:
             if self.approve is None:
-                if tool.policy.waits_by_default:
-                    return _NOBODY_TO_ASK_BY_DEFAULT
-                return _NOBODY_TO_ASK
+                return self._nobody_to_ask(tool)
             record.wait()
+            if is_tainted:
+                tool = self._described(tool)
             refusal = await self.approve(tool, attempts.call, attempts.context.report, attempts.context.key)
             if refusal is not None:
                 return refusal
@@ -306,6 +317,22 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         if self.refusal is not None and (refusal := self.refusal(entry)) is not None:
             return refusal
         return await record.begin()
+
+    def _nobody_to_ask(self, tool: Tool) -> Failed:
+        """Return the failure of a call that would have to wait, where nobody may decide."""
+        if not tool.policy.require_approval and self.taint is not None:
+            return Failed(
+                f"Not run: {reason_to_wait(self.taint.source)}, and nobody can be asked.", FailureKind.REFUSED
+            )
+        if tool.policy.waits_by_default:
+            return _NOBODY_TO_ASK_BY_DEFAULT
+        return _NOBODY_TO_ASK
+
+    def _described(self, tool: Tool) -> Tool:
+        """Return the tool with the reason to wait in its description, which those who decide are shown."""
+        assert self.taint is not None, "no call is tainted without it"
+        reason = f"This call waits because {reason_to_wait(self.taint.source)}."
+        return dataclasses.replace(tool, description=f"{reason}\n\n{tool.description}")
 
     def _context(self, tool: Tool, key: str, report: Report) -> CallContext:
         return CallContext(

@@ -80,6 +80,8 @@ OFFERED: Final = WidensTo(("with_client_tools", None, "any"))
 """Not set at a key, it follows from the model's entry."""
 MAY_BE_PRIVATE: Final = WidensTo((False, None, True))
 """Not set, it follows from the address."""
+DISTRUSTS: Final = WidensTo((True, None, False))
+"""Not set, it follows from the tool."""
 KEEPS_TEXTS: Final = WidensTo((False, None, True))
 """Not set, texts may be kept in memory for whoever they are of."""
 

@@ -120,6 +120,7 @@ def tool(
     require_approval: bool | None = None,
     retries: int | None = None,
     in_order: bool | None = None,
+    untrusted: bool | None = None,
 ) -> Callable[[Function], Function]: ...
 
 
