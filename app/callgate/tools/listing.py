@@ -64,6 +64,7 @@ def read_more_facts(names: Iterable[str]) -> dict[str, Any]:
         "origin": address(OWN_SOURCE, NAME),
         "safety": str(Safety.READ_ONLY),
         "require_approval": False,
+        "untrusted": False,
         "prompt_tokens": prompt_tokens(tool.definition),
         "state": "ready",
     }
