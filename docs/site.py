@@ -1,7 +1,9 @@
 """What the site has besides the pages of this folder: the reference of the configuration, and pages of the project's root."""
 
 import json
+import os
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,43 @@ CODE = ("app/", "tests/")
 """The site has no code: a link to it is shown as its text."""
 OWN_PAGES = frozenset({"index.md", "configuration.md"})
 """Pages that are no copy of that file."""
+NOT_SEARCHED = ("decisions/", "changelog.md", "contributing.md", "architecture.md")
+"""Pages for who changes the code, which would stand before those for who uses it."""
+EDIT_ADDRESS = "CALLGATE_DOCS_EDIT"
+"""A variable with the address under which a file of the project can be edited; else it is the forge that it was cloned from."""
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """The version stands at the top and at the foot of each page."""
+    found = re.search(r'^__version__ = "(.+)"', (ROOT / "app/callgate/__init__.py").read_text("utf-8"), re.MULTILINE)
+    if found is None:
+        raise PluginError("app/callgate/__init__.py has no version")
+    config.site_name = f"{config.site_name} {found[1]}"
+    commit = _asked_of_git("rev-parse", "--short=8", "HEAD")
+    config.copyright = f"{config.site_name}{f', commit {commit}' if commit else ''}. MIT licence."
+    config.extra["edit"] = edit_address(_asked_of_git("remote", "get-url", "origin"))
+    return config
+
+
+def edit_address(remote: str) -> str:
+    """Return the address to which the path of a file is added; empty where nobody knows it."""
+    given = os.environ.get(EDIT_ADDRESS, "")
+    if given:
+        return given.rstrip("/") + "/"
+    forge = re.fullmatch(r"(?:https://|git@|ssh://git@)(?:[^@/]*@)?([\w.-]+)[/:](.+?)(?:\.git)?/?", remote)
+    if forge is None:
+        return ""
+    between = "-/edit" if forge[1].startswith("gitlab") else "edit"
+    return f"https://{forge[1]}/{forge[2]}/{between}/main/"
+
+
+def _asked_of_git(*words: str) -> str:
+    try:
+        asked = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603, S607
+    except OSError:
+        return ""
+    return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -43,6 +81,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Links that leave this folder lead to the page that shows the file. What is not there, or on no page, is an error."""
     sources = {shown: name for name, shown in FROM_ROOT.items() if shown not in OWN_PAGES}
     here = ROOT / sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    if page.file.src_uri.startswith(NOT_SEARCHED):
+        page.meta["search"] = {"exclude": True}
+    if config.extra["edit"] and here.exists():
+        page.edit_url = config.extra["edit"] + here.relative_to(ROOT).as_posix()
     depth = page.file.src_uri.count("/")
 
     def led(link: re.Match[str]) -> str:
@@ -97,12 +139,22 @@ def _table(prefix: str, section: Mapping[str, Any], definitions: Mapping[str, An
         if not each or name in {"mcpServers", "servers"}:
             continue
         default = "required" if name in required else _default(each)
-        text = " ".join(each.get("description", "").split()).replace("|", "\\|")
+        text = " ".join(_set(each).get("description", "").split()).replace("|", "\\|")
         yield f"| `{name}` | {_type(each, definitions)} | {default} | {text} |"
 
 
+def _set(each: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a value that may also be left empty."""
+    choices = [choice for choice in each.get("anyOf", ()) if choice != {"type": "null"}]
+    return (
+        {**choices[0], **{name: value for name, value in each.items() if name != "anyOf"}}
+        if len(choices) == 1
+        else each
+    )
+
+
 def _default(each: Mapping[str, Any]) -> str:
-    default = each.get("default")
+    default = _set(each).get("default")
     return "" if default in (None, {}, []) or isinstance(default, dict) else f"`{json.dumps(default)}`"
 
 

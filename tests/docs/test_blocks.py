@@ -39,6 +39,7 @@ NEEDS_STORES = needs("postgres", "redis-server", "module:asyncpg", "module:celer
 
 NO_CONFIGURATION = {
     "docs/guides/librechat.md": "LibreChat's own file",
+    "docs/guides/continue.md": "Continue's own file",
     "openapi: 3.1.0": "the document of an example, read in tests/tools/test_tools_page.py",
 }
 """YAML that is not Callgate's, by its page or its first line."""
@@ -51,6 +52,8 @@ NOT_STARTED = {
 NOT_RUN = {
     r"make ": "it is what has installed this",
     r"(python -m )?pip install": "asks an index for packages; the wheel is installed in tests/cli",
+    r"sudo ": "changes the system",
+    r"pg_dump ": "needs a ledger in Postgres that somebody has used; tests/state",
     r"docker ": "needs a container engine; tests/deploy",
     r"claude --model ": "Claude Code; tests/clients/test_compaction.py",
     r'python -c "from litellm\.llms\.github_copilot': "logs in at GitHub",
@@ -75,6 +78,10 @@ SHELL = frozenset("$|<>&;*`~(")
 READY = {"serve": r"http://127\.0\.0\.1:\d+", "worker": r"worker_ready"}
 """What a command that stays says when it is ready."""
 CONFIG_OF = {
+    "docs/backup.md": f"{MODELS}data_dir: ./data\n",
+    "docs/budgets.md": f"{MODELS}data_dir: ./data\n",
+    "docs/guides/cursor.md": f"{MODELS}data_dir: ./data\n",
+    "docs/reverse-proxy.md": MODELS,
     "docs/guides/cline.md": f"{MODELS}data_dir: ./data\n",
     "docs/guides/copilot-cli.md": f"{MODELS}data_dir: ./data\n",
     "docs/operating.md": f"{MODELS}data_dir: ./data\nstore: {{redis_url: 'redis://127.0.0.1:6379/0'}}\n",
@@ -89,7 +96,17 @@ MEANT = {
     "docs/runs.md": f"{MODELS.replace('{model_name', '{model_name: diagnosis, litellm_params: {model: demo/demo}}, {model_name')}{KEYS}"
 }
 """What the reader of a page has besides what it shows, where it speaks of more than a model `demo`."""
-SERVES = frozenset({"docs/approvals.md", "docs/runs.md", "docs/guides/curl.md", "README.md"})
+SERVES = frozenset(
+    {
+        "README.md",
+        "docs/approvals.md",
+        "docs/backup.md",
+        "docs/guides/curl.md",
+        "docs/reverse-proxy.md",
+        "docs/runs.md",
+        "docs/streaming.md",
+    }
+)
 """Pages whose commands ask a server that already runs."""
 PROVIDERS = re.compile(r"^VERTEX")
 

@@ -1,5 +1,6 @@
 """The site builds without a dead link, and a browser that reads it asks nobody else for anything."""
 
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import callgate
+from tests.docs.searched import WANTED
 from tests.harness.environment import ROOT, Environment
 from tests.harness.needs import needs
 
@@ -19,11 +22,14 @@ FETCHED = re.compile(r"""<(?:script|img|link|iframe|source)\b[^>]*?(?:src|href)=
 IMPORTED = re.compile(r"""(?:@import|url\()\s*["']?((?:https?:)?//[^"') ]+)""")
 
 
+EDITED_AT = "https://forge.example.com/team/callgate/edit/main"
+
+
 def built(project: Path, folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [Environment("site").interpreter, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
         cwd=project,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "CALLGATE_DOCS_EDIT": EDITED_AT},
         capture_output=True,
         text=True,
         check=False,
@@ -84,6 +90,39 @@ def test_every_setting_of_the_config_is_in_the_reference(site: Path):
         assert f"<code>{setting}</code>" in page
 
 
+def test_every_row_of_the_reference_says_what_it_means(site: Path):
+    page = (site / "configuration.html").read_text(encoding="utf-8")
+    rows = re.findall(r"<tr>\s*(<td>.*?)</tr>", page, re.DOTALL)
+    assert len(rows) > 250
+    assert [row for row in rows if not re.sub(r"<[^>]+>|\s", "", row.rpartition("<td>")[2])] == []
+
+
+def test_each_page_has_a_logo_the_version_and_a_link_to_edit_it(site: Path):
+    for name, source in {"streaming.html": "docs/streaming.md", "changelog.html": "CHANGELOG.md"}.items():
+        page = (site / name).read_text(encoding="utf-8")
+        assert 'src="assets/logo.svg"' in page
+        assert 'href="assets/favicon.svg"' in page
+        assert f"Callgate {callgate.__version__}" in page
+        assert f'href="{EDITED_AT}/{source}"' in page
+
+
+@needs("node")
+def test_what_people_search_is_among_the_first_three_pages(site: Path):
+    done = subprocess.run(
+        ["node", ROOT / "tests/docs/search.mjs", site],
+        input=json.dumps(list(WANTED)),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    found = json.loads(done.stdout)
+    assert len(WANTED) >= 50
+    assert {words: found[words][:4] for words, page in WANTED.items() if f"{page}.html" not in found[words][:3]} == {}
+    for pages in found.values():
+        assert not [page for page in pages if page.startswith(("decisions/", "changelog", "contributing"))]
+
+
 def test_every_link_and_picture_of_every_page_leads_somewhere(site: Path):
     articles = {page: Article(page) for page in site.rglob("*.html")}
     dead: list[str] = []
@@ -117,6 +156,8 @@ def test_what_cannot_be_resolved_is_an_error(tmp_path: Path, target: str):
         *ROOT.glob("*.toml"),
     ):
         shutil.copy(file, tmp_path)
+    (tmp_path / "app" / "callgate").mkdir(parents=True)
+    shutil.copy(ROOT / "app" / "callgate" / "__init__.py", tmp_path / "app" / "callgate")
     with (tmp_path / "docs" / "index.md").open("a") as page:
         page.write(f"\n[See there]({target})\n")
     done = built(tmp_path, tmp_path / "site")

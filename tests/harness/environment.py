@@ -4,7 +4,7 @@ One is made from a lock in `tests/*/environments/`, once, under `.cache/environm
 Making it needs the package registries; where they cannot be reached it is not there, and its tests are skipped.
 
     python -m tests.harness.environment        # makes all of them but the largest, as CI may do ahead of the tests
-    python -m tests.harness.environment agents claude-code qwen-code # makes the largest
+    python -m tests.harness.environment agents claude-code crewai qwen-code # makes the largest
     python -m tests.harness.environment lock   # makes the locks anew
     python -m tests.harness.environment site   # makes one, and says where it is
 """
@@ -25,11 +25,12 @@ LOCKS = tuple(sorted((ROOT / "tests").glob("*/environments")))
 CACHE = ROOT / ".cache" / "environments"
 NODE, AGENTS, TYPES = "node", "agents", "types"
 CLAUDE_CODE, MASTRA, QWEN_CODE = "claude-code", "mastra", "qwen-code"
+CREWAI = "crewai"
 NODES = (NODE, AGENTS, CLAUDE_CODE, MASTRA, QWEN_CODE, TYPES)
 """Those that npm makes."""
 PROGRAMS = {AGENTS: "codex", CLAUDE_CODE: "claude", QWEN_CODE: "qwen", TYPES: "tsc"}
 """What is run of those that bring a program."""
-ON_DEMAND = frozenset({AGENTS, CLAUDE_CODE, MASTRA, QWEN_CODE})
+ON_DEMAND = frozenset({AGENTS, CLAUDE_CODE, CREWAI, MASTRA, QWEN_CODE})
 """Those that are too large to be made because a test would use them; it is skipped."""
 NODE_FLOOR = 22
 """What the Node clients ask for; on an older one npm installs their last major in silence."""
@@ -115,7 +116,8 @@ class Environment:
 
 
 def names() -> list[str]:
-    return sorted([NODE, TYPES, *(lock.stem for folder in LOCKS for lock in folder.glob("*.txt"))])
+    locked = {lock.stem for folder in LOCKS for lock in folder.glob("*.txt")}
+    return sorted({NODE, TYPES} | locked - ON_DEMAND)
 
 
 def is_made(name: str) -> bool:
