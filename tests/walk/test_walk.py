@@ -18,7 +18,7 @@ class Bound:
 
 
 CEILINGS = {
-    "plain stream": Bound(41, 149),
+    "plain stream": Bound(41, 136),
     "tool turn": Bound(68, 314),
     "tool turn, streamed": Bound(70, 391),
     "responses and MCP": Bound(88, 382),

@@ -13,7 +13,7 @@ from callgate.untrusted.marks import Bounds, Marks, extreme_numbers
 from callgate.untrusted.work import WORK
 
 Opened = NewType("Opened", bytes)
-"""Bytes that went through a door. Only this module makes them."""
+"""Bytes that went through a door. Only this module makes them; elsewhere only a part of some is named so, which holds no more than they."""
 OpenedText = NewType("OpenedText", str)
 """The same for a text: a string inside JSON, or what is decoded already."""
 

@@ -45,7 +45,7 @@ from callgate.models.direct.model import (
     without_developers,
 )
 from callgate.models.retry import first_content_event, is_content
-from callgate.untrusted.doors import Door, Untrusted, open_fast
+from callgate.untrusted.doors import Door, Opened, Untrusted, open_fast
 from callgate.untrusted.readers import json_reader, read_value
 
 END = b"data: [DONE]\n\n"
@@ -358,6 +358,7 @@ class PassedEvents:
 
     def _look_at(self, data: bytes) -> Sequence[ModelEvent]:
         """Read events one by one; return those that may be passed on."""
+        are_small = open_fast(data, PASSED) is not None  # what is small as a whole is so in each part
         for event, payload in events_in(data):
             if payload is None:
                 if event:
@@ -372,7 +373,7 @@ class PassedEvents:
             if payload.is_error:
                 self.is_done = True
                 return (self._passed(), *reported(payload.data))
-            error = self._look_at_fields(event, payload.data)
+            error = self._look_at_fields(event, payload.data, is_small=are_small)
             if error is not None:
                 self.is_done = True
                 return self._passed(), error
@@ -397,10 +398,14 @@ class PassedEvents:
         self._has_content = first is not None
         return None
 
-    def _look_at_fields(self, event: bytes, payload: bytes) -> ProviderError | None:
-        """Read what an event has beside content, and keep it to be passed on; return the error that it reports."""
+    def _look_at_fields(self, event: bytes, payload: bytes, *, is_small: bool) -> ProviderError | None:
+        """Read what an event has beside content, and keep it to be passed on; return the error that it reports. `is_small`: it is
+        part of bytes that the door let through by their length alone."""
         try:
-            outline = _outlined(payload)
+            if is_small:
+                outline = _outline(Opened(payload))
+            else:
+                outline = _outlined(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             outline = _UNREAD
         if outline.error:
