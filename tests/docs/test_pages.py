@@ -147,6 +147,20 @@ async def test_every_snippet_that_can_be_run_answers(page: str, environment: str
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 
+CELL_WORDS = 30
+
+
+def test_no_cell_of_a_table_is_a_paragraph():
+    long: list[str] = []
+    for name, page in DOCUMENTS.items():
+        text = re.sub(r"^( *)```.*?^\1```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for row in re.findall(r"^\|(.*)\|$", text, re.MULTILINE):
+            for cell in re.split(r"(?<!\\)\|", row):
+                words = re.sub(r"`[^`]*`", "", re.sub(r"\]\([^)]*\)", "]", cell))
+                if len(re.findall(r"\S*\w\S*", words)) > CELL_WORDS:
+                    long.append(f"{name}: {cell.strip()}")
+    assert long == [], "what needs more words stands below the table"
+
 
 def sources() -> Iterator[ast.AST]:
     for file in (ROOT / "app").rglob("*.py"):
