@@ -2,7 +2,11 @@
 
 import asyncio
 import contextlib
+import io
 import socket
+import sys
+import threading
+import traceback
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -102,8 +106,23 @@ async def _started(server: ServerInLoop, running: "asyncio.Task[None]") -> None:
 async def _stop(server: ServerInLoop, running: "asyncio.Task[None]") -> None:
     server.leaving.set()
     _, late = await asyncio.wait({running}, timeout=STOP_PATIENCE)
+    held_by = ""
     if late:
+        held_by = _stacks()
         running.cancel()
         await asyncio.wait({running})
-    assert not late, f"the app's server did not stop in {STOP_PATIENCE} s"
+    assert not late, f"the app's server did not stop in {STOP_PATIENCE} s; what was under way:\n{held_by}"
     await running
+
+
+def _stacks() -> str:
+    """Where all tasks of the loop and all threads of the process are."""
+    written = io.StringIO()
+    for task in asyncio.all_tasks():
+        task.print_stack(file=written)
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        if thread.ident in frames:
+            lines = traceback.format_stack(frames[thread.ident])
+            written.write(f"Thread {thread.name}:\n{''.join(lines)}")
+    return written.getvalue()
