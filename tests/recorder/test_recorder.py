@@ -26,7 +26,7 @@ from callgate.conversation.events import (
     TurnStarted,
 )
 from callgate.conversation.listeners import emit_to_listeners
-from callgate.conversation.ports import APPROVED
+from callgate.conversation.ports import approved_by
 from callgate.conversation.prices import Price
 from callgate.conversation.usage import MOST_TOKENS, Usage
 from callgate.recorder import backlog
@@ -259,8 +259,8 @@ async def test_it_is_kept_without_content_when_a_person_was_waited_for(recorder)
     recording = recorder.begin(RunRow("run_1", time.time(), "gpt"), EVERYTHING)
     for event in (
         CallProgress(0, CALL, "waiting for approval apr_1", waits_for="apr_1"),
-        CallProgress(0, CALL, APPROVED.message, approved=True),
-        CallProgress(0, CALL, APPROVED.message),  # in the words of a tool
+        CallProgress(0, CALL, approved_by("boss", "").message, approved=True, decided_by="boss"),
+        CallProgress(0, CALL, approved_by("boss", "").message),  # in the words of a tool
     ):
         note(recording, event)
     recorder.end(recording)
@@ -268,7 +268,7 @@ async def test_it_is_kept_without_content_when_a_person_was_waited_for(recorder)
 
     assert [{name: event.facts[name] for name in event.facts.keys() - {"id"}} for event in found.events] == [
         {"fraction": None, "approval": "apr_1"},
-        {"fraction": None, "approved": True},
+        {"fraction": None, "approved": True, "by": "boss"},
         {"fraction": None},
     ]
 

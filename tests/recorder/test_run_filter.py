@@ -12,16 +12,16 @@ from callgate.recorder.run_filter import RunFilter
 from tests.harness.configs import make_config
 
 PAGE = (Path(__file__).parents[2] / "docs/runs.md").read_text("utf-8")
-PAGES = {"before", "before_id"}
-"""Where a page begins: `after` has both in one text."""
-ROUTE_ONLY = {"tool", "finding", "since", "until"}
+PAGES = {"before", "before_id", "oldest_first"}
+"""Where a page begins: `after` has both in one text; and its order, which is `sort`."""
+ROUTE_ONLY = {"since", "until"}
 """Filters that the command line does not have."""
 FILTERS = set(RunFilter.__struct_fields__) - PAGES
 
 
 def test_the_route_has_every_filter():
     described = create_app(make_config("http://127.0.0.1:1")).openapi()["paths"]["/v1/runs"]["get"]["parameters"]
-    assert {parameter["name"] for parameter in described} == FILTERS | {"limit", "after"}
+    assert {parameter["name"] for parameter in described} == FILTERS | {"limit", "after", "sort", "q"}
 
 
 def test_the_command_has_every_filter_that_is_not_named_here():

@@ -62,7 +62,7 @@ def file_of(folder: Path) -> contextlib.closing[sqlite3.Connection]:
 def test_the_columns_of_a_run_are_the_fields_of_its_row_and_what_lists_need_besides(store, tmp_path):
     with file_of(tmp_path) as database:
         columns = [name for _, name, *_ in database.execute("PRAGMA table_info(runs)")]
-    beside = ["odd", "bytes", "has_wire", "outcomes", "question", "events", "content"]
+    beside = ["odd", "bytes", "has_wire", "events", "content"]
     assert columns == ["seq", *RunRow.__struct_fields__, *beside]
 
 
@@ -81,6 +81,8 @@ def test_a_run_is_found_as_it_was_written(store):
                 value = 0.25
             case int():
                 value = len(name)
+            case dict():
+                value = {name: {"returned": 2}}
             case _:
                 value = [name]
         setattr(row, name, value)

@@ -52,6 +52,10 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
 
     text: str
     kind: FailureKind = FailureKind.RAISED
+    decision: str = ""
+    """`denied` or `expired` where it needed a person's approval and did not get it. For the operator, as the next two."""
+    decided_by: str = ""
+    reason: str = ""
 
 
 Outcome: TypeAlias = Returned | Failed

@@ -358,7 +358,10 @@ class CallProgress(msgspec.Struct, frozen=True, gc=False):
     waits_for: str = ""
     """The id of the approval that it is waiting for."""
     approved: bool = False
-    """A person approved it. The operator's log names the person."""
+    """A person approved it."""
+    decided_by: str = ""
+    """Who approved it, for the operator: clients are not told, as of the next."""
+    reason: str = ""
 
 
 class CallEnded(msgspec.Struct, frozen=True, gc=False):

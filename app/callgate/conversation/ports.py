@@ -218,13 +218,16 @@ class ProgressReport(msgspec.Struct, frozen=True, gc=False):
     """The id of the approval that the call waits for."""
     approved: bool = False
     """A person approved the call."""
+    decided_by: str = ""
+    reason: str = ""
 
 
 def waits_for_approval(id: str) -> ProgressReport:
     return ProgressReport(f"waiting for approval {id}", waits_for=id)
 
 
-APPROVED = ProgressReport("approved", approved=True)
+def approved_by(name: str, reason: str) -> ProgressReport:
+    return ProgressReport("approved", approved=True, decided_by=name, reason=reason)
 
 
 class Report(Protocol):

@@ -40,5 +40,7 @@ class CallReports:
                     progress.fraction,
                     progress.waits_for,
                     progress.approved,
+                    progress.decided_by,
+                    progress.reason,
                 )
             )

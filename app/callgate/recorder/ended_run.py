@@ -1,7 +1,7 @@
 """A run that has ended, as it waits to be written and is kept in memory."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -16,10 +16,6 @@ ROW_WEIGHT: Final = 2048
 encode: Final = msgspec.msgpack.Encoder(enc_hook=str).encode
 decode_content: Final = msgpack_reader(dict[str, str])
 
-Outcomes: TypeAlias = Mapping[str, Mapping[str, int]]
-"""How often the calls of each tool ended in which way: `returned`, a kind of failure, a flaw, `handed_back` or `not_run`."""
-NO_OUTCOMES: Final[Outcomes] = {}
-
 
 class EndedRun(msgspec.Struct, gc=False):
     """A run whose events and texts are encoded as in the file."""
@@ -28,9 +24,6 @@ class EndedRun(msgspec.Struct, gc=False):
     events: bytes
     content: bytes
     """Empty if no texts are kept."""
-    outcomes: Outcomes
-    question: str = ""
-    """The beginning of what the user asked last, if texts are kept."""
     has_wire: bool = False
     """True if the bodies of providers' answers are among its texts."""
     private_to: str = ""
@@ -60,7 +53,7 @@ class EndedRun(msgspec.Struct, gc=False):
         if self.private is None:
             return self
         row = msgspec.structs.replace(self.private.row, kept=Kept.AGED_OUT)
-        return msgspec.structs.replace(self, private=EndedRun(row, self.events, b"", self.outcomes))
+        return msgspec.structs.replace(self, private=EndedRun(row, self.events, b""))
 
     def recorded(self) -> RecordedRun:
         """Return the run as readers see it."""
@@ -79,10 +72,9 @@ def ended_run(
     row: RunRow,
     events: Sequence[StoredEvent],
     content: Mapping[str, str] | None = None,
-    outcomes: Outcomes = NO_OUTCOMES,
 ) -> EndedRun:
-    """Encode a run. `row` and `outcomes` have the totals of its events."""
+    """Encode a run. `row` has the totals of its events."""
     encoded = b""
     if content:
         encoded = encode(content)
-    return EndedRun(row, encode(events), encoded, outcomes)
+    return EndedRun(row, encode(events), encoded)

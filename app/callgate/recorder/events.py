@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from callgate.calls.outcome import Returned
+from callgate.calls.outcome import Failed, Returned
 from callgate.calls.states import BrokenCall, Call, ReadyCall
 from callgate.conversation.events import (
     POSTPONED,
@@ -90,7 +90,7 @@ class EventReader:
         self.row = msgspec.structs.replace(row)
         self.events: list[StoredEvent] = []
         self.outcomes: dict[str, dict[str, int]] = {}
-        """See `Outcomes`."""
+        """See `RunRow.outcomes`."""
         self.hour_notes: list[HourNote] = []
         self._run = run
         self._tokens: Sequence[int] | None = None
@@ -117,6 +117,7 @@ class EventReader:
             row.findings = list(self._findings)
         if self._tools:
             row.tools = list(self._tools)
+        row.outcomes = self.outcomes
 
     # -- one kind of events each
 
@@ -249,6 +250,7 @@ class EventReader:
             facts["approval"] = event.waits_for
         elif event.approved:
             facts["approved"] = True
+            self._add_decision(facts, event.decided_by, event.reason)
         elif run.has_texts:  # a progress message is text of a tool
             facts["message"] = run.mask(event.message[:MASKED_BEYOND])[:PREVIEW_CHARACTERS]
         return "call_progress", at, choice, event.turn, facts
@@ -266,11 +268,24 @@ class EventReader:
             self.row.failed_calls += 1
             self.hour_notes.append(("failed_call", self.row.deployment, name, "", 0.0, 0.0))
         self.hour_notes.append(("call", self.row.deployment, name, "", seconds, 0.0))
+        if isinstance(outcome, Failed) and outcome.decision:
+            self._add_outcome(name, outcome.decision)
+            denied = {"id": event.call.id, "name": name, "seconds": seconds, "outcome": kind, "bytes": size}
+            denied["decision"] = outcome.decision
+            self._add_decision(denied, outcome.decided_by, outcome.reason)
+            return "call_ended", at, choice, event.turn, denied
         self._add_outcome(name, kind)
         facts: tuple[Any, ...] = (event.call.id, name, seconds, kind, size)
         if isinstance(outcome, Returned) and outcome.cut_bytes:
             facts = (*facts, outcome.cut_bytes)
         return "call_ended", at, choice, event.turn, facts
+
+    def _add_decision(self, facts: dict[str, Any], by: str, reason: str) -> None:
+        """Add who decided about a call, and why."""
+        if by:
+            facts["by"] = by
+        if reason:
+            facts["reason"] = self._run.mask(reason)
 
     def _add_outcome(self, name: str | None, outcome: str) -> None:
         tool = (name or "")[:NAME_CHARACTERS]
@@ -310,6 +325,7 @@ class EventReader:
         kind = str(ending.kind)
         self.row.state = kind
         self.row.finish_reason = ending.finish_reason
+        self.row.note = ending.note
         return "ended", at, choice, None, (kind, ending.finish_reason, ending.note)
 
     def chat_failed(self, at: float, choice: int, event: ChatFailed) -> StoredEvent:

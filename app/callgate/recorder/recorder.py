@@ -13,12 +13,15 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Final, TypeVar, get_args
 
+import msgspec
+
 from callgate.http.trace_context import Trace
 from callgate.recorder.events import Mask
 from callgate.recorder.hours import HourPlace, HourTotal, ShownPlace, Subject, Totals, shown_places
 from callgate.recorder.newest_runs import NewestRuns
 from callgate.recorder.recording import RunRecording
 from callgate.recorder.run_filter import RunFilter, run_place
+from callgate.recorder.run_search import has_text, names_of, needles_of, searched_of
 from callgate.recorder.store import FILE, RunStore
 from callgate.recorder.trace_writer import TraceWriter
 from callgate.recorder.usage import KeyUsage
@@ -31,6 +34,10 @@ from callgate.records.ports import ChunkStream, PriceOf, Recording, no_price
 from callgate.records.row import RecordedRun, RunEvent, RunRow
 
 SLICE: Final = 500
+TEXTS_TOGETHER: Final = 50
+"""Runs whose texts are in memory at once while they are searched."""
+TEXT_SECONDS: Final = 1.0
+"""How long texts are searched for one page."""
 SCANNED_RUNS: Final = 10_000
 """The most runs that are scanned for one page of a filter without an index."""
 
@@ -136,8 +143,8 @@ class Recorder:
 
     # -- reading, from any thread
 
-    def page(self, run_filter: RunFilter, count: int) -> list[RunRow]:
-        """Return the newest runs of a filter. Those under way or not written yet come from memory."""
+    def page(self, run_filter: RunFilter, count: int, owner: str = "") -> list[RunRow]:
+        """Return the newest runs of a filter. Those under way or not written yet come from memory. `owner`: see `get`."""
         in_memory = [recording.row_now() for recording in list(self._under_way.values())]
         in_memory += [recording.row_now() for recording in self.writer.waiting()]
         if self._folder is None or self.writer.failure:
@@ -145,23 +152,63 @@ class Recorder:
         rows = {row.id: row for row in in_memory if run_filter.matches(row)}
         for row in self._read(lambda store: store.page(run_filter, count)) or ():
             rows.setdefault(row.id, row)
-        return sorted(rows.values(), key=run_place, reverse=True)[:count]
+        page = sorted(rows.values(), key=run_place, reverse=not run_filter.oldest_first)[:count]
+        questions = self._private_questions(owner)
+        if not questions:
+            return page
+        return [msgspec.structs.replace(row, question=questions.get(row.id, row.question)) for row in page]
 
-    def matching(self, run_filter: RunFilter, count: int) -> tuple[list[RunRow], RunRow | None]:
-        """Return the newest runs of a filter with a tool or a finding, and the last scanned run if there may be more. The scan is
-        bounded, so that a filter for a rarely called tool does not read the whole file."""
+    def question_for(self, row: RunRow, owner: str) -> str:
+        """Return the beginning of what was asked in a run, as an owner may see it."""
+        run = self._newest.get(row.id)
+        if run is None:
+            return row.question
+        return run.as_seen_by(owner).row.question
+
+    def _private_questions(self, owner: str) -> dict[str, str]:
+        """Return the questions that are kept in memory for an owner alone, by the ids of their runs."""
+        ended = [*self._newest.all()]
+        ended += [recording.ended for recording in self.writer.waiting() if recording.ended is not None]
+        return {
+            run.id: run.private.row.question for run in ended if run.private is not None and run.private_to == owner
+        }
+
+    def matching(
+        self, run_filter: RunFilter, count: int, text: str = "", owner: str = ""
+    ) -> tuple[list[RunRow], RunRow | None]:
+        """Return the newest runs of a filter with its names, and with a text in them, and the last scanned run if there may be more.
+        The scan is bounded, so that a filter for a rarely called tool does not read the whole file. `owner`: see `get`."""
         matching: list[RunRow] = []
+        end = monotonic() + TEXT_SECONDS
         for _ in range(SCANNED_RUNS // SLICE):
-            rows = self.page(run_filter, SLICE)
-            for row in rows:
-                if run_filter.matches_names(row):
+            rows = self.page(run_filter, SLICE, owner)
+            candidates = [row for row in rows if run_filter.matches_names(row)]
+            at = 0
+            while at < len(candidates):
+                some = candidates[at : at + TEXTS_TOGETHER]
+                at += TEXTS_TOGETHER
+                for row in self._with_text(some, text, owner):
                     matching.append(row)
                     if len(matching) == count:
                         return matching, row
+                if text and monotonic() > end:
+                    return matching, some[-1]
             if len(rows) < SLICE:
                 return matching, None
             run_filter = run_filter.behind(rows[-1])
         return matching, rows[-1]
+
+    def _with_text(self, rows: Sequence[RunRow], text: str, owner: str) -> Sequence[RunRow]:
+        """Return the runs that have a text in their names, or in what is kept of them."""
+        if not text:
+            return rows
+        needles = needles_of(text)
+        ids = {row.id for row in rows if not has_text(names_of(row), needles)}
+        texts = dict(self._read(lambda store: store.texts(list(ids))) or {})
+        texts |= {run.id: run.as_seen_by(owner).recorded().content for run in self._newest.all() if run.id in ids}
+        waiting = [recording for recording in self.writer.waiting() if recording.id in ids]
+        texts |= {recording.id: recording.recorded_now(owner).content for recording in waiting}
+        return [row for row in rows if row.id not in ids or has_text(searched_of(texts.get(row.id, {})), needles)]
 
     def get(self, id: str, owner: str = "") -> RecordedRun | None:
         """Return a run; None if there is none with this id. `owner`: who asks, and is shown texts that are private to it."""

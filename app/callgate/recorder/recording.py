@@ -135,9 +135,9 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         need."""
         reader = read_events(self, self.row, self.happened)
         if self.policy.content_bytes is None:
-            self.ended = ended_run(reader.row, reader.events, None, reader.outcomes)
+            self.ended = ended_run(reader.row, reader.events)
         elif self.policy.private_to:
-            self.ended = ended_run(reader.row, reader.events, None, reader.outcomes)
+            self.ended = ended_run(reader.row, reader.events)
             self.ended.private_to = self.policy.private_to
             with_texts = read_events(_WithTexts(self.mask, self.price, self.began), self.row, self.happened)
             self.ended.private = self._with_texts(with_texts, self.policy.content_bytes)
@@ -162,8 +162,8 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
             events.append(("content_cut", last, 0, None, {"parts": cut}))
         if self.policy.wire == "on_error" and not row.is_odd:
             content = {part: text for part, text in content.items() if wire_turn(part) is None}
-        ended = ended_run(row, events, content, reader.outcomes)
-        ended.question = self._question()
+        ended = ended_run(row, events, content)
+        row.question = self._question()
         ended.has_wire = any(wire_turn(part) is not None for part in content)
         return ended
 

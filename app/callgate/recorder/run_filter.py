@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from callgate.recorder.hours import provider_of
 from callgate.records.row import USUAL_STATES, RunRow
 
 
@@ -17,17 +18,25 @@ class RunFilter(msgspec.Struct, frozen=True):
     odd: bool = False
     tool: str | None = None
     finding: str | None = None
-    """`tool` and `finding` have no index: `Recorder.matching` compares them run by run."""
+    outcome: str | None = None
+    """How a call of the run ended, of `tool` where one is named: see `RunRow.outcomes`."""
+    provider: str | None = None
+    """The provider that answered. `tool`, `finding`, `outcome` and `provider` have no index: `Recorder.matching` compares them run by
+    run."""
+    oldest_first: bool = False
     before: float | None = None
-    """Only runs that began earlier, or at the same time with an id that sorts before `before_id`."""
+    """Only runs behind one in the list: those that began earlier, or at the same time with an id that sorts before `before_id`; later
+    with `oldest_first`."""
     before_id: str = ""
     since: float | None = None
     until: float | None = None
 
     def matches(self, row: RunRow) -> bool:
-        """Return whether a run matches, except for its tool and finding, which `matches_names` compares."""
-        if self.before is not None and run_place(row) >= (self.before, self.before_id):
-            return False
+        """Return whether a run matches, except for what `matches_names` compares."""
+        if self.before is not None:
+            behind = (self.before, self.before_id)
+            if run_place(row) == behind or (run_place(row) > behind) != self.oldest_first:
+                return False
         return (
             self.model in (None, row.model)
             and self.key in (None, row.key)
@@ -38,8 +47,21 @@ class RunFilter(msgspec.Struct, frozen=True):
         )
 
     def matches_names(self, row: RunRow) -> bool:
-        """Return whether a run has the tool and the finding."""
-        return self.tool in (None, *row.tools) and self.finding in (None, *row.findings)
+        """Return whether a run has the tool, the finding, the outcome and the provider."""
+        if self.tool not in (None, *row.tools) or self.finding not in (None, *row.findings):
+            return False
+        if self.provider not in (None, provider_of(row.deployment)):
+            return False
+        if self.outcome is None:
+            return True
+        if self.tool is not None:
+            return self.outcome in row.outcomes.get(self.tool, ())
+        return any(self.outcome in outcomes for outcomes in row.outcomes.values())
+
+    @property
+    def has_names(self) -> bool:
+        """True if it has something that `matches_names` compares."""
+        return any(name is not None for name in (self.tool, self.finding, self.outcome, self.provider))
 
     def behind(self, row: RunRow) -> "RunFilter":
         """Return the filter for the runs behind one in the list."""
@@ -63,9 +85,16 @@ class RunFilter(msgspec.Struct, frozen=True):
                 conditions.append(f"began {mark} ?")
                 values.append(moment)
         if self.before is not None:
-            conditions.append("(began < ? OR (began = ? AND id < ?))")
+            mark = ">" if self.oldest_first else "<"
+            conditions.append(f"(began {mark} ? OR (began = ? AND id {mark} ?))")
             values += [self.before, self.before, self.before_id]
         return " AND ".join(conditions) or "1", values
+
+    def order(self) -> str:
+        """Return the order of the list in SQL."""
+        if self.oldest_first:
+            return "began, id"
+        return "began DESC, id DESC"
 
 
 def run_place(row: RunRow) -> tuple[float, str]:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from callgate.conversation.usage import COLUMNS
-from callgate.recorder.ended_run import EndedRun, Outcomes, decode_content, decoded_events, encode
+from callgate.recorder.ended_run import EndedRun, decode_content, decoded_events, encode
 from callgate.recorder.hours import Totals
 from callgate.recorder.run_filter import RunFilter
 from callgate.recorder.usage import KeyUsage
@@ -75,6 +75,7 @@ CREATE TABLE IF NOT EXISTS runs (
   state TEXT NOT NULL,
   status INTEGER NOT NULL,
   finish_reason TEXT NOT NULL,
+  note TEXT NOT NULL DEFAULT '',
   error TEXT NOT NULL DEFAULT '',
   seconds REAL,
   first_seconds REAL,
@@ -85,6 +86,8 @@ CREATE TABLE IF NOT EXISTS runs (
   attempts INTEGER NOT NULL,
   findings TEXT NOT NULL DEFAULT '[]',
   tools TEXT NOT NULL,
+  outcomes TEXT NOT NULL,
+  question TEXT NOT NULL DEFAULT '',
   {_TOKEN_COLUMNS}
   cost REAL,
   trace_id TEXT NOT NULL DEFAULT '',
@@ -94,8 +97,6 @@ CREATE TABLE IF NOT EXISTS runs (
   odd INTEGER NOT NULL DEFAULT 0,
   bytes INTEGER NOT NULL,
   has_wire INTEGER NOT NULL DEFAULT 0,
-  outcomes TEXT NOT NULL,
-  question TEXT NOT NULL DEFAULT '',
   events BLOB NOT NULL,
   content BLOB
 ) STRICT;
@@ -119,29 +120,31 @@ _FACTS: Final = RunRow.__struct_fields__
 _FACT_COLUMNS: Final = ", ".join(_FACTS)
 _FINDINGS: Final = _FACTS.index("findings")
 _TOOLS: Final = _FACTS.index("tools")
+_OUTCOMES: Final = _FACTS.index("outcomes")
 RARE: Final = frozenset(
     {
-        *("choices", "error", "failed_calls", "broken_calls", "findings"),
+        *("choices", "note", "error", "failed_calls", "broken_calls", "findings", "question"),
         *("trace_id", "parent_span", "replay_of", "kept"),
     }
 )
 """Facts that most runs do not have. Their columns have defaults, because each value that is bound to a statement takes time."""
-_plain = attrgetter(*(name for name in _FACTS if name not in {*RARE, "stream", "tools"}))
+_plain = attrgetter(*(name for name in _FACTS if name not in {*RARE, "stream", "tools", "outcomes"}))
 _rare = attrgetter(*(name for name in _FACTS if name in RARE and name not in {"findings", "kept"}))
 _rare_facts = attrgetter(*sorted(RARE))
 _NOTHING_RARE: Final = _rare_facts(RunRow("", 0.0))
 _COMMON_COLUMNS: Final = (
-    *(name for name in _FACTS if name not in {*RARE, "stream", "tools"}),
+    *(name for name in _FACTS if name not in {*RARE, "stream", "tools", "outcomes"}),
     *("stream", "tools", "outcomes", "bytes", "events"),
 )
 """The columns of an ordinary run."""
 _ALL_COLUMNS: Final = (
     *_COMMON_COLUMNS,
     *(name for name in _FACTS if name in RARE and name not in {"findings", "kept"}),
-    *("findings", "kept", "odd", "has_wire", "question", "content"),
+    *("findings", "kept", "odd", "has_wire", "content"),
 )
 _json = msgspec.json.Encoder().encode
 _names = json_reader(list[str])
+_outcomes = json_reader(dict[str, dict[str, int]])
 
 
 Result = TypeVar("Result")
@@ -234,15 +237,15 @@ class RunStore:
                 content = zlib.compress(run.content, 1)
                 bytes += len(content)
             size += bytes
-            is_ordinary = not (content or run.question or row.is_odd) and _rare_facts(row) == _NOTHING_RARE
+            is_ordinary = not (content or row.is_odd) and _rare_facts(row) == _NOTHING_RARE
             values = ordinary if is_ordinary else others
             values += _plain(row)
             # sqlite3 takes plain strings and integers as they are, and looks for an adapter for all others.
-            values += (int(row.stream), _names_text(row.tools), _outcomes_text(run.outcomes), bytes, run.events)
+            values += (int(row.stream), _names_text(row.tools), _outcomes_text(row.outcomes), bytes, run.events)
             if not is_ordinary:
                 values += _rare(row)
                 values += (_names_text(row.findings), str(row.kept), int(row.is_odd), int(run.has_wire))
-                values += (run.question, content)
+                values.append(content)
         with self._translate_errors(), self._transaction():
             [last] = self._database.execute("SELECT coalesce(max(seq), 0) FROM runs").fetchone()
             changes = self._database.total_changes
@@ -347,13 +350,14 @@ class RunStore:
     # -- reading
 
     def page(self, run_filter: RunFilter, count: int) -> list[RunRow]:
-        """Return the newest runs of a filter. The next page begins before the last run of this one. Damaged rows are left out."""
+        """Return the newest runs of a filter, or the oldest where it says so. The next page begins behind the last run of this one.
+        Damaged rows are left out."""
         rows: list[RunRow] = []
         with self._time_limit():
             while len(rows) < count:
                 where, values = run_filter.where()
                 selected = self._database.execute(
-                    f"SELECT {_FACT_COLUMNS} FROM runs WHERE {where} ORDER BY began DESC, id DESC LIMIT ?",  # noqa: S608 - constants
+                    f"SELECT {_FACT_COLUMNS} FROM runs WHERE {where} ORDER BY {run_filter.order()} LIMIT ?",  # noqa: S608 - constants
                     [*values, count - len(rows)],
                 ).fetchall()
                 if not selected:
@@ -362,6 +366,20 @@ class RunStore:
                 last_id, last_began = selected[-1][:2]
                 run_filter = msgspec.structs.replace(run_filter, before=last_began, before_id=last_id)
         return rows
+
+    def texts(self, ids: Sequence[str]) -> dict[str, Mapping[str, str]]:
+        """Return the texts of runs, as far as they are kept. Damaged ones are left out."""
+        places = ", ".join("?" * len(ids))
+        texts: dict[str, Mapping[str, str]] = {}
+        with self._time_limit():
+            selected = self._database.execute(
+                f"SELECT id, content FROM runs WHERE id IN ({places}) AND content IS NOT NULL",  # noqa: S608 - question marks
+                ids,
+            )
+            for id, content in selected:
+                with contextlib.suppress(msgspec.DecodeError, zlib.error, UnicodeDecodeError):
+                    texts[id] = decode_content(pack_written_here(zlib.decompress(content)))
+        return texts
 
     def get(self, id: str) -> RecordedRun | None:
         with self._time_limit():
@@ -446,7 +464,7 @@ def _names_text(names: Sequence[str]) -> str:
     return _json(names).decode()
 
 
-def _outcomes_text(outcomes: Outcomes) -> str:
+def _outcomes_text(outcomes: Mapping[str, Mapping[str, int]]) -> str:
     if not outcomes:
         return "{}"
     return _json(outcomes).decode()
@@ -458,6 +476,7 @@ def _row(facts: Sequence[Any]) -> RunRow:
     row.stream = bool(row.stream)
     row.findings = _names(text_written_here(facts[_FINDINGS]))
     row.tools = _names(text_written_here(facts[_TOOLS]))
+    row.outcomes = _outcomes(text_written_here(facts[_OUTCOMES]))
     row.kept = Kept(row.kept)
     return row
 

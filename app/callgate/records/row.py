@@ -11,6 +11,11 @@ from callgate.untrusted.doors import OWN_BYTES, Door
 
 UNDER_WAY: Final = "under_way"
 """The state of a run that has not ended."""
+STATES: Final = (
+    *("answered", "handed_back", "turn_limit", "gave_up", "refused", "failed", "client_left", "cut_off", "stopped"),
+    UNDER_WAY,
+)
+"""The states of a run."""
 USUAL_STATES: Final = frozenset({"answered", "handed_back", UNDER_WAY})
 """A run in any other state is odd."""
 RECORDED_TEXT: Final = Door(name="a recorded text", bytes=OWN_BYTES)
@@ -56,6 +61,8 @@ class RunRow(msgspec.Struct, omit_defaults=True, gc=False):
     """`answered`, `handed_back`, `turn_limit`, `gave_up`, `refused`, `failed`, `client_left`, `cut_off` or `under_way`."""
     status: int = 0
     finish_reason: str = ""
+    note: str = ""
+    """Why it ended so, where its state does not say it: `failed_turns`, `repeated_call`, …"""
     error: str = ""
     seconds: float | None = None
     first_seconds: float | None = None
@@ -68,6 +75,10 @@ class RunRow(msgspec.Struct, omit_defaults=True, gc=False):
     findings: Sequence[str] = ()
     tools: Sequence[str] = ()
     """The tools that were called, including those of broken calls, each once."""
+    outcomes: Mapping[str, Mapping[str, int]] = {}
+    """How often the calls of each tool ended in which way: `returned`, a kind of failure, `denied`, a flaw, `handed_back`, `not_run`."""
+    question: str = ""
+    """The beginning of what the user asked last, if texts are kept."""
     tokens_in: int = 0
     tokens_out: int = 0
     tokens_cached: int = 0

@@ -23,11 +23,13 @@ from callgate.state.commands.calls import CallState, calls
 from callgate.telemetry.terminal import in_a_line, say
 
 if TYPE_CHECKING:
+    from callgate.recorder.run_filter import RunFilter
     from callgate.records.row import RecordedRun, RunRow
 
 REPLAY_SECONDS: Final = 1800.0
 """The timeout of a replay, which may include approvals and slow local models."""
 UNDER_WAY: Final = "under_way"
+QUESTION_CHARACTERS: Final = 60
 
 runs = typer.Typer(help="Recorded runs; without a command the newest.", invoke_without_command=True)
 
@@ -63,9 +65,20 @@ def list_runs(
     state: Annotated[
         str | None, typer.Option(metavar="STATE", help="Only runs in this state, for example `failed`.")
     ] = None,
+    tool: Annotated[str | None, typer.Option(metavar="NAME", help="Only runs that called this tool.")] = None,
+    outcome: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", help="Only runs with a call that ended so: raised, denied, truncated, …"),
+    ] = None,
+    provider: Annotated[str | None, typer.Option(metavar="NAME", help="Only runs that this provider answered.")] = None,
+    finding: Annotated[str | None, typer.Option(metavar="NAME", help="Only runs with this finding.")] = None,
+    search: Annotated[str, typer.Option(metavar="TEXT", help="Only runs with this text in what is kept of them.")] = "",
     odd: Annotated[
         bool, typer.Option("--odd", help="Only runs that failed, broke a call or asked a model again.")
     ] = False,
+    sort: Annotated[
+        Literal["newest", "oldest", "slowest", "dearest", "largest"], typer.Option(help="Which runs come first.")
+    ] = "newest",
     count: Annotated[int, typer.Option("--count", "-n", min=1, metavar="N", help="How many, the newest first.")] = 20,
     as_json: JsonOption = False,
     live: Annotated[
@@ -79,16 +92,20 @@ def list_runs(
 
     from callgate.recorder.run_filter import RunFilter
 
-    run_filter = RunFilter(model=model, key=key, state=state, odd=odd)
+    run_filter = RunFilter(
+        model=model, key=key, state=state, odd=odd, tool=tool, outcome=outcome, provider=provider, finding=finding
+    )
     filters = {name: "1" if value is True else value for name, value in asdict(run_filter).items() if value}
     if live:
+        if search or tool or outcome or provider or finding or sort != "newest":
+            raise give_up("--follow takes --model, --key, --state and --odd alone")
         _follow(filters, count, url, server_key, as_json=as_json)
         return
     if is_asked(config, url):
-        query = urlencode({**filters, "limit": str(count)})
+        query = urlencode({**filters, **({"q": search} if search else {}), "sort": sort, "limit": str(count)})
         rows = [_row(row) for row in ask_server("GET", f"/v1/runs?{query}", url, server_key)["data"]]
     else:
-        rows = _read(config, lambda store: store.page(run_filter, count))
+        rows = _listed(config, run_filter, search, sort, count)
     if as_json:
         say(json.dumps([_facts(row) for row in rows or ()], indent=2))
         return
@@ -96,6 +113,26 @@ def list_runs(
         say("no runs", err=True)
     for row in rows or ():
         say(_line(row))
+
+
+def _listed(config: Path | None, run_filter: "RunFilter", search: str, sort: str, count: int) -> "list[RunRow]":
+    """Return runs in `data_dir`."""
+    import msgspec
+
+    from callgate.recorder.recorder import SCANNED_RUNS, Recorder
+    from callgate.recorder.run_search import ORDERS
+    from callgate.recorder.store import StoreUnusable
+
+    recorder = Recorder(str, Path(_folder(config)))
+    run_filter = msgspec.structs.replace(run_filter, oldest_first=sort == "oldest")
+    most = SCANNED_RUNS if sort in ORDERS else count
+    try:
+        rows, _ = recorder.matching(run_filter, most, search)
+    except StoreUnusable as error:
+        raise give_up(f"data_dir: {error}") from None
+    if sort in ORDERS:
+        rows = sorted(rows, key=ORDERS[sort], reverse=True)
+    return rows[:count]
 
 
 @runs.command("show")
@@ -321,9 +358,7 @@ def _read(config: Path | None, read_store: Any) -> Any:
     """Read from the database; None if there is none yet."""
     from callgate.recorder.store import FILE, RunStore, StoreUnusable
 
-    folder = read_config(config, without_variables=True).config.data_dir
-    if folder is None:
-        raise give_up(f"nothing is written: {NO_FOLDER}")
+    folder = _folder(config)
     if not (Path(folder) / FILE).exists():
         return None
     try:
@@ -331,6 +366,14 @@ def _read(config: Path | None, read_store: Any) -> Any:
             return read_store(store)
     except StoreUnusable as error:
         raise give_up(f"data_dir: {error}") from None
+
+
+def _folder(config: Path | None) -> str:
+    """Return the folder with the file of runs."""
+    folder = read_config(config, without_variables=True).config.data_dir
+    if folder is None:
+        raise give_up(f"nothing is written: {NO_FOLDER}")
+    return str(folder)
 
 
 def _line(row: "RunRow") -> str:
@@ -351,9 +394,11 @@ def _line(row: "RunRow") -> str:
         if count
     )
     error = f"  {row.status} {row.error}" if row.error else ""
+    tools = f"  {', '.join(row.tools)}" if row.tools else ""
+    question = f"  “{row.question[:QUESTION_CHARACTERS]}”" if row.question else ""
     return in_a_line(
         f"{began}  {row.state:<11} {took:>9}  {model:<24} {row.id}  {row.turns} turns {row.calls} calls"
-        f"  {row.tokens_in}+{row.tokens_out} tokens{odd}{error}"
+        f"  {row.tokens_in}+{row.tokens_out} tokens{tools}{odd}{error}{question}"
     )
 
 

@@ -66,7 +66,7 @@ def feed_routes(manager: RuntimeManager) -> APIRouter:
         give_back = take_place(recorder, request.headers, only)
         watching = recorder.watchers.watch(capability.owner())
         return WatchResponse(
-            _feed(watching, capability, manager.run_news),
+            _feed(recorder, watching, capability, manager.run_news),
             capability,
             give_back,
             lambda: recorder.watchers.unwatch(watching),
@@ -155,7 +155,10 @@ def _allowed_kinds(kinds: str | None, runtime: Runtime, caller: Caller) -> tuple
 
 
 async def _feed(
-    watching: Feed, capability: Capability[tuple[frozenset[str], str | None]], others: SharedNews | None
+    recorder: Recorder,
+    watching: Feed,
+    capability: Capability[tuple[frozenset[str], str | None]],
+    others: SharedNews | None,
 ) -> AsyncIterator[bytes]:
     """Yield what the caller may see. `others`: the news of other processes."""
     yield b": connected\n\n"
@@ -176,7 +179,9 @@ async def _feed(
         kinds_wanted, only = capability.ask()
         if kind in kinds_wanted and (not isinstance(facts, RunRow) or only in (None, facts.key)):
             count += 1
-            yield _event(kind, facts_of(facts) if isinstance(facts, RunRow) else facts, count)
+            if isinstance(facts, RunRow):
+                facts = facts_of(facts) | {"question": recorder.question_for(facts, capability.owner())}
+            yield _event(kind, facts, count)
 
 
 async def _run(recorder: Recorder, run: RecordedRun, owner: str) -> AsyncIterator[bytes]:

@@ -1,13 +1,19 @@
 """`/v1/runs`: the recorded requests."""
 
+import time
+from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.rights import caller_of, check_sees_all, seen_by
+from callgate.callers.caller import owner_name
+from callgate.calls.outcome import FailureKind
+from callgate.calls.states import Finding, Flaw
 from callgate.conversation.errors import ChatError
 from callgate.recorder.building import recorder_behind
 from callgate.recorder.replayable import NotReplayable
@@ -15,11 +21,16 @@ from callgate.recorder.routes.feed import feed_routes, followed
 from callgate.recorder.routes.run_facts import facts_of, found_run, no_such_run, not_replayable, read_runs
 from callgate.recorder.routes.texts import texts_routes
 from callgate.recorder.run_filter import RunFilter
-from callgate.records.row import Kept, RecordedRun, wire_turn
+from callgate.recorder.run_search import ORDERS, summed
+from callgate.records.row import STATES, Kept, RecordedRun, RunRow, wire_turn
 from callgate.runtime.manager import RuntimeManager
 
 MOST: Final = 200
 """Runs of one page."""
+SORTED_RUNS: Final = 10_000
+"""Runs that are sorted or added up."""
+MOST_TEXT: Final = 200
+NAMES_HOURS: Final = 30 * 24
 YES: Final = frozenset({"1", "true", "on"})
 FORMATS: Final = ("json", "curl", "recording", "otlp")
 
@@ -32,23 +43,41 @@ def run_routes(manager: RuntimeManager) -> APIRouter:
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
     forbidden: dict[int | str, dict[str, Any]] = {403: {"description": "This key may not see runs.", **error}}
     missing: dict[int | str, dict[str, Any]] = {404: {"description": "No such run, or not for this key.", **error}}
+    filters = {
+        "model": "Only runs of this model.",
+        "key": "Only runs of this key.",
+        "state": "Only runs in this state.",
+        "tool": "Only runs that called this tool.",
+        "outcome": "Only runs with a call, of `tool` where it is named, that ended so: `returned`, `raised`, `denied`, a flaw, …",
+        "provider": "Only runs that this provider answered.",
+        "finding": "Only runs with this finding.",
+        "odd": "`1`: only runs that did not simply answer.",
+        "q": "Only runs with this text in what is kept of them: names, and texts where they are kept.",
+        "since": "Only runs that began at this moment (seconds since 1970) or later.",
+        "until": "Only runs that began before this moment.",
+    }
     router.get(
         "/v1/runs",
         summary="Recorded runs, the newest first",
         responses=forbidden,
         openapi_extra=_in_query(
-            model="Only runs of this model.",
-            key="Only runs of this key.",
-            state="Only runs in this state.",
-            tool="Only runs that called this tool.",
-            finding="Only runs with this finding.",
-            odd="`1`: only runs that did not simply answer.",
-            since="Only runs that began at this moment (seconds since 1970) or later.",
-            until="Only runs that began before this moment.",
+            **filters,
+            sort=f"`newest`, `oldest`, or {', '.join(f'`{order}`' for order in ORDERS)} among the newest {SORTED_RUNS}.",
             limit=f"How many, {MOST} at most.",
             after="The `next` of the page before.",
         ),
     )(runs.list_runs)
+    router.get(
+        "/v1/runs/totals",
+        summary=f"What the newest {SORTED_RUNS} runs of a filter come to",
+        responses=forbidden,
+        openapi_extra=_in_query(**filters),
+    )(runs.sum_runs)
+    router.get(
+        "/v1/runs/names",
+        summary="The names by which runs can be filtered: models, keys, tools and providers of the last 30 days, findings, outcomes",
+        responses=forbidden,
+    )(runs.list_names)
     router.get(
         "/v1/runs/{id}",
         summary="One run: its events, and with `content=1` its texts; as server-sent events, as they come",
@@ -92,8 +121,60 @@ class _Runs:
         self._recorder = recorder_behind(manager.recorder)
 
     async def list_runs(self, request: Request) -> Response:
-        only = self._only(request)
+        asked_filter, text, owner = self._filter(request)
         query = request.query_params
+        count = max(min(int(_number(query.get("limit"), "limit") or 50), MOST), 1)
+        order = query.get("sort", "newest")
+        if order not in ("newest", "oldest", *ORDERS):
+            orders = ", ".join(("newest", "oldest", *ORDERS))
+            raise ChatError(400, f"`sort` should be one of {orders}.", param="sort", code="invalid_value")
+        if asked_filter is None:
+            return _page([], None)
+        if order in ORDERS:
+            offset = int(_number(query.get("after"), "after") or 0)
+            rows, _ = await read_runs(self._recorder.matching, asked_filter, SORTED_RUNS, text, owner)
+            rows = sorted(rows, key=ORDERS[order], reverse=True)[max(offset, 0) :]
+            return _page(rows[:count], str(offset + count) if len(rows) > count else None)
+        run_filter = msgspec.structs.replace(asked_filter, oldest_first=order == "oldest", **_after(query.get("after")))
+        if not (run_filter.has_names or text):
+            rows = await read_runs(self._recorder.page, run_filter, count, owner)
+            last = rows[-1] if len(rows) == count else None
+        else:
+            rows, last = await read_runs(self._recorder.matching, run_filter, count, text, owner)
+        return _page(rows, None if last is None else f"{last.began!r}~{last.id}")
+
+    async def sum_runs(self, request: Request) -> Response:
+        run_filter, text, owner = self._filter(request)
+        rows: list[RunRow] = []
+        last: RunRow | None = None
+        if run_filter is not None:
+            rows, last = await read_runs(self._recorder.matching, run_filter, SORTED_RUNS, text, owner)
+        return _json({"object": "run_totals", **summed(rows), "more": last is not None})
+
+    async def list_names(self, request: Request) -> Response:
+        only = self._only(request)
+        names = await read_runs(self._recorder.names_used, int(time.time() // 3600) - NAMES_HOURS, only)
+        outcomes = ["returned", *map(str, FailureKind), "denied", "expired", *map(str, Flaw), "handed_back"]
+        return _json(
+            {
+                "object": "run_names",
+                **{kind: names.get(kind, []) for kind in ("model", "key", "tool", "provider")},
+                "finding": [str(finding) for finding in Finding],
+                "outcome": list(dict.fromkeys(outcomes)),
+                "state": list(STATES),
+            }
+        )
+
+    def _filter(self, request: Request) -> tuple[RunFilter | None, str, str]:
+        """Return the filter of a request, None where nothing can match, the text that is searched, and who asks."""
+        only = self._only(request)
+        caller = caller_of(request, "runs")
+        query = request.query_params
+        text = query.get("q", "").strip()
+        if len(text) > MOST_TEXT:
+            raise ChatError(400, f"`q` should have at most {MOST_TEXT} characters.", param="q", code="invalid_value")
+        if text:
+            audit.info("runs_searched", by=caller.name)
         run_filter = RunFilter(
             model=query.get("model"),
             key=only or query.get("key"),
@@ -101,20 +182,14 @@ class _Runs:
             odd=query.get("odd") in YES,
             tool=query.get("tool"),
             finding=query.get("finding"),
+            outcome=query.get("outcome"),
+            provider=query.get("provider"),
             since=_number(query.get("since"), "since"),
             until=_number(query.get("until"), "until"),
-            **_after(query.get("after")),
         )
         if only is not None and query.get("key") not in (None, only):
-            return _json({"object": "list", "data": [], "next": None})
-        count = max(min(int(_number(query.get("limit"), "limit") or 50), MOST), 1)
-        if run_filter.tool is None and run_filter.finding is None:
-            rows = await read_runs(self._recorder.page, run_filter, count)
-            last = rows[-1] if len(rows) == count else None
-        else:
-            rows, last = await read_runs(self._recorder.matching, run_filter, count)
-        cursor = None if last is None else f"{last.began!r}~{last.id}"
-        return _json({"object": "list", "data": [facts_of(row) for row in rows], "next": cursor})
+            return None, text, owner_name(caller)
+        return run_filter, text, owner_name(caller)
 
     async def get_run(self, request: Request) -> Response:
         run = await self._run(request)
@@ -221,6 +296,10 @@ def _number(text: str | None, param: str) -> float | None:
     if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 - not a number is not itself
         raise ChatError(400, f"`{param}` should be a number.", param=param, code="invalid_number")
     return value
+
+
+def _page(rows: Sequence[RunRow], cursor: str | None) -> Response:
+    return _json({"object": "list", "data": [facts_of(row) for row in rows], "next": cursor})
 
 
 def _json(value: Any) -> Response:

@@ -20,7 +20,7 @@ from typing import Any
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import APPROVED, Report, waits_for_approval
+from callgate.conversation.ports import Report, approved_by, waits_for_approval
 from callgate.tools.executor import Tool
 
 OF_ONE = 2
@@ -154,12 +154,12 @@ class ApprovalQueue:
                 self._settled.popitem(last=False)
             self._notify()
             self._audit(settled)
-        refusal = refusal_of(settled.decision, settled.reason, seconds)
+        refusal = refusal_of(settled.decision, settled.by, settled.reason, seconds)
         if refusal is None and hash_of(call) != approval.hash:
             text = "Not run: its arguments are no longer those that were approved."
             refusal = Failed(text, FailureKind.REFUSED)
         if refusal is None:
-            await report(APPROVED)
+            await report(approved_by(settled.by, settled.reason))
         return refusal
 
     def decide(
@@ -192,8 +192,8 @@ class ApprovalQueue:
         self._news = asyncio.Event()
 
 
-def refusal_of(decision: ApprovalOutcome, reason: str, seconds: float) -> Failed | None:
-    """Return the failure of a denied call, for the model; None where it was approved."""
+def refusal_of(decision: ApprovalOutcome, by: str, reason: str, seconds: float) -> Failed | None:
+    """Return the failure of a denied call, for the model; None where it was approved. `by`: who decided."""
     if decision is ApprovalOutcome.APPROVED:
         return None
     if decision is ApprovalOutcome.DENIED:
@@ -201,7 +201,7 @@ def refusal_of(decision: ApprovalOutcome, reason: str, seconds: float) -> Failed
         text = f"Not run: a person was asked and refused this call.{why} Do not send the same call again."
     else:
         text = f"Not run: this call needs a person's approval, and nobody gave it within {seconds:g} s."
-    return Failed(text, FailureKind.REFUSED)
+    return Failed(text, FailureKind.REFUSED, str(decision), by, reason)
 
 
 def _ended(reason: str) -> str:

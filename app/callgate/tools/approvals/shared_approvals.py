@@ -17,7 +17,7 @@ import structlog
 from callgate.calls.outcome import Failed
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import APPROVED, Report, waits_for_approval
+from callgate.conversation.ports import Report, approved_by, waits_for_approval
 from callgate.state.database import Database, DatabaseAway
 from callgate.state.ledger import SharedLedger
 from callgate.tools.approvals.queue import (
@@ -140,8 +140,8 @@ class SharedApprovals:
                         call_id=call.id,
                     )
                     await report(waits_for_approval(id))
-                    if (refusal := refusal_of(decision, reason, seconds)) is None:
-                        await report(APPROVED)
+                    if (refusal := refusal_of(decision, by, reason, seconds)) is None:
+                        await report(approved_by(by, reason))
                     return refusal
         return await self._queue.ask(
             tool,
