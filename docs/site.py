@@ -26,7 +26,9 @@ FROM_ROOT = {
 """Files of the project and the pages that show them."""
 CODE = ("app/", "tests/")
 """The site has no code: a link to it is shown as its text."""
-OWN_PAGES = frozenset({"index.md", "configuration.md"})
+REFERENCE = "configuration.md"
+"""The page that every setting is added to."""
+OWN_PAGES = frozenset({"index.md", REFERENCE})
 """Pages that are no copy of that file."""
 NOT_SEARCHED = ("decisions/", "changelog.md", "contributing.md", "architecture.md")
 """Pages for who changes the code, which would stand before those for who uses it."""
@@ -68,7 +70,6 @@ def _asked_of_git(*words: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    files.append(File.generated(config, "configuration.md", content="\n".join(_reference())))
     for name, page in FROM_ROOT.items():
         if page not in OWN_PAGES:
             files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
@@ -86,6 +87,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if config.extra["edit"] and here.exists():
         page.edit_url = config.extra["edit"] + here.relative_to(ROOT).as_posix()
     depth = page.file.src_uri.count("/")
+    if page.file.src_uri == REFERENCE:
+        markdown = "\n".join((markdown, *_reference()))
 
     def led(link: re.Match[str]) -> str:
         text, target, anchor = link[1], link[2], link[3] or ""
@@ -106,13 +109,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def _reference() -> Iterator[str]:
     schema = json.loads((ROOT / "config.schema.json").read_text(encoding="utf-8"))
     definitions = schema["$defs"]
-    yield "# Configuration"
     yield ""
-    yield (
-        "Every setting of `config.yaml`. Any value may come from an environment variable (`os.environ/NAME`, `${NAME}`, "
-        "`${NAME:-default}`) or a file (`file:/path`). `callgate check` says what is wrong with a file, with line and "
-        "column; `config.schema.json` in the project is the same as a JSON Schema, for editors."
-    )
+    yield "## All settings"
     shown: set[str] = set()
     yield from _table("", schema, definitions)
     queue = [(name, each) for name, each in schema["properties"].items() if name not in {"mcpServers", "servers"}]
