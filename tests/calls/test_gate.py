@@ -5,8 +5,8 @@ import pytest
 
 from callgate.calls.arguments import Fragments
 from callgate.calls.gate import FoundCall, settle
-from callgate.calls.offer import OfferedTool
-from callgate.calls.states import BrokenCall, Call, Finding, Flaw, FlawDetail, ReadyCall
+from callgate.calls.offer import Bridge, OfferedTool
+from callgate.calls.states import BrokenCall, Call, Finding, Flaw, FlawDetail, ReadyCall, Wrapping
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -405,3 +405,119 @@ def test_behind_a_reason_without_end_an_object_is_whole_only_as_it_was_written()
 
 def test_behind_a_reason_with_the_end_mark_an_empty_object_is_whole():
     assert ready(call("open", "{}", ended=False, in_order=True, reason_came_before=True)).arguments == {}
+
+
+# Calls inside a bridge ------------------------------------------------------------------------------------------------
+
+
+def only_name_and_arguments(written: dict[str, Any]) -> FlawDetail | None:
+    if written.keys() <= {"name", "arguments"} and isinstance(written.get("name"), str):
+        return None
+    return FlawDetail("/name", "the name of a tool")
+
+
+BRIDGE = Bridge({name: OFFER[name] for name in ("get_weather", "get_time", "open")}, lambda name: ["get_weather"])
+CALL_PARAMETERS = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}},
+    "required": ["name", "arguments"],
+}
+BRIDGED = {**OFFER, "call_tool": OfferedTool("call_tool", CALL_PARAMETERS, only_name_and_arguments, bridge=BRIDGE)}
+
+
+def inside(text: str, **rest: Any) -> Call:
+    (settled_call,) = settle(
+        [call("call_tool", text, **rest)], BRIDGED, failure=None, at_length=False, new_id=lambda: "made"
+    )
+    return settled_call
+
+
+def test_a_call_inside_a_bridge_is_the_tools_own_and_goes_back_as_it_was_written():
+    text = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": "2"}}'
+    whole = inside(text, extras={"s": 1})
+    assert whole == ReadyCall(
+        "call_1",
+        "get_weather",
+        {"city": "Oslo", "days": 2},
+        '{"city": "Oslo", "days": "2"}',
+        (Finding.ARGUMENTS_COERCED,),
+        {"s": 1},
+        wrapping=Wrapping("call_tool", text),
+    )
+
+
+def test_arguments_inside_a_bridge_may_be_written_as_a_string_of_json():
+    whole = inside('{"name": "get_weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}')
+    assert isinstance(whole, ReadyCall)
+    assert whole.arguments == {"city": "Oslo"}
+    assert whole.findings == (Finding.ARGUMENTS_REPAIRED,)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "flaw"),
+    [
+        ('{"name": "get_weather", "arguments": {"city": "Os', "call_tool", Flaw.TRUNCATED),
+        ('{"name": "get_weather", "arguments": {"city": oslo}}', "call_tool", Flaw.INVALID_JSON),
+        ('{"name": "get_weather", "city": "Oslo"}', "call_tool", Flaw.SCHEMA_MISMATCH),
+        ('{"name": 5, "arguments": {}}', "call_tool", Flaw.SCHEMA_MISMATCH),
+        ('{"arguments": {}}', "call_tool", Flaw.SCHEMA_MISMATCH),
+        ('{"name": "get_weather", "arguments": {"days": 2}}', "get_weather", Flaw.SCHEMA_MISMATCH),
+        ('{"name": "get_weather", "arguments": ["Oslo"]}', "get_weather", Flaw.NOT_AN_OBJECT),
+        ('{"name": "get_weather", "arguments": "{\\"city\\": \\"Os"}', "get_weather", Flaw.TRUNCATED),
+        ('{"name": " ", "arguments": {}}', None, Flaw.MISSING_NAME),
+        ('{"name": "get_wether", "arguments": {}}', "get_wether", Flaw.UNKNOWN_TOOL),
+    ],
+)
+def test_half_a_call_inside_a_bridge_stays_half(text, name, flaw):
+    half = inside(text)
+    assert isinstance(half, BrokenCall), half
+    assert (half.name, half.flaw) == (name, flaw)
+
+
+@pytest.mark.parametrize("name", ["call_tool", "theirs", "functions.call_tool"])
+def test_a_bridge_leads_to_no_tool_beside_it_and_not_to_itself(name):
+    half = inside(f'{{"name": "{name}", "arguments": {{"name": "get_time", "arguments": {{}}, "city": "Oslo"}}}}')
+    assert isinstance(half, BrokenCall), half
+    assert (half.name, half.flaw) == ("call_tool", Flaw.UNKNOWN_TOOL)
+
+
+def test_an_unknown_name_inside_a_bridge_is_told_the_nearest_ones():
+    half = inside('{"name": "wether_of_city", "arguments": {}}')
+    assert isinstance(half, BrokenCall)
+    assert half.problem is not None
+    assert half.problem.note == "did you mean get_weather?"
+
+
+def test_no_arguments_inside_a_bridge_are_those_of_a_call_without_any():
+    whole = inside('{"name": "get_time"}')
+    assert isinstance(whole, ReadyCall)
+    assert whole.arguments == {}
+
+
+def test_at_the_length_limit_a_call_inside_a_bridge_without_arguments_was_cut():
+    found = [call("call_tool", '{"name": "get_time"}')]
+    (half,) = settle(found, BRIDGED, failure=None, at_length=True, new_id=lambda: "made")
+    assert isinstance(half, BrokenCall)
+    assert half.flaw is Flaw.TRUNCATED
+
+
+def test_calls_of_a_bridge_inside_the_wrapper_of_parallel_calls_are_taken_out_of_both():
+    use = '{"recipient_name":"functions.call_tool","parameters":{"name":"get_time","arguments":{}}}'
+    (whole,) = settle(
+        [call("multi_tool_use.parallel", f'{{"tool_uses":[{use}]}}')],
+        BRIDGED,
+        failure=None,
+        at_length=False,
+        new_id=lambda: "made",
+    )
+    assert isinstance(whole, ReadyCall)
+    assert (whole.id, whole.name) == ("made", "get_time")
+    assert whole.wrapping is not None
+    assert whole.wrapping.name == "call_tool"
+
+
+def test_a_failed_turn_breaks_a_call_of_a_bridge_as_any_other():
+    found = [call("call_tool", '{"name": "get_time", "arguments": {}}')]
+    (half,) = settle(found, BRIDGED, failure=Flaw.CONTENT_FILTER, at_length=False, new_id=lambda: "made")
+    assert isinstance(half, BrokenCall)
+    assert half.flaw is Flaw.CONTENT_FILTER

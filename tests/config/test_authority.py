@@ -31,7 +31,7 @@ UNGUARDED = {
     " limits upstream parsers responses store record traces reload logging",
     "FinishReasons": "content_filter",
     "HttpTool": "kind name description method",
-    "Key": "name hash old_hash events usage responses",
+    "Key": "name hash old_hash tool_search events usage responses",
     "LedgerSection": "url namespace",
     "Limits": "body_bytes json_depth messages argument_bytes calls_per_turn answer_bytes tool_threads child_processes"
     " request_seconds request_tokens tool_result_bytes concurrent_requests queue_seconds",
@@ -39,7 +39,7 @@ UNGUARDED = {
     "Loop": "max_iterations max_failed_turns max_repeats max_parallel_calls diagnostics",
     "Parsers": "processes seconds memory_bytes",
     "McpServer": "type command args env cwd url prefix",
-    "ModelEntry": "model_name litellm_params model_info tools fallbacks tool_calling thinking constrain_calls lane"
+    "ModelEntry": "model_name litellm_params model_info tools tool_search fallbacks tool_calling thinking constrain_calls lane"
     " events usage finish_reasons concurrency response_format_with_tools schema_dialect timeout stream_timeout responses",
     "OpenApiTool": "kind name document base_url auth prefix rename",
     "PlacedTool": "run_on",
@@ -53,9 +53,11 @@ UNGUARDED = {
     "Responses": "tools_shown hosted_tools",
     "ResponsesOfOne": "tools_shown",
     "RunsSection": "dead_after_seconds",
+    "SearchThreshold": "tokens share",
     "Server": "host port public_url drain_seconds connections key_share header_bytes header_seconds body_seconds idle_seconds"
     " first_chunk_seconds heartbeat_seconds workers page",
     "Store": "redis_url prefix conversation_seconds conversation_bytes answer_seconds answer_bytes entries bytes response_bytes",
+    "ToolSearchSection": "mode over pin way result_tokens",  # which tools are shown, and not which may be called
     "ToolSection": "timeout concurrency max_result_bytes in_order retries",
     "Traces": "endpoint headers sample follow_parent timeout_seconds compression service_name resource latest_names",
     "Upstream": "connect_seconds first_byte_seconds idle_seconds total_seconds retries cooldown_seconds"

@@ -17,6 +17,7 @@ import structlog
 
 from callgate.callers.allowance import UNLIMITED, Allowance
 from callgate.callers.caller import ANONYMOUS, Caller, OfferSetting, See, ToolEvents, UsageSetting, owner_name
+from callgate.calls.search_setting import SearchSetting
 from callgate.conversation.errors import ChatError
 
 log = structlog.get_logger("callgate.keys")
@@ -44,6 +45,7 @@ class KeyEntry:
     events: ToolEvents | None = None
     usage: UsageSetting | None = None
     offer: OfferSetting | None = None
+    tool_search: SearchSetting | None = None
     expires_at: float | None = None
     """Seconds since the epoch."""
     old_hash: str | None = None
@@ -264,6 +266,7 @@ def caller_of(entry: KeyEntry) -> Caller:
         events=entry.events,
         usage=entry.usage,
         offer=entry.offer,
+        tool_search=entry.tool_search,
         allowance=UNLIMITED if entry.allowance == UNLIMITED else entry.allowance,  # compared by identity
     )
 

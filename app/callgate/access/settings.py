@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
 from callgate.config.schema.guards import ADMITS, CEILING, OFFERED, WIDENS_ON, Guard, WidensTo
+from callgate.config.schema.tool_search import ToolSearch
 from callgate.config.schema.values import (
     Count,
     Globs,
@@ -60,6 +61,9 @@ class Key(Section):
     offer: Annotated[OfferSetting | None, OFFERED] = None
     """Which of its requests are offered tools of the config: `any`, or only those `with_client_tools`; as the model's entry says
     where it is not set."""
+    tool_search: ToolSearch | None = None
+    """Whether its requests search for tools instead of having all in the prompt, as at a model's entry, which counts where this is
+    not set; the tools that are pinned there stay so."""
     approve: Annotated[Switch, WIDENS_ON] = False
     """It may decide about calls that wait for approval, its own and those of others."""
     admin: Annotated[Switch, WIDENS_ON] = False

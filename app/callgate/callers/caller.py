@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 from callgate.callers.allowance import UNLIMITED, Allowance
+from callgate.calls.search_setting import SearchSetting
 
 See: TypeAlias = Literal["none", "own", "all"]
 ToolEvents: TypeAlias = Literal["off", "x", "reasoning", "openwebui"]
@@ -41,6 +42,8 @@ class Caller:
     """Which token counts answers report, where the request does not set it."""
     offer: OfferSetting | None = None
     """Which requests our tools are offered to; None where its model says."""
+    tool_search: SearchSetting | None = None
+    """How its tools are kept out of prompts; None where its model says."""
     allowance: Allowance = UNLIMITED
 
     def may_ask(self, model: str) -> bool:

@@ -15,12 +15,15 @@ from msgspec.structs import replace
 from callgate.calls.arguments import Arguments, ArgumentsError, Fragments, encode_arguments, take_object
 from callgate.calls.coercion import coerce
 from callgate.calls.json_text import JsonFault, read_json, sound_text
-from callgate.calls.names import close_names, inner_calls, is_parallel, resolve_name
-from callgate.calls.offer import Offer, OfferedTool
-from callgate.calls.states import BrokenCall, Call, Finding, Flaw, FlawDetail, ReadyCall
+from callgate.calls.names import ToolName, close_names, inner_calls, is_parallel, resolve_name
+from callgate.calls.offer import Bridge, Offer, OfferedTool
+from callgate.calls.states import BrokenCall, Call, Finding, Flaw, FlawDetail, ReadyCall, Wrapping
 
 WRAPPER_PARAMETERS = frozenset({"arguments", "parameters", "input"})
 """Names of a parameter into which models that write tags put all arguments as JSON."""
+
+MAX_NOTED = 120
+"""Characters of an unknown name in the explanation."""
 
 
 class FoundCall(msgspec.Struct, frozen=True, gc=False):
@@ -102,22 +105,86 @@ def _settled(call: FoundCall, offer: Offer, failure: Flaw | None, *, being_writt
         return _broken(call, tool_name.name, error.flaw, error.problem)
     if problem := _was_cut(call, arguments, tool, being_written=being_written):
         return _broken(call, tool_name.name, Flaw.TRUNCATED, problem)
+    if tool.bridge is not None:
+        return _settled_inside(call, arguments, tool, tool.bridge, offer, being_written=being_written)
     unwrapped = _without_wrapper(arguments.value, tool) if call.from_text else None
     written = arguments.value if unwrapped is None else unwrapped
     value = _as_declared(written, tool, call)
     if tool.check is not None and (problem := tool.check(value)) is not None:
         return _broken(call, tool_name.name, Flaw.SCHEMA_MISMATCH, problem)
+    is_repaired = arguments.repaired or unwrapped is not None
+    is_coerced = value is not written and not call.only_text
+    findings = _findings(call, tool_name, is_repaired=is_repaired, is_coerced=is_coerced)
+    ready = ReadyCall(call.id, tool_name.name, value, call.text(), findings, call.extras)
+    return ready if call.is_alone else _not_alone(ready)
+
+
+def _findings(call: FoundCall, tool_name: ToolName, *, is_repaired: bool, is_coerced: bool) -> tuple[Finding, ...]:
     noticed = list(call.findings)
     if call.unwrapped:
         noticed.append(Finding.PARALLEL_UNWRAPPED)
     elif tool_name.repaired:
         noticed.append(Finding.NAME_REPAIRED)
-    if arguments.repaired or unwrapped is not None:
+    if is_repaired:
         noticed.append(Finding.ARGUMENTS_REPAIRED)
-    if value is not written and not call.only_text:
+    if is_coerced:
         noticed.append(Finding.ARGUMENTS_COERCED)
-    ready = ReadyCall(call.id, tool_name.name, value, call.text(), tuple(noticed), call.extras)
-    return ready if call.is_alone else _not_alone(ready)
+    return tuple(noticed)
+
+
+def _settled_inside(
+    call: FoundCall, arguments: Arguments, tool: OfferedTool, bridge: Bridge, offer: Offer, *, being_written: bool
+) -> Call:
+    """Settle the call that is written inside a whole call of a bridge, as if the model had made it by its own name."""
+    written = arguments.value
+    if tool.check is not None and (problem := tool.check(written)) is not None:
+        return _broken(call, tool.name, Flaw.SCHEMA_MISMATCH, problem)
+    inside = written.get("arguments")
+    if inside is None and being_written:
+        note = "the answer had become too long while this call was being written"
+        return _broken(call, tool.name, Flaw.TRUNCATED, FlawDetail(expected="`arguments`", note=note))
+    if _is_plain(call, arguments):
+        wrapping = Wrapping(tool.name, call.text())
+    else:
+        wrapping = Wrapping(tool.name, encode_arguments(written))
+    name: str = written["name"]
+    is_repaired = arguments.repaired or isinstance(inside, str)
+    # A string of JSON has values of all types, also in a format that has nothing but text.
+    only_text = call.only_text and isinstance(inside, dict)
+    inner = replace(call, name=name, arguments=_as_written(inside), repaired=is_repaired, only_text=only_text)
+    if name.strip() and resolve_name(name, bridge.inner) is None:
+        return _unknown_inside(inner, wrapping, bridge, offer)
+    return replace(_settled(inner, bridge.inner, None, being_written=being_written), wrapping=wrapping)
+
+
+def _as_written(inside: Any) -> Fragments | dict[str, Any]:
+    """Return the arguments inside a bridge as those of a call of its own."""
+    if isinstance(inside, dict):
+        return inside
+    fragments = Fragments()
+    fragments.add(inside)
+    return fragments
+
+
+def _is_plain(call: FoundCall, arguments: Arguments) -> bool:
+    """True if the text of a call is one JSON object, as providers require it in the history."""
+    return not arguments.repaired and call.text().lstrip().startswith("{")
+
+
+def _unknown_inside(call: FoundCall, wrapping: Wrapping, bridge: Bridge, offer: Offer) -> BrokenCall:
+    """Break a call inside a bridge whose name none of the tools behind it has. It gets the name of the bridge where its own is that
+    of a tool beside it: nobody may take it for a call of that."""
+    name = (call.name or "").strip()
+    if resolve_name(name, offer) is not None:
+        note = f"{name[:MAX_NOTED]} is not called through {wrapping.name}: call it by itself"
+        problem = FlawDetail(expected="the exact name of a tool that was found", got=name[:MAX_NOTED], note=note)
+        return replace(_broken(call, wrapping.name, Flaw.UNKNOWN_TOOL, problem), wrapping=wrapping)
+    near = bridge.near(name)
+    note = ""
+    if near:
+        note = f"did you mean {' or '.join(near)}?"
+    problem = FlawDetail(expected="the exact name of a tool that was found", got=name[:MAX_NOTED], note=note)
+    return replace(_broken(call, name, Flaw.UNKNOWN_TOOL, problem), wrapping=wrapping)
 
 
 def _unknown(call: FoundCall, name: str, offer: Offer) -> BrokenCall:
@@ -125,7 +192,7 @@ def _unknown(call: FoundCall, name: str, offer: Offer) -> BrokenCall:
     note = ""
     if near:
         note = f"did you mean {' or '.join(near)}?"
-    problem = FlawDetail(expected="the exact name of a tool that is on offer", got=name[:120], note=note)
+    problem = FlawDetail(expected="the exact name of a tool that is on offer", got=name[:MAX_NOTED], note=note)
     return _broken(call, name, Flaw.UNKNOWN_TOOL, problem)
 
 

@@ -1,6 +1,6 @@
 """A tool that was offered in a request, as the gate needs it: its name, its schema, and a check of arguments."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,6 +19,20 @@ class OfferedTool:
     """The JSON Schema of the arguments; read for conversion of strings and for what is required."""
     check: Check | None = None
     """None where the schema is not ours to enforce: a tool of the client's."""
+    is_hidden: bool = False
+    """The model was not sent its schema, which it finds by searching."""
+    bridge: "Bridge | None" = None
+    """Set for the tool by which a model calls tools that it found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """What can be called through a tool that takes the name and the arguments of another."""
+
+    inner: "Offer"
+    """The tools behind it, none of which is a bridge."""
+    near: Callable[[str], Sequence[str]]
+    """Returns the names of those that are the most like a name that none has."""
 
 
 Offer: TypeAlias = Mapping[str, OfferedTool]

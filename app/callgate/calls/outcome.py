@@ -38,6 +38,15 @@ class Image:
         object.__setattr__(self, "mime_type", mime_type)
 
 
+class ResultFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What there is to say of a result beside its text."""
+
+    searched: str = ""
+    """For a search of tools: `found` or `nothing`."""
+    found_tools: tuple[str, ...] = ()
+    """The tools whose schemas it gave."""
+
+
 class Returned(msgspec.Struct, frozen=True, gc=False):
     """The tool's answer, as text for the model, already bounded in size."""
 
@@ -45,6 +54,7 @@ class Returned(msgspec.Struct, frozen=True, gc=False):
     images: tuple[Image, ...] = ()
     cut_bytes: int = 0
     """How many bytes of the tool's answer are not in `text`."""
+    facts: ResultFacts | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):

@@ -62,6 +62,14 @@ class FlawDetail(msgspec.Struct, frozen=True, gc=False):
     """The violated rule in the schema, as a JSON pointer. It may be stored where nothing that the model wrote may be."""
 
 
+class Wrapping(msgspec.Struct, frozen=True, gc=False):
+    """The call of a bridge that a call was written inside of: what goes back to the model in the history."""
+
+    name: str
+    text: str
+    """Its arguments, one JSON object."""
+
+
 class ReadyCall(msgspec.Struct, frozen=True, gc=False):
     """A call that came whole: a tool that was offered, and arguments that satisfy its schema."""
 
@@ -75,6 +83,8 @@ class ReadyCall(msgspec.Struct, frozen=True, gc=False):
     """Provider fields (such as signatures) that must go back with this call unchanged."""
     custom: bool = False
     """A call of a custom tool: `text` is its input, free text and no JSON. Only clients have such tools."""
+    wrapping: Wrapping | None = None
+    """The call of a bridge that it was inside of, if it was."""
 
 
 class BrokenCall(msgspec.Struct, frozen=True, gc=False):
@@ -87,6 +97,8 @@ class BrokenCall(msgspec.Struct, frozen=True, gc=False):
     """What the model wrote for arguments, for diagnostics; never parsed again."""
     problem: FlawDetail | None = None
     extras: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    wrapping: Wrapping | None = None
+    """The call of a bridge that it was inside of, if that was whole."""
 
 
 Call: TypeAlias = ReadyCall | BrokenCall

@@ -29,6 +29,7 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     from callgate.cli.own_tools import keep_quiet
     from callgate.cli.rights_table import callers_of, lines_of
     from callgate.cli.warnings import warnings_of
+    from callgate.runtime.search_savings import search_savings
     from callgate.tools.kinds.python.own_modules import hiding
 
     keep_quiet(loaded)
@@ -57,6 +58,8 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         say(f"note: {', '.join(unknown_safety)}: {_UNKNOWN_SAFETY}", err=as_json)
     for note in dict.fromkeys(_losses(models, tools)):
         say(note, err=as_json)
+    for saving in search_savings(loaded.config, registry):
+        say(f"note: {saving}", err=as_json)
     callers = callers_of(loaded.config, registry)
     say(json.dumps({"ok": not broken, "callers": callers}, indent=2) if as_json else "\n".join(lines_of(callers)))
     if broken:

@@ -174,6 +174,7 @@ async def _model(entry: "ModelConfig", client: "HttpClient", places: asyncio.Sem
 
 
 def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
+    from callgate.runtime.search_savings import search_savings
     from callgate.runtime.tool_patterns import pattern_problems, tools_offered_to_no_model
 
     kinds = {status.name: status.kind for status in registry.sources()}
@@ -208,6 +209,8 @@ def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
         yield _check("pattern", "warn", str(problem))
     if (idle := tools_offered_to_no_model(config)) is not None:
         yield _check("tools", "warn", idle[1])
+    for saving in search_savings(config, registry):
+        yield _check("tool search", "note", saving)
     tools = registry.tools()
     yield _check("tools", "ok", f"{len(tools)} can be used")
 

@@ -4,7 +4,7 @@ A listener. It keeps previews of the arguments of broken calls only, because tho
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -46,6 +46,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     """Which token counts the answer reports."""
     is_usage_only: bool = False
     """The report has only the usage."""
+    search: Mapping[str, int] | None = None
+    """Where tools are searched for: how many the model is offered, and how many it is shown."""
     _clock: Callable[[], float] = time.monotonic
     _began: float = msgspec.field(default_factory=time.monotonic)
     _sees: bool = False
@@ -54,6 +56,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     """With the time when each ended. Empty where the first deployment answered at once."""
     _recovered: list[dict[str, Any]] = []
     _outcomes: dict[tuple[int, str], dict[str, Any]] = {}
+    _found: set[str] = set()
+    """The tools that searches gave."""
 
     handlers: ClassVar[Handlers] = {}
 
@@ -89,6 +93,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
         outcome: dict[str, Any] = {"outcome": word, "ms": _milliseconds(event.seconds)}
         if isinstance(event.outcome, Returned) and event.outcome.cut_bytes:
             outcome["cut_bytes"] = event.outcome.cut_bytes
+        if isinstance(event.outcome, Returned) and event.outcome.facts is not None:
+            self._found.update(event.outcome.facts.found_tools)
         if event.turn == BEFORE_ALL_TURNS:
             self._recovered.append({"id": event.call.id, "name": event.call.name, **outcome})
         else:
@@ -122,12 +128,21 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
             if event.ending.note:
                 report["note"] = event.ending.note
             report["usage"] = self.usage_facts(event.usage)
+        if self.search is not None:
+            report["tool_search"] = {**self.search, "found": len(self._found), "bridged": self._bridged()}
         report["ms"] = _milliseconds(self._clock() - self._began)
         if self._recovered:
             report["recovered"] = self._recovered
         if self.failed_attempts:
             report["attempts"] = [self._shown(attempt) for _, attempt in self.failed_attempts]
         return report
+
+    def _bridged(self) -> int:
+        """Count the calls that were made through the bridge, whole or not."""
+        answers = [event.answer for event in self._events if isinstance(event, TurnEnded)]
+        return sum(
+            call.wrapping is not None for answer in answers for call in (*answer.run, *answer.broken, *answer.postponed)
+        )
 
     def _turn(self, index: int, answer: TurnAccount) -> dict[str, Any]:
         rows: list[dict[str, Any]] = []
@@ -174,6 +189,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
                 row["arguments"] = call.text[:PREVIEW_CHARS]
         if owner:
             row["owner"] = owner
+        if call.wrapping is not None:
+            row["bridged"] = True
         if isinstance(call, ReadyCall) and call.findings:
             row["repairs"] = [str(finding) for finding in call.findings]
         return row

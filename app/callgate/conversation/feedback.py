@@ -16,6 +16,8 @@ MAX_QUOTE = 120
 """Characters of the model's own text that are quoted to it."""
 MAX_SCHEMA = 900
 """Characters of schema in an explanation; a larger one is reduced to its outline first."""
+MAX_HIDDEN_SCHEMA = 6000
+"""The same for a tool whose schema the model was not sent."""
 MAX_NAMES = 20
 """Tool and parameter names listed; beyond that a model reads its own list of tools again."""
 
@@ -31,8 +33,9 @@ def explain(call: BrokenCall, offer: Offer) -> str:
             "note": _quote(call.problem.note, MAX_SCHEMA),
         }
     if call.flaw in _ABOUT_THE_NAME:
-        error |= _suggested(call.name or "", offer)
-        error["tools"] = _few(offer)
+        if call.wrapping is None:
+            error |= _suggested(call.name or "", offer)
+        error["tools"] = _few(name for name, tool in offer.items() if not tool.is_hidden)
     tool = offer.get(call.name or "")
     if tool is not None and call.flaw in _ABOUT_THE_ARGUMENTS:
         problem = call.problem or FlawDetail()
@@ -40,7 +43,10 @@ def explain(call: BrokenCall, offer: Offer) -> str:
         if call.flaw is Flaw.SCHEMA_MISMATCH:
             # Checks write all values as JSON: only a string has suggestions.
             error |= _suggested(problem.got.strip('"') if problem.got.startswith('"') else "", _candidates(schema))
-        error["schema"] = _excerpt(schema)
+        if tool.is_hidden:
+            error["schema"] = _excerpt(tool.parameters, MAX_HIDDEN_SCHEMA)
+        else:
+            error["schema"] = _excerpt(schema)
     return _text(error)
 
 
@@ -181,7 +187,7 @@ def _branches(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from (branch for branch in _list(schema.get(word)) if isinstance(branch, Mapping))
 
 
-def _excerpt(schema: Any) -> Any:
+def _excerpt(schema: Any, limit: int = MAX_SCHEMA) -> Any:
     """Return the schema, or its outline, or only the names in it: the first that is short enough."""
     names_only: dict[str, Any] = {}
     if isinstance(schema, Mapping):
@@ -191,7 +197,7 @@ def _excerpt(schema: Any) -> Any:
         }
         names_only = {key: names for key, names in outline.items() if names}
     for form in (schema, _outline(schema), names_only):
-        if len(_json(form)) <= MAX_SCHEMA:
+        if len(_json(form)) <= limit:
             return form
     return {"note": "too large to repeat; see the tool's own description"}
 

@@ -339,7 +339,10 @@ def _folded(values: list[Any]) -> Any:
 def _call_in_history(call: Call) -> dict[str, Any]:
     if isinstance(call, ReadyCall) and call.custom:
         return {**call.extras, "id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.text}}
-    function = {"name": _name_in_history(call), "arguments": _arguments_in_history(call)}
+    if call.wrapping is None:
+        function = {"name": _name_in_history(call), "arguments": _arguments_in_history(call)}
+    else:
+        function = {"name": call.wrapping.name, "arguments": sound_text(call.wrapping.text)}
     return {**call.extras, "id": call.id, "type": "function", "function": function}
 
 

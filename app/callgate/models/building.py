@@ -8,6 +8,7 @@ from typing import Any
 
 from callgate.config.entry_errors import BadEntry, BadModel, raise_all
 from callgate.config.files import read_regular
+from callgate.config.schema.tool_search import search_setting
 from callgate.config.schema.whole import Config
 from callgate.conversation.finish_words import FinishClass
 from callgate.http.client import HttpClient
@@ -67,6 +68,8 @@ def model_entry(section: ModelSection, config: Config) -> ModelConfig:
         events=section.events,
         usage=section.usage,
         offer=section.offer,
+        tool_search=search_setting(section.tool_search),
+        max_input_tokens=_count_or_none(section.model_info.get("max_input_tokens")),
         format_with_tools=section.response_format_with_tools,
         answer_bytes=config.limits.answer_bytes,
         deadlines=Deadlines(
@@ -134,6 +137,12 @@ def _named_reasons(section: FinishReasons) -> dict[FinishClass, tuple[str, ...]]
 
 def _yes_or_no(value: Any) -> bool | None:
     if isinstance(value, bool):
+        return value
+    return None
+
+
+def _count_or_none(value: Any) -> int | None:
+    if type(value) is int and value > 0:
         return value
     return None
 

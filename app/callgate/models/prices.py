@@ -46,9 +46,10 @@ def price_of(litellm_params: Mapping[str, Any], model_info: Mapping[str, Any]) -
     return prices.get(model) or prices.get(name)
 
 
-class _Listed(msgspec.Struct, gc=False):
+class ListedModel(msgspec.Struct, gc=False):
     """The fields that are read of one model in litellm's list."""
 
+    max_input_tokens: Any = None
     input_cost_per_token: float | None = None
     output_cost_per_token: float | None = None
     cache_read_input_token_cost: float | None = None
@@ -61,19 +62,23 @@ def _of_search(costs: Any) -> float | None:
     return float(cost) if isinstance(cost, int | float) else None
 
 
-_read_list = json_reader(dict[str, _Listed])
+_read_list = json_reader(dict[str, ListedModel])
+
+
+def listed_models() -> Mapping[str, ListedModel]:
+    """Read litellm's list: three megabytes, ten milliseconds. Empty where it cannot be read."""
+    package = find_spec("litellm")
+    file = Path(str(None if package is None else package.origin)).with_name(LIST)
+    try:
+        return _read_list(Untrusted(file.read_bytes(), PRICES).open())
+    except (OSError, *READ_ERRORS) as error:
+        log.error("price_list_unreadable", file=str(file), error=str(error))  # noqa: TRY400 - the reason is all there is
+        return {}
 
 
 @cache
 def _list() -> Mapping[str, Price]:
-    """Return litellm's price list, read once: three megabytes, ten milliseconds."""
-    package = find_spec("litellm")
-    file = Path(str(None if package is None else package.origin)).with_name(LIST)
-    try:
-        models = _read_list(Untrusted(file.read_bytes(), PRICES).open())
-    except (OSError, *READ_ERRORS) as error:
-        log.error("price_list_unreadable", file=str(file), error=str(error))  # noqa: TRY400 - the reason is all there is
-        return {}
+    """Return litellm's price list, read once."""
     return {
         model: Price(
             facts.input_cost_per_token,
@@ -81,6 +86,6 @@ def _list() -> Mapping[str, Price]:
             facts.cache_read_input_token_cost,
             _of_search(facts.search_context_cost_per_query),
         )
-        for model, facts in models.items()
+        for model, facts in listed_models().items()
         if facts.input_cost_per_token is not None
     }

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from callgate.calls.search_setting import NO_SEARCH, SearchSetting
 from callgate.conversation.finish_words import FinishClass, further_words
 from callgate.http.interface import Deadlines
 from callgate.models.direct.model import ANSWER_BYTES, Endpoint, host_in
@@ -75,6 +76,10 @@ class ModelConfig:
     """Which requests its tools are offered to, unless the key says."""
     usage: Literal["auto", "sum", "last_turn"] = "auto"
     """Which token counts answers report, unless the request or the key sets it."""
+    tool_search: SearchSetting = NO_SEARCH
+    """How its tools are kept out of its prompts."""
+    max_input_tokens: int | None = None
+    """The tokens that it takes, where its entry says."""
     provider: Provider | None = None
     """The provider of its model, where the config defines it."""
     pattern: str | None = None

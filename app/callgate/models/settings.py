@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
 from callgate.config.schema.guards import ADMITS, OFFERED, WIDENS_ON, WidensTo
+from callgate.config.schema.tool_search import ToolSearch, ToolSearchSection
 from callgate.config.schema.values import (
     Count,
     Globs,
@@ -179,6 +180,9 @@ class ModelEntry(Section):
     offer: Annotated[OfferSetting, OFFERED] = "any"
     """Which requests they are offered to, unless the key says: `any`, or only those `with_client_tools`, that is with tools of
     their own, so that the side requests of agents (titles, summaries) have none."""
+    tool_search: ToolSearch = ToolSearchSection(mode="off")
+    """Whether the model searches for tools instead of being sent all of them: `off`, `on`, `auto` where there are many, or more
+    about it. What may be called stays the same."""
     fallbacks: tuple[str, ...] = ()
     """Models to ask instead when this one fails before it has sent any content, in order."""
     tool_calling: ToolCalling = "auto"

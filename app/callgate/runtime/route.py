@@ -1,6 +1,6 @@
 """The route of a request: the model that answers it, and the offered tools."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal, TypeAlias
@@ -11,7 +11,7 @@ from callgate.models.resolve import ModelConfig, has_messages_wire, lane_of
 from callgate.models.retry import RetryingModel
 from callgate.models.translated.reasoning import Way, way_of
 from callgate.tools.approvals.asking import asking_first, asking_for
-from callgate.tools.read_more import ORIGIN as READ_MORE_ORIGIN
+from callgate.tools.own_tool import own_origin
 from callgate.tools.toolbox import ToolSet
 
 ClientTools: TypeAlias = Literal["absent", "empty", "some"]
@@ -53,6 +53,13 @@ class Route:
         """True if its model has Anthropic's own API, so that a request in that format goes on as it came."""
         return has_messages_wire(self.entry) and lane_of(self.entry) == "translated"
 
+    def searched(self) -> Mapping[str, int] | None:
+        """Return how many of our tools are offered, and how many the model is shown; None where it is shown all."""
+        if self.server_tools is None or self.server_tools.search is None:
+            return None
+        offered = len(self.server_tools.by_name)
+        return {"offered": offered, "shown": offered - len(self.server_tools.search.hidden)}
+
     def offers(self, tool: str) -> bool:
         """True if a tool of ours is offered under this name."""
         return self.origin_of(tool) is not None
@@ -61,8 +68,8 @@ class Route:
         """Return where one of our tools is from, by its name for models; None for any other name."""
         if self.server_tools is None:
             return None
-        if self.server_tools.read_more is not None and tool == self.server_tools.read_more.name:
-            return READ_MORE_ORIGIN
+        if tool in self.server_tools.own_names:
+            return own_origin(tool)
         registered = self.server_tools.by_name.get(tool)
         if registered is None:
             return None

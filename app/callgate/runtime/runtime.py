@@ -1,6 +1,7 @@
 """The runtime: all objects built from one reading of the config. `OpenRuntime` is closed after the last request that uses it."""
 
 import asyncio
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -9,12 +10,14 @@ import structlog
 from callgate.callers.admission import Place
 from callgate.callers.caller import Caller
 from callgate.callers.metering import RequestMeter
+from callgate.calls.search_setting import SearchPlan
 from callgate.config.schema.whole import Config
 from callgate.conversation.errors import ChatError
 from callgate.conversation.listeners import Listener
 from callgate.conversation.prices import FREE
 from callgate.models.building import concurrency_of
 from callgate.models.catalogue import Catalogue
+from callgate.models.context import search_plan
 from callgate.models.resolve import ModelConfig
 from callgate.records.policy import RecordPolicy
 from callgate.records.traces import RequestTraces
@@ -107,6 +110,7 @@ class Runtime:
         self.admission.change(self.limits.concurrent_requests, self.limits.queue_seconds)
 
     async def close(self) -> None:
+        await self.offered.close()
         await self.registry.close()
         await self.catalogue.close()
 
@@ -173,8 +177,9 @@ class Runtime:
     ) -> Route:
         """Return the route of a caller's request; `allowed` names the tools that it may use, the client's and ours. Cached
         until the tools change."""
-        rights = caller.models, caller.tools, caller.offer
-        place = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools)
+        rights = caller.models, caller.tools, caller.offer, caller.tool_search
+        demanded = _demanded(tool_choice) if isinstance(tool_choice, dict) else None
+        place = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools, demanded)
         route = self._routes.get(place)
         if route is not None and not route.may_offer_tools and not route.warnings:
             return route  # also if our tools have changed
@@ -186,16 +191,17 @@ class Runtime:
             route = None
         if allowed is not None:
             allowed &= self.offered.names  # a client may send any number of other names
-            place = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools)
+            place = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools, demanded)
             route = self._routes.get(place)
         if route is None:
             if len(self._routes) >= REMEMBERED_ROUTES:
                 self._routes.clear()
             entry = self.check_model(model, caller)
             may_offer_tools = tool_choice != "none" and bool(entry.tools)
-            offered = (
-                self.offered.narrowed(entry.tools, caller.tools, wanted_tools, allowed) if may_offer_tools else None
-            )
+            offered = None
+            if may_offer_tools:
+                plan = self._search_plan(entry, caller)
+                offered = self.offered.narrowed(entry.tools, caller.tools, wanted_tools, allowed, plan, demanded)
             server_tools = offered if offered is not None and offered.by_name else None
             warnings: tuple[str, ...] = ()
             if server_tools is not None and not may_offer(client_tools, caller.offer or entry.offer):
@@ -222,6 +228,25 @@ class Runtime:
             if len(model) <= REMEMBERED_CHARS and is_short(wanted_tools):
                 self._routes[place] = route
         return route
+
+    def _search_plan(self, entry: ModelConfig, caller: Caller) -> SearchPlan | None:
+        """Return how the tools of a caller's requests to a model are searched; None where they are not."""
+        setting = entry.tool_search.joined(caller.tool_search)
+        if setting.mode == "off":
+            return None
+        return search_plan(setting, entry)
+
+    def tool_costs(self, model: str, caller: Caller) -> dict[str, Any]:
+        """Say how many tools a model is offered where a caller asks it, about how many tokens of every prompt they cost, and what
+        searching saves, or would."""
+        entry = self.catalogue.entry(model)
+        setting = entry.tool_search.joined(caller.tool_search)
+        return self.offered.cost(
+            entry.tools,
+            caller.tools,
+            self._search_plan(entry, caller),
+            search_plan(setting.automatic(), entry),
+        )
 
     def _check_patterns(self) -> None:
         """Log once, when all sources are open, the patterns of the config that match no tool."""
@@ -265,6 +290,15 @@ class Runtime:
                 code="model_not_found",
             )
         return entry
+
+
+def _demanded(tool_choice: Mapping[str, Any]) -> str | None:
+    """Return the name of the function that a model has to call."""
+    function = tool_choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if isinstance(name, str) and len(name) <= REMEMBERED_CHARS:
+        return name
+    return None
 
 
 class OpenRuntime:

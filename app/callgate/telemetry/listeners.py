@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from callgate.calls.outcome import Failed, Outcome, Returned
+from callgate.calls.outcome import Failed, Outcome, ResultFacts, Returned
 from callgate.calls.states import Finding, ReadyCall
 from callgate.conversation.events import (
     CANCELLED,
@@ -208,6 +208,12 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
         self._metrics.calls.of(tool, _verdict(event.outcome)).inc()
         self._metrics.call_seconds.of(tool).observe(event.seconds)
         self._of_model.calls += 1
+        if isinstance(event.outcome, Returned) and event.outcome.facts is not None:
+            self._count_facts(event.outcome.facts)
+
+    def _count_facts(self, facts: ResultFacts) -> None:
+        if facts.searched:
+            self._metrics.tool_searches.of(facts.searched).inc()
 
     @handles(handlers, CallsHandedBack)
     def _handed_back(self, event: CallsHandedBack) -> None:

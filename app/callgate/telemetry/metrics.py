@@ -245,6 +245,9 @@ class Metrics:
         self.prompt_tokens_added = self._counter(
             "prompt_tokens_added", "Tokens, estimated, that describing tools in prompts added.", "model", "format"
         )
+        self.tool_searches = self._counter(
+            "tool_searches", "Searches of models for tools, by whether any was found.", "result"
+        )
         self.server_failures = self._counter(
             "tool_server_failures", "Tool servers that were lost or could not be opened.", "server"
         )

@@ -132,3 +132,12 @@ class HasLeftOut(Protocol):
     def left_out(self) -> tuple[tuple[str, str], ...]:
         """The entries, each with the reason."""
         ...
+
+
+@runtime_checkable
+class HasIntroduction(Protocol):
+    """A source that says of itself what it is for."""
+
+    def introduction(self) -> str:
+        """Return its own words; empty where it has none."""
+        ...

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from callgate.tools.executor import Safety
-from callgate.tools.read_more import DESCRIPTION, NAME, OWN_SOURCE, PARAMETERS, read_more_apart_from
+from callgate.tools.own_tool import OWN_SOURCE
+from callgate.tools.read_more import DESCRIPTION, NAME, PARAMETERS, read_more_apart_from
 from callgate.tools.registry import NameClash, Quarantined, RegisteredTool, address
 from callgate.tools.source_supervisor import SourceStatus
 

@@ -1,13 +1,18 @@
 """Selects the tools for a request, and caches the selection until the tools change."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from callgate.calls.search_setting import SearchPlan
 from callgate.calls.selection import ToolSelection
 from callgate.tools.listing import clash_facts, prompt_tokens, quarantined_facts, ready_facts, source_facts
 from callgate.tools.registry import RegisteredTool, Registry
 from callgate.tools.tool_filter import NameFilter, ToolFilter, Unmatched, narrowed, nearest, requested_filter, unmatched
-from callgate.tools.toolbox import ToolSet
+from callgate.tools.toolbox import Searching, ToolSet
+
+if TYPE_CHECKING:  # imported where tools are searched for
+    from callgate.tools.tool_search import ToolIndex
 
 REMEMBERED_SELECTIONS = 1024
 """Clients may send any names, so that there has to be a bound."""
@@ -38,6 +43,12 @@ class OfferedTools:
         self._narrowed: dict[Any, ToolSet] = {}
         self.names: frozenset[str] = frozenset()
         """The names of all tools at the last call of `all`."""
+        self._index: ToolIndex | None = None
+        """Made with the first request whose tools are searched."""
+
+    async def close(self) -> None:
+        if self._index is not None:
+            await self._index.close()
 
     def all(self) -> tuple[RegisteredTool, ...]:
         """Return all current tools; the same object until they change."""
@@ -54,12 +65,17 @@ class OfferedTools:
         by_key: tuple[str, ...],
         wanted: "Wanted",
         allowed: frozenset[str] | None,
+        plan: SearchPlan | None = None,
+        demanded: str | None = None,
     ) -> ToolSet:
-        """Return the tools that the model's entry, the caller's key and the request all allow."""
+        """Return the tools that the model's entry, the caller's key and the request all allow. `plan`: how they are searched, where
+        they are. `demanded`: the tool that the model has to call."""
         tools = self.all()
         if allowed is not None:
             allowed &= self.names  # a client may send any number of other names
-        cache_key = (by_entry, by_key, wanted, allowed)
+        if demanded not in self.names:
+            demanded = None
+        cache_key = (by_entry, by_key, wanted, allowed, plan, demanded)
         tool_set = self._narrowed.get(cache_key)
         if tool_set is None:
             if len(self._narrowed) >= REMEMBERED_SELECTIONS:
@@ -70,10 +86,23 @@ class OfferedTools:
                 chosen = tuple(selected(narrowed(tools, filters), wanted))
             else:
                 chosen = narrowed(tools, [*filters, requested_filter(wanted)])
-            tool_set = ToolSet(chosen, with_read_more=True)
+            search = None
+            if plan is not None and sum(prompt_tokens(tool.definition) for tool in chosen) > plan.over:
+                search = self._searching(plan, named_tools(chosen, wanted, allowed, demanded))
+            tool_set = ToolSet(chosen, with_read_more=True, search=search)
+            if tool_set.search is not None:
+                tool_set.search.index.follow(self._tools)
             if is_short(wanted):
                 self._narrowed[cache_key] = tool_set
         return tool_set
+
+    def _searching(self, plan: SearchPlan, named: frozenset[str]) -> Searching:
+        """Return what makes tools searchable, but for those with these names."""
+        from callgate.tools.tool_search import SearchedTools, ToolIndex
+
+        if self._index is None:
+            self._index = ToolIndex(self._registry.introductions)
+        return partial(SearchedTools, plan=plan, named=named, index=self._index)
 
     def unmatched(self, by_entry: tuple[str, ...], by_key: tuple[str, ...], wanted: "Wanted") -> tuple[Unmatched, ...]:
         """Return the names in a request that match no tool which its caller may know of."""
@@ -90,10 +119,26 @@ class OfferedTools:
         """Return all tools that a key may use."""
         return self.narrowed(("*",), by_key, None, None)
 
-    def cost(self, by_entry: tuple[str, ...], by_key: tuple[str, ...]) -> dict[str, int]:
-        """How many tools are on offer, `read_more` included, and about how many tokens of every prompt they take."""
-        definitions = self.narrowed(by_entry, by_key, None, None).definitions
-        return {"tools": len(definitions), "prompt_tokens": sum(map(prompt_tokens, definitions))}
+    def cost(
+        self, by_entry: tuple[str, ...], by_key: tuple[str, ...], plan: SearchPlan | None, automatic: SearchPlan
+    ) -> dict[str, Any]:
+        """How many tools are on offer, `read_more` included, and about how many tokens of every prompt they take; how many of them
+        are hidden behind searching, and what that saves. `automatic`: how they would be searched with `auto`."""
+        whole = self.narrowed(by_entry, by_key, None, None)
+        tokens = _prompt_tokens(whole)
+        facts: dict[str, Any] = {"tools": len(whole.definitions), "prompt_tokens": tokens}
+        counted = plan or automatic
+        if tokens <= counted.over:
+            return facts
+        search = self._searching(counted, frozenset())
+        searched = ToolSet(whole.by_name.values(), with_read_more=True, search=search)
+        if searched.search is None:
+            return facts
+        less = tokens - _prompt_tokens(searched)
+        if plan is None:
+            return {**facts, "search_would_save": less}
+        hidden = len(searched.search.hidden)
+        return {**facts, "prompt_tokens": tokens - less, "hidden": hidden, "search_saves": less}
 
     def servers(self) -> list[dict[str, Any]]:
         """Describe the sources of tools and the modules that are started for them, with their states."""
@@ -120,3 +165,22 @@ def unmatched_names(selections: Sequence[ToolSelection], tools: Sequence[Registe
         for name in sorted((selection.names or frozenset()).difference(names)):
             missing.setdefault(name, nearest(name, names) if len(missing) < MAX_UNMATCHED else "")
     return tuple(Unmatched(name, near) for name, near in missing.items())
+
+
+def named_tools(
+    tools: Sequence[RegisteredTool], wanted: Wanted, allowed: frozenset[str] | None, demanded: str | None
+) -> frozenset[str]:
+    """Return the tools that a request names one by one."""
+    names = set(allowed or ())
+    if demanded is not None:
+        names.add(demanded)
+    if isinstance(wanted, str):
+        names |= {name.strip() for name in wanted.split(",")}
+    for selection in wanted if isinstance(wanted, tuple) else ():
+        if selection.names is not None:
+            names |= {tool.name for tool in tools if selection.admits(tool.origin())}
+    return frozenset(tool.name for tool in tools if tool.name in names or tool.address in names)
+
+
+def _prompt_tokens(tools: ToolSet) -> int:
+    return sum(map(prompt_tokens, tools.definitions))

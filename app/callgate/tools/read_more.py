@@ -18,11 +18,10 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from callgate.calls.legal_names import RESERVED_PREFIX
 from callgate.calls.offer import OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
-from callgate.calls.selection import ToolOrigin
 from callgate.conversation.ports import Message
+from callgate.tools.own_tool import OwnTool, free_name
 from callgate.tools.registry import encoded
 from callgate.tools.results import cut, size_of
 from callgate.tools.schema import compile_schema
@@ -30,9 +29,6 @@ from callgate.untrusted.messagepack import PackDoor, open_pack
 from callgate.untrusted.readers import READ_ERRORS, msgpack_reader
 
 NAME = "read_more"
-OWN_SOURCE = "callgate"
-"""The source of `read_more`, which is none of the config's."""
-ORIGIN = ToolOrigin(source=OWN_SOURCE, names=frozenset((NAME,)), read_only=True)
 SECONDS = 900.0
 """How long a result is kept."""
 MAX_BYTES = 64 * 1024 * 1024
@@ -55,26 +51,15 @@ DESCRIPTION = "Reads on in a tool result that was cut, by the id that it names."
 log = structlog.get_logger("callgate.tools")
 
 
-class ReadMoreTool(msgspec.Struct, frozen=True, kw_only=True):
-    """The tool as it is offered, under one name."""
-
-    name: str
-    offered: OfferedTool
-    definition: msgspec.Raw
-
-
-def read_more_apart_from(taken_names: Container[str]) -> ReadMoreTool:
+def read_more_apart_from(taken_names: Container[str]) -> OwnTool:
     """Return the tool, with another name where a tool of the same request has its own."""
-    name = NAME
-    while name in taken_names:
-        name = RESERVED_PREFIX + name
-    return _named(name)
+    return _named(free_name(NAME, taken_names))
 
 
 @lru_cache(maxsize=8)
-def _named(name: str) -> ReadMoreTool:
+def _named(name: str) -> OwnTool:
     offered = OfferedTool(name, PARAMETERS, compile_schema(PARAMETERS))
-    return ReadMoreTool(name=name, offered=offered, definition=encoded(name, DESCRIPTION, PARAMETERS))
+    return OwnTool(name=name, offered=offered, definition=encoded(name, DESCRIPTION, PARAMETERS))
 
 
 @dataclass(frozen=True, slots=True)

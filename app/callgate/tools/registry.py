@@ -24,7 +24,7 @@ from callgate.calls.offer import Check, OfferedTool
 from callgate.calls.selection import ToolOrigin
 from callgate.tools.approvals.rules import NO_RULE, ApprovalRule
 from callgate.tools.concurrency import ConcurrencyLimits
-from callgate.tools.executor import HasLeftOut, HasPrefix, Safety, Source, Tool, not_compiled
+from callgate.tools.executor import HasIntroduction, HasLeftOut, HasPrefix, Safety, Source, Tool, not_compiled
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.tools.source_pool import SourcePool
 from callgate.tools.source_supervisor import Delay, SourceState, SourceStatus, SourceSupervisor, reopening_delay
@@ -318,9 +318,19 @@ class Registry:
         ]
         return (*(supervisor.status for supervisor in self._supervisors.values()), *unopened)
 
+<<<<<<< HEAD
     def services(self) -> tuple[SourceStatus, ...]:
         """Return the states of what the config's tools need, as far as it was opened."""
         return tuple(supervisor.status for supervisor in self._open_services.values())
+=======
+    def introductions(self) -> dict[str, str]:
+        """Return what sources say of themselves, by their names."""
+        return {
+            name: supervisor.source.introduction()
+            for name, supervisor in self._sorted_supervisors
+            if isinstance(supervisor.source, HasIntroduction)
+        }
+>>>>>>> 96ee4ac9 (Let models search for tools instead of reading all of them)
 
     def handed_over(self) -> tuple[str, ...]:
         """Return the sources that are already open in the pool. To be called before the registry is opened."""

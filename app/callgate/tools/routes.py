@@ -275,8 +275,7 @@ def _listed(runtime: Runtime, caller: Caller) -> list[dict[str, Any]]:
 
 def _costs_by_model(runtime: Runtime, caller: Caller) -> list[dict[str, Any]]:
     """Say how many tools each model is offered where a caller asks it, and about how many tokens of every prompt they cost."""
-    entries = [(name, runtime.catalogue.entry(name)) for name in runtime.model_names(caller)]
-    return [{"id": name, **runtime.offered.cost(entry.tools, caller.tools)} for name, entry in entries]
+    return [{"id": name, **runtime.tool_costs(name, caller)} for name in runtime.model_names(caller)]
 
 
 def _described(runtime: Runtime, name: str, model: str | None, caller: Caller) -> dict[str, Any] | None:

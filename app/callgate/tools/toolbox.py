@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -20,17 +20,21 @@ from callgate.calls.legal_names import MAX_LENGTH, RESERVED_PREFIX, hashed_name
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
-from callgate.conversation.ports import Begin, Plan, Report, begin_at_once
+from callgate.conversation.ports import Begin, Message, Plan, Report, begin_at_once
 from callgate.http.backoff import full_jitter
 from callgate.http.trace_context import TRACE
 from callgate.tools.base64_files import without_files
 from callgate.tools.concurrency import ConcurrencyLimits, QueueFull, Slots
 from callgate.tools.executor import CallContext, Safety, Tool
-from callgate.tools.read_more import ReadMoreTool, ResultPages, read_more_apart_from
+from callgate.tools.own_tool import OwnTool
+from callgate.tools.read_more import ResultPages, read_more_apart_from
 from callgate.tools.registry import RegisteredTool
 from callgate.tools.results import bounded, is_plainly_fit
 from callgate.tools.untrusted_results import Taint, reason_to_wait
 from callgate.untrusted.readers import json_reader
+
+if TYPE_CHECKING:  # imported where tools are searched for
+    from callgate.tools.tool_search import SearchedTools
 
 KEPT_BYTES = 4 * 1024 * 1024
 """The limit for an executor, unless the policy allows the model even more: enough for an image, and small enough for a few
@@ -57,6 +61,14 @@ QUEUE_SECONDS = 30.0
 
 Approve: TypeAlias = Callable[[Tool, ReadyCall, Report, str], Awaitable[Failed | None]]
 """Waits for the approval of a call, and reports the wait; None lets the call run. The last argument is the call's key."""
+
+
+class Searching(Protocol):
+    """Makes the tools of a request searchable."""
+
+    def __call__(self, tools: Mapping[str, RegisteredTool], taken_names: Collection[str]) -> "SearchedTools":
+        """`tools`: by their names in the request. `taken_names`: those of further tools of it."""
+        ...
 
 
 class CallRecord(Protocol):
@@ -112,24 +124,43 @@ retry_delay: Callable[[int], float] = partial(full_jitter, first=FIRST_DELAY, lo
 class ToolSet:
     """A set of server tools, in the formats that requests need."""
 
-    __slots__ = ("by_name", "definitions", "offer", "read_more", "writes")
+    __slots__ = ("by_name", "definitions", "offer", "own_names", "read_more", "search", "writes")
 
     def __init__(
-        self, tools: Iterable[RegisteredTool], *, with_read_more: bool = False, taken_names: Iterable[str] = ()
+        self,
+        tools: Iterable[RegisteredTool],
+        *,
+        with_read_more: bool = False,
+        taken_names: Collection[str] = (),
+        search: Searching | None = None,
     ) -> None:
         """`with_read_more`: also offer `read_more`, where there are any tools. `taken_names`: the names of other tools of the
-        same request."""
+        same request. `search`: has some of them found by searching."""
         self.by_name = {tool.name: tool for tool in tools}
-        self.read_more: ReadMoreTool | None = None
+        self.search: SearchedTools | None = None
+        """By which a model finds those of these tools whose schemas it is not sent."""
+        self.own_names: frozenset[str] = frozenset()
+        """The names of tools that are Callgate's own."""
+        self.read_more: OwnTool | None = None
         """By which a model reads on in a result of these tools that was cut."""
         self.offer: Offer = {tool.name: tool.offered for tool in self.by_name.values()}
         self.definitions: Sequence[msgspec.Raw] = tuple(tool.definition for tool in self.by_name.values())
         self.writes = any(tool.tool.policy.safety is not Safety.READ_ONLY for tool in self.by_name.values())
         """Whether any of them may have side effects."""
+        if search is not None and self.by_name:
+            searched = search(self.by_name, taken_names)
+            if searched.hidden:
+                self.search = searched
+                self.offer = searched.offer()
+                self.definitions = searched.shown
         if with_read_more and self.by_name:
             self.read_more = read_more_apart_from({*self.by_name, *taken_names})
+            self.own_names = frozenset((self.read_more.name,))
             self.offer = {**self.offer, self.read_more.name: self.read_more.offered}
             self.definitions = (*self.definitions, self.read_more.definition)
+        if self.search is not None:
+            self.own_names |= {tool.name for tool in self.search.own}
+            self.definitions = (*self.definitions, *(tool.definition for tool in self.search.own))
 
     def apart_from(self, client_names: Collection[str]) -> "ToolSet":
         """Return the set with other names for tools that have the name of a client's tool."""
@@ -143,8 +174,13 @@ class ToolSet:
         return self.replaced(tools.values(), client_names)
 
     def replaced(self, tools: Iterable[RegisteredTool], taken_names: Iterable[str] = ()) -> "ToolSet":
-        """Return a set of other tools, with `read_more` where this set has it."""
-        return ToolSet(tools, with_read_more=self.read_more is not None, taken_names=taken_names)
+        """Return a set of other tools, with `read_more` and searching where this set has them."""
+        return ToolSet(
+            tools,
+            with_read_more=self.read_more is not None,
+            taken_names=frozenset(taken_names),
+            search=None if self.search is None else self.search.again,
+        )
 
 
 def _free_name(name: str, taken_names: Collection[str]) -> str:
@@ -177,7 +213,13 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     _definitions: Sequence[msgspec.Raw] = ()
     _client_names: Collection[str] = frozenset()
     _tools: Mapping[str, RegisteredTool] = {}
-    _read_more: ReadMoreTool | None = None
+    _own_names: Collection[str] = frozenset()
+    _read_more: OwnTool | None = None
+    _search: "SearchedTools | None" = None
+    _misses: set[frozenset[str]] = set()
+    """The words of the last search, where nothing was found by them."""
+    _revealed: dict[str, None] = {}
+    """The tools that were found, where the model's list gets them."""
     _turn: int = -1
 
     def __post_init__(self) -> None:
@@ -193,12 +235,16 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         else:
             self.offer = tools.offer
         self._tools = tools.by_name
+        self._own_names = tools.own_names
         self._read_more = tools.read_more
+        self._search = tools.search
         self._definitions = tools.definitions
         if self.client_tools:
             self._definitions = (*self.client_tools, *tools.definitions)
 
     def definitions(self) -> Sequence[msgspec.Raw]:
+        if self._revealed and self._search is not None:
+            return (*self._definitions, *self._search.listed(self._revealed))
         return self._definitions
 
     def plan(self, calls: Sequence[Call]) -> Plan:
@@ -212,17 +258,26 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
                 broken.append(call)
             elif call.name in self._client_names:
                 theirs.append(call)
-            elif call.name in self._tools or self._is_read_more(call):
+            elif call.name in self._tools or call.name in self._own_names:
                 ours.append(call)
             else:
                 broken.append(BrokenCall(call.id, call.name, Flaw.UNKNOWN_TOOL, call.text, extras=call.extras))
         return Plan(tuple(ours), tuple(theirs), tuple(broken))
 
+    async def recall(self, messages: Sequence[Message]) -> None:
+        """Read in the history what earlier requests of the conversation kept: long results, and tools that were found."""
+        if self.results is not None:
+            await self.results.recall(messages)
+        if self._search is not None and self._search.call is None:
+            from callgate.conversation.found_tools import found_in
+
+            self._revealed |= dict.fromkeys(found_in(messages, self._search.find.name))
+
     def is_clients(self, name: str | None) -> bool:
         return name in self._client_names
 
     def writes(self, call: ReadyCall) -> bool:
-        return not self._is_read_more(call) and self._tools[call.name].tool.policy.safety is not Safety.READ_ONLY
+        return call.name not in self._own_names and self._tools[call.name].tool.policy.safety is not Safety.READ_ONLY
 
     def is_untrusted(self, name: str) -> bool:
         """Return whether the results of a tool of ours hold words of others."""
@@ -235,13 +290,11 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             return False
         return self._tools[call.name].tool.policy.in_order
 
-    def _is_read_more(self, call: ReadyCall) -> bool:
-        return self._read_more is not None and call.name == self._read_more.name
-
     async def run(self, call: ReadyCall, report: Report, begin: Begin = begin_at_once) -> Outcome:
         """Run one call of ours. Failures of the tool are outcomes; cancelling stops the tool."""
-        if self._is_read_more(call):
-            return await self._next_page(call, begin)
+        if call.name in self._own_names:
+            await begin()
+            return await self._own_result(call)
         entry = self._tools[call.name]
         if (trace := TRACE.get()) is not None:
             description = {"gen_ai.tool.description": entry.tool.description[:DESCRIBED_CHARS] or None}
@@ -270,8 +323,14 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             await self.results.save()
         return outcome
 
-    async def _next_page(self, call: ReadyCall, begin: Begin) -> Outcome:
-        await begin()
+    async def _own_result(self, call: ReadyCall) -> Outcome:
+        """Run a call of one of Callgate's own tools."""
+        search = self._search
+        if search is not None and call.name == search.find.name:
+            outcome = await search.search(call.arguments, self._misses)
+            if search.call is None and isinstance(outcome, Returned) and outcome.facts is not None:
+                self._revealed |= dict.fromkeys(outcome.facts.found_tools)
+            return outcome
         if self.results is None:
             return Failed("Not run: results are not kept here.", FailureKind.NOT_RUN)
         return self.results.page(call.arguments["id"], call.arguments.get("offset", 0))

@@ -109,8 +109,10 @@ let asJson = false;
 /** What models read of tools with every request; together those that read as much. */
 function costs() {
   /** @type {Map<string, string[]>} */ const alike = new Map();
-  for (const { id, tools, prompt_tokens } of models) {
-    const cost = `${format.many(tools, "tool")}, ≈ ${format.count(prompt_tokens)} tokens`;
+  for (const { id, tools, prompt_tokens, hidden, search_saves, search_would_save } of models) {
+    let cost = `${format.many(tools, "tool")}, ≈ ${format.count(prompt_tokens)} tokens`;
+    if (hidden) cost += ` (${format.count(hidden)} hidden behind search, which saves ${format.count(search_saves)})`;
+    if (search_would_save) cost += ` (tool_search: auto would save ${format.count(search_would_save)})`;
     alike.set(cost, [...(alike.get(cost) ?? []), id]);
   }
   const said = [...alike].map(([cost, ids]) => `${ids.length > 4 ? `${ids.length} models` : ids.join(", ")}: ${cost}`);
