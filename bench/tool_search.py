@@ -228,7 +228,11 @@ async def task_cost(
 
 
 async def played(
-    toolbox: RequestToolbox, messages: list[Mapping[str, Any]], name: str, arguments: Mapping[str, Any], bridge: Any = None
+    toolbox: RequestToolbox,
+    messages: list[Mapping[str, Any]],
+    name: str,
+    arguments: Mapping[str, Any],
+    bridge: Any = None,
 ) -> Any:
     """Have the model make one call, by the bridge where there is one, and return what it is answered."""
     if bridge is not None:
@@ -297,14 +301,18 @@ async def tasks(data: Data, count: Callable[[str], int], size: int | None) -> It
     offered.all()
     names = {tool.address: tool.name for tool in registry.tools()}
     costs: dict[str, Cost] = {}
-    print(f"\n{len(tools)} tools, {len(data.tasks)} tasks: tokens of all prompts, those not cached before, turns a task, missed steps")
+    print(
+        f"\n{len(tools)} tools, {len(data.tasks)} tasks: tokens of all prompts, those not cached before, turns a task, missed steps"
+    )
     for way, plan in WAYS.items():
         tool_set = offered.narrowed(("*",), ("*",), None, None, plan)
         costs[way] = cost = Cost()
         for task in data.tasks:
             await task_cost(tool_set, names, task, cost, count)
         share = cost.tokens / costs["all"].tokens
-        print(f"{way:>8} {cost.tokens:>11,} {share:>7.1%} {cost.uncached:>11,} {cost.turns / cost.tasks:>6.2f}  {cost.missed}")
+        print(
+            f"{way:>8} {cost.tokens:>11,} {share:>7.1%} {cost.uncached:>11,} {cost.turns / cost.tasks:>6.2f}  {cost.missed}"
+        )
     bridge = costs["bridge"]
     print(f"tools part of {bridge.turns} requests by the bridge: {len(bridge.tool_parts)} of different bytes")
     await offered.close()
@@ -346,7 +354,11 @@ async def run(folder: Path) -> list[str]:
     figures |= await tasks(data, count, SIZES[0])
     await tasks(data, count, None)
     wrong = await rights(data)
-    failures = [name for name, bar in PROMISED.items() if (figures[name] < bar) == name.startswith("recall") and figures[name] != bar]
+    failures = [
+        name
+        for name, bar in PROMISED.items()
+        if (figures[name] < bar) == name.startswith("recall") and figures[name] != bar
+    ]
     return [*failures, *(["rights"] if wrong else [])]
 
 
@@ -356,7 +368,9 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="fail below what is promised")
     options = parser.parse_args()
     if options.folder is None or not (options.folder / "tools.json").exists():
-        print(f"no list of tools at {options.folder}: nothing was measured. Name a folder with tools.json, queries.json and tasks.json.")
+        print(
+            f"no list of tools at {options.folder}: nothing was measured. Name a folder with tools.json, queries.json and tasks.json."
+        )
         return
     failures = asyncio.run(run(options.folder))
     if failures:

@@ -446,6 +446,13 @@ def test_a_call_inside_a_bridge_is_the_tools_own_and_goes_back_as_it_was_written
     )
 
 
+def test_a_repaired_name_inside_a_bridge_goes_back_as_the_tools_own():
+    whole = inside('{"name": "functions.get_time", "arguments": {}}')
+    assert isinstance(whole, ReadyCall)
+    assert whole.findings == (Finding.NAME_REPAIRED,)
+    assert whole.wrapping == Wrapping("call_tool", '{"name": "get_time", "arguments": {}}')
+
+
 def test_arguments_inside_a_bridge_may_be_written_as_a_string_of_json():
     whole = inside('{"name": "get_weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}')
     assert isinstance(whole, ReadyCall)

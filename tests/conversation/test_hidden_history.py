@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callgate.conversation.events import HiddenTurns
-from callgate.conversation.hidden_history import decode_hidden, encode_hidden, handle_of, handles_in, put_back
+from callgate.conversation.hidden_history import (
+    ReturnedMessage,
+    decode_hidden,
+    encode_hidden,
+    handle_of,
+    handles_in,
+    names_called,
+    put_back,
+)
 from callgate.conversation.ports import Message
 
 
@@ -185,3 +193,21 @@ def test_what_is_kept_comes_back_as_the_same_bytes(extras: dict[str, Any]) -> No
     again = decode_hidden(encode_hidden(hidden))
     assert msgspec.json.encode(again.before[0]) == encoded
     assert encode_hidden(again) == encode_hidden(hidden)
+
+
+def test_a_call_of_the_bridge_that_was_shown_under_its_own_name_is_not_repeated() -> None:
+    bridged = call("h", "call_tool", '{"name": "clock", "arguments": {"zone": "UTC"}}')
+    hidden = HiddenTurns((), assistant_message(bridged, call("c")), {"h": OURS})
+    shown = [
+        ReturnedMessage(assistant_message(call("mcp_1", "clock", '{"zone":"UTC"}'))),
+        ReturnedMessage({"role": "tool", "tool_call_id": "mcp_1", "content": "ours"}),
+    ]
+    history: list[Message] = [raw(USER), *shown, raw(assistant_message(call("c"))), raw(answer("c"))]
+    assert decoded_messages(restored(history, {"c": hidden})) == [USER, hidden.assistant, OURS, answer("c")]
+
+
+def test_the_names_of_calls_inside_the_bridge_are_those_of_their_tools() -> None:
+    inside = '{"name": "clock", "arguments": {}}'
+    written = [call("a", "call_tool", inside), call("b", "callgate__call_tool", inside), call("c", "call_tool", "{}")]
+    for message in (raw(assistant_message(*written)), assistant_message(*written)):
+        assert list(names_called([message])) == ["clock", "clock", "call_tool"]

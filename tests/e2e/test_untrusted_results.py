@@ -135,6 +135,18 @@ async def test_words_of_an_earlier_request_count_in_a_turn_that_was_kept(
     assert toolshed.steps == []
 
 
+async def test_words_that_were_read_through_the_bridge_count_in_later_requests_too(upstream: Upstream) -> None:
+    def bridged(call: Call, name: str) -> Call:
+        return Call("call_tool", {"name": name, "arguments": call.arguments}, id=call.id)
+
+    read = bridged(READ, "functions.echo")
+    upstream.script("m", [Reply(calls=[read]), DONE, Reply(calls=[bridged(STOLEN, "step")]), DONE])
+    async with served(upstream, *TOOLS, approvals=QUICK, entry={"tool_search": "on"}) as url:
+        first = (await post(url, "responses")).json()
+        await post(url, "responses", previous_response_id=first["id"])
+    assert toolshed.steps == []
+
+
 async def test_words_of_an_earlier_response_count(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[READ]), DONE, Reply(calls=[STOLEN]), DONE])
     async with served(upstream, *TOOLS, approvals=QUICK) as url:

@@ -16,7 +16,7 @@ from callgate.callers.caller import Caller
 from callgate.callers.exposure import check_exposure, keyless_may_approve
 from callgate.callers.origin_guard import OriginGuard, is_loopback, origin_guard
 from callgate.callers.rights import Access
-from callgate.config.schema.tool_search import search_setting
+from callgate.calls.search_setting import SearchSetting
 from callgate.config.schema.values import moment_of
 from callgate.config.schema.whole import Config
 from callgate.conversation.events import Responder
@@ -51,7 +51,7 @@ def key_entry(key: Key) -> KeyEntry:
         events=key.events,
         usage=key.usage,
         offer=key.offer,
-        tool_search=None if key.tool_search is None else search_setting(key.tool_search),
+        tool_search=None if key.tool_search is None else SearchSetting(**key.tool_search.values()),
         allowance=allowance,
         expires_at=_moment(key.expires),
         old_hash=key.old_hash,

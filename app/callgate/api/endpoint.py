@@ -228,7 +228,7 @@ class FaceEndpoint:
                 price=price,
                 usage_scope=delivery.usage_scope,
                 is_usage_only=is_usage_only,
-                search=route.searched(),
+                search=route.searched,
             )
             for _ in range(request.n)
         ]

@@ -154,7 +154,10 @@ def _settled_inside(
     inner = replace(call, name=name, arguments=_as_written(inside), repaired=is_repaired, only_text=only_text)
     if name.strip() and resolve_name(name, bridge.inner) is None:
         return _unknown_inside(inner, wrapping, bridge, offer)
-    return replace(_settled(inner, bridge.inner, None, being_written=being_written), wrapping=wrapping)
+    settled_call = _settled(inner, bridge.inner, None, being_written=being_written)
+    if settled_call.name not in (name, None):  # whoever reads the history goes by the tool's own name
+        wrapping = Wrapping(tool.name, encode_arguments({**written, "name": settled_call.name}))
+    return replace(settled_call, wrapping=wrapping)
 
 
 def _as_written(inside: Any) -> Fragments | dict[str, Any]:

@@ -9,10 +9,14 @@ from typing import Any
 
 import msgspec
 
+from callgate.calls.legal_names import RESERVED_PREFIX
+
 PREFIXES = ("functions.", "function.", "tools.", "tool.", "default_api.", "default_api:", "functions:")
 """Namespaces that prompt templates put before a name, and that models copy."""
 PARALLEL = "multi_tool_use.parallel"
 """The name of a call that holds several calls, on which some models were trained."""
+BRIDGE = "call_tool"
+"""The name of our tool by which a model calls one that it found, `callgate__` before it where another tool has it."""
 MAX_COMPARED = 128
 """Characters of an unknown name that are compared with the offered ones."""
 
@@ -50,6 +54,11 @@ def inner_calls(arguments: dict[str, Any]) -> list[tuple[str, dict[str, Any]]] |
             case _:
                 return None
     return calls
+
+
+def is_bridge(name: str) -> bool:
+    """True if a call of this name in a history is one of the bridge, or may be."""
+    return name == BRIDGE or (name.startswith(RESERVED_PREFIX) and name.removesuffix(BRIDGE) != name)
 
 
 def close_names(raw: str, offered: Iterable[str]) -> list[str]:

@@ -209,8 +209,7 @@ def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
         yield _check("pattern", "warn", str(problem))
     if (idle := tools_offered_to_no_model(config)) is not None:
         yield _check("tools", "warn", idle[1])
-    for saving in search_savings(config, registry):
-        yield _check("tool search", "note", saving)
+    yield from (_check("tool search", "note", saving) for saving in search_savings(config, registry))
     tools = registry.tools()
     yield _check("tools", "ok", f"{len(tools)} can be used")
 

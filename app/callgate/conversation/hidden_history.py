@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from callgate.calls.json_text import JsonFault, read_json
+from callgate.calls.names import is_bridge
 from callgate.conversation.events import HiddenTurns
 from callgate.conversation.ports import Message
 from callgate.untrusted.doors import OWN_BYTES, Door, Untrusted
@@ -112,10 +113,21 @@ def names_called(messages: Sequence[Message]) -> Iterator[str]:
             head = _head_of(message, _CALLS)
             for call in (head.tool_calls or ()) if head is not None else ():
                 if call.function is not None and call.function.name:
-                    yield call.function.name
+                    yield out_of_bridge(call.function.name, call.function.arguments)[0]
         else:
             for written in message.get("tool_calls") or ():
-                yield (written.get("function") or {}).get("name") or ""
+                function = written.get("function") or {}
+                yield out_of_bridge(function.get("name") or "", function.get("arguments"))[0]
+
+
+def out_of_bridge(name: str, arguments: Any) -> tuple[str, Any]:
+    """Return the name and the arguments of a call in a history; those of the call inside where it is one of the bridge."""
+    if not is_bridge(name):
+        return name, arguments
+    inside = _meaning(arguments)
+    if isinstance(inside, dict) and isinstance(inside.get("name"), str):
+        return inside["name"], inside.get("arguments")
+    return name, arguments
 
 
 def put_back(messages: Sequence[Message], hidden_turns: Mapping[str, HiddenTurns]) -> tuple[Message, ...]:
@@ -207,8 +219,9 @@ def _accounts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str,
         answers = {result["tool_call_id"]: result["content"] for result in following}
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
-            arguments = msgspec.json.encode(_meaning(function.get("arguments")), order="sorted").decode()
-            yield function.get("name", ""), arguments, str(answers.get(call["id"], ""))
+            name, written = out_of_bridge(function.get("name", ""), function.get("arguments"))
+            arguments = msgspec.json.encode(_meaning(written), order="sorted").decode()
+            yield name, arguments, str(answers.get(call["id"], ""))
 
 
 def without_repeats(messages: Sequence[Message], shown: frozenset[str]) -> tuple[Message, ...]:

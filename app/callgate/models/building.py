@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from callgate.calls.search_setting import SearchSetting
 from callgate.config.entry_errors import BadEntry, BadModel, raise_all
 from callgate.config.files import read_regular
-from callgate.config.schema.tool_search import search_setting
 from callgate.config.schema.whole import Config
 from callgate.conversation.finish_words import FinishClass
 from callgate.http.client import HttpClient
@@ -68,7 +68,7 @@ def model_entry(section: ModelSection, config: Config) -> ModelConfig:
         events=section.events,
         usage=section.usage,
         offer=section.offer,
-        tool_search=search_setting(section.tool_search),
+        tool_search=SearchSetting(**section.tool_search.values()),
         max_input_tokens=_count_or_none(section.model_info.get("max_input_tokens")),
         format_with_tools=section.response_format_with_tools,
         answer_bytes=config.limits.answer_bytes,

@@ -112,19 +112,15 @@ class Toolboxes:
         if allowed is not None:
             client_tools = only_named(client_tools, allowed)
         toolbox = self._toolbox(server_tools, client_tools, pages, caller, run_id, ledger, rights)
-<<<<<<< HEAD
         if server_tools.writes and self._registry.untrusted:
             toolbox.taint = Taint(lambda name: toolbox.is_untrusted(name) or self._was_untrusted(name))
         return ChatSetup(
-            toolbox, pages.recall, toolbox.taint, self._sees_images(route.model.name), route.entry.format_with_tools
+            toolbox, toolbox.recall, toolbox.taint, self._sees_images(route.model.name), route.entry.format_with_tools
         )
 
     def _was_untrusted(self, name: str) -> bool:
         """Return whether the results of a tool in a history hold words of others, which need not be on offer any more."""
         return not self._registry.untrusted.isdisjoint((name, name.removeprefix(RESERVED_PREFIX)))
-=======
-        return ChatSetup(toolbox, toolbox.recall, self._sees_images(route.model.name), route.entry.format_with_tools)
->>>>>>> 96ee4ac9 (Let models search for tools instead of reading all of them)
 
     def _sees_images(self, model: str) -> bool:
         """Return whether a model takes images. Looked up once, and again once litellm's list is loaded."""

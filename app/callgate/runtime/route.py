@@ -44,6 +44,8 @@ class Route:
     """Warnings for the caller about the tools of its request. Plain ASCII."""
     may_offer_tools: bool = False
     """Tools of ours may be offered, now or once their servers are ready."""
+    searched: Mapping[str, int] | None = None
+    """How many of our tools are offered, and how many the model is shown; None where it is shown all."""
 
     def thinking(self) -> Way:
         """How its model takes `thinking` parameters."""
@@ -52,13 +54,6 @@ class Route:
     def speaks_messages(self) -> bool:
         """True if its model has Anthropic's own API, so that a request in that format goes on as it came."""
         return has_messages_wire(self.entry) and lane_of(self.entry) == "translated"
-
-    def searched(self) -> Mapping[str, int] | None:
-        """Return how many of our tools are offered, and how many the model is shown; None where it is shown all."""
-        if self.server_tools is None or self.server_tools.search is None:
-            return None
-        offered = len(self.server_tools.by_name)
-        return {"offered": offered, "shown": offered - len(self.server_tools.search.hidden)}
 
     def offers(self, tool: str) -> bool:
         """True if a tool of ours is offered under this name."""

@@ -224,6 +224,7 @@ class Runtime:
                 recorded,
                 warnings,
                 may_offer_tools,
+                None if server_tools is None or server_tools.search is None else server_tools.search.counts(),
             )
             if len(model) <= REMEMBERED_CHARS and is_short(wanted_tools):
                 self._routes[place] = route
@@ -231,10 +232,9 @@ class Runtime:
 
     def _search_plan(self, entry: ModelConfig, caller: Caller) -> SearchPlan | None:
         """Return how the tools of a caller's requests to a model are searched; None where they are not."""
-        setting = entry.tool_search.joined(caller.tool_search)
-        if setting.mode == "off":
+        if (caller.tool_search or entry.tool_search).mode == "off":
             return None
-        return search_plan(setting, entry)
+        return search_plan(entry.tool_search.joined(caller.tool_search), entry)
 
     def tool_costs(self, model: str, caller: Caller) -> dict[str, Any]:
         """Say how many tools a model is offered where a caller asks it, about how many tokens of every prompt they cost, and what

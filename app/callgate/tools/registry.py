@@ -318,11 +318,10 @@ class Registry:
         ]
         return (*(supervisor.status for supervisor in self._supervisors.values()), *unopened)
 
-<<<<<<< HEAD
     def services(self) -> tuple[SourceStatus, ...]:
         """Return the states of what the config's tools need, as far as it was opened."""
         return tuple(supervisor.status for supervisor in self._open_services.values())
-=======
+
     def introductions(self) -> dict[str, str]:
         """Return what sources say of themselves, by their names."""
         return {
@@ -330,7 +329,6 @@ class Registry:
             for name, supervisor in self._sorted_supervisors
             if isinstance(supervisor.source, HasIntroduction)
         }
->>>>>>> 96ee4ac9 (Let models search for tools instead of reading all of them)
 
     def handed_over(self) -> tuple[str, ...]:
         """Return the sources that are already open in the pool. To be called before the registry is opened."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from callgate.calls.names import close_names
+from callgate.calls.names import BRIDGE, close_names
 from callgate.calls.offer import Bridge, Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, ResultFacts, Returned
 from callgate.calls.search_setting import SearchPlan
@@ -29,7 +29,6 @@ from callgate.tools.search_index import MAX_QUERY, SearchIndex, ToolText, first_
 from callgate.tools.tool_filter import ToolFilter
 
 FIND: Final = "find_tools"
-CALL: Final = "call_tool"
 USUAL_LIMIT: Final = 8
 MAX_LIMIT: Final = 20
 MAX_NEAR: Final = 3
@@ -163,7 +162,7 @@ class SearchedTools:
         }
         """Those whose schemas are not in the prompt."""
         find_name = free_name(FIND, all_names)
-        call_name = free_name(CALL, all_names)
+        call_name = free_name(BRIDGE, all_names)
         self._inner: Offer = {name: self._offered(name, tool) for name, tool in tools.items()}
         self.find = self._find_tool(find_name, call_name)
         self.call: OwnTool | None = None
@@ -179,6 +178,10 @@ class SearchedTools:
     def offer(self) -> dict[str, OfferedTool]:
         """Return all that the gate lets through."""
         return {**self._inner, **{tool.name: tool.offered for tool in self.own}}
+
+    def counts(self) -> dict[str, int]:
+        """Return how many of the tools are offered, and how many the model is shown."""
+        return {"offered": len(self._tools), "shown": len(self._tools) - len(self.hidden)}
 
     def again(self, tools: Mapping[str, RegisteredTool], taken_names: Collection[str]) -> "SearchedTools":
         """Return the same for other tools."""

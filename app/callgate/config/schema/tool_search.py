@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from callgate.calls.search_setting import NO_SEARCH, SearchSetting
 from callgate.config.schema.values import NO_BOOLEAN, Globs, Section, off_or_on
 
 MODES = ("off", "auto", "on")
@@ -17,9 +16,9 @@ MOST_RESULT = 100_000
 class SearchThreshold(Section):
     """From where on tools are searched for, with `auto`: beyond either of the two."""
 
-    tokens: Annotated[int, Field(ge=0), NO_BOOLEAN] = NO_SEARCH.tokens
+    tokens: Annotated[int, Field(ge=0), NO_BOOLEAN] = 8000
     """Tokens of all tools on offer, as `callgate tools list` estimates them."""
-    share: Annotated[float, Field(gt=0, le=1), NO_BOOLEAN] = NO_SEARCH.share
+    share: Annotated[float, Field(gt=0, le=1), NO_BOOLEAN] = 0.1
     """Their share of `max_input_tokens`: of `model_info`, else of litellm's list."""
 
 
@@ -35,8 +34,13 @@ class ToolSearchSection(Section):
     way: Literal["auto", "bridge", "reveal"] = "auto"
     """How the model calls what it found: `auto` as its provider has it, else through `call_tool`; `bridge` always so; `reveal` by its
     name, from a list of tools that grows, which costs the provider's cache of the prompt."""
-    result_tokens: Annotated[int, Field(ge=LEAST_RESULT, le=MOST_RESULT), NO_BOOLEAN] = NO_SEARCH.result_tokens
+    result_tokens: Annotated[int, Field(ge=LEAST_RESULT, le=MOST_RESULT), NO_BOOLEAN] = 4000
     """How many tokens of schemas one search gives."""
+
+    def values(self) -> dict[str, Any]:
+        """Return the fields of a `SearchSetting`."""
+        fields = {"mode": self.mode, "way": self.way, "pins": self.pin, "result_tokens": self.result_tokens}
+        return {**fields, "tokens": self.over.tokens, "share": self.over.share}
 
 
 class _OrTheMode:
@@ -58,14 +62,3 @@ class _OrTheMode:
 
 
 ToolSearch: TypeAlias = Annotated[ToolSearchSection, _OrTheMode()]
-
-
-def search_setting(section: ToolSearchSection) -> SearchSetting:
-    return SearchSetting(
-        mode=section.mode,
-        tokens=section.over.tokens,
-        share=section.over.share,
-        pins=section.pin,
-        way=section.way,
-        result_tokens=section.result_tokens,
-    )
