@@ -81,7 +81,7 @@ clients: .venv/.dev ## play the real clients against a served Callgate, and writ
 conformance: .venv/.dev ## hold /v1/responses to the suite of Open Responses, in the folder CALLGATE_OPENRESPONSES
 	@PYTHONPATH=app $(PY) -m tests.conformance
 
-docs: .venv/.dev ## build the documentation as a site, into build/docs
+docs: .venv/.made ## build the documentation as a site, into build/docs
 	@NO_MKDOCS_2_WARNING=1 "$$($(PY) -m tests.harness.environment site)/bin/python" -m mkdocs build --strict --quiet
 	@echo "build/docs/index.html; with the search: $(PY) -m http.server --directory build/docs"
 

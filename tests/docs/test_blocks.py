@@ -80,6 +80,7 @@ READY = {"serve": r"http://127\.0\.0\.1:\d+", "worker": r"worker_ready"}
 CONFIG_OF = {
     "docs/backup.md": f"{MODELS}data_dir: ./data\n",
     "docs/budgets.md": f"{MODELS}data_dir: ./data\n",
+    "docs/guides/librechat.md": f"{MODELS}data_dir: ./data\n",
     "docs/guides/cursor.md": f"{MODELS}data_dir: ./data\n",
     "docs/reverse-proxy.md": MODELS,
     "docs/guides/cline.md": f"{MODELS}data_dir: ./data\n",

@@ -10,6 +10,7 @@ Making it needs the package registries; where they cannot be reached it is not t
 """
 
 import hashlib
+import importlib.util
 import platform
 import shutil
 import sys
@@ -91,6 +92,11 @@ class Environment:
             self._remove_older()
 
     def _make_python(self) -> None:
+        if importlib.util.find_spec("uv") is None:  # `make docs` in a checkout without the tools of the tests
+            _run([sys.executable, "-m", "venv", str(self.folder)])
+            quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
+            _run([str(self.interpreter), "-m", "pip", "install", *quiet, "--require-hashes", "-r", str(self.locks[0])])
+            return
         uv = [sys.executable, "-m", "uv", "--quiet"]
         _run([*uv, "venv", "--python", sys.executable, str(self.folder)])
         python = ["--python", str(self.interpreter)]
