@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.harness.command import run_command
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
+from tests.tools.servers.asking_mcp import AskingMcp, answered, elicitation, input_required
 
 pytestmark = pytest.mark.anyio
 
@@ -52,3 +54,44 @@ async def test_a_server_that_is_not_there_is_an_error() -> None:
     code, _, err = await callgate("list", url="http://127.0.0.1:1")
     assert code == 1
     assert "refused" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["answer", "--set", "title=It leaks"],
+            {"action": "accept", "content": {"title": "It leaks", "priority": "low", "loud": False}},
+        ),
+        (["decline"], {"action": "decline"}),
+    ],
+    ids=["answered", "declined"],
+)
+async def test_what_a_running_tool_asks_is_listed_and_answered(
+    upstream: Upstream, words: list[str], said: dict[str, object]
+) -> None:
+    def does(params: dict[str, Any]) -> dict[str, Any]:
+        if "inputResponses" in params:
+            return answered(json.dumps(params["inputResponses"]["q0"]))
+        return input_required(elicitation("Which\x1b[2J issue?"))
+
+    upstream.script("m", [Reply(calls=[Call("tracker_create_issue", {})]), Reply(text="done")])
+    server = AskingMcp(does=does)
+    async with server.running():
+        servers = {"tracker": {"url": server.url, "elicitation": "form"}}
+        app = create_app(make_config(upstream.url, entry={"tools": ["*"]}, mcp_servers=servers))
+        async with serve(app) as url, http_client(url, timeout=None) as client:
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+            approvals = app.state.manager.shared.approvals
+            while not approvals.waiting():
+                await approvals.changed()
+            [asked] = approvals.waiting()
+            _, out, _ = await callgate("list", url=url)
+            assert "tracker asks, while running tracker_create_issue: Which" in out
+            assert "\x1b" not in out
+            code, _, err = await callgate("answer", asked.id, "--set", "title=x", url=url)
+            assert (code, err.startswith("callgate: title: ")) == (1, True)
+            assert (await callgate("approve", asked.id, url=url))[0] == 1
+            assert (await callgate(words[0], asked.id, *words[1:], url=url))[0] == 0
+            await asking
+    assert json.loads(upstream.requests[-1].body["messages"][-1]["content"]) == said

@@ -63,7 +63,7 @@ NOT_RUN = {
     r"(claude|cline|copilot)\b": "a program of others; those that are on the registries are driven in tests/clients",
     r"python -c .from litellm\.llms\.github_copilot": "asks GitHub for a token",
     r"callgate doctor --config my.yaml": "asks a provider",
-    r"callgate approvals (approve|deny) ": "needs a call that waits; tests/cli/test_approvals.py",
+    r"callgate approvals (approve|deny|answer|decline) ": "needs a call that waits; tests/cli/test_approvals.py",
     r"callgate runs (show|export|replay) ": "needs the id of a run; tests/cli/test_runs.py",
     r"callgate runs list -f": "goes on for ever; tests/cli/test_runs.py",
 }

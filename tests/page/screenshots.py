@@ -12,6 +12,7 @@ from tests.page.browsers import chromium
 from tests.page.served import ask, served_page
 from tests.page.tabs import Tabs
 from tests.scripted_upstream import Call, Pace, Reply, Upstream, by_turn
+from tests.tools.servers.asking_mcp import AskingMcp, answered, elicitation, input_required
 
 ASSETS = ROOT / "docs" / "assets"
 SIZE = {"width": 1180, "height": 640}
@@ -80,8 +81,35 @@ async def take(browser: Any, folder: Path) -> list[Path]:
             [card] = (await client.get("/v1/approvals")).json()["data"]
             await client.post(f"/v1/approvals/{card['id']}", json={"decision": "approve"})
             await waiting
+            made.append(await take_question(tabs, upstream, folder))
     assert tabs.complaints == []
     return made
+
+
+async def take_question(tabs: Tabs, upstream: Upstream, folder: Path) -> Path:
+    """The form that a tool's server asks a person to fill in."""
+    upstream.script(
+        "m", by_turn([Reply(calls=[Call("tracker_create_issue", {"repo": "acme/shop"})]), Reply(text="Done.")])
+    )
+    ask = elicitation("I found no issue of that name. What should the new one say?")
+    server = AskingMcp(does=lambda params: answered("#42") if "inputResponses" in params else input_required(ask))
+    file = folder / "page-question.png"
+    async with server.running():
+        servers = {"tracker": {"url": server.url, "elicitation": "form"}}
+        entry = {"tools": ["*"]}
+        async with served_page(upstream, tabs, mcp_servers=servers, entry=entry) as url, http_client(url) as client:
+            page = await tabs.open(f"{url}/#/approvals", device_scale_factor=1)
+            await page.set_viewport_size({**SIZE, "height": 460})
+            question = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
+            waiting = asyncio.create_task(client.post("/v1/chat/completions", json=question))
+            await page.get_by_label("Title of the issue").fill("Checkout forgets the cart")
+            await page.get_by_label("Priority").select_option("High")
+            await page.mouse.move(0, 0)
+            await page.screenshot(path=file)
+            [card] = (await client.get("/v1/approvals")).json()["data"]
+            await client.post(f"/v1/approvals/{card['id']}", json={"decision": "decline"})
+            await waiting
+    return file
 
 
 async def main() -> None:

@@ -14,6 +14,8 @@ from tests.harness.needs import needs
 from tests.page.served import IMG, keyring, say, served_page
 from tests.page.tabs import Tabs
 from tests.scripted_upstream import Call, Reply, Upstream, by_turn
+from tests.tools.servers.asking_mcp import FORM, AskingMcp, answered, elicitation, input_required
+from tests.tools.servers.asking_mcp import page as page_to_open
 
 pytestmark = [pytest.mark.anyio, needs("environment:page", "chromium-headless-shell")]
 
@@ -167,3 +169,65 @@ async def test_a_key_that_may_not_decide_sees_why(upstream: Upstream, tabs: Tabs
         page = await tabs.open(f"{url}/#/approvals", key=keys["user"])
         await page.get_by_text("This key may not decide about calls").wait_for()
         assert await page.title() == "Approvals · Callgate"
+
+
+@contextlib.asynccontextmanager
+async def asked(upstream: Upstream, tabs: Tabs, *questions: dict[str, Any]) -> AsyncIterator[tuple[Any, AskingMcp]]:
+    """The page with a question of a tool's server."""
+
+    def does(params: dict[str, Any]) -> dict[str, Any]:
+        if "inputResponses" in params:
+            return answered(json.dumps(params["inputResponses"]["q0"]))
+        return input_required(*questions)
+
+    upstream.script("m", by_turn([Reply(calls=[Call("tracker_create_issue", {})]), Reply(text="So be it.")]))
+    server = AskingMcp(does=does)
+    async with server.running():
+        servers = {"tracker": {"url": server.url, "elicitation": "both"}}
+        async with (
+            served_page(upstream, tabs, mcp_servers=servers, entry={"tools": ["*"]}) as url,
+            http_client(url) as client,
+        ):
+            page = await tabs.open(f"{url}/#/approvals")
+            asking = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+            card = page.get_by_role("article", name="tracker_create_issue asks")
+            await card.wait_for()
+            await page.evaluate("() => new Promise((done) => setTimeout(done, 450))")
+            yield card, server
+            await asking
+
+
+async def test_a_form_of_a_server_is_filled_in_and_sent(upstream: Upstream, tabs: Tabs) -> None:
+    several = {
+        "type": "array",
+        "title": "Labels",
+        "items": {"type": "string", "enum": ["bug", "docs"]},
+        "default": ["docs"],
+    }
+    schema = {**FORM, "properties": {**FORM["properties"], "labels": several, "token": {"type": "string"}}}
+    async with asked(upstream, tabs, elicitation(IMG, schema=schema)) as (card, server):
+        assert await card.get_by_role("heading").inner_text() == "tracker asks, while running tracker_create_issue"
+        assert await card.locator(".asked").inner_text() == IMG
+        assert "token: this looks like a secret" in await card.get_by_role("alert").inner_text()
+        assert await card.get_by_label("token").get_attribute("type") == "password"
+        assert await card.get_by_label("Title of the issue").input_value() == ""
+        await card.get_by_label("Title of the issue").fill("It leaks")
+        await card.get_by_label("count").fill("2")
+        await card.get_by_label("bug").check()
+        await card.get_by_role("button", name="Send the answer").click()
+        await card.get_by_text("answered by anonymous").wait_for()
+    said = json.loads(next(iter(upstream.requests[-1].tool_results.values())))
+    filled = {"title": "It leaks", "priority": "low", "count": 2, "loud": False, "labels": ["bug", "docs"]}
+    assert said == {"action": "accept", "content": filled}
+    assert len(server.calls()) == 2
+
+
+async def test_a_page_that_a_server_wants_opened_is_a_link_with_its_host(upstream: Upstream, tabs: Tabs) -> None:
+    wanted = page_to_open("https://g\u0456thub.example/login?next=https://github.com")
+    async with asked(upstream, tabs, wanted) as (card, _):
+        assert await card.locator(".host").inner_text() == "xn--gthub-n2e.example"
+        link = card.get_by_role("link", name="https://g")
+        assert await link.get_attribute("rel") == "noopener noreferrer"
+        await card.get_by_role("button", name="Decline").click()
+        await card.get_by_text("declined by anonymous").wait_for()
+    assert json.loads(next(iter(upstream.requests[-1].tool_results.values()))) == {"action": "decline"}

@@ -53,10 +53,13 @@ def check_admin(runtime: Runtime, caller: Caller) -> None:
         raise _forbidden("This needs a key with `admin: on`.", "admin_not_allowed")
 
 
-def check_decider(runtime: Runtime, caller: Caller) -> None:
-    """Raise unless a caller may decide about approvals."""
+def check_decider(runtime: Runtime, caller: Caller) -> str | None:
+    """Raise unless a caller may decide about approvals. Return None for who may decide about all; the owner of what waits for who may
+    only answer the questions that tools ask in his own requests."""
     if runtime.access.may_approve(caller):
-        return
+        return None
+    if runtime.config.approvals.input == "own" and not caller.anonymous:
+        return owner_name(caller)
     if caller.anonymous:
         who = "Nobody may decide about calls without a key"
     else:

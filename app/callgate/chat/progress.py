@@ -60,6 +60,8 @@ class _Extra:
                 facts |= {"phase": "progress", "message": message, "fraction": fraction}
                 if approval := _wanted_approval(event):
                     facts["approval"] = approval
+                if question := _open_question(event):
+                    facts["input"] = question
             case CallEnded(outcome=outcome, seconds=seconds):
                 facts |= {"phase": "error" if isinstance(outcome, Failed) else "done", "ms": round(seconds * 1000, 1)}
         return {"x_callgate": facts}
@@ -71,6 +73,8 @@ class _ReasoningLines:
     def line(self, event: ToolEvent) -> str | None:
         if approval := _wanted_approval(event):
             return f"{event.call.name} waits for approval ({approval}) …"
+        if question := _open_question(event):
+            return f"{event.call.name} waits for input ({question}) …"
         if isinstance(event, CallStarted):
             return f"Running {event.call.name} …"
         return None
@@ -95,6 +99,13 @@ def _wanted_approval(event: ToolEvent) -> str:
     """Return the id of the approval that a call waits for."""
     if isinstance(event, CallProgress):
         return event.waits_for
+    return ""
+
+
+def _open_question(event: ToolEvent) -> str:
+    """Return the id of the question that a call waits for an answer to."""
+    if isinstance(event, CallProgress):
+        return event.asks
     return ""
 
 

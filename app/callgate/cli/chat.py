@@ -30,7 +30,7 @@ from callgate.cli.shared import ConfigOption, read_config
 from callgate.telemetry.terminal import in_a_line, say, shown
 
 if TYPE_CHECKING:
-    pass
+    from callgate.tools.approvals.form_filling import FormFilling
 
 START_SECONDS = 30.0
 STREAM_SECONDS = 120.0
@@ -115,7 +115,8 @@ class _ChatSession:
                     pieces.append(piece)
                     say(piece, nl=False)
                 progress = chunk.get("x_callgate") or {}
-                if (id := progress.get("approval")) and sys.stdin.isatty():
+                id = progress.get("approval") or progress.get("input")
+                if id and sys.stdin.isatty():
                     await self._decide(id, chunks.until_it_waits_no_more(progress["call"]))
             await reading
         finally:
@@ -146,19 +147,17 @@ class _ChatSession:
             waiting = next((call for call in listed["data"] if call["id"] == id), None)
             if waiting is None:
                 return  # decided elsewhere meanwhile
-            arguments = in_a_line(json.dumps(waiting["arguments"], ensure_ascii=False))
             _forget_typed()
-            _note(f"  run {waiting['tool']} {arguments} ({waiting['safety']})? [y/N] ", nl=False)
-            typing = asyncio.create_task(_typed())
-            await asyncio.wait({typing, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not typing.done():
-                _note("\n  it waits no more: somebody else has decided, or its time is over")
-                return
-            if typing.result().strip().lower() in {"y", "yes"}:
-                decision = "approve"
-            else:
-                decision = "deny"
-            body = {"decision": decision, "hash": waiting["hash"]}
+            asking = _Asking(waiting)
+            while (prompt := asking.prompt()) is not None:
+                _note(prompt, nl=False)
+                typing = asyncio.create_task(_typed())
+                await asyncio.wait({typing, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if not typing.done():
+                    _note("\n  it waits no more: somebody else has decided, or its time is over")
+                    return
+                asking.feed(typing.result().strip())
+            body = {**asking.decision, "hash": waiting["hash"]}
             decided = await fetch_answer("POST", f"/v1/approvals/{id}", self._url, self._key, body)
             _note(f"  {decided['decision']}")
         except ServerRefused as error:
@@ -168,6 +167,54 @@ class _ChatSession:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+
+
+class _Asking:
+    """What the user is asked about a call that waits: whether it may run, or what it asks itself."""
+
+    def __init__(self, waiting: dict[str, Any]) -> None:
+        self._waiting = waiting
+        self._filling: FormFilling | None = None
+        self._problem = ""
+        self.decision: dict[str, Any] = {}
+
+    def prompt(self) -> str | None:
+        """Return the next thing to ask; None where there is a decision."""
+        if self._filling is None:
+            return None if self.decision else self._first_prompt()
+        prompt = self._filling.prompt()
+        if prompt is None:
+            self.decision["content"] = self._filling.content
+            return None
+        return f"{self._problem}    {prompt}"
+
+    def feed(self, line: str) -> None:
+        """Take what was typed."""
+        if self._filling is not None:
+            problem = self._filling.feed(line)
+            self._problem = f"    {problem}\n" if problem else ""
+            return
+        agreed = line.lower() in {"y", "yes"}
+        if self._waiting["kind"] != "input":
+            self.decision = {"decision": "approve" if agreed else "deny"}
+            return
+        self.decision = {"decision": "answer" if agreed else "decline"}
+        if agreed and self._waiting["mode"] == "form":
+            from callgate.tools.approvals.form_filling import FormFilling
+
+            self._filling = FormFilling(self._waiting["schema"])
+
+    def _first_prompt(self) -> str:
+        waiting = self._waiting
+        if waiting["kind"] != "input":
+            arguments = in_a_line(json.dumps(waiting["arguments"], ensure_ascii=False))
+            return f"  run {waiting['tool']} {arguments} ({waiting['safety']})? [y/N] "
+        from callgate.tools.approvals.form_filling import question_lines
+
+        lines = "".join(f"  {in_a_line(line)}\n" for line in question_lines(waiting))
+        if waiting["mode"] == "url":
+            return f"{lines}  did you open it? [y/N] "
+        return f"{lines}  answer? [y/N] "
 
 
 class _Chunks:
@@ -201,7 +248,7 @@ class _Chunks:
             if chunk is None:
                 return
             progress = chunk.get("x_callgate") or {}
-            if progress.get("call") == call and "approval" not in progress:
+            if progress.get("call") == call and "approval" not in progress and "input" not in progress:
                 return
 
 

@@ -360,8 +360,12 @@ class CallProgress(msgspec.Struct, frozen=True, gc=False):
     approved: bool = False
     """A person approved it."""
     decided_by: str = ""
-    """Who approved it, for the operator: clients are not told, as of the next."""
+    """Who approved it or answered, for the operator: clients are not told, as of the next."""
     reason: str = ""
+    asks: str = ""
+    """The id of the question that it is waiting for an answer to, while it runs."""
+    answer: str = ""
+    """What a person filled in, which only a recorder of texts may keep."""
 
 
 class CallEnded(msgspec.Struct, frozen=True, gc=False):

@@ -210,7 +210,7 @@ class Toolbox(Protocol):
 
 
 class ProgressReport(msgspec.Struct, frozen=True, gc=False):
-    """How far a call is. Only an approval reports what it waits for or that it was approved, never a tool."""
+    """How far a call is. Only approvals report what it waits for, and what a person said, never a tool."""
 
     message: str
     fraction: float | None = None
@@ -220,10 +220,18 @@ class ProgressReport(msgspec.Struct, frozen=True, gc=False):
     """A person approved the call."""
     decided_by: str = ""
     reason: str = ""
+    asks: str = ""
+    """The id of the question that the running call waits for an answer to."""
+    answer: str = ""
+    """What a person filled in, for the record alone."""
 
 
 def waits_for_approval(id: str) -> ProgressReport:
     return ProgressReport(f"waiting for approval {id}", waits_for=id)
+
+
+def waits_for_input(id: str) -> ProgressReport:
+    return ProgressReport(f"waiting for input {id}", asks=id)
 
 
 def approved_by(name: str, reason: str) -> ProgressReport:

@@ -42,5 +42,7 @@ class CallReports:
                     progress.approved,
                     progress.decided_by,
                     progress.reason,
+                    progress.asks,
+                    progress.answer,
                 )
             )

@@ -44,6 +44,8 @@ USAGE_NAMES: Final = 32
 """The most counts that are kept of a provider's usage in a turn."""
 PREVIEW_CHARACTERS: Final = 200
 """The kept length of a tool's progress message."""
+ANSWER_CHARACTERS: Final = 4_000
+"""The kept length of what a person filled into a form."""
 
 
 class RunContext(Protocol):
@@ -251,6 +253,13 @@ class EventReader:
         elif event.approved:
             facts["approved"] = True
             self._add_decision(facts, event.decided_by, event.reason)
+        elif event.asks:
+            facts["input"] = event.asks
+        elif event.decided_by:
+            facts["decision"] = event.message
+            self._add_decision(facts, event.decided_by, "")
+            if run.has_texts and event.answer:
+                facts["answer"] = run.mask(event.answer[:MASKED_BEYOND])[:ANSWER_CHARACTERS]
         elif run.has_texts:  # a progress message is text of a tool
             facts["message"] = run.mask(event.message[:MASKED_BEYOND])[:PREVIEW_CHARACTERS]
         return "call_progress", at, choice, event.turn, facts

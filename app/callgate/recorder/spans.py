@@ -340,6 +340,8 @@ class _SpanReader:
             name = "waiting_for_approval"
         elif facts.get("approved"):
             name = "approved"
+        elif "input" in facts:
+            name = "waiting_for_input"
         else:
             name = ""
         if name:

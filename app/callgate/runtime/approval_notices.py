@@ -95,7 +95,9 @@ class ApprovalNotices:
 
 
 def _log_fields(approval: PendingApproval) -> dict[str, Any]:
+    asked = {} if approval.question is None else {"server": approval.question.server, "mode": approval.question.mode}
     return {
+        **asked,
         "approval": approval.id,
         "tool": approval.tool.name,
         "hash": approval.hash,

@@ -9,6 +9,13 @@ def may_have_more_keys(config: Config) -> bool:
     return config.data_dir is not None or config.ledger.url is not None
 
 
+def nobody_may_answer(config: Config) -> bool:
+    """True if no caller may answer what a tool asks while it runs."""
+    if config.approvals.input == "own" and (config.keys or may_have_more_keys(config)):
+        return False
+    return nobody_may_approve(config)
+
+
 def nobody_may_approve(config: Config) -> bool:
     """True if no caller may decide about approvals: none of the keys, or nobody without one where none is required."""
     if config.auth == "off" or not (config.keys or may_have_more_keys(config)):

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from callgate.callers.caller import Caller
+from callgate.callers.caller import Caller, owner_name
 from callgate.calls.legal_names import RESERVED_PREFIX
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.config.schema.whole import Config
@@ -15,7 +15,7 @@ from callgate.conversation.ports import Message, Toolbox
 from callgate.models import litellm_model
 from callgate.models.catalogue import Catalogue
 from callgate.models.vision import reads_files, sees_images
-from callgate.runtime.approvers import nobody_may_approve
+from callgate.runtime.approvers import nobody_may_answer, nobody_may_approve
 from callgate.runtime.route import Route
 from callgate.runtime.shared import SharedResources
 from callgate.state.entry import Ledger, NoLedger
@@ -83,12 +83,13 @@ class Toolboxes:
         self._log_content = config.logging.content
         self._shared = shared
         self._ask = None
+        self._put = None
+        seconds = config.approvals.timeout_seconds
+        most = config.approvals.max_waiting
         if not nobody_may_approve(config):
-            self._ask = partial(
-                shared.decisions.ask,
-                seconds=config.approvals.timeout_seconds,
-                max_waiting=config.approvals.max_waiting,
-            )
+            self._ask = partial(shared.decisions.ask, seconds=seconds, max_waiting=most)
+        if not nobody_may_answer(config):
+            self._put = partial(shared.decisions.put, seconds=seconds, max_waiting=most)
         self._ledger = shared.ledger
         self._kept_results = shared.kept_results
         self._catalogue = catalogue
@@ -156,12 +157,16 @@ class Toolboxes:
         approve = None
         if self._ask is not None:
             approve = partial(self._ask, run_id=run_id, caller=caller.name)
+        put = None
+        if self._put is not None and tools.asks:
+            put = partial(self._put, run_id=run_id, caller=caller.name, owner=owner_name(caller))
         return RequestToolbox(
             server_tools=tools,
             client_tools=client_tools,
             run_id=run_id,
             limits=self._limits,
             approve=approve,
+            put=put,
             refusal=None if rights is None else partial(_refusal, rights),
             journal=self._journal(caller, run_id, ledger or self._ledger),
             results=pages,

@@ -77,7 +77,7 @@ class SharedResources:
         self.tracing = tracing
         self.approval_notices = ApprovalNotices(metrics, recorder, self.web)
         self.approvals = ApprovalQueue(self._approval_settled, on_waiting=self._approval_waits)
-        self.decisions = SharedApprovals(self.approvals)
+        self.decisions = SharedApprovals(self.approvals, sealer)
         self.threads = threads_of(config)
         self.processes = processes_of(config)
         self.parsers = parsers_of(config, self._count_failed_parser)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from callgate.config.load import Loaded
     from callgate.conversation.ports import ProgressReport, Report
     from callgate.tools.executor import Tool
+    from callgate.tools.questions import PersonsAnswer, Question
 
 NOT_WHOLE = 3
 """The exit code of a broken call."""
@@ -144,6 +145,7 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
             run_id="run_by_hand",
             limits=registry.limits,
             approve=_approving(yes=yes),
+            put=_put_at_terminal if sys.stdin.isatty() else None,
         )
         if registry.find(name) is None and (
             same_address := [tool for tool in registry.tools() if tool.address == name]
@@ -179,6 +181,27 @@ def _approving(*, yes: bool) -> Any:
         return Failed("Not run: this tool needs approval; --yes gives it.", FailureKind.REFUSED)
 
     return approve
+
+
+async def _put_at_terminal(
+    question: "Question", tool: "Tool", call: "ReadyCall", report: "Report", key: str, number: int
+) -> "PersonsAnswer":
+    """Put a question of the running tool to the user of the command."""
+    from callgate.tools.approvals.form_filling import FormFilling, question_lines
+    from callgate.tools.questions import PersonsAnswer
+
+    for line in question_lines({**question.facts(), "tool": tool.name}):
+        say(in_a_line(line), err=True)
+    is_form = question.form is not None
+    if not await asyncio.to_thread(typer.confirm, "Answer?" if is_form else "Did you open it?", err=True):
+        return PersonsAnswer("decline")
+    if question.form is None:
+        return PersonsAnswer("accept")
+    filling = FormFilling(question.form)
+    while (prompt := filling.prompt()) is not None:
+        if problem := filling.feed(await asyncio.to_thread(input, shown(f"  {prompt}"))):
+            say(f"  {problem}", err=True)
+    return PersonsAnswer("accept", filling.content)
 
 
 async def _report(progress: "ProgressReport") -> None:

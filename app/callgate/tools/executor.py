@@ -14,6 +14,7 @@ from callgate.conversation.ports import Report
 
 if TYPE_CHECKING:  # loads asyncio, which authors of tools do not need
     from callgate.tools.concurrency import ConcurrencyLimiter
+    from callgate.tools.questions import AskPerson
 
 
 class Safety(StrEnum):
@@ -55,6 +56,8 @@ class CallContext(msgspec.Struct, frozen=True, gc=False):
     report: Report
     max_bytes: int
     """The limit of the result, at which executors stop reading."""
+    ask: "AskPerson | None" = None
+    """Asks a person, for tools that may; None where nobody can be asked."""
 
 
 class Executor(Protocol):
@@ -94,6 +97,10 @@ class Tool:
     """The name that it claims, where `name` is only the name at its source."""
     offered: bool = False
     """It runs on workers, which begin only calls that are in the ledger as offered."""
+    asks: bool = False
+    """It may ask a person for input while it runs."""
+    title: str = ""
+    """Its name for people, where it has another."""
     schema_error: str = ""
     """Why its schema cannot be compiled."""
     queue: "ConcurrencyLimiter | None" = None

@@ -24,9 +24,11 @@ from callgate.conversation.ports import Begin, Message, Plan, Report, begin_at_o
 from callgate.http.backoff import full_jitter
 from callgate.http.trace_context import TRACE
 from callgate.tools.base64_files import without_files
+from callgate.tools.call_questions import CallQuestions
 from callgate.tools.concurrency import ConcurrencyLimits, QueueFull, Slots
 from callgate.tools.executor import CallContext, Safety, Tool
 from callgate.tools.own_tool import OwnTool
+from callgate.tools.questions import PersonsAnswer, Question
 from callgate.tools.read_more import ResultPages, read_more_apart_from
 from callgate.tools.registry import RegisteredTool
 from callgate.tools.results import bounded, is_plainly_fit
@@ -61,6 +63,10 @@ QUEUE_SECONDS = 30.0
 
 Approve: TypeAlias = Callable[[Tool, ReadyCall, Report, str], Awaitable[Failed | None]]
 """Waits for the approval of a call, and reports the wait; None lets the call run. The last argument is the call's key."""
+
+
+PutQuestion: TypeAlias = Callable[[Question, Tool, ReadyCall, Report, str, int], Awaitable[PersonsAnswer]]
+"""Puts a question of a running call to a person. The last arguments are the call's key, and the number of the question in it."""
 
 
 class Searching(Protocol):
@@ -124,7 +130,7 @@ retry_delay: Callable[[int], float] = partial(full_jitter, first=FIRST_DELAY, lo
 class ToolSet:
     """A set of server tools, in the formats that requests need."""
 
-    __slots__ = ("by_name", "definitions", "offer", "own_names", "read_more", "search", "writes")
+    __slots__ = ("asks", "by_name", "definitions", "offer", "own_names", "read_more", "search", "writes")
 
     def __init__(
         self,
@@ -147,6 +153,8 @@ class ToolSet:
         self.definitions: Sequence[msgspec.Raw] = tuple(tool.definition for tool in self.by_name.values())
         self.writes = any(tool.tool.policy.safety is not Safety.READ_ONLY for tool in self.by_name.values())
         """Whether any of them may have side effects."""
+        self.asks = any(tool.tool.asks for tool in self.by_name.values())
+        """Whether any of them may ask a person while it runs."""
         if search is not None and self.by_name:
             searched = search(self.by_name, taken_names)
             if searched.hidden:
@@ -200,6 +208,7 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     run_id: str = ""
     limits: ConcurrencyLimits = msgspec.field(default_factory=ConcurrencyLimits)
     approve: Approve | None = None
+    put: PutQuestion | None = None
     taint: Taint | None = None
     """Where a tool's results may hold words of others, what the chat has read of them."""
     refusal: Callable[[RegisteredTool], Failed | None] | None = None
@@ -307,6 +316,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         attempts = _Attempts(
             tool=entry.tool, call=call, context=self._context(entry.tool, record.key(), report), delay=self.delay
         )
+        if entry.tool.asks and self.put is not None:
+            attempts.let_ask(self.put)
         slots = Slots(self.limits.on_the_way_to(entry.address, entry.source, entry.tool.queue))
         try:
             outcome = await self._admitted(entry, attempts, slots, record, begin)
@@ -410,6 +421,18 @@ class _Attempts(msgspec.Struct, eq=False, kw_only=True):
     call: ReadyCall
     context: CallContext
     delay: Callable[[int], float]
+    questions: CallQuestions | None = None
+
+    def let_ask(self, put: PutQuestion) -> None:
+        """Have the tool ask a person while it runs."""
+        context = self.context
+        questions: CallQuestions
+
+        async def ask(question: Question) -> PersonsAnswer:
+            return await put(question, self.tool, self.call, context.report, context.key, questions.asked)
+
+        self.questions = questions = CallQuestions(ask)
+        self.context = replace(context, ask=questions.ask)
 
     async def outcome(self, slots: Slots) -> Outcome:
         """Return the tool's outcome within its timeout, with retries where they are safe and may help."""
@@ -424,7 +447,7 @@ class _Attempts(msgspec.Struct, eq=False, kw_only=True):
             if not isinstance(outcome, Failed) or outcome.kind not in _WORTH_TRYING_AGAIN:
                 return outcome
             failures += 1
-            if failures > retries:
+            if failures > retries or (self.questions is not None and self.questions.asked):
                 return outcome
             pause = self.delay(failures)
             if monotonic() + pause >= deadline:
@@ -434,7 +457,10 @@ class _Attempts(msgspec.Struct, eq=False, kw_only=True):
     async def _attempt(self, seconds: float, slots: Slots) -> Outcome:
         task = asyncio.create_task(_executed(self.tool, self.call, self.context), name=f"tool {self.tool.name}")
         try:
-            await asyncio.wait([task], timeout=max(seconds, 0.0))
+            if self.questions is None:
+                await asyncio.wait([task], timeout=max(seconds, 0.0))
+            else:
+                await self.questions.wait(task, seconds)
         except asyncio.CancelledError:
             await _stop(task, slots)
             raise

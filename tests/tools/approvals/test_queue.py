@@ -48,7 +48,7 @@ async def test_an_approved_call_may_run_and_is_written_down():
     office = Office()
     asking = office.ask(ready("send", {"to": "bob"}))
     asked = await office.one()
-    office.approvals.decide(asked.id, approve=True, by="eve")
+    office.approvals.decide(asked.id, ApprovalOutcome.APPROVED, by="eve")
     assert await asking is None
     assert office.approvals.waiting() == ()
     assert [(one.decision, one.by, one.approval.id) for one in office.log] == [
@@ -59,7 +59,7 @@ async def test_an_approved_call_may_run_and_is_written_down():
 async def test_a_denied_call_is_not_run_and_the_model_is_sent_the_reason():
     office = Office()
     asking = office.ask(ready("send"))
-    office.approvals.decide((await office.one()).id, approve=False, by="eve", reason="not on a Sunday")
+    office.approvals.decide((await office.one()).id, ApprovalOutcome.DENIED, by="eve", reason="not on a Sunday")
     refused = await asking
     assert isinstance(refused, Failed)
     assert refused.kind is FailureKind.REFUSED
@@ -73,7 +73,7 @@ async def test_no_decision_is_a_denial_and_the_model_is_sent_it():
     assert "nobody gave it within 0.01 s" in refused.text
     assert [one.decision for one in office.log] == [ApprovalOutcome.EXPIRED]
     with pytest.raises(ChatError) as late:
-        office.approvals.decide(office.log[0].approval.id, approve=True, by="eve")
+        office.approvals.decide(office.log[0].approval.id, ApprovalOutcome.APPROVED, by="eve")
     assert (late.value.status, late.value.code) == (409, "approval_expired")
 
 
@@ -87,27 +87,27 @@ async def test_who_leaves_withdraws_the_call():
     assert office.approvals.waiting() == ()
     assert [one.decision for one in office.log] == [ApprovalOutcome.WITHDRAWN]
     with pytest.raises(ChatError, match="withdrawn already"):
-        office.approvals.decide(asked.id, approve=True, by="eve")
+        office.approvals.decide(asked.id, ApprovalOutcome.APPROVED, by="eve")
 
 
 async def test_a_decision_counts_once():
     office = Office()
     asking = office.ask(ready("send"))
     asked = await office.one()
-    office.approvals.decide(asked.id, approve=False, by="eve")
+    office.approvals.decide(asked.id, ApprovalOutcome.DENIED, by="eve")
     with pytest.raises(ChatError) as twice:  # before the one who waits has even woken up
-        office.approvals.decide(asked.id, approve=True, by="mallory")
+        office.approvals.decide(asked.id, ApprovalOutcome.APPROVED, by="mallory")
     assert twice.value.code == "approval_denied"
     assert await asking is not None
     with pytest.raises(ChatError) as later:
-        office.approvals.decide(asked.id, approve=True, by="mallory")
+        office.approvals.decide(asked.id, ApprovalOutcome.APPROVED, by="mallory")
     assert later.value.code == "approval_denied"
     assert [one.by for one in office.log] == ["eve"]
 
 
 async def test_an_id_that_never_was_is_not_found():
     with pytest.raises(ChatError) as unknown:
-        Office().approvals.decide("apr_0", approve=True, by="eve")
+        Office().approvals.decide("apr_0", ApprovalOutcome.APPROVED, by="eve")
     assert unknown.value.status == 404
 
 
@@ -117,12 +117,12 @@ async def test_a_decision_that_names_another_hash_decides_nothing():
     asked = await office.one()
     other = hash_of(ready("send", {"to": "mallory"}))
     with pytest.raises(ChatError) as wrong:
-        office.approvals.decide(asked.id, approve=True, by="eve", hash=other)
+        office.approvals.decide(asked.id, ApprovalOutcome.APPROVED, by="eve", hash=other)
     assert (wrong.value.status, wrong.value.code) == (409, "hash_mismatch")
     with pytest.raises(ChatError) as missing:
-        office.approvals.decide(asked.id, approve=True, by="eve", demand_hash=True)
+        office.approvals.decide(asked.id, ApprovalOutcome.APPROVED, by="eve", demand_hash=True)
     assert missing.value.code == "hash_required"
-    office.approvals.decide(asked.id, approve=True, by="eve", hash=asked.hash, demand_hash=True)
+    office.approvals.decide(asked.id, ApprovalOutcome.APPROVED, by="eve", hash=asked.hash, demand_hash=True)
     assert await asking is None
 
 
@@ -133,7 +133,7 @@ async def test_arguments_that_change_while_it_waits_are_not_run():
     asked = await office.one()
     call.arguments["to"].append("mallory")
     assert asked.call.arguments == {"to": ["bob"]}
-    office.approvals.decide(asked.id, approve=True, by="eve")
+    office.approvals.decide(asked.id, ApprovalOutcome.APPROVED, by="eve")
     refused = await asking
     assert isinstance(refused, Failed)
     assert "no longer" in refused.text
@@ -146,7 +146,7 @@ async def test_only_so_many_wait():
     refused = await office.ask(ready("send"), max_waiting=1)
     assert isinstance(refused, Failed)
     assert "too many" in refused.text
-    office.approvals.decide(asked.id, approve=True, by="eve")
+    office.approvals.decide(asked.id, ApprovalOutcome.APPROVED, by="eve")
     assert await first is None
 
 
@@ -159,7 +159,7 @@ async def test_one_caller_cannot_take_all_places():
     while len(office.approvals.waiting()) < 3:
         await office.approvals.changed()
     for asked in office.approvals.waiting():
-        office.approvals.decide(asked.id, approve=True, by="eve")
+        office.approvals.decide(asked.id, ApprovalOutcome.APPROVED, by="eve")
     assert [await each for each in waiting] == [None] * 3
 
 
@@ -172,7 +172,7 @@ async def test_the_wait_is_reported():
     office = Office()
     asking = office.ask(ready("send"), report)
     asked = await office.one()
-    office.approvals.decide(asked.id, approve=True, by="eve")
+    office.approvals.decide(asked.id, ApprovalOutcome.APPROVED, by="eve")
     await asking
     assert said == [f"waiting for approval {asked.id}", "approved"]
 
@@ -193,7 +193,7 @@ async def test_what_is_over_is_remembered_but_not_for_ever():
     for _ in range(KEPT_SETTLED + 1):
         await office.approvals.ask(SEND, ready("send"), silent, run_id="r", caller="ann", seconds=0, max_waiting=1)
     with pytest.raises(ChatError) as forgotten:
-        office.approvals.decide(office.log[0].approval.id, approve=True, by="eve")
+        office.approvals.decide(office.log[0].approval.id, ApprovalOutcome.APPROVED, by="eve")
     assert forgotten.value.status == 404
 
 

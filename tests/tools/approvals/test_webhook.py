@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from callgate.calls.states import ReadyCall
 from callgate.conversation.ports import ProgressReport
-from callgate.tools.approvals.queue import ApprovalQueue, PendingApproval
+from callgate.tools.approvals.queue import ApprovalOutcome, ApprovalQueue, PendingApproval
 from callgate.tools.approvals.webhook import TRIES, ApprovalWebhook, WebhookSpec
 from callgate.tools.executor import Tool
 from callgate.tools.kinds.http.addresses import PUBLIC_ONLY, AddressRules
@@ -203,7 +203,7 @@ async def test_a_call_does_not_wait_for_its_message() -> None:
 
         async def report(progress: ProgressReport) -> None:
             if waiting := queue.waiting():
-                queue.decide(waiting[0].id, approve=True, by="alice")
+                queue.decide(waiting[0].id, ApprovalOutcome.APPROVED, by="alice")
 
         tool, call = pending_approval().tool, pending_approval().call
         async with asyncio.timeout(30):

@@ -33,8 +33,9 @@ def story(run: RecordedRun, replays: Iterable[str], *, content: bool) -> Iterato
                 yield from _turn(event, shown_texts)
             case "call_progress" if "approval" in event.facts:
                 yield f"  ⏸ {in_a_line(str(event.facts['id']))} waits for a person, from {event.at:.3f} s"
-            case "call_progress" if event.facts.get("approved"):
-                yield f"  ▶ {in_a_line(str(event.facts['id']))} was approved at {event.at:.3f} s"
+            case "call_progress" if "input" in event.facts or event.facts.get("approved"):
+                what = "asked a person" if "input" in event.facts else "was approved"
+                yield f"  ▶ {in_a_line(str(event.facts['id']))} {what} at {event.at:.3f} s"
             case "call_ended":
                 facts = event.facts
                 mark = "✓" if facts["outcome"] == "returned" else "✗"

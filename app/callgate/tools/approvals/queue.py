@@ -1,7 +1,7 @@
-"""The queue of calls that wait for a person's approval. It survives a reload.
+"""The queue of calls that wait for a person: for an approval before they run, or for an answer while they run. It survives a reload.
 
 A decision is about one call with exactly the arguments that were shown, and counts once. Without a decision a call is denied
-after a timeout. `ApprovalRule` decides which calls need approval, keys who may decide.
+after a timeout, and a question is cancelled. `ApprovalRule` decides which calls need approval, keys who may decide.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import json
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -20,8 +20,17 @@ from typing import Any
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import Report, approved_by, waits_for_approval
+from callgate.conversation.ports import ProgressReport, Report, approved_by, waits_for_approval, waits_for_input
 from callgate.tools.executor import Tool
+from callgate.tools.questions import (
+    Action,
+    BadAnswer,
+    NobodyToAsk,
+    PersonsAnswer,
+    Question,
+    check_content,
+    masked_content,
+)
 
 OF_ONE = 2
 """One caller may have one waiting call in so many, so that there is room for others."""
@@ -37,6 +46,28 @@ class ApprovalOutcome(StrEnum):
     EXPIRED = "expired"
     WITHDRAWN = "withdrawn"
     """The client disconnected, or its request timed out."""
+    ANSWERED = "answered"
+    """A question was answered; the others are no answers."""
+    DECLINED = "declined"
+    CANCELLED = "cancelled"
+
+
+INPUT = "input"
+"""The `kind` of a question, where for a call that waits for approval the kind of its tool stands."""
+ACTIONS: dict[ApprovalOutcome, Action] = {
+    ApprovalOutcome.ANSWERED: "accept",
+    ApprovalOutcome.DECLINED: "decline",
+}
+"""What a server is told of the end of its question; `cancel` for all else."""
+DECISIONS = {
+    "approve": ApprovalOutcome.APPROVED,
+    "deny": ApprovalOutcome.DENIED,
+    "answer": ApprovalOutcome.ANSWERED,
+    "decline": ApprovalOutcome.DECLINED,
+    "cancel": ApprovalOutcome.CANCELLED,
+}
+"""The words of a decision."""
+OF_QUESTIONS = frozenset({ApprovalOutcome.ANSWERED, ApprovalOutcome.DECLINED, ApprovalOutcome.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +84,19 @@ class PendingApproval:
     caller: str
     since: float
     expires: float
+    question: Question | None = None
+    """What the running call asks; None where it waits to run."""
+    owner: str = ""
+    """Whose request it is, where no key's name can be taken for nobody's."""
 
     def facts(self) -> dict[str, Any]:
         """Describe the call for people."""
+        facts = self._facts_of_call()
+        if self.question is None:
+            return facts
+        return {**facts, "kind": INPUT, "owner": self.owner, **self.question.facts()}
+
+    def _facts_of_call(self) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": "approval",
@@ -82,6 +123,12 @@ class SettledApproval:
     decision: ApprovalOutcome
     by: str = ""
     reason: str = ""
+    content: Mapping[str, Any] | None = None
+    """What was filled into the form of a question."""
+
+    def answer(self) -> PersonsAnswer:
+        """Return the answer to a question."""
+        return PersonsAnswer(ACTIONS.get(self.decision, "cancel"), self.content)
 
 
 class ApprovalQueue:
@@ -119,12 +166,11 @@ class ApprovalQueue:
     ) -> Failed | None:
         """Wait for a decision about a call. Return None when it may run, else the failure for the model. `grace`: how long a
         decision may take to arrive from another process. `id`: of an earlier approval in another process."""
-        of_caller = sum(approval.caller == caller for approval, _ in self._waiting.values())
-        if len(self._waiting) >= max_waiting or of_caller >= max(max_waiting // OF_ONE, 1):
+        if self._is_full(caller, max_waiting):
             return Failed("Not run: too many calls wait for approval already. Try again later.", FailureKind.REFUSED)
         since = self._now()
         approval = PendingApproval(
-            id=id if id and id not in self._waiting else f"apr_{secrets.token_hex(8)}",
+            id=self._new_id(id),
             tool=tool,
             call=copy.deepcopy(call),
             hash=hash_of(call),
@@ -133,14 +179,71 @@ class ApprovalQueue:
             since=since,
             expires=since + seconds,
         )
+        settled = await self._settled_of(approval, report, waits_for_approval(approval.id), seconds + grace)
+        refusal = refusal_of(settled.decision, settled.by, settled.reason, seconds)
+        if refusal is None and hash_of(call) != approval.hash:
+            text = "Not run: its arguments are no longer those that were approved."
+            refusal = Failed(text, FailureKind.REFUSED)
+        if refusal is None:
+            await report(approved_by(settled.by, settled.reason))
+        return refusal
+
+    async def put(
+        self,
+        question: Question,
+        tool: Tool,
+        call: ReadyCall,
+        report: Report,
+        *,
+        run_id: str,
+        caller: str,
+        owner: str,
+        seconds: float,
+        max_waiting: int,
+        grace: float = 0.0,
+        id: str = "",
+    ) -> PersonsAnswer:
+        """Put a question of a running call to a person, and wait for the answer. Raises `NobodyToAsk`."""
+        if self._is_full(caller, max_waiting):
+            raise NobodyToAsk("too many calls wait for a person already")
+        since = self._now()
+        approval = PendingApproval(
+            id=self._new_id(id),
+            tool=tool,
+            call=copy.deepcopy(call),
+            hash=hash_of_question(call, question),
+            run_id=run_id,
+            caller=caller,
+            since=since,
+            expires=since + seconds,
+            question=question,
+            owner=owner,
+        )
+        settled = await self._settled_of(approval, report, waits_for_input(approval.id), seconds + grace)
+        await report(told_of(question, settled.answer(), settled.by))
+        return settled.answer()
+
+    def _is_full(self, caller: str, max_waiting: int) -> bool:
+        of_caller = sum(approval.caller == caller for approval, _ in self._waiting.values())
+        return len(self._waiting) >= max_waiting or of_caller >= max(max_waiting // OF_ONE, 1)
+
+    def _new_id(self, id: str) -> str:
+        if id and id not in self._waiting:
+            return id
+        return f"apr_{secrets.token_hex(8)}"
+
+    async def _settled_of(
+        self, approval: PendingApproval, report: Report, waits: ProgressReport, seconds: float
+    ) -> SettledApproval:
+        """Have a call wait for its decision; return that, or what became of it without one."""
         answer: asyncio.Future[SettledApproval] = asyncio.get_running_loop().create_future()
         self._waiting[approval.id] = approval, answer
         self._notify()
         settled = SettledApproval(approval, ApprovalOutcome.WITHDRAWN)
         try:
             self._on_waiting(approval)
-            await report(waits_for_approval(approval.id))
-            await asyncio.wait([answer], timeout=seconds + grace)
+            await report(waits)
+            await asyncio.wait([answer], timeout=seconds)
             if answer.done():
                 settled = answer.result()
             else:
@@ -154,18 +257,22 @@ class ApprovalQueue:
                 self._settled.popitem(last=False)
             self._notify()
             self._audit(settled)
-        refusal = refusal_of(settled.decision, settled.by, settled.reason, seconds)
-        if refusal is None and hash_of(call) != approval.hash:
-            text = "Not run: its arguments are no longer those that were approved."
-            refusal = Failed(text, FailureKind.REFUSED)
-        if refusal is None:
-            await report(approved_by(settled.by, settled.reason))
-        return refusal
+        return settled
 
     def decide(
-        self, id: str, *, approve: bool, by: str, reason: str = "", hash: str | None = None, demand_hash: bool = False
+        self,
+        id: str,
+        decision: ApprovalOutcome,
+        *,
+        by: str,
+        reason: str = "",
+        content: Any = None,
+        hash: str | None = None,
+        demand_hash: bool = False,
+        owner: str | None = None,
     ) -> SettledApproval:
-        """Approve or deny a waiting call. Raises `ChatError` where it does not wait."""
+        """Approve or deny a waiting call, or answer its question. Raises `ChatError` where it does not wait. `owner`: of whoever
+        may only answer the questions of his own requests."""
         if id in self._waiting and not self._waiting[id][1].done():
             approval, answer = self._waiting[id]
         else:
@@ -174,12 +281,11 @@ class ApprovalQueue:
             if id in self._settled:
                 raise too_late(self._settled[id])
             raise not_found()
+        facts = approval.facts()
+        check_owner(facts, owner)
         check_hash(hash, approval.hash, demanded=demand_hash)
-        if approve:
-            decision = ApprovalOutcome.APPROVED
-        else:
-            decision = ApprovalOutcome.DENIED
-        settled = SettledApproval(approval, decision, by, reason.strip()[:MAX_REASON])
+        content = check_decision(facts, decision, content)
+        settled = SettledApproval(approval, decision, by, reason.strip()[:MAX_REASON], content)
         answer.set_result(settled)
         return settled
 
@@ -213,6 +319,52 @@ def hash_of(call: ReadyCall) -> str:
     """Hash a call's tool and arguments, independent of the order of keys."""
     text = json.dumps([call.name, call.arguments], sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def hash_of_question(call: ReadyCall, question: Question) -> str:
+    """Hash a question with the call that asks it."""
+    facts = question.facts()
+    text = json.dumps([call.name, call.arguments, facts], sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def told_of(question: Question, answer: PersonsAnswer, by: str) -> ProgressReport:
+    """Return what the run is told of an answer: the fields that ask for secrets are masked."""
+    content = ""
+    if answer.content is not None and question.form is not None:
+        content = json.dumps(masked_content(question.form, answer.content), ensure_ascii=False)
+    return ProgressReport(WORDS_OF_ACTION[answer.action], decided_by=by, answer=content)
+
+
+WORDS_OF_ACTION: dict[Action, str] = {"accept": "answered", "decline": "declined", "cancel": "not answered"}
+
+
+def check_owner(facts: Mapping[str, Any], owner: str | None) -> None:
+    """Refuse a decision of who may only answer the questions of his own requests about anything else."""
+    if owner is not None and not (facts["kind"] == INPUT and facts["owner"] == owner):
+        raise not_found()
+
+
+def check_decision(facts: Mapping[str, Any], decision: ApprovalOutcome, content: Any) -> dict[str, Any] | None:
+    """Return the content of an answer. Raises `ChatError` for a decision that does not fit what waits."""
+    is_question = facts["kind"] == INPUT
+    if is_question is not (decision in OF_QUESTIONS):
+        if is_question:
+            message = "A tool asks a question here: the decision is `answer`, `decline` or `cancel`."
+        else:
+            message = "A call waits to run here: the decision is `approve` or `deny`."
+        raise ChatError(400, message, param="decision", code="invalid_decision")
+    if decision is not ApprovalOutcome.ANSWERED or "schema" not in facts:
+        if content is not None:
+            raise ChatError(400, "Only the answer to a form has `content`.", param="content", code="invalid_content")
+        return None
+    try:
+        return check_content(facts["schema"], content)
+    except BadAnswer as error:
+        place = f"content.{error.field}" if error.field else "content"
+        raise ChatError(
+            400, f"The answer does not fit the form: {error}", param=place, code="invalid_content"
+        ) from None
 
 
 def check_hash(sent_hash: str | None, hash_of_call: str, *, demanded: bool) -> None:

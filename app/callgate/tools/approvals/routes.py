@@ -1,4 +1,4 @@
-"""`/v1/approvals`: lists the calls that wait for a person's approval, and takes decisions."""
+"""`/v1/approvals`: lists the calls that wait for a person's approval or answer, and takes decisions."""
 
 from typing import Any, Literal
 
@@ -11,17 +11,20 @@ from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.json_body import read_json_body
 from callgate.api.rights import caller_of, check_decider
 from callgate.runtime.manager import RuntimeManager
+from callgate.tools.approvals.queue import DECISIONS, INPUT
 
 BODY_BYTES = 65_536
-EXAMPLE = '{"decision": "approve"} or {"decision": "deny", "reason": "…"}'
+EXAMPLE = '{"decision": "approve"}, {"decision": "deny", "reason": "…"}, or {"decision": "answer", "content": {…}}'
 
 
 class Decision(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a decision."""
 
-    decision: Literal["approve", "deny"]
+    decision: Literal["approve", "deny", "answer", "decline", "cancel"]
     reason: str = ""
     """Sent to the model when the call is denied."""
+    content: dict[str, Any] | None = None
+    """What is filled into the form of a question."""
     hash: str | None = None
     """The hash of the call's arguments, as listed."""
 
@@ -37,27 +40,32 @@ def approval_routes(manager: RuntimeManager) -> APIRouter:
 
     @router.get("/v1/approvals", summary="The calls that wait for approval", responses={403: wrong[403]})
     async def list_waiting(request: Request) -> Response:
-        check_decider(manager.current, caller_of(request, "approvals"))
-        return _json({"object": "list", "data": await manager.shared.decisions.waiting()})
+        owner = check_decider(manager.current, caller_of(request, "approvals"))
+        waiting = await manager.shared.decisions.waiting()
+        if owner is not None:
+            waiting = [facts for facts in waiting if facts["kind"] == INPUT and facts["owner"] == owner]
+        return _json({"object": "list", "data": waiting})
 
     @router.post(
         "/v1/approvals/{id}",  # noqa: FAST003 - read from the request, see `in_path`
-        summary="Approve or deny one call",
+        summary="Approve or deny one call, or answer what it asks",
         responses=wrong,
         openapi_extra=in_path("id"),
     )
     async def decide(request: Request) -> Response:
         caller = caller_of(request, "approvals")
-        check_decider(manager.current, caller)
+        owner = check_decider(manager.current, caller)
         body = await read_counted(request.receive, BODY_BYTES)
         decision = read_json_body(body, Decision, EXAMPLE)
         decided = await manager.shared.decisions.decide(
             request.path_params["id"],
-            approve=decision.decision == "approve",
+            DECISIONS[decision.decision],
             by=caller.name,
             reason=decision.reason,
+            content=decision.content,
             hash=decision.hash,
             demand_hash=manager.current.config.approvals.demand_hash,
+            owner=owner,
         )
         return _json(decided)
 

@@ -83,6 +83,9 @@ class Approvals(Section):
     ] = "this_machine"
     """Who may decide about calls where no key is required. `this_machine`: whoever asks, where nobody else can, on loopback; the
     operator alone at his machine needs no key for his first tool. `everybody`: also on an address that others reach."""
+    input: Annotated[Literal["approvers", "own"], WidensTo(("approvers", "own"))] = "approvers"
+    """Who may answer what a tool asks while it runs, by `elicitation` of its server: whoever may decide about calls. `own`: a key also for
+    its own requests, since the question is often for their user."""
     timeout_seconds: Seconds = 300.0
     """How long a call waits; then it is not run, and the model gets that as its result. `limits.request_seconds` goes on meanwhile."""
     max_waiting: Count = 100

@@ -3,6 +3,9 @@
 The row in the ledger decides: only one `UPDATE … WHERE state = 'waiting'` succeeds. The process where the call waits polls
 for decisions. A call of a durable run keeps its row when another process resumes the run, so that a decision stays valid.
 Without a ledger there is one process with its queue.
+
+A question that a running call asks is such a row too. Its answer lies sealed where the reason of a denial stands, until the process
+where the call runs has taken it; an answer to a durable run as long as the row, since the run may be carried on.
 """
 
 import asyncio
@@ -17,24 +20,32 @@ import structlog
 from callgate.calls.outcome import Failed
 from callgate.calls.states import ReadyCall
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import Report, approved_by, waits_for_approval
+from callgate.conversation.ports import Report, approved_by, waits_for_approval, waits_for_input
 from callgate.state.database import Database, DatabaseAway
 from callgate.state.ledger import SharedLedger
+from callgate.state.sealing import NotSealedHere, Sealer
 from callgate.tools.approvals.queue import (
+    ACTIONS,
+    INPUT,
     MAX_REASON,
     ApprovalOutcome,
     ApprovalQueue,
     PendingApproval,
     SettledApproval,
+    check_decision,
     check_hash,
+    check_owner,
     hash_of,
+    hash_of_question,
     not_found,
     refusal_of,
+    told_of,
     too_late,
 )
 from callgate.tools.executor import Tool
-from callgate.untrusted.doors import OWN_BYTES, Door, Untrusted
-from callgate.untrusted.readers import READ_ERRORS, read_leniently
+from callgate.tools.questions import PersonsAnswer, Question
+from callgate.untrusted.doors import OWN_BYTES, Door, Untrusted, written_here
+from callgate.untrusted.readers import READ_ERRORS, json_reader, read_leniently
 from callgate.untrusted.slices import open_in_slices
 from callgate.untrusted.work import TurnShare
 
@@ -58,6 +69,7 @@ _DECIDE: Final = (
     " AND process IN (SELECT name FROM processes WHERE seen_at > {now} - CAST(?1 AS {real})) RETURNING id"
 )
 """Not where its process is gone: no process would run it, and one that resumes the run asks again."""
+_FORGET: Final = "UPDATE approvals SET reason = '' WHERE id = ?1 AND process = ?2 RETURNING id"
 _END: Final = "UPDATE approvals SET state = ?2 WHERE id = ?1 AND process = ?3 AND state = 'waiting' RETURNING id"
 _DECISION: Final = (
     "SELECT state, decided_by, reason FROM approvals WHERE id = ?1 AND hash = ?2 AND state IN ('approved', 'denied')"
@@ -73,6 +85,27 @@ audit = structlog.get_logger("callgate.audit")
 
 FACTS: Final = Door(name="call that waits for approval", bytes=OWN_BYTES)
 """Its arguments were counted when the model wrote them."""
+SEALED_FOR: Final = "answer to a tool's question"
+
+
+class _SealedAnswer(msgspec.Struct):
+    """An answer in a row."""
+
+    decision: ApprovalOutcome
+    content: dict[str, Any] | None = None
+
+
+_read_answer = json_reader(_SealedAnswer)
+_STATES: Final = {
+    ApprovalOutcome.ANSWERED: ApprovalOutcome.APPROVED,
+    ApprovalOutcome.DECLINED: ApprovalOutcome.DENIED,
+    ApprovalOutcome.CANCELLED: ApprovalOutcome.DENIED,
+}
+"""The state of a row for the end of a question; what was decided is sealed in it."""
+_ENDS_OF_QUESTIONS: Final = {
+    ApprovalOutcome.APPROVED: ApprovalOutcome.ANSWERED,
+    ApprovalOutcome.DENIED: ApprovalOutcome.DECLINED,
+}
 
 
 async def _facts_in(id: str, facts: str) -> dict[str, Any]:
@@ -90,8 +123,12 @@ async def _facts_in(id: str, facts: str) -> dict[str, Any]:
 class SharedApprovals:
     """Shares the calls that wait in this process through the ledger, and shows those of the others."""
 
-    def __init__(self, queue: ApprovalQueue) -> None:
+    def __init__(self, queue: ApprovalQueue, sealer: Sealer) -> None:
+        """`sealer` seals what was filled into forms, for the process where the call runs."""
         self._queue = queue
+        self._sealer = sealer
+        self._of_durable_runs: set[str] = set()
+        """The questions whose answers another process may need, if it carries their run on."""
         self._database: Database | None = None
         self._process = ""
         self._dead_after = 0.0
@@ -155,6 +192,76 @@ class SharedApprovals:
             id=id,
         )
 
+    async def put(
+        self,
+        question: Question,
+        tool: Tool,
+        call: ReadyCall,
+        report: Report,
+        key: str,
+        number: int,
+        *,
+        run_id: str,
+        caller: str,
+        owner: str,
+        seconds: float,
+        max_waiting: int,
+    ) -> PersonsAnswer:
+        """Put a question of this running call to a person, and wait for the answer. `number`: of the question in its call. Raises
+        `NobodyToAsk`."""
+        id = ""
+        grace = 0.0
+        if self._database is not None:
+            grace = GRACE_SECONDS
+            if key.startswith(f"{run_id}/"):  # of a durable run, whose earlier process may have asked
+                hash = hash_of_question(call, question)
+                id = "apr_" + hashlib.sha256(f"{key} {hash} {number}".encode()).hexdigest()[:16]
+                if (decided := await self._remembered(self._database, id, hash)) is not None:
+                    _, by, sealed = decided
+                    decision, content = self._opened(id, sealed)
+                    answer = PersonsAnswer(ACTIONS.get(decision, "cancel"), content)
+                    audit.info(
+                        "approval_remembered",
+                        decision=str(decision),
+                        by=by,
+                        approval=id,
+                        tool=tool.name,
+                        hash=hash,
+                        caller=caller,
+                        run_id=run_id,
+                        call_id=call.id,
+                    )
+                    await report(waits_for_input(id))
+                    await report(told_of(question, answer, by))
+                    return answer
+                self._of_durable_runs.add(id)
+        try:
+            return await self._queue.put(
+                question,
+                tool,
+                call,
+                report,
+                run_id=run_id,
+                caller=caller,
+                owner=owner,
+                seconds=seconds,
+                max_waiting=max_waiting,
+                grace=grace,
+                id=id,
+            )
+        finally:
+            self._of_durable_runs.discard(id)
+
+    def _opened(self, id: str, sealed: str) -> tuple[ApprovalOutcome, dict[str, Any] | None]:
+        """Return the answer that was sealed for a question; cancelled where it cannot be opened, which is logged."""
+        try:
+            answer = _read_answer(written_here(self._sealer.open(SEALED_FOR, id, sealed)))
+        except (NotSealedHere, *READ_ERRORS) as error:
+            todo = "give all processes the same CALLGATE_SECRET"
+            log.error("answer_unreadable", approval=id, error=str(error), todo=todo)  # noqa: TRY400 - the reason is all there is to say
+            return ApprovalOutcome.CANCELLED, None
+        return answer.decision, answer.content
+
     async def _remembered(self, database: Database, id: str, hash: str) -> tuple[ApprovalOutcome, str, str] | None:
         with contextlib.suppress(DatabaseAway):  # then it waits until that is back, and for its decision
             for state, by, reason in await database.fetch(_DECISION, id, hash):
@@ -179,11 +286,30 @@ class SharedApprovals:
         return waiting
 
     async def decide(
-        self, id: str, *, approve: bool, by: str, reason: str = "", hash: str | None = None, demand_hash: bool = False
+        self,
+        id: str,
+        decision: ApprovalOutcome,
+        *,
+        by: str,
+        reason: str = "",
+        content: Any = None,
+        hash: str | None = None,
+        demand_hash: bool = False,
+        owner: str | None = None,
     ) -> dict[str, Any]:
-        """Approve or deny a waiting call of any process. Raises `ChatError` where it does not wait."""
+        """Approve or deny a waiting call of any process, or answer its question. Raises `ChatError` where it does not wait. `owner`:
+        of whoever may only answer the questions of his own requests."""
         if self._database is None:
-            settled = self._queue.decide(id, approve=approve, by=by, reason=reason, hash=hash, demand_hash=demand_hash)
+            settled = self._queue.decide(
+                id,
+                decision,
+                by=by,
+                reason=reason,
+                content=content,
+                hash=hash,
+                demand_hash=demand_hash,
+                owner=owner,
+            )
             return {**settled.approval.facts(), "decision": str(settled.decision), "by": settled.by}
         if (written := self._written.get(id)) is not None:
             await asyncio.wait({written})
@@ -194,19 +320,22 @@ class SharedApprovals:
             raise not_found()
         encoded_facts, of, state = rows[0]
         facts = await _facts_in(id, encoded_facts)
+        check_owner(facts, owner)
         check_hash(hash, of, demanded=demand_hash)
-        if approve:
-            decision = ApprovalOutcome.APPROVED
-        else:
-            decision = ApprovalOutcome.DENIED
+        content = check_decision(facts, decision, content)
         reason = reason.strip()[:MAX_REASON]
-        values = (self._dead_after, id, decision.value, by, reason)
+        if facts["kind"] == INPUT:
+            reason = self._sealer.seal(SEALED_FOR, id, msgspec.json.encode(_SealedAnswer(decision, content)))
+        values = (self._dead_after, id, _STATES.get(decision, decision).value, by, reason)
         if state != "waiting" or not await self._fetch(_DECIDE, *values):
             [[state, is_over]] = await self._fetch("SELECT state, expires <= {now} FROM approvals WHERE id = ?1", id)
             if state == "waiting":
                 raise too_late(ApprovalOutcome.EXPIRED if is_over else ApprovalOutcome.WITHDRAWN)
-            raise too_late(ApprovalOutcome(state))
-        self._apply(id, approve=approve, by=by, reason=reason)
+            settled_as = ApprovalOutcome(state)
+            if facts["kind"] == INPUT:
+                settled_as = _ENDS_OF_QUESTIONS.get(settled_as, settled_as)
+            raise too_late(settled_as)
+        self._apply(id, ApprovalOutcome(values[2]), by, reason)
         return {**facts, "decision": str(decision), "by": by}
 
     # -- from the queue of this process
@@ -225,7 +354,10 @@ class SharedApprovals:
         written = self._written.pop(settled.approval.id, None)
         if self._database is None or written is None:
             return
-        task = asyncio.create_task(self._end(self._database, settled, written), name="end of an approval")
+        is_durable = settled.approval.id in self._of_durable_runs
+        task = asyncio.create_task(
+            self._end(self._database, settled, written, is_durable=is_durable), name="end of an approval"
+        )
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -250,11 +382,15 @@ class SharedApprovals:
                     continue
             return
 
-    async def _end(self, database: Database, settled: SettledApproval, written: "asyncio.Task[None]") -> None:
+    async def _end(
+        self, database: Database, settled: SettledApproval, written: "asyncio.Task[None]", *, is_durable: bool
+    ) -> None:
         await asyncio.wait({written})
         with contextlib.suppress(DatabaseAway):  # its row expires by itself
             if settled.decision in {ApprovalOutcome.EXPIRED, ApprovalOutcome.WITHDRAWN}:
                 await database.fetch(_END, settled.approval.id, settled.decision.value, self._process)
+            if settled.approval.question is not None and not is_durable:
+                await database.fetch(_FORGET, settled.approval.id, self._process)
             await database.fetch(_PRUNE, KEPT_SECONDS)
 
     async def _look(self, database: Database) -> None:
@@ -263,11 +399,18 @@ class SharedApprovals:
             await asyncio.sleep(LOOK_SECONDS)
             with contextlib.suppress(DatabaseAway):  # logged by the ledger's presence
                 for id, state, by, reason in await database.fetch(_DECIDED, self._process, KEPT_SECONDS):
-                    self._apply(id, approve=state == "approved", by=by, reason=reason)
+                    self._apply(id, ApprovalOutcome(state), by, reason)
 
-    def _apply(self, id: str, *, approve: bool, by: str, reason: str) -> None:
-        if any(approval.id == id for approval in self._queue.waiting()):
-            self._queue.decide(id, approve=approve, by=by, reason=reason)
+    def _apply(self, id: str, decision: ApprovalOutcome, by: str, reason: str) -> None:
+        """Settle a call that waits here as its row says."""
+        approval = next((waiting for waiting in self._queue.waiting() if waiting.id == id), None)
+        if approval is None:
+            return
+        if approval.question is None:
+            self._queue.decide(id, decision, by=by, reason=reason)
+            return
+        decision, content = self._opened(id, reason)
+        self._queue.decide(id, decision, by=by, content=content)
 
     async def _fetch(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         assert self._database is not None, "asked where there is one"

@@ -19,6 +19,8 @@ from callgate.tools.approvals.queue import PendingApproval
 from callgate.tools.kinds.http.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.kinds.http.client import Request, Web, ask
 
+WITH_ARGUMENTS: Final = ("arguments", "message", "schema", "url")
+"""What only a webhook with `arguments` is sent: what a model wrote, and what a tool asks."""
 TRIES: Final = 10
 """Attempts within a minute and a half, for a restart of the receiver."""
 TRY_SECONDS: Final = 10.0
@@ -88,7 +90,8 @@ class ApprovalWebhook:
     async def _send(self, spec: WebhookSpec, approval: PendingApproval) -> None:
         facts = approval.facts()
         if not spec.with_arguments:
-            del facts["arguments"]
+            for name in WITH_ARGUMENTS:
+                facts.pop(name, None)
         facts = self._mask(facts)
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(approval.since))
         body = msgspec.json.encode({"type": "approval.waiting", "timestamp": when, "data": facts})

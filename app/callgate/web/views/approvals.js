@@ -4,6 +4,7 @@
 import { html, nothing, render, repeat } from "../lit.js";
 import { get, getExact } from "../api.js";
 import * as format from "../format.js";
+import { inputCard } from "./input_card.js";
 import { fail, notice } from "./shared.js";
 
 export const title = "Approvals";
@@ -58,7 +59,7 @@ async function load() {
   draw();
 }
 
-async function decide(call, /** @type {string} */ decision, /** @type {string} */ reason) {
+async function decide(call, /** @type {string} */ decision, /** @type {string} */ reason, /** @type {any} */ content = undefined) {
   if (sending.has(call.id)) return;
   if (performance.now() - moved < STEADY_MS) {
     notice("The cards have just moved: look again, then click.");
@@ -67,7 +68,7 @@ async function decide(call, /** @type {string} */ decision, /** @type {string} *
   sending.add(call.id);
   draw();
   try {
-    const said = await get(`v1/approvals/${encodeURIComponent(call.id)}`, { method: "POST", json: { decision, reason, hash: call.hash } });
+    const said = await get(`v1/approvals/${encodeURIComponent(call.id)}`, { method: "POST", json: { decision, reason, content, hash: call.hash } });
     settled.set(call.id, `${said.decision} by ${said.by}`);
   } catch (failure) {
     const { status, message } = /** @type {any} */ (failure);
@@ -96,6 +97,14 @@ function card(call, /** @type {number} */ now) {
     const said = /** @type {HTMLButtonElement | null} */ (event.submitter)?.value;
     if (said) decide(call, said, String(form.get("reason") ?? ""));
   };
+  if (call.kind === "input") {
+    const over = isOver ? settled.get(call.id) ?? "no longer waiting" : "";
+    const answer = (/** @type {string} */ decision, /** @type {any} */ content) => decide(call, decision, "", content);
+    const seconds = Math.max(0, Math.round(call.expires - now));
+    return html`<article class="card ${over ? "over" : ""}" aria-label="${call.tool} asks">
+      ${inputCard(call, { over, sending: sending.has(call.id), seconds, answer })}
+    </article>`;
+  }
   return html`<article class="card ${isOver ? "over" : ""}" aria-label="${call.tool} waits">
     <h3>${call.tool} <small>${call.safety ?? ""} · ${call.source ?? ""}</small></h3>
     <p>asked by <b>${call.caller}</b> · <a href="#/run/${encodeURIComponent(call.run)}?call=${encodeURIComponent(call.call)}">${call.run}</a> · since ${format.time(call.since)}

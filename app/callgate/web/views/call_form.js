@@ -13,8 +13,16 @@ function fieldsOf(schema) {
 /** @param {any} schema */
 function kindOf(schema) {
   if (!schema || typeof schema !== "object") return "json";
-  if (Array.isArray(schema.enum)) return "enum";
+  if (choicesOf(schema)) return "enum";
+  if (schema.type === "array" && choicesOf(schema.items)) return "several";
   return ["string", "integer", "number", "boolean"].includes(schema.type) ? schema.type : "json";
+}
+
+/** The values that may be chosen, with their titles; null where any may be given. @param {any} schema @returns {[any, string][] | null} */
+function choicesOf(schema) {
+  if (Array.isArray(schema?.enum)) return schema.enum.map((each) => [each, String(each)]);
+  if (!Array.isArray(schema?.oneOf) || !schema.oneOf.length || !schema.oneOf.every((each) => each && "const" in each)) return null;
+  return schema.oneOf.map((each) => [each.const, String(each.title ?? each.const)]);
 }
 
 /** The arguments as the schema's defaults have them, for the editor. @param {any} schema */
@@ -22,22 +30,26 @@ export function template(schema) {
   const fields = fieldsOf(schema) ?? [];
   const required = new Set(schema?.required ?? []);
   const filled = fields.filter(([name, each]) => required.has(name) || each?.default !== undefined);
-  const empty = { string: "", integer: 0, number: 0, boolean: false, json: null };
+  const empty = { string: "", integer: 0, number: 0, boolean: false, json: null, several: [] };
   const value = (each) =>
-    each?.default ?? (kindOf(each) === "enum" ? each.enum[0] : empty[/** @type {keyof typeof empty} */ (kindOf(each))]);
+    each?.default ?? (kindOf(each) === "enum" ? choicesOf(each)?.[0]?.[0] : empty[/** @type {keyof typeof empty} */ (kindOf(each))]);
   return JSON.stringify(Object.fromEntries(filled.map(([name, each]) => [name, value(each)])), null, 2);
 }
 
-/** @param {string} name @param {any} schema @param {boolean} required */
-function field(name, schema, required) {
+/** @param {string} name @param {any} schema @param {boolean} required @param {boolean} secret */
+function field(name, schema, required, secret) {
   const initial = schema?.default;
   const kind = kindOf(schema);
   let input;
   if (kind === "enum")
     input = html`<select name=${name} ?required=${required}>
       ${required && initial !== undefined ? nothing : html`<option value=""></option>`}
-      ${schema.enum.map((each) => html`<option value=${JSON.stringify(each)} ?selected=${each === initial}>${String(each)}</option>`)}
+      ${choicesOf(schema)?.map(([each, title]) => html`<option value=${JSON.stringify(each)} ?selected=${each === initial}>${title}</option>`)}
     </select>`;
+  else if (kind === "several")
+    input = html`<span class="choices">${choicesOf(schema.items)?.map(
+      ([each, title]) => html`<label><input type="checkbox" name=${name} value=${JSON.stringify(each)} ?checked=${initial?.includes(each)} /> ${title}</label>`,
+    )}</span>`;
   else if (kind === "boolean")
     input = html`<select name=${name} ?required=${required}>
       <option value=""></option>
@@ -45,18 +57,21 @@ function field(name, schema, required) {
     </select>`;
   else if (kind === "json")
     input = html`<textarea name=${name} rows="3" placeholder="JSON" spellcheck="false" ?required=${required}>${initial === undefined ? "" : JSON.stringify(initial)}</textarea>`;
-  else if (kind === "string") input = html`<input name=${name} .value=${initial ?? ""} ?required=${required && !(schema.minLength === 0)} />`;
+  else if (kind === "string") input = html`<input name=${name} type=${secret ? "password" : "text"} autocomplete="off" .value=${initial ?? ""} ?required=${required && !(schema.minLength === 0)} />`;
   else
     input = html`<input name=${name} type="number" step=${kind === "integer" ? "1" : "any"} min=${schema.minimum ?? nothing}
       max=${schema.maximum ?? nothing} .value=${initial === undefined ? "" : String(initial)} ?required=${required} />`;
   const note = schema?.description ? html`<small>${schema.description}</small>` : nothing;
-  return html`<label>${name}${required ? " *" : ""} ${note}${input}</label>`;
+  const title = `${schema?.title || name}${required ? " *" : ""}`;
+  // A label is of one control: several have a group around them.
+  if (kind === "several") return html`<fieldset><legend>${title} ${note}</legend>${input}</fieldset>`;
+  return html`<label>${title} ${note}${input}</label>`;
 }
 
-/** The form's fields, or null where the schema says too little for one. @param {any} schema */
-export function form(schema) {
+/** The form's fields, or null where the schema says too little for one. @param {any} schema @param {string[]} secrets */
+export function form(schema, secrets = []) {
   const required = new Set(schema?.required ?? []);
-  return fieldsOf(schema)?.map(([name, each]) => field(name, each, required.has(name))) ?? null;
+  return fieldsOf(schema)?.map(([name, each]) => field(name, each, required.has(name), secrets.includes(name))) ?? null;
 }
 
 /**
@@ -71,6 +86,11 @@ export function read(element, schema) {
     const text = String(data.get(name) ?? "");
     const kind = kindOf(each);
     const required = (schema.required ?? []).includes(name);
+    if (kind === "several") {
+      const chosen = data.getAll(name).map((every) => JSON.parse(String(every)));
+      if (chosen.length || required) found[name] = chosen;
+      continue;
+    }
     if (text === "" && !(kind === "string" && required)) continue;
     if (kind === "string") found[name] = text;
     else

@@ -230,7 +230,8 @@ function happen({ turns }, { kind, turn: index, choice = 0, at = 0, facts = {} }
       call.state = "waiting for approval";
       call.approval = facts.approval;
       loadWaiting();
-    } else if (kind === "call_progress") {
+    } else if (kind === "call_progress" && facts.input) call.state = "waiting for an answer";
+    else if (kind === "call_progress") {
       call.state = "running";
       call.progress = facts.approved ? "approved" : progress(facts);
     }
@@ -457,7 +458,9 @@ function drawCall(call) {
           <button value="approve">Approve</button> <button value="deny" class="quiet">Deny</button></form>`
       : call.state === "waiting for approval"
         ? html`<p><a href="#/approvals">${me?.approve ? "Decide" : "Waits for somebody who may decide"}</a></p>`
-        : nothing}
+        : call.state === "waiting for an answer"
+          ? html`<p><a href="#/approvals">Its server asks something: answer</a></p>`
+          : nothing}
     ${call.result === undefined ? nothing : html`<pre class="result" tabindex="0" aria-label="Result">${start(call.result)}</pre>`}
     ${(call.images ?? []).map((each) => html`<img src=${each} alt="What ${call.name} returned" />`)}
   </div>`;
@@ -471,4 +474,4 @@ function noSubmit(event) {
 /** Of a long text its beginning: the whole of it is in the run. @param {string} text @param {number} [most] */
 const start = (text, most = 4000) => (text.length > most ? `${text.slice(0, most)}… (${format.count(text.length)} characters)` : text);
 
-const MARKS = /** @type {const} */ ({ gathering: "pen", whole: "check", broken: "cross", running: "play", done: "check", failed: "cross", "handed back": "back", "waiting for approval": "pause" });
+const MARKS = /** @type {const} */ ({ gathering: "pen", whole: "check", broken: "cross", running: "play", done: "check", failed: "cross", "handed back": "back", "waiting for approval": "pause", "waiting for an answer": "pause" });

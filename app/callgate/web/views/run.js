@@ -270,6 +270,7 @@ function callDetail() {
       ${(call.repairs ?? []).length ? html` · repairs: ${call.repairs.join(", ")}` : nothing}
       ${call.outcome ? html` · ${call.outcome} in ${format.seconds(call.seconds)}` : nothing}
       ${call.approval ? html` · ${wordOf(call) || "not approved"}` : nothing}
+      ${(call.answers ?? []).map((/** @type {string} */ each) => html` · a person answered <code>${each}</code>`)}
       · finish_reason <code>${(turn.facts?.finish_reasons ?? []).join(", ") || "none"}</code>${turn.facts?.finish_reason_rewritten ? " (rewritten on the way)" : ""}</p>
     ${call.problem ? html`<dl>${Object.entries(call.problem).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>` : nothing}
     <menu>

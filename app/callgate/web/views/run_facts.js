@@ -50,6 +50,13 @@ function addToCall(turn, { kind, at, facts }, end) {
   } else if (kind === "call_progress" && facts.approved) {
     call.isApproved = true;
     next("tool");
+  } else if (kind === "call_progress" && facts.input) {
+    call.asks = true;
+    next("waiting");
+  } else if (kind === "call_progress" && call.asks) {
+    call.asks = false;
+    if (facts.answer) call.answers = [...(call.answers ?? []), facts.answer];
+    next("tool");
   } else if (kind === "call_ended") {
     if (last) last.to = at;
     else call.parts.push({ what: "tool", from: at - facts.seconds, to: at });
@@ -92,7 +99,7 @@ export const markOf = (call) => icon(fateOf(call));
 export function wordOf(call) {
   if (call.verdict === "broken") return `broken: ${call.flaw}`;
   const said = call.owner === "client" ? "the client's own" : call.outcome === "returned" ? "" : (call.outcome ?? "");
-  return [call.approval ? (call.isApproved ? "approved" : call.outcome ? "" : "waits for approval") : "", said].filter(Boolean).join(", ");
+  return [call.asks && !call.outcome ? "waits for an answer" : "", call.approval ? (call.isApproved ? "approved" : call.outcome ? "" : "waits for approval") : "", said].filter(Boolean).join(", ");
 }
 
 /** @type {Record<string, string>} */

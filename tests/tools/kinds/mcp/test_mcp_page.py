@@ -21,7 +21,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_servers_that_are_shown_are_read(tmp_path):
-    inline, named = blocks("yaml")
+    inline, named, *_ = blocks("yaml")
     [file] = blocks("json")
     (tmp_path / "mcp.json").write_text(file, encoding="utf-8")
     (tmp_path / "config.yaml").write_text(f"{inline}\n{named}", encoding="utf-8")

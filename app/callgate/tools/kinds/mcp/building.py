@@ -1,6 +1,7 @@
 """Says how a server of `mcp_servers` is reached, and what its tools may do."""
 
 from callgate.tools.executor import Policy
+from callgate.tools.kinds.mcp.elicitation import MODES
 from callgate.tools.kinds.mcp.http import HttpSpec, rules_for
 from callgate.tools.kinds.mcp.process import StdioSpec
 from callgate.tools.kinds.mcp.server import ServerSpec, legal_prefix
@@ -29,4 +30,5 @@ def server_spec(name: str, section: McpServer, defaults: Policy) -> ServerSpec:
         allowed_tools=section.allowed_tools,
         policy=defaults,
         overrides=overrides,
+        modes=MODES[section.elicitation],
     )

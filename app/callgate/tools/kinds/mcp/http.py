@@ -8,7 +8,7 @@ caller's.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 import httpx2
+import msgspec
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.inbound import encode_header_value
@@ -28,6 +29,7 @@ from callgate.http.interface import Broken, ConnectFailed, Deadlines, Response, 
 from callgate.tools.kinds.http.addresses import HOME_KINDS, PUBLIC_ONLY, AddressRules, kind_of
 from callgate.tools.kinds.http.client import CONNECT_TIMEOUT, MAX_CONNECTIONS, AddressRefused, Web
 from callgate.tools.kinds.mcp.clients import EVENTS, Tap, direct_client, host_of, literal, sdk_client
+from callgate.tools.kinds.mcp.elicitation import Elicitations
 from callgate.tools.kinds.mcp.sdk_streams import MAX_REQUESTS, with_few_requests
 from callgate.tools.kinds.mcp.wire import (
     MAX_MESSAGE_BYTES,
@@ -45,6 +47,7 @@ from callgate.tools.kinds.mcp.wire import (
     answer_in_part,
     batch_of,
     cancellation,
+    cancelled_id,
     encoded,
     not_sent,
     progress_of,
@@ -118,6 +121,7 @@ class _Link:
         self._tap = Tap(web, spec.rules, self._lost, stream_is_life=stream_is_life)
         self._stack = AsyncExitStack()
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.capabilities: Mapping[str, Any] = {}
 
     @property
     def session_id(self) -> str:
@@ -197,7 +201,9 @@ class HttpLink(_Link):
         self._stack.push_async_callback(self._client.close)
         client = await self._stack.enter_async_context(sdk_client(self._tap, self.spec.headers))
         transport = streamable_http_client(self.spec.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
-        return with_few_requests(await self._stack.enter_async_context(transport), self._asked_too_fast)
+        return with_few_requests(
+            await self._stack.enter_async_context(transport), self._asked_too_fast, self.capabilities
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -222,13 +228,15 @@ class HttpLink(_Link):
 
     # A call that bypasses the SDK -----------------------------------------------------------------
 
-    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
+    async def ask(
+        self, method: str, params: Mapping[str, Any], report: Report, elicitations: Elicitations | None = None
+    ) -> RpcAnswer:
         if self.gone.done():
             raise not_sent(self.gone, "the connection was closed")
         id = f"c{next(self._ids)}"
         self._asking += 1
         try:
-            return await self._ask_over_http(id, method, params, report)
+            return await self._ask_over_http(method, params, _AnswerStream(id, report, elicitations))
         except asyncio.CancelledError:
             if not self._terms.modern:  # since 2026-07-28 closing the stream cancels
                 self._send_aside(cancellation(id))
@@ -250,12 +258,13 @@ class HttpLink(_Link):
             if not self._asking:
                 self._nothing_asked.set()
 
-    async def _ask_over_http(self, id: str, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
+    async def _ask_over_http(self, method: str, params: Mapping[str, Any], reading: "_AnswerStream") -> RpcAnswer:
+        id = reading.id
         headers = self._headers
         if self._terms.modern:
             headers = {**headers, "Mcp-Method": method}
-            if "name" in params:
-                headers["Mcp-Name"] = encode_header_value(params["name"])
+            if (name := params.get("name") or params.get("uri")) is not None:
+                headers["Mcp-Name"] = encode_header_value(name)
         body = request(id, method, params, self._terms)
         async with self._room, self._http.post(self.spec.url, headers, body, _DEADLINES) as response:
             if response.status != 200:
@@ -266,7 +275,6 @@ class HttpLink(_Link):
                 return _whole(id, *await _read(response, answered, MAX_MESSAGE_BYTES))
             if kind != EVENTS:
                 raise Unreadable(f"The tool's server answered with {kind[:80]}, which is not the protocol's.")
-            reading = _AnswerStream(id, report)
             answer = await self._follow(response, reading)
         if answer is not None:
             return answer
@@ -303,8 +311,14 @@ class HttpLink(_Link):
                     await reading.report(ProgressReport(progress[1].message, progress[1].fraction))
             case RpcMessage(method="notifications/tools/list_changed"):
                 self._check()
+            case RpcMessage(method="elicitation/create", id=int() | str() as id) if (
+                reading.elicitations is not None and not self._terms.modern
+            ):
+                self._do_aside(self._elicited(id, message.params, reading.elicitations))
+            case RpcMessage(method="notifications/cancelled") if reading.elicitations is not None:
+                reading.elicitations.withdraw(cancelled_id(message))
             case RpcMessage(method=str(method), id=int() | str() as id):
-                # Answer a server's request with an error, because we support none.
+                # Answer a server's other requests with an error, because we support none.
                 reply: dict[str, Any] = {"jsonrpc": "2.0", "id": id}
                 if method == "ping":
                     reply["result"] = {}
@@ -361,13 +375,26 @@ class HttpLink(_Link):
             problem += ": a redirect, which is not followed"
         return RpcAnswer(error=RpcError(response.status, f"The tool's server refused the call: {problem}."))
 
+    async def _elicited(self, id: int | str, params: msgspec.Raw, elicitations: Elicitations) -> None:
+        """Put a question of the server to a person, and send it the answer."""
+        answer = await elicitations.answer(str(id), params)
+        reply: dict[str, Any] = {"jsonrpc": "2.0", "id": id}
+        if isinstance(answer, RpcError):
+            reply["error"] = {"code": answer.code, "message": answer.message}
+        else:
+            reply["result"] = answer
+        await self._sent_aside(encoded(reply))
+
     def _send_aside(self, body: bytes) -> None:
-        if self.gone.done():
+        self._do_aside(self._sent_aside(body))
+
+    def _do_aside(self, work: Coroutine[Any, Any, None]) -> None:
+        if self.gone.done() or len(self._aside) >= MAX_REQUESTS:
+            work.close()
+            if not self.gone.done():
+                self._asked_too_fast()
             return
-        if len(self._aside) >= MAX_REQUESTS:
-            self._asked_too_fast()
-            return
-        task = asyncio.create_task(self._sent_aside(body), name="message to a tool server")
+        task = asyncio.create_task(work, name="message to a tool server")
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
 
@@ -392,7 +419,9 @@ class SseLink(_Link):
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
         """Do nothing: the SDK keeps the terms."""
 
-    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
+    async def ask(
+        self, method: str, params: Mapping[str, Any], report: Report, elicitations: Elicitations | None = None
+    ) -> RpcAnswer:
         raise AssertionError("what is asked over SSE goes through the SDK")
 
     async def __aenter__(self) -> Any:
@@ -400,15 +429,18 @@ class SseLink(_Link):
             return sdk_client(self._tap, self.spec.headers)
 
         transport = sse_client(self.spec.url, httpx_client_factory=client)
-        return with_few_requests(await self._stack.enter_async_context(transport), self._asked_too_fast)
+        return with_few_requests(
+            await self._stack.enter_async_context(transport), self._asked_too_fast, self.capabilities
+        )
 
 
 class _AnswerStream:
     """An answer as events, over one or several streams."""
 
-    def __init__(self, id: str, report: Report) -> None:
+    def __init__(self, id: str, report: Report, elicitations: Elicitations | None) -> None:
         self.id = id
         self.report = report
+        self.elicitations = elicitations
         self.last_id: str | None = None
         self.retry: int | None = None
         self._events = EventStreamReader(MAX_MESSAGE_BYTES)

@@ -4,13 +4,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
+from callgate.calls.outcome import Failed, Image, Outcome, Returned
 from callgate.conversation.readable_content import IMAGE_TYPES
 from callgate.tools.kinds.mcp.wire import Content, Resource, RpcAnswer
 from callgate.tools.results import described
-
-METHOD_NOT_FOUND = -32601
-INPUT_REQUIRED = "input_required"
 
 
 def outcome_of(answer: RpcAnswer) -> Outcome:
@@ -20,8 +17,6 @@ def outcome_of(answer: RpcAnswer) -> Outcome:
     result = answer.result
     if result is None:
         return Failed("The tool's server sent an answer without a result.")
-    if result.kind == INPUT_REQUIRED:
-        return Failed("The tool asks a person for input, and nobody can be asked from here.", FailureKind.REFUSED)
     texts, images = _read(result.content)
     text = "\n".join(texts)
     if not (texts or images) and bytes(result.structured):  # the same content for programs, used if there is no other

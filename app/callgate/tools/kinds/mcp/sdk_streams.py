@@ -3,7 +3,7 @@ after the other: of a server that asks faster than it is answered, requests are 
 """
 
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,16 +11,21 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from callgate.tools.kinds.mcp.elicitation import declare
+
 MAX_REQUESTS = 32
 """Requests of a server that the SDK has at a time."""
 CANCELLED = "notifications/cancelled"
 
 
-def with_few_requests(streams: tuple[Any, Any], tell: Callable[[], None]) -> "tuple[FromServer, ToServer]":
-    """Return the streams of a transport, for the SDK. `tell` is called for each request that is dropped."""
+def with_few_requests(
+    streams: tuple[Any, Any], tell: Callable[[], None], capabilities: Mapping[str, Any]
+) -> "tuple[FromServer, ToServer]":
+    """Return the streams of a transport, for the SDK. `tell` is called for each request that is dropped; `capabilities` is what the
+    server is told that we can do."""
     incoming, outgoing = streams
     unanswered: set[str] = set()
-    return FromServer(incoming, unanswered, tell), ToServer(outgoing, unanswered)
+    return FromServer(incoming, unanswered, tell), ToServer(outgoing, unanswered, capabilities)
 
 
 class FromServer:
@@ -79,11 +84,13 @@ class FromServer:
 class ToServer:
     """What the SDK sends, where its answers make room for further requests."""
 
-    def __init__(self, stream: Any, unanswered: set[str]) -> None:
+    def __init__(self, stream: Any, unanswered: set[str], capabilities: Mapping[str, Any]) -> None:
         self._stream = stream
         self._unanswered = unanswered
+        self._capabilities = capabilities
 
     async def send(self, item: SessionMessage) -> None:
+        declare(item.message, self._capabilities)
         try:
             await self._stream.send(item)
         finally:

@@ -19,9 +19,11 @@ from callgate.parsers.pool import ParserPool
 from callgate.tools.executor import DEFAULT_POLICY, CallContext, Policy, Safety, Tool
 from callgate.tools.kinds.http.client import Web
 from callgate.tools.kinds.mcp.descriptors import Descriptor, Pins, described, is_allowed, is_callable
+from callgate.tools.kinds.mcp.elicitation import Elicitations, Mode
 from callgate.tools.kinds.mcp.http import HttpLink, HttpSpec, SseLink
 from callgate.tools.kinds.mcp.process import StdioSpec
 from callgate.tools.kinds.mcp.results import outcome_of
+from callgate.tools.kinds.mcp.rounds import INPUT_REQUIRED, NOBODY_HERE, CannotAsk, in_rounds
 from callgate.tools.kinds.mcp.session import Link, Session
 from callgate.tools.kinds.mcp.stdio import StdioLink
 from callgate.tools.kinds.mcp.wire import SESSION_FORGOTTEN, Forgotten, Gone, NotSent, RpcAnswer, Unreadable
@@ -48,6 +50,8 @@ class ServerSpec:
     policy: Policy = DEFAULT_POLICY
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """The operator's policy, which takes precedence over the server's annotations."""
+    modes: frozenset[Mode] = frozenset()
+    """The ways in which it may ask a person while a tool runs."""
 
 
 class McpSource:
@@ -110,17 +114,34 @@ class McpSource:
             await session.close()
 
     async def call(self, tool: Descriptor, arguments: Mapping[str, Any], context: CallContext) -> RpcAnswer:
-        """Call a tool; a second time on a new session, where the server only refused the old one."""
+        """Call a tool, and answer what it asks a person meanwhile."""
+        params = {"name": tool.name, "arguments": arguments}
+        if not self._spec.modes:
+            answer = await self._send(params, context, None, direct=tool.direct)
+            if answer.result is not None and answer.result.kind == INPUT_REQUIRED:
+                raise CannotAsk(NOBODY_HERE)
+            return answer
+        asking = Elicitations(self.name, self._spec.modes, context.ask)
+
+        async def send(more: Mapping[str, Any]) -> RpcAnswer:
+            return await self._send({**params, **more}, context, asking, direct=tool.direct)
+
+        return await in_rounds(send, asking)
+
+    async def _send(
+        self, params: Mapping[str, Any], context: CallContext, asking: Elicitations | None, *, direct: bool
+    ) -> RpcAnswer:
+        """Send a request; a second time on a new session, where the server only refused the old one."""
         session = self._session or await self._renewed(None)
         try:
-            answer = await session.call(tool.name, arguments, context.report, direct=tool.direct)
+            answer = await session.call(params, context.report, direct=direct, elicitations=asking)
         except Forgotten:
             self._renewing = self._renewing or self._session is session
             session = await self._renewed(session)
-            return await session.call(tool.name, arguments, context.report, direct=tool.direct)
-        if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and tool.direct:
+            return await session.call(params, context.report, direct=direct, elicitations=asking)
+        if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and direct:
             # Refused for its format, before anything ran; the SDK supports other versions.
-            return await session.call(tool.name, arguments, context.report, direct=False)
+            return await session.call(params, context.report, direct=False, elicitations=asking)
         return answer
 
     async def _renewed(self, old: Session | None) -> Session:
@@ -143,7 +164,7 @@ class McpSource:
                 return HttpLink(spec, self._web)
 
     async def _open_session(self, link: Link) -> Session:
-        session = Session(link, self._listed)
+        session = Session(link, self._listed, self._spec.modes)
         await session.open()
         return session
 
@@ -183,6 +204,7 @@ class McpSource:
             kind="mcp",
             source=spec.name,
             claimed=prefixed(spec.prefix, descriptor.name),
+            asks=bool(spec.modes),
         )
 
 
@@ -200,6 +222,8 @@ class McpTool:
             return outcome_of(answer)
         except Unreadable as error:
             return Failed(str(error))
+        except CannotAsk as error:
+            return Failed(str(error), FailureKind.REFUSED)
         except TimeoutError:
             return self._unavailable()
         except Gone as gone:

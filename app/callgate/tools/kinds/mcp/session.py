@@ -14,6 +14,7 @@ import anyio
 import mcp_types as types
 import msgspec
 from mcp.client import Client, Transport
+from mcp.client.session import ClientRequestContext
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -22,6 +23,7 @@ from pydantic import ValidationError
 from callgate import __version__
 from callgate.conversation.ports import ProgressReport, Report, ignore_progress
 from callgate.http.trace_context import TRACE, trace_headers
+from callgate.tools.kinds.mcp.elicitation import CallsThatAsk, Elicitations, Mode, capabilities_of
 from callgate.tools.kinds.mcp.wire import (
     Gone,
     ListBudget,
@@ -30,6 +32,7 @@ from callgate.tools.kinds.mcp.wire import (
     Terms,
     Unreadable,
     answer_from,
+    encoded,
     not_sent,
 )
 from callgate.tools.source_supervisor import CannotOpen, reason
@@ -67,6 +70,8 @@ class Link(Transport, Protocol):
     """The last error below the protocol, more precise than the SDK's error."""
     budget: ListBudget | None
     """What may still come of the list that is being read."""
+    capabilities: Mapping[str, Any]
+    """What the server is told that we can do for it. Set before it is entered."""
 
     @property
     def session_id(self) -> str:
@@ -77,7 +82,9 @@ class Link(Transport, Protocol):
         """Set the terms of the session, and a function to call when the tools or the server should be checked."""
         ...
 
-    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer: ...
+    async def ask(
+        self, method: str, params: Mapping[str, Any], report: Report, elicitations: Elicitations | None = None
+    ) -> RpcAnswer: ...
 
     def kill(self) -> None: ...
 
@@ -103,9 +110,18 @@ class RelistPace:
 class Session:
     """An open session, its tools as listed last, and its end."""
 
-    def __init__(self, link: Link, on_tools: Callable[[tuple[types.Tool, ...]], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        on_tools: Callable[[tuple[types.Tool, ...]], Awaitable[None]],
+        modes: frozenset[Mode] = frozenset(),
+    ) -> None:
+        """`modes`: the ways in which the server may ask a person."""
         self._link = link
         self._listed = on_tools
+        self._modes = modes
+        self._calls = CallsThatAsk()
+        link.capabilities = capabilities_of(modes)
         self._client: Client | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stirred = asyncio.Event()
@@ -145,8 +161,22 @@ class Session:
         self._changed = True
         self._stirred.set()
 
-    async def call(self, name: str, arguments: Mapping[str, Any], report: Report, *, direct: bool) -> RpcAnswer:
+    async def call(
+        self, params: Mapping[str, Any], report: Report, *, direct: bool, elicitations: Elicitations | None = None
+    ) -> RpcAnswer:
         """Call a tool. Raises `Gone` where the connection was lost."""
+        if elicitations is None:
+            return await self._call(params, report, direct, None)
+        leave = self._calls.enter(elicitations)
+        try:
+            return await self._call(params, report, direct, elicitations)
+        finally:
+            leave()
+            await elicitations.close()
+
+    async def _call(
+        self, params: Mapping[str, Any], report: Report, direct: bool, elicitations: Elicitations | None
+    ) -> RpcAnswer:
         if self._ended.is_set() or self._client is None:
             raise not_sent(self._link.gone, "the session has ended")
         if (trace := TRACE.get()) is not None:
@@ -159,12 +189,10 @@ class Session:
                 }
             )
         if direct and self._link.direct:
-            return await self._link.ask("tools/call", {"name": name, "arguments": arguments}, report)
-        return await self._call_through_sdk(self._client, name, arguments, report)
+            return await self._link.ask("tools/call", params, report, elicitations)
+        return await self._call_through_sdk(self._client, params, report)
 
-    async def _call_through_sdk(
-        self, client: Client, name: str, arguments: Mapping[str, Any], report: Report
-    ) -> RpcAnswer:
+    async def _call_through_sdk(self, client: Client, params: Mapping[str, Any], report: Report) -> RpcAnswer:
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
             fraction = None
             if total:
@@ -172,18 +200,43 @@ class Session:
             await report(ProgressReport(message or "", fraction))
 
         try:
-            meta: Any = dict(trace_headers()) or None
-            result = await client.call_tool(name, dict(arguments), FOREVER, on_progress, meta=meta)
+            result = await self._send_through_sdk(client, params, on_progress)
         except MCPError as error:
             if error.code == types.CONNECTION_CLOSED:
                 self.check()
                 raise Gone("the connection was closed") from None
-            return RpcAnswer(error=RpcError(error.code, error.message))
+            data = msgspec.Raw() if error.error.data is None else msgspec.Raw(encoded(error.error.data))
+            return RpcAnswer(error=RpcError(error.code, error.message, data))
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
             raise Gone("the connection was closed") from error
         except (ValidationError, RuntimeError) as error:
             raise Unreadable("The tool's server sent a result that is not what it promised.") from error
         return answer_from(result.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+    async def _send_through_sdk(self, client: Client, params: Mapping[str, Any], on_progress: Any) -> Any:
+        meta: Any = dict(trace_headers()) or None
+        name = params["name"]
+        arguments = dict(params["arguments"])
+        if not self._modes:
+            return await client.call_tool(name, arguments, FOREVER, on_progress, meta=meta)
+        return await client.session.call_tool(
+            name,
+            arguments,
+            FOREVER,
+            on_progress,
+            meta=meta,
+            input_responses=_read_responses(params.get("inputResponses")),
+            request_state=params.get("requestState"),
+            allow_input_required=True,
+        )
+
+    async def _elicited(self, context: ClientRequestContext, params: Any) -> types.ElicitResult | types.ErrorData:
+        """Answer a request that the server sent beside the answers to calls."""
+        encoded_params = encoded(params.model_dump(mode="json", by_alias=True, exclude_none=True))
+        answer = await self._calls.answer(str(context.request_id), msgspec.Raw(encoded_params))
+        if isinstance(answer, RpcError):
+            return types.ErrorData(code=answer.code, message=answer.message)
+        return types.ElicitResult(**answer)
 
     # The task that owns the client ----------------------------------------------------------------
 
@@ -194,6 +247,7 @@ class Session:
                 self._link,
                 read_timeout_seconds=ASK_SECONDS,
                 message_handler=self._handle,
+                elicitation_callback=self._elicited if self._modes else None,
                 client_info=CLIENT,
                 cache=None,
             ) as client:
@@ -217,7 +271,12 @@ class Session:
     async def _attend(self, client: Client) -> None:
         modern = client.protocol_version in MODERN_PROTOCOL_VERSIONS
         self._link.agreed(
-            Terms(client.protocol_version, modern=modern, client={"name": CLIENT.name, "version": CLIENT.version}),
+            Terms(
+                client.protocol_version,
+                modern=modern,
+                client={"name": CLIENT.name, "version": CLIENT.version},
+                capabilities=self._link.capabilities,
+            ),
             self.check,
         )
         await self._list(client)
@@ -339,6 +398,13 @@ class Session:
         if not self._task.done():
             self._link.kill()
             await asyncio.wait([self._task], timeout=ABORT_SECONDS)
+
+
+def _read_responses(responses: Mapping[str, Any] | None) -> Any:
+    """Return answers to a server's questions as the SDK has them."""
+    if responses is None:
+        return None
+    return {key: types.ElicitResult(**answer) for key, answer in responses.items()}
 
 
 class _Page(msgspec.Struct):

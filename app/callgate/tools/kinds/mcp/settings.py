@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from callgate.config.schema.guards import ADMITS, FIXED, MAY_BE_PRIVATE, WIDENS_OFF
-from callgate.config.schema.values import BesideFile, Globs, Switch, WebAddress, shape
+from callgate.config.schema.guards import ADMITS, FIXED, MAY_BE_PRIVATE, WIDENS_OFF, Guard
+from callgate.config.schema.values import BesideFile, Globs, Switch, WebAddress, off_or_on, shape
 from callgate.tools.settings import ToolSection
 
 
@@ -25,6 +25,19 @@ def _plain_text(value: Any) -> Any:
 OF_OTHER_CLIENTS = frozenset({"alwaysAllow", "autoApprove", "description", "gallery", "icon", "version"})
 """Fields of other programs in a server's entry that have no effect here."""
 ServerKind: TypeAlias = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"]
+Elicitation: TypeAlias = Annotated[Literal["off", "form", "url", "both"], BeforeValidator(off_or_on)]
+
+
+class _Asks(Guard):
+    """What a server may ask a person: more ways, or another one, allow more."""
+
+    def loosened(self, old: Any, new: Any) -> str | None:
+        if new in ("off", old) or old == "both":
+            return None
+        return f"was `{old}`, and would be `{new}`"
+
+
+ASKS = _Asks()
 ServerName: TypeAlias = Annotated[
     str,
     shape(
@@ -54,6 +67,8 @@ class McpServer(ToolSection):
     """Allow its host to have a private address. Not set: if the address is plainly your own, as localhost is."""
     disabled: Annotated[Switch, WIDENS_OFF] = False
     """Leave it out."""
+    elicitation: Annotated[Elicitation, ASKS] = "off"
+    """What it may ask a person while a tool runs: by a `form`, by a page to open (`url`), or `both`. It waits as an approval does."""
     allowed_tools: Annotated[Globs | None, ADMITS] = None
     """The tools of it that are taken, by its own names for them or globs; all where it is not set."""
     prefix: (

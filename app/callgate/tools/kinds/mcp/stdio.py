@@ -18,6 +18,7 @@ from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from callgate.conversation.ports import Report
+from callgate.tools.kinds.mcp.elicitation import Elicitations, declare
 from callgate.tools.kinds.mcp.process import NotReading, ServerProcess, StdioSpec
 from callgate.tools.kinds.mcp.wire import (
     FOR_SDK,
@@ -80,11 +81,15 @@ class StdioLink:
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.trouble = ""
         self.budget: ListBudget | None = None
+        self.capabilities: Mapping[str, Any] = {}
 
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
         self._terms = terms
 
-    async def ask(self, method: str, params: Mapping[str, Any], report: Report) -> RpcAnswer:
+    async def ask(
+        self, method: str, params: Mapping[str, Any], report: Report, elicitations: Elicitations | None = None
+    ) -> RpcAnswer:
+        """Send a request and wait for the answer. A server's own questions name no call here, so that they go to the session."""
         if self._child is None or self.gone.done():
             raise NotSent("the process has ended")
         id = f"c{next(self._ids)}"
@@ -136,6 +141,7 @@ class StdioLink:
     async def _write(self, messages: MemoryObjectReceiveStream[SessionMessage]) -> None:
         async with messages:
             async for message in messages:
+                declare(message.message, self.capabilities)
                 text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                 assert self._child is not None
                 try:

@@ -38,6 +38,7 @@ TAIL_BYTES = 256
 """Bytes at the end of a message that was too long, where servers in TypeScript write the id."""
 
 _MODERN_META = "io.modelcontextprotocol/"
+CAPABILITIES = f"{_MODERN_META}clientCapabilities"
 _LAST_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,64})"\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 
 
@@ -49,6 +50,8 @@ class Terms:
     modern: bool
     """Whether each request has the client and the version, as required since 2026-07-28."""
     client: Mapping[str, str] = field(default_factory=dict)
+    capabilities: Mapping[str, Any] = field(default_factory=dict)
+    """What the client can do for the server."""
 
     def meta(self, token: str) -> dict[str, Any]:
         if not self.modern:
@@ -57,7 +60,7 @@ class Terms:
             "progressToken": token,
             f"{_MODERN_META}protocolVersion": self.version,
             f"{_MODERN_META}clientInfo": self.client,
-            f"{_MODERN_META}clientCapabilities": {},
+            CAPABILITIES: self.capabilities,
         }
 
 
@@ -95,6 +98,7 @@ class Unreadable(Exception):
 class RpcError(msgspec.Struct):
     code: int = 0
     message: str = ""
+    data: msgspec.Raw = msgspec.Raw()
 
 
 class Resource(msgspec.Struct):
@@ -121,6 +125,10 @@ class Result(msgspec.Struct):
     structured: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="structuredContent")
     is_error: bool | None = msgspec.field(default=False, name="isError")
     kind: str | None = msgspec.field(default=None, name="resultType")
+    input_requests: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="inputRequests")
+    """What a person has to be asked before the request is sent again."""
+    request_state: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="requestState")
+    """Goes back with it as it came."""
 
 
 class RpcMessage(msgspec.Struct):
@@ -138,6 +146,10 @@ class _Progress(msgspec.Struct):
     progress: float | None = None
     total: float | None = None
     message: str | None = None
+
+
+class _Cancelled(msgspec.Struct):
+    id: int | str | None = msgspec.field(default=None, name="requestId")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +192,7 @@ class ListBudget:
 _read_batch = json_reader(list[msgspec.Raw])
 _read_message = json_reader(RpcMessage)
 _read_result = json_reader(Result)
+_read_cancelled = json_reader(_Cancelled)
 _read_progress = json_reader(_Progress)
 
 
@@ -193,7 +206,7 @@ def cancellation(id: str) -> bytes:
     return encoded({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
 
 
-def encoded(message: Mapping[str, Any]) -> bytes:
+def encoded(message: Any) -> bytes:
     try:
         return msgspec.json.encode(message)
     except (OverflowError, UnicodeEncodeError, msgspec.MsgspecError):
@@ -279,6 +292,14 @@ def id_in_head(head: bytes) -> str | None:
     if match:
         return match[1].decode("ascii", "replace")
     return None
+
+
+def cancelled_id(message: RpcMessage) -> str:
+    """Return the id of the request that a server takes back; empty where it names none."""
+    try:
+        return str(_read_cancelled(message.params).id)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
 
 
 def progress_of(message: RpcMessage) -> tuple[int | str | None, RpcProgress] | None:
@@ -383,12 +404,17 @@ class Lines:
         return line
 
 
+_UNDECODED = {"structuredContent": "structured", "inputRequests": "input_requests", "requestState": "request_state"}
+"""The fields of a result that are kept as they came."""
+
+
 def _converted(result: dict[str, Any], missing: int) -> RpcAnswer:
-    structured = result.pop("structuredContent", None)
+    apart = {name: result.pop(key, None) for key, name in _UNDECODED.items()}
     try:
         converted = msgspec.convert(result, Result, strict=False)
-        if structured is not None:
-            converted.structured = msgspec.Raw(encoded(structured))
+        for name, value in apart.items():
+            if value is not None:
+                setattr(converted, name, msgspec.Raw(encoded(value)))
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise Unreadable("The tool's server sent a result that is not one of the protocol's.") from error
     return RpcAnswer(_bounded(converted), missing=missing)
