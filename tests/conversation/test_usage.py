@@ -152,6 +152,8 @@ def test_a_part_with_its_own_price_costs_that_instead_of_the_usual_one() -> None
     assert price.of(EVERYTHING) == round((40 * 1e-6 + 60 * 1e-7 + 20 * 4e-6) * NANO)
     assert price.of(EVERYTHING._replace(cached=1000)) == round((100 * 1e-7 + 20 * 4e-6) * NANO)
     assert Price(prompt=1e-6).of(EVERYTHING) == round(100 * 1e-6 * NANO)
+    written = Price(prompt=1e-6, completion=4e-6, cached=1e-7, cache_written=2e-6)
+    assert written.of(EVERYTHING) == round((10 * 1e-6 + 60 * 1e-7 + 30 * 2e-6 + 20 * 4e-6) * NANO)
 
 
 def test_a_span_has_the_counts_that_were_reported_and_no_others() -> None:

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from callgate.conversation.prices import FREE, Price
 from callgate.models import prices
-from callgate.models.prices import CACHED, COMPLETION, PROMPT, SEARCHES, USUAL_CONTEXT, price_of
+from callgate.models.prices import CACHE_WRITTEN, CACHED, COMPLETION, PROMPT, SEARCHES, USUAL_CONTEXT, price_of
 from tests.harness.process import child_environment
 
 
@@ -18,6 +18,9 @@ def test_configured_prices_come_before_the_list(monkeypatch: pytest.MonkeyPatch)
     assert price_of({"model": "openai/gpt-4o", **said}, {}) == Price(1e-6, 2e-6, None)
     assert price_of({"model": "openai/gpt-4o"}, {**said, "cache_read_input_token_cost": 5e-7}) == Price(
         1e-6, 2e-6, 5e-7
+    )
+    assert price_of({"model": "openai/gpt-4o"}, {**said, "cache_creation_input_token_cost": 2e-6}) == Price(
+        1e-6, 2e-6, cache_written=2e-6
     )
     assert price_of({"model": "demo/demo"}, {}) is FREE
 
@@ -38,7 +41,11 @@ def test_the_list_is_the_one_that_litellm_itself_goes_by() -> None:
 
     theirs = {
         model: Price(
-            said[PROMPT], said.get(COMPLETION) or 0.0, said.get(CACHED), (said.get(SEARCHES) or {}).get(USUAL_CONTEXT)
+            said[PROMPT],
+            said.get(COMPLETION) or 0.0,
+            said.get(CACHED),
+            said.get(CACHE_WRITTEN),
+            (said.get(SEARCHES) or {}).get(USUAL_CONTEXT),
         )
         for model, said in litellm.model_cost.items()
         if said.get(PROMPT) is not None

@@ -823,6 +823,7 @@ async def test_a_run_that_cannot_be_written_takes_no_other_with_it(tmp_path, ans
 class Used:
     name, key = "gpt", "alice"
     requests, failed, calls, tokens_in, tokens_out = 2, 0, 0, 10, 0
+    tokens_cached, tokens_cache_written = 6, 2
     nano, unpriced, unpriced_elsewhere, priced_in, priced_out = 5, 0, 1, 10, 0
 
 
@@ -836,3 +837,4 @@ async def test_what_was_used_is_counted_whatever_is_recorded(tmp_path):
     used.requests += 1
     [found] = recorder.usage(today)
     assert (found.requests, found.tokens_in) == (3, 10)
+    assert (found.tokens_cached, found.tokens_cache_written) == (6, 2)

@@ -178,6 +178,22 @@ async def test_a_server_that_comes_and_goes_does_not_rename_the_tools_of_another
 
 
 @pytest.mark.anyio
+async def test_tools_are_offered_in_one_order_however_their_servers_list_them():
+    sources = [FakeSource("mail", "send", "list", "archive"), FakeSource("files", "write", "read")]
+    turned = [FakeSource("files", "read", "write"), FakeSource("mail", "list", "archive", "send")]
+    offered: list[list[bytes]] = []
+    for made in (sources, turned):
+        registry = ready_registry(*made)
+        await registry.open()
+        offered.append([bytes(tool.definition) for tool in registry.tools()])
+        for source in made:
+            source.there = source.there[::-1]
+        await registry.settle()
+        offered.append([bytes(tool.definition) for tool in registry.tools()])
+        await registry.close()
+    assert offered == offered[:1] * 4
+
+
 async def test_a_server_that_invents_names_for_ever_does_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr("callgate.tools.tool_names.MAX_CLAIMS", 50)
     source = FakeSource("s")

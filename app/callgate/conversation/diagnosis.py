@@ -167,6 +167,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
             turn |= self._who(by)
         if answer.usage is not None:
             turn["usage"] = answer.usage.report
+            if (cache := answer.usage.cache()) is not None:
+                turn["cache"] = cache
             if answer.counts is not None and (price := self.price(by)) is not None:
                 turn["cost"] = price.of(answer.counts) / NANO
         if len(answer.reasons) > 1:

@@ -388,7 +388,7 @@ class _Conversation(msgspec.Struct):
         )
         if self.limit:
             params = {key: value for key, value in request.params.items() if key != "parallel_tool_calls"}
-            return replace(request, tools=(), tool_choice=None, params=params)
+            return replace(request, tools=(), tool_choice=None, params=params, withheld=request.tools)
         if self.format_kept_back:
             params = {key: value for key, value in request.params.items() if key != "response_format"}
             request = replace(request, params=params)

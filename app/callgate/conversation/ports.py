@@ -100,6 +100,9 @@ class ModelRequest(msgspec.Struct, frozen=True, gc=False):
     """Records the body of each of its provider's responses, as received."""
     leave_out: LeaveOut = tell_nobody
     """Called by a lane for each field that it leaves out."""
+    withheld: Sequence[msgspec.Raw] = ()
+    """The tools of earlier turns that this one must not call. A provider that keeps prompts and forbids calls by `tool_choice: none`
+    is sent them with that, so that the prompt stays the one that it keeps; any other is sent none."""
 
 
 class Passthrough(msgspec.Struct, frozen=True, gc=False):

@@ -21,6 +21,8 @@ class Price(msgspec.Struct, array_like=True, frozen=True, gc=False):
     completion: float = 0.0
     cached: float | None = None
     """For a prompt token that the provider read from its cache; the usual price where None."""
+    cache_written: float | None = None
+    """For a prompt token that the provider wrote to its cache; the usual price where None."""
     hosted_use: float | None = None
     """For one use of a tool that the provider runs; `USUAL_USE` where None."""
 

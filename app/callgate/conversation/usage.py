@@ -96,7 +96,10 @@ COUNTS: Final = (
         responses=("input_tokens_details", "cache_write_tokens"),
         messages="cache_creation_input_tokens",
         bedrock="cacheWriteInputTokens",
+        metric="cache_written",
         span="gen_ai.usage.cache_creation.input_tokens",
+        column="tokens_cache_written",
+        price="cache_written",
     ),
     TokenCount(
         name="reasoning",
@@ -186,6 +189,13 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
                             tokens if type(tokens) is int and 0 < tokens <= MOST_TOKENS else _bounded(tokens)
                         )
         return TokenCounts(*counts)
+
+    def cache(self) -> dict[str, int] | None:
+        """Return how much of the prompt was read from the provider's cache and how much written to it; None where it says neither."""
+        if not any(self._has(row) for row in _OF_CACHE):
+            return None
+        counts = self.counts()
+        return {"read": counts.cached, "written": counts.cache_written}
 
     def hosted_uses(self) -> int | None:
         """Return how often the provider ran tools of its own; None where it says nothing of it."""
@@ -383,6 +393,7 @@ def counts_fast(report: Mapping[str, Any]) -> TokenCounts | None:
     return TokenCounts(*_first(usual))
 
 
+_OF_CACHE: Final = tuple(row for row in COUNTS if row.name in ("cached", "cache_written"))
 COLUMNS: Final = {row.column: place for place, row in enumerate(COUNTS) if row.column}
 """The columns of recorded runs, and the place of each in `TokenCounts`."""
 METRICS: Final = {row.metric: place for place, row in enumerate(COUNTS) if row.metric}

@@ -17,6 +17,7 @@ from callgate.untrusted.readers import READ_ERRORS, json_reader
 PROMPT: Final = "input_cost_per_token"
 COMPLETION: Final = "output_cost_per_token"
 CACHED: Final = "cache_read_input_token_cost"
+CACHE_WRITTEN: Final = "cache_creation_input_token_cost"
 SEARCHES: Final = "search_context_cost_per_query"
 USUAL_CONTEXT: Final = "search_context_size_medium"
 LIST: Final = "model_prices_and_context_window_backup.json"
@@ -30,12 +31,12 @@ def price_of(litellm_params: Mapping[str, Any], model_info: Mapping[str, Any]) -
     """Return the price of a model's tokens; None where it is unknown. Does not load litellm, which takes seconds."""
     for settings in (model_info, litellm_params):
         if PROMPT in settings or COMPLETION in settings:
-            cached = settings.get(CACHED)
             searches = settings.get(SEARCHES)
             return Price(
                 float(settings.get(PROMPT) or 0),
                 float(settings.get(COMPLETION) or 0),
-                None if cached is None else float(cached),
+                _number(settings.get(CACHED)),
+                _number(settings.get(CACHE_WRITTEN)),
                 _of_search(searches),
             )
     model = str(litellm_params.get("model", ""))
@@ -53,7 +54,14 @@ class ListedModel(msgspec.Struct, gc=False):
     input_cost_per_token: float | None = None
     output_cost_per_token: float | None = None
     cache_read_input_token_cost: float | None = None
+    cache_creation_input_token_cost: float | None = None
     search_context_cost_per_query: Any = None
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    return float(value)
 
 
 def _of_search(costs: Any) -> float | None:
@@ -84,6 +92,7 @@ def _list() -> Mapping[str, Price]:
             facts.input_cost_per_token,
             facts.output_cost_per_token or 0.0,
             facts.cache_read_input_token_cost,
+            facts.cache_creation_input_token_cost,
             _of_search(facts.search_context_cost_per_query),
         )
         for model, facts in listed_models().items()

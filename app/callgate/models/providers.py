@@ -81,6 +81,10 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Dialect = "full"
     dialect_elsewhere: Dialect | None = None
     """The dialect at an address of the operator's; None where it is the same."""
+    forbids_calls: bool = False
+    """Whether it keeps prompts, tools included, and heeds `tool_choice: none` beside them."""
+    takes_cache_marks: bool = False
+    """Whether it takes Anthropic's cache marks (`cache_control`) in chats, or litellm words them for it."""
     is_local: bool = False
     """Whether native calls depend on the model and its chat template, so that a model may be probed. All others have an API with
     native calls and are never probed."""
@@ -167,6 +171,7 @@ ROWS: Final = (
     Provider(
         name="anthropic",
         wire="anthropic",
+        takes_cache_marks=True,
         key_variable="ANTHROPIC_API_KEY",
         other_key_variables=("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_TOKEN"),
         other_names=("claude",),
@@ -199,6 +204,7 @@ ROWS: Final = (
     Provider(
         name="bedrock",
         wire="bedrock",
+        takes_cache_marks=True,
         span_name="aws.bedrock",
         settings=AWS_SETTINGS | {"aws_bedrock_runtime_endpoint", "model_id"},
         unread=Unread(NOT_CONVERSE, "only Bedrock's Converse API is read here"),
@@ -252,10 +258,17 @@ ROWS: Final = (
     Provider(name="crusoe", wire="near_openai"),
     Provider(name="custom_openai", wire="openai", key_variable="CUSTOM_OPENAI_API_KEY", key_is_optional=True),
     Provider(name="darkbloom", wire="near_openai"),
-    Provider(name="dashscope", wire="near_openai", key_variable="DASHSCOPE_API_KEY", other_names=("qwen",)),
+    Provider(
+        name="dashscope",
+        wire="near_openai",
+        takes_cache_marks=True,
+        key_variable="DASHSCOPE_API_KEY",
+        other_names=("qwen",),
+    ),
     Provider(
         name="databricks",
         wire="near_openai",
+        takes_cache_marks=True,
         base_variables=("DATABRICKS_API_BASE",),
         key_variable="DATABRICKS_API_KEY",
         key_is_optional=True,
@@ -323,7 +336,7 @@ ROWS: Final = (
     Provider(name="lambda_ai", wire="near_openai", key_variable="LAMBDA_API_KEY"),
     Provider(name="lemonade", wire="near_openai"),
     Provider(name="libertai", wire="near_openai"),
-    Provider(name="litellm_proxy", wire="near_openai"),
+    Provider(name="litellm_proxy", wire="near_openai", takes_cache_marks=True),
     Provider(
         name="llamafile",
         wire="openai",
@@ -360,6 +373,7 @@ ROWS: Final = (
     Provider(
         name="minimax",
         wire="near_openai",
+        takes_cache_marks=True,
         base="https://api.minimax.io/v1",
         base_variables=("MINIMAX_API_BASE",),
         key_variable="MINIMAX_API_KEY",
@@ -415,6 +429,7 @@ ROWS: Final = (
         base_variables=("OPENAI_BASE_URL", "OPENAI_API_BASE"),
         key_variable="OPENAI_API_KEY",
         knows_developers=True,
+        forbids_calls=True,
         other_names=("gpt", "llamacpp", "llama.cpp"),
         offer=Offer("openai", "OpenAI", "gpt-5-mini"),
         counts_completions=True,
@@ -432,6 +447,7 @@ ROWS: Final = (
     Provider(
         name="openrouter",
         wire="near_openai",
+        takes_cache_marks=True,
         base="https://openrouter.ai/api/v1",
         base_variables=("OPENROUTER_API_BASE",),
         key_variable="OPENROUTER_API_KEY",
@@ -478,7 +494,9 @@ ROWS: Final = (
     ),
     Provider(name="v0", wire="near_openai", key_variable="V0_API_KEY"),
     Provider(name="veniceai", wire="near_openai"),
-    Provider(name="vercel_ai_gateway", wire="near_openai", key_variable="VERCEL_AI_GATEWAY_API_KEY"),
+    Provider(
+        name="vercel_ai_gateway", wire="near_openai", takes_cache_marks=True, key_variable="VERCEL_AI_GATEWAY_API_KEY"
+    ),
     Provider(
         name="vertex_ai",
         wire="gemini",
@@ -503,7 +521,7 @@ ROWS: Final = (
         key_is_optional=True,
         is_local=True,
     ),
-    Provider(name="zai", wire="near_openai", key_variable="ZAI_API_KEY"),
+    Provider(name="zai", wire="near_openai", takes_cache_marks=True, key_variable="ZAI_API_KEY"),
 )
 
 # Only litellm speaks to these. They are listed so that checking a name need not load litellm.

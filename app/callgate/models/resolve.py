@@ -188,6 +188,8 @@ def endpoint_at(
         knows_developers=provider.knows_developers,
         counts_completions=provider.counts_completions and COUNTS_COMPLETIONS.match(model) is not None,
         reasoning_field=provider.reasoning_field,
+        # An address of the operator's own may be that of any server.
+        forbids_calls=provider.forbids_calls and base.rstrip("/") == provider.base,
     )
 
 
@@ -312,6 +314,12 @@ def is_claude_elsewhere(params: Mapping[str, Any]) -> bool:
     name, model = split_provider(params)
     provider = provider_named(name)
     return provider is not None and provider.claude_models is not None and bool(provider.claude_models.match(model))
+
+
+def takes_cache_marks(params: Mapping[str, Any]) -> bool:
+    """True if an entry's provider takes Anthropic's cache marks in chats."""
+    provider = provider_named(provider_of(params))
+    return is_claude_elsewhere(params) or (provider is not None and provider.takes_cache_marks)
 
 
 def has_messages_wire(entry: ModelConfig) -> bool:

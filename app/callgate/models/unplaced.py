@@ -1,7 +1,9 @@
 """Finds what of a request is left out where litellm words it for a provider."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from callgate.conversation import raw_json
 from callgate.conversation.ports import ModelRequest
@@ -11,6 +13,31 @@ from callgate.models.params import NAMED, NOT_IN_CHATS
 from callgate.models.providers import OPENAI_WIRES, UNNAMED, UNPLACED, Unplaced, provider_named
 
 OF_MESSAGES: Final = ("name", "refusal", "function_call")
+
+
+HINTS: Final = ("prompt_cache_key", "safety_identifier", "service_tier", "store")
+"""Fields of OpenAI's that change nothing of an answer. Agents send them to every model, and litellm refuses the request where it
+knows of no place for one."""
+
+
+def without_hints(
+    request: ModelRequest, supported: Callable[[], Container[str]], arguments: Mapping[str, Any]
+) -> ModelRequest:
+    """Return the request without the hints that a model's provider has no place for, and note them. `supported`: returns the fields
+    of OpenAI's that litellm knows of the model; `arguments`: the entry's settings."""
+    hints = [name for name in HINTS if name in request.params]
+    if not hints:
+        return request
+    placed = supported()
+    allowed = arguments.get("allowed_openai_params") or ()
+    dropped = [name for name in hints if name not in placed and name not in allowed]
+    if not dropped:
+        return request
+    for name in dropped:
+        if name != "store" or raw_json.read(request.params[name]):
+            request.leave_out(name)
+    params = {name: value for name, value in request.params.items() if name not in dropped}
+    return replace(request, params=params)
 
 
 def left_out_by_litellm(

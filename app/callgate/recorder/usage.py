@@ -24,6 +24,10 @@ class KeyUsage(msgspec.Struct):
     calls: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
+    tokens_cached: int = 0
+    """Those of `tokens_in` that providers read from their caches."""
+    tokens_cache_written: int = 0
+    """Those of `tokens_in` that providers wrote to their caches."""
     nano: int = 0
     """The known cost, in billionths of a dollar."""
     unpriced: int = 0
@@ -47,7 +51,7 @@ class KeyUsage(msgspec.Struct):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-_SHOWN: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
+_SHOWN: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out", "tokens_cached", "tokens_cache_written")
 COUNTED: Final = (*_SHOWN, "nano", "unpriced", "unpriced_elsewhere", "priced_in", "priced_out")
 _counts = attrgetter(*COUNTED)
 

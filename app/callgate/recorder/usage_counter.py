@@ -32,6 +32,8 @@ class CountedUsage(Protocol):
     calls: int
     tokens_in: int
     tokens_out: int
+    tokens_cached: int
+    tokens_cache_written: int
     nano: int
     unpriced: int
     unpriced_elsewhere: int

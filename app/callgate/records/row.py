@@ -82,6 +82,7 @@ class RunRow(msgspec.Struct, omit_defaults=True, gc=False):
     tokens_in: int = 0
     tokens_out: int = 0
     tokens_cached: int = 0
+    tokens_cache_written: int = 0
     tokens_reasoning: int = 0
     cost: float | None = None
     """US dollars; null if no price is known."""

@@ -27,13 +27,16 @@ class AdaptedModel:
         return self._inner.name
 
     def send(self, request: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
-        if isinstance(request, ModelRequest) and request.tools:
+        if isinstance(request, ModelRequest) and (tools := request.tools or request.withheld):
             # Requests of one route have the same server-side tools, which are translated once.
             before, after = self._last
-            if request.tools is not before:
-                after = tuple(map(self._translate, request.tools))
+            if tools is not before:
+                after = tuple(map(self._translate, tools))
                 # Not cached with a client's own tools, which would keep the whole request body alive.
-                if all(map(is_not, request.tools, after)):
-                    self._last = request.tools, after
-            request = replace(request, tools=after)
+                if all(map(is_not, tools, after)):
+                    self._last = tools, after
+            if request.tools:
+                request = replace(request, tools=after)
+            else:
+                request = replace(request, withheld=after)
         return self._inner.send(request)

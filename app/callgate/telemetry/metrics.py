@@ -394,6 +394,8 @@ class OfModel:
         "priced_in",
         "priced_out",
         "requests",
+        "tokens_cache_written",
+        "tokens_cached",
         "tokens_in",
         "tokens_out",
         "unpriced",
@@ -405,6 +407,7 @@ class OfModel:
         self.name = name
         self.key = key
         self.requests = self.failed = self.calls = self.tokens_in = self.tokens_out = 0
+        self.tokens_cached = self.tokens_cache_written = 0
         self.nano = 0
         """The known cost, in billionths of a dollar."""
         self.unpriced = 0
@@ -457,8 +460,7 @@ class OfModel:
         """Count the tokens of a chat that this model alone answered, as its provider reports them, and their cost where it is
         known."""
         self.reported(counts)
-        self.tokens_in += counts.prompt
-        self.tokens_out += counts.completion
+        self._add(counts)
         if price is None:
             self.unpriced += bool(counts.prompt or counts.completion)
             return
@@ -475,8 +477,7 @@ class OfModel:
             price = spending.price
             counts = spending.counts
             (answering or self).reported(counts)
-            self.tokens_in += counts.prompt
-            self.tokens_out += counts.completion
+            self._add(counts)
             if price is not None:
                 self.nano += price.of(counts)
             elif answering is not None:
@@ -488,6 +489,12 @@ class OfModel:
             self.priced_out += counts.completion
         self.unpriced += is_unpriced
         self.unpriced_elsewhere += is_unpriced_elsewhere and not is_unpriced
+
+    def _add(self, counts: TokenCounts) -> None:
+        self.tokens_in += counts.prompt
+        self.tokens_out += counts.completion
+        self.tokens_cached += counts.cached
+        self.tokens_cache_written += counts.cache_written
 
     def reported(self, counts: TokenCounts) -> None:
         """Count tokens in the metrics."""

@@ -168,7 +168,7 @@ def _prompted_request(request: ModelRequest, style: Style, *, constrain: bool) -
     history = PromptedHistory(style)
     history.add(request.messages)
     if not tools and not history.called:
-        return _PromptedRequest(_without_tools(request) if request.tools else request, {})
+        return _PromptedRequest(_without_tools(request) if request.tools or request.withheld else request, {})
     form = _answer_format(request) if tools else None
     described = _description(request, style, tools, every_example=constrain)
     demand = _demand(choice, tools)
@@ -207,7 +207,7 @@ def _prompted_request(request: ModelRequest, style: Style, *, constrain: bool) -
 
 def _without_tools(request: ModelRequest) -> ModelRequest:
     params = {key: value for key, value in request.params.items() if key != "parallel_tool_calls"}
-    return replace(request, tools=(), tool_choice=None, params=params)
+    return replace(request, tools=(), tool_choice=None, params=params, withheld=())
 
 
 def _tool(schema: msgspec.Raw) -> ToolSpec:

@@ -35,6 +35,21 @@ export function money(dollars) {
 /** @param {number} known @param {number} unpriced */
 export const cost = (known, unpriced) => `${money(known)}${unpriced ? ` + ${many(unpriced, "request")} without a price` : ""}`;
 
+/** What was read from a provider's cache and written to it, behind the tokens that went in; nothing where it was nothing.
+ * @param {number | null | undefined} read @param {number | null | undefined} written */
+export function cache(read, written) {
+  const said = [read && `${count(read)} from the cache`, written && `${count(written)} written to it`].filter(Boolean);
+  return said.length ? ` (${said.join(", ")})` : "";
+}
+
+/** The tokens of a turn, as its provider reported them. @param {any} usage */
+export function tokens(usage) {
+  const details = usage.prompt_tokens_details ?? {};
+  const read = details.cached_tokens ?? usage.cache_read_input_tokens;
+  const written = usage.cache_creation_input_tokens ?? details.cache_creation_tokens ?? details.cache_write_tokens;
+  return `${count(usage.prompt_tokens)}${cache(read, written)} + ${count(usage.completion_tokens)} tokens in + out`;
+}
+
 /** @param {number} count @param {string} word */
 export const many = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 

@@ -19,7 +19,7 @@ from callgate.calls.json_text import LARGE, MAX_VALUES, sound_text
 from callgate.conversation import raw_json
 from callgate.conversation.errors import AnswerTooLarge, BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, ProviderError, ProviderHead
-from callgate.conversation.model_requests import as_model_request
+from callgate.conversation.model_requests import as_model_request, with_withheld
 from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, RecordBody
 from callgate.conversation.response_items import ITEMS, without_items
 from callgate.http.client import HttpClient
@@ -73,6 +73,8 @@ class Endpoint:
     """Whether the token limit has to be named `max_completion_tokens`."""
     reasoning_field: str = ""
     """The provider's own field for reasoning, where it has one."""
+    forbids_calls: bool = False
+    """Whether calls can be forbidden beside tools, so that a turn without calls has the prompt of the others."""
 
 
 class HttpModel:
@@ -107,6 +109,8 @@ class DirectModel(HttpModel):
         return HttpRequest(self, self._encoded(request), request.record_body)
 
     def _encoded(self, request: ModelRequest) -> bytes:
+        if self.endpoint.forbids_calls:
+            request = with_withheld(request)
         if self.endpoint.knows_developers:
             messages = request.messages
         else:

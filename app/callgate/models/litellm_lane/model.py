@@ -44,7 +44,7 @@ from callgate.models.resolve import LiteLLMSettings
 from callgate.models.retry import has_begun
 from callgate.models.translated.bounds import check_schemas
 from callgate.models.translated.past_results import put_in_objects
-from callgate.models.unplaced import left_out_by_litellm
+from callgate.models.unplaced import left_out_by_litellm, without_hints
 from callgate.parsers.pool import ParserPool
 
 log = structlog.get_logger("callgate.models")
@@ -80,11 +80,13 @@ class LiteLLMModel:
 
     @asynccontextmanager
     async def send(self, request: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
-        request = as_model_request(request)
+        request = as_model_request(request, cache_marks=resolve.takes_cache_marks(self._settings.arguments))
         request = with_readable_results(request)
         check_request(request, plain_names=False)
         check_schemas(request)
         litellm = await loaded()
+        own = self._settings.arguments
+        request = without_hints(request, partial(supported_params, litellm, own), own)
         clock = _Clock(self._deadlines)
         messages = await put_in(
             [copy.deepcopy(without_items(decoded(message))) for message in request.messages], self._fetch

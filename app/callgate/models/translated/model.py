@@ -8,14 +8,16 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import structlog
 from msgspec.structs import replace
 
+from callgate.conversation.cache_marks import MARK, are_in, has_marks
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import Finished, ModelEvent
-from callgate.conversation.model_requests import as_model_request
+from callgate.conversation.model_requests import as_model_request, with_withheld
 from callgate.conversation.ports import (
     ModelAnswer,
     ModelRequest,
@@ -31,14 +33,16 @@ from callgate.http.event_stream import BOM
 from callgate.http.interface import Deadlines, Response, TransportError
 from callgate.models import errors, resolve
 from callgate.models.direct.model import ANSWER_BYTES, LITELLMS_PIECE, Body, HttpAnswer, host_in, open_response
-from callgate.models.litellm_model import from_request, loaded
+from callgate.models.litellm_model import from_request, loaded, supported_params
 from callgate.models.media import Fetch, put_in
+from callgate.models.providers import CLAUDE_WIRE
 from callgate.models.resolve import LiteLLMSettings
 from callgate.models.translated import bedrock, claude, claude_elsewhere, cohere, gemini, messages_lane, openai_shaped
 from callgate.models.translated.bounds import check_schemas, is_large
 from callgate.models.translated.fitting import check_fits, fitted, own_wire_of
 from callgate.models.translated.translation import Fields, ProviderRequest
 from callgate.models.translated.wording import Elsewhere
+from callgate.models.unplaced import without_hints
 from callgate.parsers.pool import ParserPool
 
 Translate: TypeAlias = Callable[
@@ -85,6 +89,7 @@ class TranslatedModel:
         self._translate = TRANSLATIONS.get(self._wire, openai_shaped.translate)
         if resolve.is_claude_elsewhere(settings.arguments):
             self._translate = claude_elsewhere.translate
+        self._takes_cache_marks = resolve.takes_cache_marks(settings.arguments)
         self._fields = Fields(provider, settings)
         self._elsewhere = Elsewhere(parsers or ParserPool(), name, provider, settings)
         self._fetch = fetch
@@ -129,21 +134,28 @@ class TranslatedModel:
             original = request.original
         if original is not None and isinstance(request, Passthrough):
             return await self._from_original(messages_lane.passed, request, original)
-        request = as_model_request(request, messages_lane.LANE if original is not None else "chat")
+        api = messages_lane.LANE if original is not None else "chat"
+        request = as_model_request(request, api, cache_marks=self._takes_cache_marks)
+        if self._wire == CLAUDE_WIRE and (original is not None or "response_format" not in request.params):
+            # Elsewhere the format of the answer is requested as a call.
+            request = with_withheld(request)
         request = with_readable_results(request)
         check_request(request, plain_names=False, as_objects=not self._takes_addresses)
         if original is not None:
             return await self._from_original(messages_lane.translate, request, original)
+        is_marked = has_marks(request)
         check_schemas(request)
         check_fits(request, self._wire)
         litellm = await loaded()
         try:
             async with asyncio.timeout(self._deadlines.first_byte):  # it may have to authenticate first
+                own = self._settings.arguments
+                request = without_hints(request, partial(supported_params, litellm, own), own)
                 messages = fitted(litellm, request, self._provider, self._wire, self._settings.arguments)
                 messages = await put_in(messages, self._fetch, files_only=self._takes_addresses)
                 request = replace(request, messages=messages)
                 elsewhere = self._elsewhere if is_large(request) else None
-                return await self._translate(litellm, self._settings, request, self._fields, elsewhere)
+                worded = await self._translate(litellm, self._settings, request, self._fields, elsewhere)
         except ChatError:
             raise
         except TimeoutError:
@@ -153,6 +165,9 @@ class TranslatedModel:
         except Exception as error:  # litellm's own errors, and KeyErrors for odd messages
             self._log("request", error)
             raise from_request(error, self._settings.secrets) from error
+        if is_marked and not are_in(worded.body):
+            request.leave_out(MARK)
+        return worded
 
     async def _from_original(
         self, wording: Callable[..., Awaitable[ProviderRequest]], request: Any, original: Original

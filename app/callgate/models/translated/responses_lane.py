@@ -9,8 +9,9 @@ from typing import Final
 
 import msgspec
 
+from callgate.conversation.cache_marks import MARK, has_marks
 from callgate.conversation.errors import ChatError
-from callgate.conversation.model_requests import as_model_request
+from callgate.conversation.model_requests import as_model_request, with_withheld
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, RecordBody
 from callgate.conversation.readable_content import with_readable_results
 from callgate.conversation.request_checks import check_request
@@ -55,7 +56,11 @@ class ResponsesModel(HttpModel):
 
     def send(self, request: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
         read = with_readable_results(as_model_request(request, LANE, signed=False))
+        if self.endpoint.forbids_calls:
+            read = with_withheld(read)
         check_request(read)
+        if has_marks(read):
+            read.leave_out(MARK)
         body = body_of(read, self.endpoint.model, self.by, self.endpoint.defaults)
         try:
             encoded = _encode(body)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from callgate.conversation.usage import Usage
 from callgate.records.row import Kept, RecordedRun, RunEvent, RunRow
 from callgate.telemetry.terminal import in_a_line
 
@@ -77,7 +78,7 @@ def _head(row: RunRow, replays: list[str]) -> Iterator[str]:
         who = ""
     yield f"  model {in_a_line(row.model)}{in_a_line(who)}" + (f", {failed} attempts failed" if failed else "")
     calls = f"{row.calls + row.broken_calls} calls" + (f" ({', '.join(unwell)})" if unwell else "")
-    yield f"  {row.turns} turns, {calls}, {row.tokens_in}+{row.tokens_out} tokens{cost}"
+    yield f"  {row.turns} turns, {calls}, {row.tokens_in}+{row.tokens_out} tokens{_cache(row.tokens_cached, row.tokens_cache_written)}{cost}"
     trace = f", trace {row.trace_id}" if row.trace_id else ""
     yield f"  {row.route} request {in_a_line(row.request_id)} of key {in_a_line(row.key or '-')}{trace}"
     yield f"  texts: {NOT_KEPT.get(row.kept, row.kept)}"
@@ -86,6 +87,15 @@ def _head(row: RunRow, replays: list[str]) -> Iterator[str]:
             yield f"  {word} {', '.join(ids)}"
     if row.findings:
         yield f"  findings: {', '.join(row.findings)}"
+
+
+def _cache(read: int, written: int) -> str:
+    """Say how much of the prompt was in the provider's cache."""
+    words = {"read from the cache": read, "written to it": written}
+    said = [f"{tokens} {word}" for word, tokens in words.items() if tokens]
+    if not said:
+        return ""
+    return f" ({', '.join(said)})"
 
 
 def _attempt(facts: Mapping[str, Any]) -> str:
@@ -113,7 +123,9 @@ def _turn(event: RunEvent, shown_texts: Mapping[str, str]) -> Iterator[str]:
     reasons = ", ".join(facts.get("finish_reasons") or ()) or "none"
     usage = facts.get("usage") or {}
     if usage:
-        tokens = f", {usage.get('prompt_tokens', 0)}+{usage.get('completion_tokens', 0)} tokens"
+        counts = Usage(usage).counts()
+        cache = _cache(counts.cached, counts.cache_written)
+        tokens = f", {usage.get('prompt_tokens', 0)}+{usage.get('completion_tokens', 0)} tokens{cache}"
     else:
         tokens = ""
     if facts.get("first_seconds") is not None:

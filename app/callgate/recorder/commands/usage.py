@@ -27,6 +27,8 @@ COLUMNS: Final = {
     "broken_calls": "broken",
     "broken_runs": "broken",
     "tokens_in": "tokens in",
+    "tokens_cached": "cached",
+    "tokens_cache_written": "written",
     "tokens_out": "tokens out",
     "first_p50": "first p50",
     "p50": "p50",

@@ -433,7 +433,7 @@ function drawTurn(/** @type {Turn} */ turn) {
     ${[...turn.calls.values()].map(drawCall)}
     ${facts
       ? html`<p><small>finish_reason <code>${(facts.finish_reasons ?? []).join(", ") || "none"}</code>
-          ${facts.usage ? html` · ${format.count(facts.usage.prompt_tokens)} + ${format.count(facts.usage.completion_tokens)} tokens in + out` : nothing}
+          ${facts.usage ? html` · ${format.tokens(facts.usage)}` : nothing}
           ${facts.cost === undefined ? nothing : html` · ${format.money(facts.cost)}`}
           · ${format.seconds(facts.seconds)}${(facts.findings ?? []).length ? html` · <span class="odd">${facts.findings.join(", ")}</span>` : nothing}</small></p>`
       : nothing}

@@ -100,7 +100,7 @@ function draw() {
         ${[
           format.seconds(run.seconds),
           run.turns && format.many(run.turns, "turn"),
-          run.tokens_in + run.tokens_out && `${format.count(run.tokens_in)} + ${format.count(run.tokens_out)} tokens in + out`,
+          run.tokens_in + run.tokens_out && `${format.count(run.tokens_in)}${format.cache(run.tokens_cached, run.tokens_cache_written)} + ${format.count(run.tokens_out)} tokens in + out`,
           run.turns && format.money(run.cost),
           run.finish_reason && `finish_reason ${run.finish_reason}`,
         ]
@@ -224,7 +224,7 @@ function waterfall() {
         const spoke = turn.answered ?? turn.to;
         const first = isSilent || turn.facts?.first_seconds === undefined ? spoke : Math.min(turn.from + turn.facts.first_seconds, spoke);
         return html`${row(
-          html`<b>turn ${turn.index + 1}${turn.choice ? ` · choice ${turn.choice + 1}` : ""}</b> <small>${turn.facts?.deployment ?? ""}</small>`,
+          html`<b>turn ${turn.index + 1}${turn.choice ? ` · choice ${turn.choice + 1}` : ""}</b> <small>${turn.facts?.deployment ?? ""}${turn.facts?.usage ? html` · ${format.tokens(turn.facts.usage)}` : nothing}</small>`,
           [bar("first", turn.from, first), isSilent ? nothing : bar("speaking", first, spoke), turn.to > spoke ? bar("calls", spoke, turn.to) : nothing],
           turn.to - turn.from,
           "turn",

@@ -62,10 +62,10 @@ function draw() {
     html`<form class="filters" aria-label="Period"><label>Days ${choose("days", ["1", "7", "30"], "7")}</label><label>By ${choose("by", ["key", "model", "day"], "key")}</label></form>
       ${table(
         "Usage",
-        [query.get("by") ?? "key", "#Requests", "#Failed", "#Tool calls", "#Tokens in", "#Tokens out", "#Cost", "Share of tokens"],
+        [query.get("by") ?? "key", "#Requests", "#Failed", "#Tool calls", "#Tokens in", "#Cached", "#Written", "#Tokens out", "#Cost", "Share of tokens"],
         (usage?.data ?? []).map(
           (row) => html`<tr><td>${row.name}</td>
-            ${["requests", "failed", "calls", "tokens_in", "tokens_out"].map((name) => html`<td class="number">${format.count(row[name])}</td>`)}
+            ${["requests", "failed", "calls", "tokens_in", "tokens_cached", "tokens_cache_written", "tokens_out"].map((name) => html`<td class="number">${format.count(row[name])}</td>`)}
             <td class="number">${format.cost(row.cost, row.unpriced_requests)}</td>
             <td><meter min="0" max=${all} value=${row.tokens_in + row.tokens_out} aria-label="share of tokens of ${row.name}"></meter></td></tr>`,
         ),
