@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.leaves("litellm", why="litellm keeps its thread for logging"),
 ]
 
-OURS = ("get_time", {})
+OURS: Called = ("get_time", {})
 ADD = ("add", {"a": 1, "b": 2})
 THEIRS = (OWN, {"q": "x"})
 PLANS: Mapping[str, Sequence[Sequence[Called]]] = {

@@ -202,7 +202,9 @@ class Used:
     name = "gpt"
     key = "alice"
     requests = 3
-    failed = calls = tokens_out = tokens_cached = tokens_cache_written = unpriced = unpriced_elsewhere = priced_in = priced_out = 0
+    failed = calls = tokens_out = tokens_cached = tokens_cache_written = unpriced = unpriced_elsewhere = priced_in = (
+        priced_out
+    ) = 0
     tokens_in = 10
     nano = 5
 

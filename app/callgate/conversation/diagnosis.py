@@ -167,10 +167,11 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
             turn |= self._who(by)
         if answer.usage is not None:
             turn["usage"] = answer.usage.report
-            if (cache := answer.usage.cache()) is not None:
-                turn["cache"] = cache
-            if answer.counts is not None and (price := self.price(by)) is not None:
-                turn["cost"] = price.of(answer.counts) / NANO
+            if (counts := answer.counts) is not None:
+                if counts.cached or counts.cache_written:
+                    turn["cache"] = {"read": counts.cached, "written": counts.cache_written}
+                if (price := self.price(by)) is not None:
+                    turn["cost"] = price.of(counts) / NANO
         if len(answer.reasons) > 1:
             turn["finish_reasons"] = list(answer.reasons)
         if not answer.reason_is_raw:

@@ -190,13 +190,6 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
                         )
         return TokenCounts(*counts)
 
-    def cache(self) -> dict[str, int] | None:
-        """Return how much of the prompt was read from the provider's cache and how much written to it; None where it says neither."""
-        if not any(self._has(row) for row in _OF_CACHE):
-            return None
-        counts = self.counts()
-        return {"read": counts.cached, "written": counts.cache_written}
-
     def hosted_uses(self) -> int | None:
         """Return how often the provider ran tools of its own; None where it says nothing of it."""
         uses = self.report.get(HOSTED_USES)
@@ -393,7 +386,6 @@ def counts_fast(report: Mapping[str, Any]) -> TokenCounts | None:
     return TokenCounts(*_first(usual))
 
 
-_OF_CACHE: Final = tuple(row for row in COUNTS if row.name in ("cached", "cache_written"))
 COLUMNS: Final = {row.column: place for place, row in enumerate(COUNTS) if row.column}
 """The columns of recorded runs, and the place of each in `TokenCounts`."""
 METRICS: Final = {row.metric: place for place, row in enumerate(COUNTS) if row.metric}

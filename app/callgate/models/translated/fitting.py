@@ -2,15 +2,38 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-from callgate.conversation.ports import Message, ModelRequest, tell_nobody
+from callgate.conversation.cache_marks import MARK, are_in, has_marks
+from callgate.conversation.model_requests import as_model_request, with_withheld
+from callgate.conversation.ports import Message, ModelRequest, Passthrough, tell_nobody
+from callgate.conversation.readable_content import with_readable_results
 from callgate.conversation.response_items import without_items
-from callgate.models import resolve
+from callgate.models import resolve, unplaced
 from callgate.models.litellm_model import decoded, supported_params
 from callgate.models.providers import CLAUDE_WIRE, OWN_WIRES, UNPLACED
 from callgate.models.translated.translation import Unanswerable, encode
-from callgate.models.unplaced import left_out_by_litellm
+
+
+def readable(request: ModelRequest | Passthrough, api: str, wire: str, arguments: Mapping[str, Any]) -> ModelRequest:
+    """Return a request as it is read for a wire. `api`: its own; `arguments`: the entry's settings."""
+    read = as_model_request(request, api, cache_marks=resolve.takes_cache_marks(arguments))
+    if wire == CLAUDE_WIRE and (read.original is not None or "response_format" not in read.params):
+        # Where litellm words it, the format of an answer is requested as a call.
+        read = with_withheld(read)
+    return with_readable_results(read)
+
+
+def without_hints(litellm: Any, request: ModelRequest, arguments: Mapping[str, Any]) -> ModelRequest:
+    """Return the request without the hints that its provider has no place for, and note them."""
+    return unplaced.without_hints(request, partial(supported_params, litellm, arguments), arguments)
+
+
+def note_lost_marks(request: ModelRequest, body: bytes) -> None:
+    """Note that the cache marks of a request are not in the body that was made of it."""
+    if has_marks(request) and not are_in(body):
+        request.leave_out(MARK)
 
 
 def check_fits(request: ModelRequest, wire: str) -> None:
@@ -80,7 +103,7 @@ def fitted(
         supported: Sequence[str] = ()
         if "user" in request.params:
             supported = supported_params(litellm, arguments)
-        for name in left_out_by_litellm(request, provider, wire, messages, supported):
+        for name in unplaced.left_out_by_litellm(request, provider, wire, messages, supported):
             request.leave_out(name)
     if wire not in OWN_WIRES:
         return messages

@@ -8,16 +8,13 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Any, TypeAlias
 
 import structlog
 from msgspec.structs import replace
 
-from callgate.conversation.cache_marks import MARK, are_in, has_marks
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import Finished, ModelEvent
-from callgate.conversation.model_requests import as_model_request, with_withheld
 from callgate.conversation.ports import (
     ModelAnswer,
     ModelRequest,
@@ -25,7 +22,6 @@ from callgate.conversation.ports import (
     Passthrough,
     RecordBody,
 )
-from callgate.conversation.readable_content import with_readable_results
 from callgate.conversation.request_checks import check_request
 from callgate.conversation.usage import Usage
 from callgate.http.client import HttpClient
@@ -33,16 +29,21 @@ from callgate.http.event_stream import BOM
 from callgate.http.interface import Deadlines, Response, TransportError
 from callgate.models import errors, resolve
 from callgate.models.direct.model import ANSWER_BYTES, LITELLMS_PIECE, Body, HttpAnswer, host_in, open_response
-from callgate.models.litellm_model import from_request, loaded, supported_params
+from callgate.models.litellm_model import from_request, loaded
 from callgate.models.media import Fetch, put_in
-from callgate.models.providers import CLAUDE_WIRE
 from callgate.models.resolve import LiteLLMSettings
 from callgate.models.translated import bedrock, claude, claude_elsewhere, cohere, gemini, messages_lane, openai_shaped
 from callgate.models.translated.bounds import check_schemas, is_large
-from callgate.models.translated.fitting import check_fits, fitted, own_wire_of
+from callgate.models.translated.fitting import (
+    check_fits,
+    fitted,
+    note_lost_marks,
+    own_wire_of,
+    readable,
+    without_hints,
+)
 from callgate.models.translated.translation import Fields, ProviderRequest
 from callgate.models.translated.wording import Elsewhere
-from callgate.models.unplaced import without_hints
 from callgate.parsers.pool import ParserPool
 
 Translate: TypeAlias = Callable[
@@ -89,7 +90,6 @@ class TranslatedModel:
         self._translate = TRANSLATIONS.get(self._wire, openai_shaped.translate)
         if resolve.is_claude_elsewhere(settings.arguments):
             self._translate = claude_elsewhere.translate
-        self._takes_cache_marks = resolve.takes_cache_marks(settings.arguments)
         self._fields = Fields(provider, settings)
         self._elsewhere = Elsewhere(parsers or ParserPool(), name, provider, settings)
         self._fetch = fetch
@@ -135,22 +135,17 @@ class TranslatedModel:
         if original is not None and isinstance(request, Passthrough):
             return await self._from_original(messages_lane.passed, request, original)
         api = messages_lane.LANE if original is not None else "chat"
-        request = as_model_request(request, api, cache_marks=self._takes_cache_marks)
-        if self._wire == CLAUDE_WIRE and (original is not None or "response_format" not in request.params):
-            # Elsewhere the format of the answer is requested as a call.
-            request = with_withheld(request)
-        request = with_readable_results(request)
+        request = readable(request, api, self._wire, self._settings.arguments)
         check_request(request, plain_names=False, as_objects=not self._takes_addresses)
         if original is not None:
             return await self._from_original(messages_lane.translate, request, original)
-        is_marked = has_marks(request)
+        marked = request
         check_schemas(request)
         check_fits(request, self._wire)
         litellm = await loaded()
         try:
             async with asyncio.timeout(self._deadlines.first_byte):  # it may have to authenticate first
-                own = self._settings.arguments
-                request = without_hints(request, partial(supported_params, litellm, own), own)
+                request = without_hints(litellm, request, self._settings.arguments)
                 messages = fitted(litellm, request, self._provider, self._wire, self._settings.arguments)
                 messages = await put_in(messages, self._fetch, files_only=self._takes_addresses)
                 request = replace(request, messages=messages)
@@ -165,8 +160,7 @@ class TranslatedModel:
         except Exception as error:  # litellm's own errors, and KeyErrors for odd messages
             self._log("request", error)
             raise from_request(error, self._settings.secrets) from error
-        if is_marked and not are_in(worded.body):
-            request.leave_out(MARK)
+        note_lost_marks(marked, worded.body)
         return worded
 
     async def _from_original(

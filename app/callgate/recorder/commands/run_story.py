@@ -89,13 +89,13 @@ def _head(row: RunRow, replays: list[str]) -> Iterator[str]:
         yield f"  findings: {', '.join(row.findings)}"
 
 
-def _cache(read: int, written: int) -> str:
+def _cache(tokens_read: int, tokens_written: int) -> str:
     """Say how much of the prompt was in the provider's cache."""
-    words = {"read from the cache": read, "written to it": written}
-    said = [f"{tokens} {word}" for word, tokens in words.items() if tokens]
-    if not said:
+    words = {"read from the cache": tokens_read, "written to it": tokens_written}
+    shares = [f"{tokens} {word}" for word, tokens in words.items() if tokens]
+    if not shares:
         return ""
-    return f" ({', '.join(said)})"
+    return f" ({', '.join(shares)})"
 
 
 def _attempt(facts: Mapping[str, Any]) -> str:
