@@ -194,6 +194,7 @@ async def test_tools_are_offered_in_one_order_however_their_servers_list_them():
     assert offered == offered[:1] * 4
 
 
+@pytest.mark.anyio
 async def test_a_server_that_invents_names_for_ever_does_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr("callgate.tools.tool_names.MAX_CLAIMS", 50)
     source = FakeSource("s")
