@@ -32,6 +32,7 @@ from callgate.runtime.runtime import Runtime
 from callgate.tools.approvals.routes import approval_routes
 from callgate.tools.routes import tool_routes
 
+YES = frozenset({"1", "true", "on"})
 OF_KEYS = b"callgate_key_used"
 """What begins a metric of what each key used."""
 
@@ -65,7 +66,13 @@ def _models(manager: RuntimeManager) -> APIRouter:
         404: {"description": "No such model.", "content": {"application/json": {"schema": envelope_schema()}}}
     }
 
-    @router.get("/v1/models", summary="The models this key may ask")
+    flag = {"in": "query", "schema": {"enum": ["1"]}}
+
+    @router.get(
+        "/v1/models",
+        summary="The models this key may ask; with `details=1` how each is reached, with `price=1` what it costs too",
+        openapi_extra={"parameters": [{"name": "details", **flag}, {"name": "price", **flag}]},
+    )
     @router.get("/models", include_in_schema=False)
     async def list_models(request: Request) -> Response:
         caller = context_of(request.scope).caller
@@ -73,9 +80,11 @@ def _models(manager: RuntimeManager) -> APIRouter:
         assert caller is not None
         if ANTHROPIC_VERSION in request.headers:
             return _json(models_page(manager.current.model_names(caller), manager.opened_at, request.query_params))
-        return _json(
-            {"object": "list", "data": [_model(manager, name) for name in manager.current.model_names(caller)]}
-        )
+        names = manager.current.model_names(caller)
+        if request.query_params.get("details") not in YES:
+            return _json({"object": "list", "data": [_model(manager, name) for name in names]})
+        priced = request.query_params.get("price") in YES
+        return _json({"object": "list", "data": [_detailed(manager, name, caller, priced=priced) for name in names]})
 
     @router.get(
         "/v1/models/{model:path}",  # noqa: FAST003 - read from the request, see `in_path`
@@ -84,7 +93,7 @@ def _models(manager: RuntimeManager) -> APIRouter:
         openapi_extra={
             "parameters": [
                 *in_path("model")["parameters"],
-                {"name": "price", "in": "query", "schema": {"enum": ["1"]}},
+                {"name": "price", **flag},
             ]
         },
     )
@@ -97,10 +106,7 @@ def _models(manager: RuntimeManager) -> APIRouter:
         manager.current.check_model(model, caller)
         if ANTHROPIC_VERSION in request.headers:
             return _json(model_card(model, manager.opened_at))
-        shown = _model(manager, model) | _how_it_is_asked(manager.current, model, caller)
-        if "x_callgate" in shown and request.query_params.get("price") in {"1", "true", "on"}:
-            shown["x_callgate"]["price"] = manager.current.prices.per_million(model)
-        return _json(shown)
+        return _json(_detailed(manager, model, caller, priced=request.query_params.get("price") in YES))
 
     return router
 
@@ -126,7 +132,7 @@ def _health(manager: RuntimeManager) -> APIRouter:
             facts["config"] = "refused"
         if degraded := manager.degraded():
             facts["degraded"] = degraded
-        if degraded and request.query_params.get("strict") in {"1", "true", "on"}:
+        if degraded and request.query_params.get("strict") in YES:
             return _json({**facts, "status": "degraded"}, 503)
         return _json(facts)
 
@@ -152,6 +158,14 @@ def _health(manager: RuntimeManager) -> APIRouter:
 
 def _model(manager: RuntimeManager, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": manager.opened_at, "owned_by": "callgate"}
+
+
+def _detailed(manager: RuntimeManager, name: str, caller: Caller, *, priced: bool) -> dict[str, Any]:
+    """Describe a model with its deployments, and with what a million of its tokens costs if `priced`."""
+    shown = _model(manager, name) | _how_it_is_asked(manager.current, name, caller)
+    if "x_callgate" in shown and priced:
+        shown["x_callgate"]["price"] = manager.current.prices.per_million(name)
+    return shown
 
 
 def _how_it_is_asked(runtime: Runtime, name: str, caller: Caller) -> dict[str, Any]:

@@ -32,7 +32,7 @@ async def test_a_key_can_read_its_name_and_rights(upstream: Upstream) -> None:
 
     assert answers[0] == {
         "object": "key", "name": "alice", "anonymous": False, "see": "own", "approve": True, "admin": False,
-        "models": ["m"], "tools": ["get_*"],
+        "models": ["m"], "tools": ["get_*"], "limits": {}, "spent": {"day": 0.0, "month": 0.0}, "left": {},
     }  # fmt: skip
     assert [answers[1][right] for right in ("see", "approve", "admin")] == ["all", False, True]
     assert [nobody[right] for right in ("name", "anonymous", "see", "admin")] == ["anonymous", True, "all", True]

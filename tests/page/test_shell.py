@@ -20,7 +20,7 @@ from tests.scripted_upstream import Call, Reply, Upstream
 
 pytestmark = [pytest.mark.anyio, needs("environment:page", "chromium-headless-shell")]
 
-PAGES = ("playground", "runs", "approvals", "tools", "models", "usage")
+PAGES = ("playground", "runs", "approvals", "tools", "models", "usage", "keys")
 LONG = "somebodys-model-with-a-vendor-a-size-and-a-date/instruct-2026-11-18"
 SHOUT = Call("echo", {"text": "wide" * 100}, id="call_shout")
 
@@ -33,7 +33,7 @@ async def test_it_opens_without_a_console_message_or_a_request_elsewhere(upstrea
             await page.goto(f"{url}/#/{name}")
             await page.locator("main > *").first.wait_for()
 
-        assert await page.title() == "Keys & usage · Callgate"
+        assert await page.title() == "Keys · Callgate"
         assert all(each.startswith((url, "data:")) for each in tabs.requests)
 
 
@@ -50,12 +50,12 @@ async def test_an_answer_that_comes_after_its_page_was_left_is_not_drawn_over_th
     async with served_page(upstream, tabs) as url:
         page = await tabs.open(f"{url}/#/usage")
         await page.get_by_text("Nothing was used").wait_for()
-        await page.route("**/v1/models", delayed)
+        await page.route("**/v1/models?*", delayed)
         await page.evaluate("() => { location.hash = '#/playground'; }")
         await asked.wait()
         await page.evaluate("() => { location.hash = '#/usage'; }")
         await page.get_by_text("Nothing was used").wait_for()
-        async with page.expect_response("**/v1/models"):
+        async with page.expect_response("**/v1/models?*"):
             gate.set()
         await page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         await page.unroute_all(behavior="wait")

@@ -198,6 +198,55 @@ def rotate(
     say(f"key (shown this once): {secret}\nthe old one is taken until {until}")
 
 
+Limit = Annotated[str | None, typer.Option(metavar="N|none", help="none takes the limit away.")]
+Budget = Annotated[str | None, typer.Option(metavar="USD|none", help="US dollars; none takes the limit away.")]
+
+
+@keys.command("limit")
+def limit(
+    name: Names,
+    config: ConfigOption = None,
+    requests_per_minute: Limit = None,
+    tokens_per_minute: Limit = None,
+    parallel: Limit = None,
+    budget_per_day: Budget = None,
+    budget_per_month: Budget = None,
+) -> None:
+    """Give a key of the store other limits, within a second. What is not named stays as it is."""
+    from dataclasses import replace
+
+    from callgate.access.building import key_entry
+    from callgate.access.key_store import key_facts
+
+    named = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "parallel": parallel,
+        "budget_per_day": budget_per_day,
+        "budget_per_month": budget_per_month,
+    }
+    changes = {field: text for field, text in named.items() if text is not None}
+    if not changes:
+        raise give_up("name a limit, as in --budget-per-day 5 or --parallel none")
+    loaded = read_config(config, without_variables=True).config
+    if any(key.name == name for key in loaded.keys):
+        raise give_up(f"`{name}` stands in the config: change its limits there")
+    if not keeps_keys(loaded):
+        raise give_up(f"there is no key store: {NO_FOLDER}")
+    store = key_store(loaded)
+    entry = next((key.entry for key in store.all() if key.entry.name == name and key.revoked_at is None), None)
+    if entry is None:
+        store.close()
+        say(f"callgate: there is no key called `{name}` in use", err=True)
+        raise typer.Exit(WRONG)
+    numbers = {field: _number(field, text) for field, text in changes.items() if text != "none"}
+    checked = key_entry(_validate({"name": name, "hash": entry.hash, **numbers})).allowance
+    allowance = replace(entry.allowance, **{field: getattr(checked, field) for field in changes})
+    store.limit(name, allowance)
+    store.close()
+    say(_line({**key_facts(replace(entry, allowance=allowance)), "kept_in": "store"}))
+
+
 @keys.command("revoke")
 def revoke(name: Names, config: ConfigOption = None) -> None:
     """Take a key of the store out of use, within a second. One of the config is taken out of the config."""
@@ -216,6 +265,14 @@ def revoke(name: Names, config: ConfigOption = None) -> None:
     say(f"{name}: revoked")
     if loaded.auth == "keys" and not in_use and not loaded.keys:
         say(LAST_KEY, err=True)
+
+
+def _number(field: str, text: str) -> float:
+    """Read the number of a limit."""
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise give_up(f"{field}: should be a number, or none") from None
 
 
 def _moment_after(text: str) -> str:

@@ -11,11 +11,11 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -29,6 +29,7 @@ from callgate.telemetry.outages import Outage
 from callgate.untrusted.doors import Door, open_text
 from callgate.untrusted.readers import read_leniently
 
+Written = TypeVar("Written")
 FILE: Final = KEYS_FILE
 LOOK_SECONDS: Final = 1.0
 """How often a server checks whether the file has changed: the longest time that a revoked key still works."""
@@ -221,6 +222,14 @@ class KeyStore:
         self._read()
         return bool(changed)
 
+    def limit(self, name: str, allowance: Allowance) -> bool:
+        """Give a key other limits; return whether there was one of that name."""
+        changed = self._database.execute(
+            "UPDATE keys SET allowance = ? WHERE name = ? AND revoked_at IS NULL", (allowance_text(allowance), name)
+        ).rowcount
+        self._read()
+        return bool(changed)
+
     def rotate(self, name: str, digest: str, old_expires_at: float) -> bool:
         """Replace the key of a name; the old one stays valid until `old_expires_at`. Return whether there was such a key."""
         changed = self._database.execute(
@@ -291,6 +300,28 @@ class FileKeys:
         if self._snapshot is None:
             raise KeysUnknown
         return self._snapshot.keys
+
+    async def add(self, entry: KeyEntry) -> None:
+        """Store a key. Raises `NameTaken`, and `KeysUnknown` where the file cannot be written."""
+        self._write(lambda store: store.add(entry))
+
+    async def revoke(self, name: str) -> bool:
+        """Revoke a key; return whether there was one of that name. Raises `KeysUnknown`."""
+        return self._write(lambda store: store.revoke(name))
+
+    async def limit(self, name: str, allowance: Allowance) -> bool:
+        """Give a key other limits; return whether there was one of that name. Raises `KeysUnknown`."""
+        return self._write(lambda store: store.limit(name, allowance))
+
+    def _write(self, write: Callable[[KeyStore], Written]) -> Written:
+        self.entries()  # opens a file that has come back, and leaves one that was moved
+        if self._store is None:
+            raise KeysUnknown
+        try:
+            return write(self._store)
+        except DAMAGE as failure:
+            log.error("key_store_not_written", error=str(failure))  # noqa: TRY400 - the reason is all there is to say
+            raise KeysUnknown from None
 
     def _leave(self, store: KeyStore) -> None:
         """Close a file that was moved. What is in its place counts from now on, but it does not make a server with keys one without."""
@@ -378,7 +409,7 @@ def row_of(entry: KeyEntry) -> tuple[Any, ...]:
         entry.hash,
         json.dumps(entry.models),
         json.dumps(entry.tools),
-        json.dumps(dataclasses.asdict(entry.allowance)),
+        allowance_text(entry.allowance),
         int(entry.approve),
         int(entry.admin),
         time.time(),
@@ -391,6 +422,11 @@ def row_of(entry: KeyEntry) -> tuple[Any, ...]:
         entry.usage,
         entry.offer,
     )
+
+
+def allowance_text(allowance: Allowance) -> str:
+    """Return limits as they are stored."""
+    return json.dumps(dataclasses.asdict(allowance))
 
 
 def key_facts(entry: KeyEntry, key: StoredKey | None = None) -> dict[str, Any]:

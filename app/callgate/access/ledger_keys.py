@@ -8,8 +8,9 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from callgate.access.key_store import COLUMNS, NameTaken, StoredKey, row_of, stored_key
+from callgate.access.key_store import COLUMNS, NameTaken, StoredKey, allowance_text, row_of, stored_key
 from callgate.access.keys import KeyEntry, KeysUnknown
+from callgate.callers.allowance import Allowance
 from callgate.state.cluster.postgres import PostgresDatabase
 from callgate.state.database import Database, DatabaseAway
 from callgate.telemetry.outages import Outage
@@ -25,6 +26,7 @@ _ADD: Final = (
     " ON CONFLICT DO NOTHING RETURNING name"
 )
 _REVOKE: Final = "UPDATE keys SET revoked_at = {now} WHERE name = ?1 AND revoked_at IS NULL RETURNING name"
+_LIMIT: Final = "UPDATE keys SET allowance = ?2 WHERE name = ?1 AND revoked_at IS NULL RETURNING name"
 _ROTATE: Final = "UPDATE keys SET old_hash = hash, old_expires_at = ?3, hash = ?2 WHERE name = ?1 AND revoked_at IS NULL RETURNING name"
 
 log = structlog.get_logger("callgate.keys")
@@ -67,6 +69,28 @@ class LedgerKeys:
     def all(self) -> list[StoredKey]:
         """Return all keys, revoked ones included, the oldest first."""
         return self._stored
+
+    async def add(self, entry: KeyEntry) -> None:
+        """Store a key. Raises `NameTaken`, and `KeysUnknown` where the ledger is away."""
+        if not await self._write(_ADD, *row_of(entry)):
+            raise NameTaken(entry.name)
+
+    async def revoke(self, name: str) -> bool:
+        """Revoke a key; return whether there was one of that name. Raises `KeysUnknown`."""
+        return bool(await self._write(_REVOKE, name))
+
+    async def limit(self, name: str, allowance: Allowance) -> bool:
+        """Give a key other limits; return whether there was one of that name. Raises `KeysUnknown`."""
+        return bool(await self._write(_LIMIT, name, allowance_text(allowance)))
+
+    async def _write(self, statement: str, *values: Any) -> Sequence[Any]:
+        try:
+            rows = await self._database.fetch(statement, *values)
+            await self._read()
+        except DatabaseAway as failure:
+            log.error("key_store_not_written", error=str(failure))  # noqa: TRY400 - the reason is all there is to say
+            raise KeysUnknown from None
+        return rows
 
     async def _read(self) -> None:
         began = time.monotonic()
@@ -114,6 +138,10 @@ class KeysByHand:
     def revoke(self, name: str) -> bool:
         """Revoke a key; return whether there was one of that name."""
         return bool(self._run(self._database.fetch(_REVOKE, name)))
+
+    def limit(self, name: str, allowance: Allowance) -> bool:
+        """Give a key other limits; return whether there was one of that name."""
+        return bool(self._run(self._database.fetch(_LIMIT, name, allowance_text(allowance))))
 
     def rotate(self, name: str, digest: str, old_expires_at: float) -> bool:
         """Replace the key of a name; the old one stays valid until `old_expires_at`. Return whether there was such a key."""

@@ -2,18 +2,22 @@
 
 import asyncio
 import time
+from dataclasses import asdict
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from callgate.access.building import control_behind, key_entry
+from callgate.access.key_routes import key_routes
 from callgate.access.key_store import key_facts
 from callgate.access.limits import day_of, month_of
 from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema
 from callgate.api.json_body import read_json_body
 from callgate.api.rights import caller_of, check_admin
+from callgate.callers.caller import Caller
 from callgate.config.problems import ConfigError
 from callgate.conversation.errors import ChatError
 from callgate.conversation.prices import NANO
@@ -39,14 +43,13 @@ def admin_routes(manager: RuntimeManager) -> APIRouter:
     router = APIRouter(tags=["operating"])
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
 
-    @router.get("/v1/key", summary="The name of this key, and what it may do, see and ask")
+    @router.get("/v1/key", summary="The name of this key, what it may do, its limits, and what is left of them")
     async def key(request: Request) -> Response:
         caller = caller_of(request, "key")
-        return Response(
-            encode({"object": "key", **manager.current.access.rights(caller)}),
-            media_type="application/json",
-            headers={"cache-control": "no-store"},
-        )
+        facts = {"object": "key", **manager.current.access.rights(caller)}
+        if not caller.anonymous:
+            facts |= await _own_limits(manager, caller)
+        return Response(encode(facts), media_type="application/json", headers={"cache-control": "no-store"})
 
     @router.post(
         "/admin/reload",
@@ -101,7 +104,29 @@ def admin_routes(manager: RuntimeManager) -> APIRouter:
             headers={"cache-control": "no-store"},
         )
 
+    router.include_router(key_routes(manager))
     return router
+
+
+async def _own_limits(manager: RuntimeManager, caller: Caller) -> dict[str, Any]:
+    """Return the limits of a key, what it has spent, and what is left of its budgets, in US dollars."""
+    allowance = caller.allowance
+    limits = {name: value for name, value in asdict(allowance).items() if value is not None}
+    spent: dict[str, float] | None = None
+    if allowance.has_budget:
+        nano = await control_behind(manager.shared.control).limiter.spent(caller.name)
+        if nano is not None:
+            spent = {"day": nano[0] / NANO, "month": nano[1] / NANO}
+    else:
+        used = await asyncio.to_thread(_used, manager.current, recorder_behind(manager.shared.recorder))
+        if used is not None:
+            spent = used.get(caller.name, {"day": 0.0, "month": 0.0})
+    left = {}
+    for period in ("day", "month"):
+        budget = limits.get(f"budget_per_{period}")
+        if budget is not None and spent is not None:
+            left[f"budget_per_{period}"] = max(budget - spent[period], 0.0)
+    return {"limits": limits, "spent": spent, "left": left}
 
 
 def _used(runtime: Runtime, recorder: Recorder) -> dict[str, dict[str, float]] | None:

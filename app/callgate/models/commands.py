@@ -3,7 +3,6 @@
 import asyncio
 import json
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
 
 import typer
 
@@ -135,9 +134,8 @@ async def _rows(loaded: "Loaded") -> list[dict[str, Any]]:
 def _live(url: str | None, key: str | None) -> list[dict[str, Any]]:
     """Get the models from a running server."""
     rows: list[dict[str, Any]] = []
-    for listed in ask_server("GET", "/v1/models", url, key)["data"]:
-        shown = ask_server("GET", f"/v1/models/{quote(listed['id'])}", url, key)
-        for deployment in shown.get("x_callgate", {}).get("deployments", ()):
+    for listed in ask_server("GET", "/v1/models?details=1", url, key)["data"]:
+        for deployment in listed.get("x_callgate", {}).get("deployments", ()):
             calling = deployment["tool_calling"] or {"format": "auto", "decided_by": None}
             rows.append(
                 {

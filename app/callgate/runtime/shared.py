@@ -25,6 +25,7 @@ from callgate.state.sealing import Sealer
 from callgate.state.store import KeyValueStore
 from callgate.telemetry.metrics import Metrics
 from callgate.telemetry.tool_servers import ToolServers
+from callgate.tools.approvals.history import ApprovalHistory
 from callgate.tools.approvals.queue import ApprovalQueue, PendingApproval, SettledApproval
 from callgate.tools.approvals.shared_approvals import SharedApprovals
 from callgate.tools.kinds.mcp.ledger_pins import LedgerPins
@@ -78,6 +79,7 @@ class SharedResources:
         self.approval_notices = ApprovalNotices(metrics, recorder, self.web)
         self.approvals = ApprovalQueue(self._approval_settled, on_waiting=self._approval_waits)
         self.decisions = SharedApprovals(self.approvals, sealer)
+        self.approval_history = ApprovalHistory()
         self.threads = threads_of(config)
         self.processes = processes_of(config)
         self.parsers = parsers_of(config, self._count_failed_parser)
@@ -154,6 +156,7 @@ class SharedResources:
 
     def _approval_settled(self, settled: SettledApproval) -> None:
         self.approval_notices.settled(settled)
+        self.approval_history.add(settled)
         self.decisions.ended(settled)
 
     def _report_source(self, status: SourceStatus) -> None:

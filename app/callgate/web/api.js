@@ -18,7 +18,6 @@ if (fragment.has("key")) {
 /** Who is asking, and what that may; as `GET v1/key` says it. @type {any} */
 export let me = null;
 export async function askWho() {
-  me = null;
   me = await get("v1/key");
 }
 
@@ -28,6 +27,7 @@ export const currentKey = () => ({ key, isKept: sessionStorage.getItem(STORED) !
 /** @param {string} value @param {boolean} keep whether to keep it until the tab is closed */
 export function setKey(value, keep) {
   key = value.trim();
+  me = null;
   if (keep && key) sessionStorage.setItem(STORED, key);
   else sessionStorage.removeItem(STORED);
 }

@@ -4,8 +4,10 @@
 import { html, nothing, render } from "./lit.js";
 import { ApiError, askWho, currentKey, feed, get, hasKey, linkedKey, me, setKey } from "./api.js";
 import { icon } from "./icons.js";
+import * as texts from "./texts.js";
 import * as approvals from "./views/approvals.js";
 import * as compare from "./views/compare.js";
+import * as keys from "./views/keys.js";
 import * as models from "./views/models.js";
 import * as playground from "./views/playground.js";
 import * as run from "./views/run.js";
@@ -21,8 +23,8 @@ import * as usage from "./views/usage.js";
  */
 
 /** @type {Record<string, View>} */
-const VIEWS = { playground, runs, run, compare, approvals, tools, models, usage };
-const TABS = ["playground", "runs", "approvals", "tools", "models", "usage"];
+const VIEWS = { playground, runs, run, compare, approvals, tools, models, usage, keys };
+const TABS = ["playground", "runs", "approvals", "tools", "models", "usage", "keys"];
 
 const bar = /** @type {HTMLElement} */ (document.getElementById("bar"));
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
@@ -65,6 +67,7 @@ function drawBar() {
             >`,
         )}
       </nav>
+      ${texts.button()}
       <span class="feed ${state}" title="The feed of runs">${icon(state === "live" ? "live" : "ring")} ${STATE_WORDS[state]}</span>
       <button class="quiet" title=${rights()} @click=${() => askForKey()}>Key: ${me ? (me.anonymous ? "none" : me.name) : hasKey() ? "…" : "none"}</button>`,
     bar,
@@ -159,9 +162,16 @@ async function countWaiting() {
   drawBar();
 }
 
+/** Who asks is known, or somebody else from now on. */
+function whoIsKnown() {
+  texts.load(drawBar);
+  drawBar();
+  VIEWS[current].onFeed?.("who", null);
+}
+
 function start() {
   isStarted = true;
-  askWho().then(() => (drawBar(), VIEWS[current].onFeed?.("who", null)), () => {}); // whatever else is asked for says why
+  askWho().then(whoIsKnown, () => {}); // whatever else is asked for says why
   closeFeed();
   closeFeed = feed(
     (event, data) => {
@@ -186,6 +196,7 @@ function start() {
   main.focus();
 });
 window.addEventListener("hashchange", route);
+window.addEventListener("key", start); // which a view has made and uses
 window.addEventListener("report", (event) => report(/** @type {CustomEvent} */ (event).detail));
 if (linkedKey) askForKey("This link brings a key: whoever made it may see what is done with it. Use it only if it is yours.", linkedKey);
 else start();

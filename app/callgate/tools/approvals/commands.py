@@ -36,6 +36,24 @@ def list_waiting(url: UrlOption = None, key: KeyOption = None, as_json: JsonOpti
         say(f"  {call['hash']}")
 
 
+@approvals.command("history")
+def history(url: UrlOption = None, key: KeyOption = None, as_json: JsonOption = False) -> None:
+    """What became of calls that waited: who decided, when, and why. The newest first."""
+    settled = ask_server("GET", "/v1/approvals/history", url, key)["data"]
+    if as_json:
+        say(json.dumps(settled, indent=2))
+        return
+    if not settled:
+        say("no call has waited since the server began")
+    for call in settled:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(call["ended"]))
+        who = f" by {in_a_line(call['by'])}" if call["by"] else ""
+        why = f": {in_a_line(call['reason'])}" if call["reason"] else ""
+        say(
+            f"{when}  {call['decision']}{who}  {call['tool']} ({call['safety']}) of {call['caller']}, {call['run']}{why}"
+        )
+
+
 @approvals.command("approve")
 def approve(id: Id, url: UrlOption = None, key: KeyOption = None) -> None:
     """Let a call run, with exactly the arguments it waits with."""

@@ -46,6 +46,15 @@ def approval_routes(manager: RuntimeManager) -> APIRouter:
             waiting = [facts for facts in waiting if facts["kind"] == INPUT and facts["owner"] == owner]
         return _json({"object": "list", "data": waiting})
 
+    @router.get(
+        "/v1/approvals/history",
+        summary="What became of the newest calls that waited in this process: who decided, when, and why",
+        responses={403: wrong[403]},
+    )
+    async def history(request: Request) -> Response:
+        check_decider(manager.current, caller_of(request, "approvals"))
+        return _json({"object": "list", "data": manager.shared.approval_history.newest()})
+
     @router.post(
         "/v1/approvals/{id}",  # noqa: FAST003 - read from the request, see `in_path`
         summary="Approve or deny one call, or answer what it asks",

@@ -5,7 +5,7 @@ import { html, nothing, render, repeat } from "../lit.js";
 import { get, getExact } from "../api.js";
 import * as format from "../format.js";
 import { inputCard } from "./input_card.js";
-import { fail, notice } from "./shared.js";
+import { fail, notice, table } from "./shared.js";
 
 export const title = "Approvals";
 
@@ -18,6 +18,7 @@ const SETTLED = 10;
 /** @type {any[]} */ let cards = [];
 /** @type {Map<string, string>} */ let settled = new Map();
 /** @type {Set<string>} */ let sending = new Set();
+/** What became of calls that waited. @type {any[]} */ let past = [];
 let moved = 0;
 let state = "";
 
@@ -51,6 +52,7 @@ async function load() {
     const next = [...kept, ...waiting.filter((each) => !known.has(each.id))];
     if (next.map((each) => each.id).join() !== cards.map((each) => each.id).join()) moved = performance.now();
     cards = next;
+    past = (await get("v1/approvals/history")).data;
     state = "No call waits for a person. Calls of tools that need one (`require_approval`) appear here.";
   } catch (failure) {
     state = /** @type {any} */ (failure).status === 403 ? "This key may not decide about calls (`approve: on`)." : /** @type {Error} */ (failure).message;
@@ -84,7 +86,11 @@ function draw() {
   render(
     html`<h2 class="visually-hidden">Calls that wait for a person</h2>
       ${cards.length ? nothing : html`<p class="empty" role="status">${state}</p>`}
-      ${repeat(cards, (call) => call.id, (call) => card(call, now))}`,
+      ${repeat(cards, (call) => call.id, (call) => card(call, now))}
+      ${past.length
+        ? html`<h2>Decided since the server began</h2>
+          ${table("History", ["When", "Decision", "By", "Reason", "Tool", "Asked by", "Run"], past.map(decided))}`
+        : nothing}`,
     root,
   );
 }
@@ -121,6 +127,10 @@ function card(call, /** @type {number} */ now) {
         </form>`}
   </article>`;
 }
+
+const decided = (call) => html`<tr><td>${format.moment(call.ended)}</td>
+  <td class=${call.decision === "approved" ? "" : "odd"}>${call.decision}</td><td>${call.by || "–"}</td><td>${call.reason || "–"}</td><td>${call.tool}<small>${call.safety}</small></td><td>${call.caller}</td>
+  <td><a href="#/run/${encodeURIComponent(call.run)}?call=${encodeURIComponent(call.call)}">${call.run}</a></td></tr>`;
 
 /** Enter in the reason would press the first button, which approves. @param {KeyboardEvent} event */
 function noSubmit(event) {

@@ -33,8 +33,7 @@ export function onFeed(event) {
 
 async function load() {
   try {
-    const list = await get("v1/models");
-    models = await Promise.all(list.data.map((model) => get(`v1/models/${encodeURIComponent(model.id)}?price=1`)));
+    models = (await get("v1/models?details=1&price=1")).data;
     state = "This key may ask no model.";
   } catch (failure) {
     fail(failure);

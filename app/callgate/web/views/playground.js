@@ -48,7 +48,7 @@ let frame = 0;
 /** @param {HTMLElement} main */
 export function show(main) {
   root = main;
-  get("v1/models").then(
+  get("v1/models?details=1").then(
     (list) => {
       models = list.data;
       model = models.some((each) => each.id === model) ? model : (models[0]?.id ?? "");
@@ -77,7 +77,7 @@ function tries() {
 }
 
 /** Whether a model is the one that is built in, which can be asked to cut a call off. @param {any} each */
-const isDemo = (each) => each.x_callgate?.is_demo === true || each.id === "demo";
+const isDemo = (each) => each.x_callgate?.deployments?.[0]?.lane === "demo";
 
 function schedule() {
   cancelAnimationFrame(frame);

@@ -185,7 +185,7 @@ async function replay() {
   const mine = id;
   try {
     const json = { tools: given.tools, from_turn: Number(given.from_turn || 0), ...(given.model && { model: given.model }) };
-    const made = await get(at("/replay"), { method: "POST", json });
+    const made = await get(at("/replay"), { method: "POST", json, headers: { "x-callgate-record": "own" } });
     if (made.stopped) notice(`The replay was stopped: ${made.stopped}`);
     if (id === mine) run = null; // the next look at it shows the link
     location.hash = `#/run/${encodeURIComponent(made.run)}`;

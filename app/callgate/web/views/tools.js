@@ -189,7 +189,7 @@ async function call(event, tool) {
   draw();
   try {
     const path = `v1/tools/${encodeURIComponent(tool.name)}/call`;
-    const told = await get(path, { method: "POST", json: { arguments: given }, signal: controller.signal });
+    const told = await get(path, { method: "POST", json: { arguments: given }, headers: { "x-callgate-record": "own" }, signal: controller.signal });
     if (chosen === tool.name) result = told;
   } catch (failure) {
     if (!controller.signal.aborted) fail(failure);

@@ -6,13 +6,11 @@ import { get } from "../api.js";
 import * as format from "../format.js";
 import { fail, table } from "./shared.js";
 
-export const title = "Keys & usage";
+export const title = "Usage";
 
 /** @type {HTMLElement} */ let root;
 /** @type {any} */ let usage = null;
-/** @type {any[] | null} */ let keys = null;
 let refused = "";
-let noKeys = "Loading …";
 /** @type {URLSearchParams} */ let query;
 
 /** @param {HTMLElement} main @param {string[]} _ @param {URLSearchParams} asked */
@@ -33,17 +31,6 @@ export function show(main, _, asked) {
       if (query !== asked) return;
       refused = failure.message;
       if (failure.status === 401) fail(failure);
-      draw();
-    },
-  );
-  get("admin/keys").then(
-    (answer) => {
-      keys = answer.data;
-      noKeys = "There are no keys: whoever reaches this server may use it.";
-      draw();
-    },
-    (failure) => {
-      noKeys = `Keys are not shown: ${failure.message}`;
       draw();
     },
   );
@@ -69,26 +56,9 @@ function draw() {
             <td class="number">${format.cost(row.cost, row.unpriced_requests)}</td>
             <td><meter min="0" max=${all} value=${row.tokens_in + row.tokens_out} aria-label="share of tokens of ${row.name}"></meter></td></tr>`,
         ),
+        "usage",
       )}
-      ${usage?.data.length ? nothing : html`<p class="empty" role="status">${refused || (usage ? "Nothing was used in this time." : "Loading …")}</p>`}
-      <h2>Keys</h2>
-      ${keys === null || !keys.length
-        ? html`<p class="empty" role="status">${noKeys}</p>`
-        : table("Keys", ["Key", "Models", "Tools", "Rights", "Limits", "Ends", "#Today", "#This month"], keys.map(keyLine))}
-      <p><small>Keys are made and taken back on the command line (<code>callgate keys</code>): the page has no secrets to show.</small></p>`,
+      ${usage?.data.length ? nothing : html`<p class="empty" role="status">${refused || (usage ? "Nothing was used in this time." : "Loading …")}</p>`}`,
     root,
   );
 }
-
-function keyLine(key) {
-  const rights = [key.approve ? "approve" : "", key.admin ? "admin" : "", key.see === "none" ? "" : `see ${key.see}`].filter(Boolean);
-  const limits = Object.entries(key.limits ?? {}).filter(([name]) => !name.startsWith("budget"));
-  return html`<tr class=${key.revoked_at ? "over" : ""}><td>${key.name}<small>${key.kept_in}</small></td>
-    <td>${(key.models ?? []).join(", ") || "–"}</td><td>${(key.tools ?? []).join(", ") || "–"}</td>
-    <td>${rights.join(", ") || "–"}</td><td>${limits.map(([name, value]) => html`<small>${name} ${value}</small>`)}</td>
-    <td>${key.revoked_at ? html`<span class="odd">revoked</span>` : (key.expires ?? "never")}</td>
-    <td class="number">${limit(key.spent?.day, key.limits?.budget_per_day)}</td><td class="number">${limit(key.spent?.month, key.limits?.budget_per_month)}</td></tr>`;
-}
-
-/** @param {number | undefined} spent @param {number | undefined} budget */
-const limit = (spent, budget) => `${format.money(spent ?? 0)} ${budget === undefined ? "(no budget)" : `of ${format.money(budget)}`}`;
