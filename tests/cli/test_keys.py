@@ -55,6 +55,25 @@ def test_a_key_is_made_listed_and_revoked(config: Path) -> None:
     assert run(app, ["keys", "revoke", "alice", "-c", str(config)]).exit_code == 1
 
 
+def test_a_key_is_given_other_limits(config: Path) -> None:
+    run(app, ["keys", "create", "alice", "-c", str(config), "--budget-per-day", "2.5", "--parallel", "3"])
+    changed = run(
+        app, ["keys", "limit", "alice", "-c", str(config), "--parallel", "none", "--requests-per-minute", "60"]
+    )
+    assert "requests_per_minute=60" in changed.output
+    [row] = listed(config)
+    assert row["limits"] == {"budget_per_day": 2.5, "requests_per_minute": 60}
+    for wrong, says in (
+        ([], "name a limit"),
+        (["--parallel", "many"], "should be a number"),
+        (["--parallel", "0"], ""),
+    ):
+        refused = run(app, ["keys", "limit", "alice", "-c", str(config), *wrong])
+        assert refused.exit_code == 2
+        assert says in refused.output
+    assert run(app, ["keys", "limit", "bob", "-c", str(config), "--parallel", "1"]).exit_code == 1
+
+
 def test_who_revokes_the_last_key_is_told_that_nobody_gets_in(config: Path) -> None:
     for name in ("alice", "bob"):
         assert run(app, ["keys", "create", name, "-c", str(config)]).exit_code == 0

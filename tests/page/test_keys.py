@@ -112,9 +112,11 @@ async def test_what_was_decided_is_listed_with_who_and_why(upstream: Upstream, t
         await row.wait_for()
         said = await row.inner_text()
 
-    assert [
-        each for each in ("denied", "carol", "not on a Sunday") if each in said
-    ] == ["denied", "carol", "not on a Sunday"]
+    assert [each for each in ("denied", "carol", "not on a Sunday") if each in said] == [
+        "denied",
+        "carol",
+        "not on a Sunday",
+    ]
     assert "planted words" not in said
 
 

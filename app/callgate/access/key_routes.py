@@ -106,9 +106,9 @@ class _Keys:
     async def make(self, request: Request) -> Response:
         caller = self._admin(request)
         body = await read_counted(request.receive, BODY_BYTES)
-        wanted = read_json_body(body, KeyWanted, EXAMPLE)
+        wish = read_json_body(body, KeyWanted, EXAMPLE)
         secret, digest = mint_key()
-        fields = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
+        fields = {name: value for name, value in msgspec.structs.asdict(wish).items() if value is not None}
         entry = key_entry(_checked({**fields, "hash": digest}))
         self._check_gives_no_more(caller, entry)
         self._check_is_of_store(entry.name)
@@ -128,9 +128,9 @@ class _Keys:
     async def limit(self, request: Request) -> Response:
         caller = self._admin(request)
         body = await read_counted(request.receive, BODY_BYTES)
-        wanted = read_json_body(body, LimitsWanted, '{"budget_per_day": 5, "parallel": null}')
+        wish = read_json_body(body, LimitsWanted, '{"budget_per_day": 5, "parallel": null}')
         entry = self._entry(request.path_params["name"])
-        changes = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not msgspec.UNSET}
+        changes = {name: value for name, value in msgspec.structs.asdict(wish).items() if value is not msgspec.UNSET}
         fields = {name: value for name, value in changes.items() if value is not None}
         checked = key_entry(_checked({"name": entry.name, "hash": entry.hash, **fields})).allowance
         allowance = replace(entry.allowance, **{name: getattr(checked, name) for name in changes})
@@ -175,9 +175,9 @@ class _Keys:
     def _entry(self, name: str) -> KeyEntry:
         """Return a key of the store that is in use."""
         self._check_is_of_store(name)
-        for stored in self._store().all():
-            if stored.entry.name == name and stored.revoked_at is None:
-                return stored.entry
+        for key in self._store().all():
+            if key.entry.name == name and key.revoked_at is None:
+                return key.entry
         raise _no_such_key(name)
 
     def _check_is_of_store(self, name: str) -> None:
@@ -188,16 +188,16 @@ class _Keys:
         """Raise where a key would have more than the one that makes it."""
         if entry.approve and not self._manager.current.access.may_approve(caller):
             raise _gives_more("approve", "this key may not decide about calls itself")
-        for field, wanted, own in (("models", entry.models, caller.models), ("tools", entry.tools, caller.tools)):
-            if beyond := [pattern for pattern in wanted if not _is_within(pattern, own)]:
+        for field, patterns, own in (("models", entry.models, caller.models), ("tools", entry.tools, caller.tools)):
+            if beyond := [pattern for pattern in patterns if not _is_within(pattern, own)]:
                 raise _gives_more(field, f"`{beyond[0]}` is beyond what this key may use itself")
         self._check_limits(caller, entry.allowance)
 
     def _check_limits(self, caller: Caller, allowance: Allowance) -> None:
         own = _limits(caller.allowance)
-        wanted = _limits(allowance)
+        limits = _limits(allowance)
         for name, most in own.items():
-            if wanted.get(name) is None or wanted[name] > most:
+            if limits.get(name) is None or limits[name] > most:
                 raise _gives_more(name, f"this key has {most:g} itself")
 
 

@@ -121,12 +121,12 @@ async def _own_limits(manager: RuntimeManager, caller: Caller) -> dict[str, Any]
         used = await asyncio.to_thread(_used, manager.current, recorder_behind(manager.shared.recorder))
         if used is not None:
             spent = used.get(caller.name, {"day": 0.0, "month": 0.0})
-    left = {}
+    unspent = {}
     for period in ("day", "month"):
         budget = limits.get(f"budget_per_{period}")
         if budget is not None and spent is not None:
-            left[f"budget_per_{period}"] = max(budget - spent[period], 0.0)
-    return {"limits": limits, "spent": spent, "left": left}
+            unspent[f"budget_per_{period}"] = max(budget - spent[period], 0.0)
+    return {"limits": limits, "spent": spent, "left": unspent}
 
 
 def _used(runtime: Runtime, recorder: Recorder) -> dict[str, dict[str, float]] | None:

@@ -442,7 +442,8 @@ function drawTurn(/** @type {Turn} */ turn) {
 
 /** @param {Call} call */
 function drawCall(call) {
-  const card = call.state === "waiting for approval" && call.approval ? waiting.get(call.approval) : undefined;
+  const listed = call.state === "waiting for approval" && call.approval ? waiting.get(call.approval) : undefined;
+  const card = listed?.kind === "input" ? undefined : listed; // what a tool asks has a form, on the page of approvals
   return html`<div class="call ${call.state.replaceAll(" ", "-")}">
     <p><b>${call.name || "…"}</b> <span class="verdict">${icon(MARKS[/** @type {keyof typeof MARKS} */ (call.state)] ?? "dots")} ${call.state}</span>
       ${call.seconds === undefined ? nothing : html`<small>${format.seconds(call.seconds)}</small>`}
