@@ -25,7 +25,7 @@ SHOWN = sorted(
 
 def test_the_examples_are_read_as_they_stand(tmp_path):
     page = (ROOT / "docs" / "approvals.md").read_text()
-    rules, webhook = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    rules, _, webhook = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     config = Config.model_validate({**MODELS, **yaml.safe_load(rules)})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(MODELS) + webhook)
     hook = load(tmp_path / "config.yaml", environ={"APPROVALS_SECRET": "x" * 32}).config.approvals.webhook
