@@ -45,6 +45,27 @@ class ResultFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """For a search of tools: `found` or `nothing`."""
     found_tools: tuple[str, ...] = ()
     """The tools whose schemas it gave."""
+    findings: tuple[str, ...] = ()
+    """What was odd about the tool's answer."""
+    selected_from: int = 0
+    """Bytes of the text that it was selected from; 0 where it is whole."""
+    cache: str = ""
+    """Where it is from, for a tool whose results are kept: `hit`, `shared` with an equal call at the same time, or `miss`."""
+    cached_seconds: float = 0.0
+    """Its age."""
+    cached_of: str = ""
+    """The call that it is of."""
+
+    def shown(self) -> dict[str, Any]:
+        """Return those that stand beside the outcome of a call."""
+        facts: dict[str, Any] = {}
+        if self.findings:
+            facts["findings"] = list(self.findings)
+        if self.selected_from:
+            facts["selected_from"] = self.selected_from
+        if self.cached_of:
+            facts |= {"cached_of": self.cached_of, "cached_seconds": self.cached_seconds}
+        return facts
 
 
 class Returned(msgspec.Struct, frozen=True, gc=False):
@@ -55,6 +76,8 @@ class Returned(msgspec.Struct, frozen=True, gc=False):
     cut_bytes: int = 0
     """How many bytes of the tool's answer are not in `text`."""
     facts: ResultFacts | None = None
+    structured: msgspec.Raw | None = None
+    """The same for programs, as JSON, where the executor was asked for it and the tool gave it."""
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):

@@ -95,6 +95,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
             outcome["cut_bytes"] = event.outcome.cut_bytes
         if isinstance(event.outcome, Returned) and event.outcome.facts is not None:
             self._found.update(event.outcome.facts.found_tools)
+            outcome |= event.outcome.facts.shown()
         if event.turn == BEFORE_ALL_TURNS:
             self._recovered.append({"id": event.call.id, "name": event.call.name, **outcome})
         else:

@@ -284,6 +284,12 @@ class EventReader:
             self._add_decision(denied, outcome.decided_by, outcome.reason)
             return "call_ended", at, choice, event.turn, denied
         self._add_outcome(name, kind)
+        if isinstance(outcome, Returned) and outcome.facts is not None and (shown := outcome.facts.shown()):
+            self._findings |= dict.fromkeys(outcome.facts.findings)
+            returned = {"id": event.call.id, "name": name, "seconds": seconds, "outcome": kind, "bytes": size}
+            if outcome.cut_bytes:
+                returned["cut_bytes"] = outcome.cut_bytes
+            return "call_ended", at, choice, event.turn, returned | shown
         facts: tuple[Any, ...] = (event.call.id, name, seconds, kind, size)
         if isinstance(outcome, Returned) and outcome.cut_bytes:
             facts = (*facts, outcome.cut_bytes)

@@ -162,6 +162,7 @@ class Toolboxes:
             put = partial(self._put, run_id=run_id, caller=caller.name, owner=owner_name(caller))
         return RequestToolbox(
             server_tools=tools,
+            caller=owner_name(caller),
             client_tools=client_tools,
             run_id=run_id,
             limits=self._limits,

@@ -102,6 +102,8 @@ def _never_began(outcome: Outcome) -> tuple[CallState, str]:
 
 def _state_and_note(outcome: Outcome) -> tuple[CallState, str]:
     if not isinstance(outcome, Failed):
+        if outcome.facts is not None and outcome.facts.cached_of:
+            return CallState.DONE, f"cached: of {outcome.facts.cached_of}"
         return CallState.DONE, ""
     if outcome.kind in _NEVER_BEGAN:
         return _never_began(outcome)

@@ -166,6 +166,8 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
             fields["result"] = outcome.text
         if isinstance(outcome, Returned) and outcome.cut_bytes:
             fields["cut_bytes"] = outcome.cut_bytes
+        if isinstance(outcome, Returned) and outcome.facts is not None:
+            fields |= outcome.facts.shown()
         if isinstance(outcome, Failed):
             say = log.warning
         else:
@@ -214,6 +216,10 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
     def _count_facts(self, facts: ResultFacts) -> None:
         if facts.searched:
             self._metrics.tool_searches.of(facts.searched).inc()
+        if facts.cache:
+            self._metrics.tool_cache.of(facts.cache).inc()
+        for finding in facts.findings:
+            self._metrics.findings.of(self._model, finding).inc()
 
     @handles(handlers, CallsHandedBack)
     def _handed_back(self, event: CallsHandedBack) -> None:

@@ -248,6 +248,9 @@ class Metrics:
         self.tool_searches = self._counter(
             "tool_searches", "Searches of models for tools, by whether any was found.", "result"
         )
+        self.tool_cache = self._counter(
+            "tool_cache", "Calls of tools whose results are kept, by where theirs were from.", "result"
+        )
         self.server_failures = self._counter(
             "tool_server_failures", "Tool servers that were lost or could not be opened.", "server"
         )

@@ -18,7 +18,7 @@ from callgate.tools.kinds.openapi.settings import OpenApiTool
 from callgate.tools.kinds.python.function import NotATool, functions_at
 from callgate.tools.kinds.python.settings import PythonTool
 from callgate.tools.kinds.python.threads import ThreadPool
-from callgate.tools.policies import approval_rule, fingerprint, stamp_of
+from callgate.tools.policies import approval_rule, fingerprint, result_rules, stamp_of
 from callgate.tools.registry import Registry
 from callgate.tools.settings import PlacedTool
 from callgate.tools.source_pool import SourcePool
@@ -39,11 +39,13 @@ def registry_of(
     limits: ConcurrencyLimits | None = None,
     fleet: "Fleet | None" = None,
     parsers: ParserPool | None = None,
+    shapes_results: bool = True,
 ) -> Registry:
     """Build all tools of the config. A tool that cannot be built is the operator's mistake and fails the start.
 
     `pins` has the known descriptions of servers' tools, `pool` the open sources, and `limits` those of the previous
     runtime. `fleet` runs tools on workers; without it their calls are refused. `parsers` reads documents and long lists.
+    `shapes_results`: off for a worker, whose results are shaped where they are asked for.
     """
     registry = Registry(approval=approval_rule(config.require_approval), pool=pool, limits=limits)
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
@@ -56,10 +58,17 @@ def registry_of(
 
                 source = open_api_source(entry, defaults, parsers)
                 made_from = (fingerprint(entry), defaults, stamp_of(entry.document))
-                registry.add_source(source, concurrency=entry.concurrency, approval=approval, identity=made_from)
+                registry.add_source(
+                    source,
+                    concurrency=entry.concurrency,
+                    approval=approval,
+                    identity=made_from,
+                    results=result_rules(entry),
+                )
                 continue
             for tool in _tools(entry, defaults, web, threads, processes):
-                registry.add(_placed(tool, entry, config, fleet), approval=approval)
+                results = result_rules(entry) if shapes_results else None
+                registry.add(_placed(tool, entry, config, fleet), approval=approval, results=results)
         except (ValueError, NotATool) as error:
             errors.append(BadTool(("tools", index), entry.name, str(error)))
             errors[-1].__cause__ = error
@@ -75,6 +84,7 @@ def registry_of(
                     is_here=server.command is not None,
                     approval=approval_rule(server.require_approval),
                     identity=(name, fingerprint(server), defaults),
+                    results=result_rules(server),
                 )
             except ValueError as error:
                 errors.append(BadEntry(("mcp_servers", name), None, str(error)))

@@ -56,6 +56,10 @@ class CallContext(msgspec.Struct, frozen=True, gc=False):
     report: Report
     max_bytes: int
     """The limit of the result, at which executors stop reading."""
+    caller: str = ""
+    """Whose call it is."""
+    wants_structured: bool = False
+    """Whether the result for programs is taken, where the tool gives one beside the text."""
     ask: "AskPerson | None" = None
     """Asks a person, for tools that may; None where nobody can be asked."""
 
@@ -101,6 +105,10 @@ class Tool:
     """It may ask a person for input while it runs."""
     title: str = ""
     """Its name for people, where it has another."""
+    output_schema: Mapping[str, Any] | None = None
+    """What its source says of its results for programs."""
+    select: str = ""
+    """The expression that takes its part of each result, for people."""
     schema_error: str = ""
     """Why its schema cannot be compiled."""
     queue: "ConcurrencyLimiter | None" = None

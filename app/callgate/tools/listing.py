@@ -39,7 +39,13 @@ def tool_facts(tool: RegisteredTool) -> dict[str, Any]:
         "untrusted": policy.untrusted,
         "prompt_tokens": prompt_tokens(tool.definition),
         "state": "ready",
+        **_of_results(tool),
     }
+
+
+def _of_results(tool: RegisteredTool) -> dict[str, Any]:
+    """Say what of its results a model gets, where that is a part of them."""
+    return {"select": tool.tool.select} if tool.tool.select else {}
 
 
 def operators_facts(tool: RegisteredTool) -> dict[str, Any]:

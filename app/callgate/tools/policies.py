@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
+from callgate.config.schema.select import by_name
 from callgate.tools.approvals.rules import NO_RULE, ApprovalRule
 from callgate.tools.approvals.settings import ApprovalLists
 from callgate.tools.executor import Executor, Policy, Safety, Tool
 from callgate.tools.parameters import closed
 from callgate.tools.settings import ToolSection
+from callgate.tools.shaped_results import ResultRules
 
 if TYPE_CHECKING:
     from callgate.tools.kinds.command.settings import CommandTool
@@ -53,7 +55,25 @@ def in_clear(secrets: Mapping[str, SecretStr]) -> dict[str, str]:
     return {name: secret.get_secret_value() for name, secret in secrets.items()}
 
 
-_NOT_OF_THE_SOURCE = {"require_approval", "concurrency", "disabled"}
+def result_rules(entry: ToolSection) -> ResultRules:
+    """Return what an entry says about the results of its tools."""
+    return ResultRules(
+        selects=by_name(entry.select),
+        form=entry.result,
+        cache_seconds=entry.cache_seconds,
+        cache_shared=entry.cache_shared,
+    )
+
+
+_NOT_OF_THE_SOURCE = {
+    "require_approval",
+    "concurrency",
+    "disabled",
+    "select",
+    "result",
+    "cache_seconds",
+    "cache_shared",
+}
 """Settings of an entry that do not affect its source, so that changing them does not restart it."""
 
 

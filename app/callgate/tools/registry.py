@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import structlog
@@ -26,10 +26,14 @@ from callgate.tools.approvals.rules import NO_RULE, ApprovalRule
 from callgate.tools.concurrency import ConcurrencyLimits
 from callgate.tools.executor import HasIntroduction, HasLeftOut, HasPrefix, Safety, Source, Tool, not_compiled
 from callgate.tools.schema import SchemaError, compile_schema
+from callgate.tools.shaped_results import ResultRules, shaped
 from callgate.tools.source_pool import SourcePool
 from callgate.tools.source_supervisor import Delay, SourceState, SourceStatus, SourceSupervisor, reopening_delay
 from callgate.tools.tool_filter import ToolFilter, is_glob, narrowed, spelt_out
 from callgate.tools.tool_names import CONFIG, SHARE, Steps, ToolIdentity, ToolNames, at_once, claimed_name
+
+if TYPE_CHECKING:  # imported with the first tool whose results are kept
+    from callgate.tools.result_cache import ResultCache
 
 FIRST_WAIT = 5.0
 """How long a start waits for the first attempt to open every source; slower ones continue in the background."""
@@ -149,6 +153,7 @@ class Registry:
         self.limits = limits or ConcurrencyLimits()
         self._approval = approval
         self._approval_of: dict[tuple[str, str] | str, ApprovalRule] = {}
+        self._results_of: dict[tuple[str, str] | str, ResultRules] = {}
         if pool is None:
             self._pool = SourcePool(on_status, delay=delay)
         else:
@@ -171,6 +176,8 @@ class Registry:
         self._clashes: tuple[NameClash, ...] = ()
         self._told_unruled: frozenset[str] = frozenset()
         """The tools of sources that the log has named as destructive and without a rule."""
+        self._result_cache: ResultCache | None = None
+        """Made with the first tool whose results are kept."""
         self._definitions: frozenset[bytes] = frozenset()
         self.untrusted: frozenset[str] = frozenset()
         """The tools whose results hold words of others, also those whose source is away by now: a history may have them."""
@@ -178,13 +185,15 @@ class Registry:
         self._checks: dict[bytes, Check] = {}
         """The compiled schemas of the current tools, by their encoded parameters."""
 
-    def add(self, *tools: Tool, approval: ApprovalRule = NO_RULE) -> None:
+    def add(self, *tools: Tool, approval: ApprovalRule = NO_RULE, results: ResultRules | None = None) -> None:
         """Register tools of the config. Their names take precedence over those of sources."""
         for tool in tools:
             if tool.name in self._config_tools:
                 raise ValueError(f"two tools are called {tool.name}: leave one out, or give it another name")
             self._config_tools[tool.name] = tool
             self._approval_of[CONFIG, tool.name] = approval
+            if results is not None:
+                self._results_of[CONFIG, tool.name] = results
             for service in tool.services:
                 self._services.setdefault(service.name, service)
         self._built_from = None
@@ -197,6 +206,7 @@ class Registry:
         is_here: bool = False,
         approval: ApprovalRule = NO_RULE,
         identity: Hashable | None = None,
+        results: ResultRules | None = None,
     ) -> None:
         """Register a source, which is opened with the registry. `concurrency` limits the calls of all its tools together;
         `is_here`: each process has its own instance.
@@ -214,6 +224,8 @@ class Registry:
             identity = object()
         self._sources[source.name] = _RegisteredSource(identity, source)
         self._approval_of[source.name] = approval
+        if results is not None:
+            self._results_of[source.name] = results
         self.limits.limit_source(source.name, concurrency, is_here=is_here)
 
     async def open(self, wait: float = FIRST_WAIT, only: Collection[str] | None = None) -> None:
@@ -456,6 +468,11 @@ class Registry:
             text = schema_text(parameters)
             check = self._checks.get(text) or compile_schema(parameters)
             checks[text] = check
+        rules = self._results_of.get((identity.source, identity.original)) or self._results_of.get(identity.source)
+        if rules is not None:
+            tool = shaped(tool, identity.original, rules)
+        if rules is not None and rules.cache_seconds and tool.policy.safety is Safety.READ_ONLY:
+            tool = self._cached(tool, identity, bytes(definition), rules)
         claimed = claimed_name(tool)
         registered = RegisteredTool(
             tool=replace(tool, name=name, parameters=parameters, check=check),
@@ -474,6 +491,19 @@ class Registry:
             return registered
         policy = replace(tool.policy, require_approval=required, waits_by_default=by_default)
         return replace(registered, tool=replace(registered.tool, policy=policy))
+
+    def _cached(self, tool: Tool, identity: ToolIdentity, definition: bytes, rules: ResultRules) -> Tool:
+        """Return a tool whose results are kept."""
+        from callgate.tools.result_cache import CachedTool, ResultCache
+
+        if self._result_cache is None:
+            self._result_cache = ResultCache()
+        version = b"\0".join((address(*identity).encode("utf-8", "replace"), definition))
+        seconds = rules.cache_seconds
+        executor = CachedTool(
+            tool.executor, self._result_cache, version=version, seconds=seconds, shared=rules.cache_shared
+        )
+        return replace(tool, executor=executor)
 
     def _is_contested(self, source: str, claimed: str) -> bool:
         """True if a source that has not been open yet may claim the name of another source's tool."""

@@ -132,7 +132,7 @@ def bounded(outcome: Outcome, max_bytes: int) -> Outcome:
     images, notes = _sifted(outcome.images)
     text = "\n".join(part for part in (outcome.text, *notes) if part)
     short, missing = cut(text, max_bytes, already_missing=outcome.cut_bytes)
-    return Returned(text=_clean(short), images=images, cut_bytes=missing)
+    return replace(outcome, text=_clean(short), images=images, cut_bytes=missing)
 
 
 def cut(text: str, max_bytes: int, already_missing: int = 0) -> tuple[str, int]:

@@ -204,6 +204,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     """The toolbox of one chat."""
 
     server_tools: ToolSet
+    caller: str = ""
+    """Whose chat it is."""
     client_tools: Sequence[msgspec.Raw] = ()
     run_id: str = ""
     limits: ConcurrencyLimits = msgspec.field(default_factory=ConcurrencyLimits)
@@ -411,6 +413,7 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             key=key or f"{_bits(128):032x}",
             report=report,
             max_bytes=max(KEPT_BYTES, tool.policy.max_result_bytes),
+            caller=self.caller,
         )
 
 

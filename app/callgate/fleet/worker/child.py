@@ -58,7 +58,9 @@ def tools_of(config: Config) -> Mapping[str, RegisteredTool]:
     """Build the tools, to run in this process. Raises `BadEntry`. What they need is not opened."""
     from callgate.tools.kinds.http.client import Web
 
-    registry = registry_of(config, Web, threads_of(config), processes_of(config), parsers=parsers_of(config))
+    registry = registry_of(
+        config, Web, threads_of(config), processes_of(config), parsers=parsers_of(config), shapes_results=False
+    )
     return {tool.name: tool for tool in registry.tools()}
 
 

@@ -51,6 +51,8 @@ class Descriptor:
     """The digest of name, title, description, schema and annotations as received."""
     plain_digest: str
     """The digest of name, description and schema only."""
+    output_schema: Mapping[str, Any] | None = None
+    """What it says of its results for programs."""
 
 
 class Pin(msgspec.Struct, frozen=True):
@@ -229,6 +231,7 @@ def described(tool: "types.Tool") -> Descriptor:
             annotations and annotations.model_dump(mode="json"),
         ),
         plain_digest=_digest(tool.name, tool.description, tool.input_schema),
+        output_schema=tool.output_schema,
     )
 
 

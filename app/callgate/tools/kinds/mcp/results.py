@@ -10,8 +10,9 @@ from callgate.tools.kinds.mcp.wire import Content, Resource, RpcAnswer
 from callgate.tools.results import described
 
 
-def outcome_of(answer: RpcAnswer) -> Outcome:
-    """Turn an answer into an outcome for the model. The toolbox bounds its size."""
+def outcome_of(answer: RpcAnswer, *, with_structured: bool = False) -> Outcome:
+    """Turn an answer into an outcome for the model. The toolbox bounds its size. `with_structured`: also with its content for
+    programs, where it has some."""
     if answer.error is not None:
         return Failed(answer.error.message or f"The tool's server answered with error {answer.error.code}.")
     result = answer.result
@@ -23,6 +24,8 @@ def outcome_of(answer: RpcAnswer) -> Outcome:
         text = msgspec.json.format(result.structured, indent=-1).decode("utf-8", "replace")
     if result.is_error:
         return Failed(text or "The tool failed and did not say why.")
+    if with_structured and bytes(result.structured):
+        return Returned(text, images=images, cut_bytes=answer.missing, structured=result.structured)
     return Returned(text, images=images, cut_bytes=answer.missing)
 
 

@@ -204,6 +204,7 @@ class McpSource:
             kind="mcp",
             source=spec.name,
             claimed=prefixed(spec.prefix, descriptor.name),
+            output_schema=descriptor.output_schema,
             asks=bool(spec.modes),
         )
 
@@ -219,7 +220,7 @@ class McpTool:
     async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
         try:
             answer = await self.server.call(self.descriptor, call.arguments, context)
-            return outcome_of(answer)
+            return outcome_of(answer, with_structured=context.wants_structured)
         except Unreadable as error:
             return Failed(str(error))
         except CannotAsk as error:
