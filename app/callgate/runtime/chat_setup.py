@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from callgate.callers.caller import Caller, owner_name
+from callgate.callers.caller import Caller
 from callgate.calls.legal_names import RESERVED_PREFIX
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.config.schema.whole import Config
@@ -162,7 +162,7 @@ class Toolboxes:
             put = partial(self._put, run_id=run_id, caller=caller.name, owner=owner_name(caller))
         return RequestToolbox(
             server_tools=tools,
-            caller=owner_name(caller),
+            caller="" if caller.anonymous else caller.name,
             client_tools=client_tools,
             run_id=run_id,
             limits=self._limits,
