@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from callgate.callers.caller import Caller
+from callgate.callers.caller import Caller, owner_name
 from callgate.calls.legal_names import RESERVED_PREFIX
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.config.schema.whole import Config
