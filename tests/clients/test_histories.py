@@ -47,7 +47,8 @@ async def test_mastra_goes_on_after_turns_with_tools_of_both_sides(upstream: Ups
     upstream.script("m", answer)
     mastra = Environment(MASTRA)
     async with serve(create_app(make_config(upstream.url, tools=["add"]))) as url:
-        report = await played(mastra.interpreter, str(DRIVERS / "mastra.mjs"), url, str(mastra.folder), folder=tmp_path)
+        script = str(DRIVERS / "mastra.mjs")
+        report = await played(mastra.interpreter, script, url, str(mastra.folder), "go", "again", folder=tmp_path)
     assert report == {"said": ["Done 1.", "Done 2."], "ran": 2}
     assert calls_in(upstream.requests[-1]) == ["add", "look", "add"] * 2
     assert "unknown_tool" not in json.dumps([request.body for request in upstream.requests])

@@ -1,10 +1,10 @@
 // Mastra on its default OpenAI model, which is that of the Responses API: an agent with a tool of its own beside those of the house.
 //
-//     node mastra.mjs URL FOLDER   prints one line of JSON: what was said in two turns, and how often its own tool ran
+//     node mastra.mjs URL FOLDER PROMPT...   prints one line of JSON: what was said to each, and how often its own tool ran
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
-const [url, folder] = process.argv.slice(2);
+const [url, folder, ...prompts] = process.argv.slice(2);
 const from = createRequire(`${folder}/package.json`);
 const load = (name) => import(pathToFileURL(from.resolve(name)));
 const [{ Agent }, { createTool }, { createOpenAI }, { z }] = await Promise.all(
@@ -26,7 +26,7 @@ const agent = new Agent({ id: "tester", name: "tester", instructions: "Work.", m
 
 const said = [];
 const messages = [];
-for (const prompt of ["go", "again"]) {
+for (const prompt of prompts) {
   messages.push({ role: "user", content: prompt });
   const result = await agent.stream(messages, { maxSteps: 6, modelSettings: { maxRetries: 0 } });
   let text = "";
