@@ -202,6 +202,7 @@ class FaceEndpoint:
         context.model = route.name
         context.notes["model"] = request.model
         context.notes["stream"] = delivery.stream
+        context.aftermath.shows_reasons = runtime.is_alone_with(caller)
         run_id = new_run_id() if run is None else run.id
         context.ids["run_id"] = run_id
         warnings = [*route.warnings]

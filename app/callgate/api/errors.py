@@ -14,6 +14,7 @@ from callgate.api import anthropic_errors as anthropics
 from callgate.api.not_served import not_served
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import Attempt
+from callgate.telemetry.logs import masked
 
 log = structlog.get_logger("callgate.api")
 
@@ -53,6 +54,15 @@ ABOUT_RETRIES = frozenset({"x-should-retry", "retry-after", "retry-after-ms"})
 """Headers that tell a client whether and when to repeat a request."""
 MAX_NEAR_PATH = 100
 """Characters of an unknown path that is compared with those of the routes."""
+OF_PROVIDERS: Final = frozenset(
+    {
+        *("upstream_auth", "upstream_error", "upstream_overloaded", "upstream_timeout", "upstream_unreachable"),
+        *("insufficient_quota", "model_not_found", "rate_limit_exceeded"),
+    }
+)
+"""Codes of errors whose detail says what a provider said."""
+REASON_CHARACTERS: Final = 500
+REASON_END: Final = " (Told because this server is for this machine alone.)"
 NO_HEADERS: Mapping[str, str] = {}
 SHAPES: Mapping[str, ErrorShape] = {MESSAGES: anthropics.error_shape}
 """The formats of errors by path prefix; OpenAI's for all others."""
@@ -113,9 +123,13 @@ class Aftermath(msgspec.Struct, eq=False):
     sees: Callable[[], bool] = lambda: False
     """Whether the client may see runs; called when something has failed."""
     last_attempt: Attempt | None = None
+    shows_reasons: bool = False
+    """Whether the client is the operator, who is told what a provider said."""
 
     def client_error(self, error: ChatError) -> ChatError:
         """Return the error that the client is sent: another one where tools with side effects were started."""
+        if self.shows_reasons:
+            add_reason(error)
         if not self.started:
             return error
         told = after_write(error)
@@ -129,6 +143,14 @@ class Aftermath(msgspec.Struct, eq=False):
         if attempt is not None and attempt.status and attempt.reason == error.code:
             cause["provider_status"] = attempt.status
         return cause
+
+
+def add_reason(error: ChatError) -> None:
+    """Add what a provider said to the message of its error, where that is known and not in it. Secrets in it are masked."""
+    if error.code not in OF_PROVIDERS or not error.detail or error.message.endswith(REASON_END):
+        return
+    reason = masked(error.detail)[:REASON_CHARACTERS]
+    error.message = f"{error.message} The reason: {reason}{REASON_END}"
 
 
 def after_write(error: ChatError) -> ChatError:

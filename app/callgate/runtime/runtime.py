@@ -9,6 +9,7 @@ import structlog
 
 from callgate.callers.admission import Place
 from callgate.callers.caller import Caller
+from callgate.callers.exposure import is_alone
 from callgate.callers.metering import RequestMeter
 from callgate.calls.search_setting import SearchPlan
 from callgate.config.schema.whole import Config
@@ -57,6 +58,8 @@ class Runtime:
         self._notices = shared.approval_notices
         self._control = shared.control
         self.access = shared.control.access(config)
+        server = config.server
+        self._is_for_one_person = is_alone(server.host, config.auth, server.public_url, server.allowed_hosts)
         self.registry: Registry = registry_of(
             config,
             shared.web,
@@ -113,6 +116,12 @@ class Runtime:
         await self.offered.close()
         await self.registry.close()
         await self.catalogue.close()
+
+    def is_alone_with(self, caller: Caller) -> bool:
+        """Return whether a caller sits at this machine, and nobody else reaches the server."""
+        if self._is_for_one_person:
+            return caller.anonymous
+        return False
 
     def record_as(self, policy: RecordPolicy) -> None:
         """Change the recording policy."""
