@@ -3,6 +3,7 @@ import contextvars
 import io
 import json
 import logging
+import re
 import sys
 import warnings
 
@@ -444,3 +445,45 @@ def test_a_secret_with_a_line_end_in_it_is_masked_in_a_line_of_a_library():
     with capture_logs() as lines:
         logging.getLogger("celery.worker").warning("said first half\nsecond half")
     assert [(line["event"], "text" in line) for line in lines] == [(f"said {MASK}", False)]
+
+
+def console_lines(say, **options):
+    stream = io.StringIO()
+    configure(Redactor(), format="console", stream=stream, **options)
+    say()
+    return stream.getvalue().splitlines()
+
+
+def test_a_console_line_has_the_local_moment_the_event_and_its_fields_in_their_order():
+    def say():
+        set_log_ids({"request_id": "req_0123456789abcdef01234567", "run_id": "run_89abcdef0123456701234567"})
+        structlog.get_logger("callgate.api").info("request", path="/v1/models", ms=3.1, agent="two words")
+        set_log_ids(None)
+
+    [line] = console_lines(say)
+
+    moment, _, rest = line.partition(" ")
+    assert rest == "info    request  path=/v1/models ms=3.1 agent='two words' run=…01234567 req=…01234567"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}", moment)
+
+
+def test_a_console_line_fits_the_width_and_goes_on_below():
+    def say():
+        structlog.get_logger("callgate.api").warning("odd", one="a" * 90, two="b" * 90, three="c" * 300)
+
+    lines = console_lines(say)
+
+    assert max(map(len, lines)) <= 120
+    assert "".join(line.strip() for line in lines).count("c") == 300
+    assert all(line.startswith("             ") for line in lines[1:])
+
+
+def test_a_console_names_the_loggers_of_others_alone():
+    def say():
+        structlog.get_logger("callgate.api").info("ours")
+        structlog.get_logger("elsewhere").info("theirs")
+
+    ours, theirs = console_lines(say)
+
+    assert "logger" not in ours
+    assert theirs.endswith("logger=elsewhere")

@@ -23,6 +23,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from callgate.config import redaction
 from callgate.config.redaction import Redactor
 from callgate.config.secret_names import means_secret
+from callgate.telemetry.console_lines import ConsoleLines
 
 _MAX_TEXT: Final = 16_384
 """Characters after which a value is cut."""
@@ -227,7 +228,7 @@ _PROCESSED: Final = frozenset({"timestamp", "level", "event", "logger", "exc_inf
 def _processors(redactor: Redactor, *, console: bool, colors: bool) -> list[Processor]:
     last: list[Processor] = [_first_things_first, _as_json]
     if console:
-        last = [_on_one_line, structlog.dev.ConsoleRenderer(colors=colors)]
+        last = [_on_one_line, ConsoleLines(colors=colors)]
 
     # After exceptions were formatted, so that their texts are masked too.
     def mask(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
