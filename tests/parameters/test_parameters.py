@@ -64,6 +64,16 @@ async def test_a_tool_choice_that_names_no_tool_is_refused_on_every_api(lane: st
             ]
             assert [answered.status for answered in answers] == [status] * 3
         assert all("tool_choice" in answered.error for answered in answers)
+        for names in (["nope"], ["look", "nope"]):
+            allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": name}} for name in names]}
+            among = {"type": "allowed_tools", "allowed_tools": allowed}
+            flat_among = {**among, "mode": "auto", "tools": [{"type": "function", "name": name} for name in names]}
+            del flat_among["allowed_tools"]
+            for answered in (
+                await walker.ask("chat", lane, {**chat, "tool_choice": among}),
+                await walker.ask("responses", lane, {**response, "tool_choice": flat_among}),
+            ):
+                assert (answered.status, "'nope'" in answered.error) == (400, True)
         ours = {"type": "function", "function": {"name": "get_time"}}
         answered = await walker.ask("chat", lane, {**chat, "tool_choice": ours})
         assert answered.status == (400 if lane == "passed" else 200)

@@ -3,7 +3,7 @@
 It is made once and never changed. What a passed-through request does not need is decoded by methods, when it is needed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 import msgspec
@@ -187,12 +187,21 @@ class ChatRequest(msgspec.Struct, frozen=True):
         choice = self.tools.choice
         if not isinstance(choice, dict):
             return
+        names: Iterable[str] = ()
         kind = choice.get("type")
         named = choice.get(kind) if isinstance(kind, str) else None
-        name = named.get("name") if isinstance(named, dict) else None
-        if isinstance(name, str) and not is_offered(name) and name not in self._tool_names():
-            message = f"Invalid value for 'tool_choice': no tool of this request is called '{name[:64]}'."
-            raise wrong("tool_choice", message)
+        if self.tools.choice_among_allowed is not None:
+            names = sorted(self.tools.allowed or ())
+        elif isinstance(named, dict) and isinstance(named.get("name"), str):
+            names = [named["name"]]
+        unknown = [name for name in names if not is_offered(name)]
+        if not unknown:
+            return
+        own_names = self._tool_names()
+        for name in unknown:
+            if name not in own_names:
+                message = f"Invalid value for 'tool_choice': no tool of this request is called '{name[:64]}'."
+                raise wrong("tool_choice", message)
 
     def _tool_names(self) -> set[str]:
         """Return the names of the client's tools, those that a provider runs included."""

@@ -29,7 +29,7 @@ def as_model_request(
         raise ChatError(400, message, param=where, code="unsupported_content")
     original = request.original
     unplaced = original.unplaced
-    if cache_marks and original.api == "messages":
+    if cache_marks and not original.is_chat:
         from callgate.conversation.cache_marks import unplaced_beside_marks, with_marks  # for the few that take them
 
         request = with_marks(request, original)
