@@ -114,7 +114,10 @@ def fill(data: Path, rows: int) -> None:
         used: dict[HourUsage, KeyUsage] = {}
         for run in runs:
             failed = int(run.row.state == "failed")
-            of_run = KeyUsage(day_of(run.row.began), run.row.key, run.row.model, 1, failed, 1, 24, 18, 60_000)
+            of_run = KeyUsage(day_of(run.row.began), run.row.key, run.row.model, requests=1, failed=failed, calls=1)
+            of_run.tokens_in = of_run.priced_in = 24
+            of_run.tokens_out = of_run.priced_out = 18
+            of_run.nano = 60_000
             days.setdefault(of_run.place(), KeyUsage(*of_run.place())).add(of_run)
             place = (int(run.row.began // 3600), run.row.key, run.row.model)
             used.setdefault(place, KeyUsage(*of_run.place())).add(of_run)

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from tests.harness.clients import http_client
 from tests.harness.environment import ROOT, Environment
 from tests.page.browsers import chromium
+from tests.page.history import fill_with_history
 from tests.page.served import ask, served_page
 from tests.page.tabs import Tabs
 from tests.scripted_upstream import Call, Pace, Reply, Upstream, by_turn
@@ -16,6 +18,8 @@ from tests.tools.servers.asking_mcp import AskingMcp, answered, elicitation, inp
 
 ASSETS = ROOT / "docs" / "assets"
 SIZE = {"width": 1180, "height": 640}
+PHONE = {"width": 390, "height": 844}
+VARIANTS = (("", SIZE, "light"), ("-dark", SIZE, "dark"), ("-phone", PHONE, "light"))
 MODELS = ["gpt", "spare"]
 QUESTION = "How warm is it in Oslo and in Lisbon, and how much is 4 + 21?"
 OSLO, LISBON = (Call("get_weather", {"city": city}, id=f"call_{city.lower()}") for city in ("Oslo", "Lisbon"))
@@ -32,23 +36,36 @@ TALK = [
 async def take(browser: Any, folder: Path) -> list[Path]:
     """Every picture, by the name of its page."""
     made: list[Path] = []
+    with tempfile.TemporaryDirectory() as data:
+        fill_with_history(Path(data), 1500, 13)
+        await _take_pages(browser, folder, data, made)
+    return made
+
+
+async def _take_pages(browser: Any, folder: Path, data: str, made: list[Path]) -> None:
     async with Upstream() as upstream:
         tabs = Tabs(browser)
         settings: dict[str, Any] = {
             "models": MODELS,
             "record": {"content": True},
             "require_approval": {"always": ["echo"]},
+            "data_dir": data,
         }
         async with served_page(upstream, tabs, {"gpt": ["spare"]}, **settings) as url, http_client(url) as client:
             upstream.script("gpt", by_turn(TALK))
             upstream.script("spare", by_turn([replace(each, pace=Pace()) for each in TALK]))
 
             async def picture(page: Any, name: str) -> None:
-                made.append(folder / f"page-{name}.png")
                 await page.mouse.move(0, 0)
-                await page.screenshot(path=made[-1])
+                for variant, size, scheme in VARIANTS:
+                    await page.emulate_media(color_scheme=scheme)
+                    await page.set_viewport_size({**size, **({"height": 1160} if name == "overview" else {})})
+                    made.append(folder / f"page-{name}{variant}.png")
+                    await page.screenshot(path=made[-1])
+                await page.emulate_media(color_scheme="light")
+                await page.set_viewport_size(SIZE)
 
-            page = await tabs.open(url, device_scale_factor=1)
+            page = await tabs.open(f"{url}/#/playground", device_scale_factor=1)
             await page.set_viewport_size(SIZE)
             await ask(page, QUESTION)
             await picture(page, "playground")
@@ -59,6 +76,7 @@ async def take(browser: Any, folder: Path) -> list[Path]:
                     "/v1/chat/completions", json={"model": "gpt", "messages": [{"role": "user", "content": "?"}]}
                 )
             for name, path in (
+                ("overview", "overview?days=7"),
                 ("runs", "runs"),
                 ("run", f"run/{run}?call=call_mail&side=sent+to+the+model"),
                 ("tools", "tools/get_weather"),
@@ -83,7 +101,6 @@ async def take(browser: Any, folder: Path) -> list[Path]:
             await waiting
             made.append(await take_question(tabs, upstream, folder))
     assert tabs.complaints == []
-    return made
 
 
 async def take_question(tabs: Tabs, upstream: Upstream, folder: Path) -> Path:

@@ -95,7 +95,7 @@ async def test_a_click_on_a_card_that_has_just_moved_decides_nothing(upstream: U
 
 async def test_what_has_changed_between_the_list_and_the_click_is_not_run(upstream: Upstream, tabs: Tabs) -> None:
     async with served_page(upstream, tabs, **ASKS) as url, http_client(url) as client:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await page.get_by_text("live", exact=True).wait_for()
 
         async def other_arguments(route: Any) -> None:
@@ -124,7 +124,7 @@ async def test_what_has_changed_between_the_list_and_the_click_is_not_run(upstre
 async def test_the_playground_and_the_run_show_the_wait_for_a_person(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", by_turn([Reply(calls=[Call("echo", {"text": "x"})]), Reply(text="So be it.")]))
     async with served_page(upstream, tabs, **ASKS) as url, http_client(url) as client:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await say(page)
         await page.get_by_text("waiting for approval").wait_for()
         [card] = (await client.get("/v1/approvals")).json()["data"]

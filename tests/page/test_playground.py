@@ -46,7 +46,7 @@ WATCH = """() => {
 async def test_a_call_is_seen_growing_before_its_verdict(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", [Reply(calls=[OSLO], shape=Shape(piece=4), pace=Pace(between=0.05)), Reply(text="4 degrees.")])
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await page.evaluate(WATCH)
         await ask(page, "How is Oslo?")
         await page.get_by_text("4 degrees.").wait_for()
@@ -68,7 +68,7 @@ async def test_what_may_be_tried_needs_the_tools_that_are_there(
     upstream: Upstream, tabs: Tabs, tools: Sequence[Any], tries: list[str]
 ) -> None:
     async with served_page(upstream, tabs, tools=tools) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         buttons = page.locator(".tries button")
         await buttons.first.wait_for()
         shown = await buttons.all_inner_texts()
@@ -81,7 +81,7 @@ async def test_a_verdict_waits_for_the_end_of_the_turn(upstream: Upstream, tabs:
     held = Pace(hold=Hold(gate, after=3))
     upstream.script("m", [Reply(calls=[OSLO], shape=Shape(one_chunk=True), pace=held), Reply(text="4 degrees.")])
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await say(page)
         call = page.locator(".trace .call")
         await call.get_by_text('{"city":"Oslo"}').wait_for()
@@ -97,7 +97,7 @@ async def test_a_call_that_was_cut_off_is_red_with_its_flaw_and_never_runs(upstr
     cut = Call("send_mail", '{"to": "bob@example.com", "subj', id="call_cut")
     upstream.script("m", [Reply(calls=[cut], finish="length"), Reply(text="Sorry.")])
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await page.evaluate(WATCH)
         await ask(page)
         call = page.locator(".trace .call.broken")
@@ -118,7 +118,7 @@ async def test_calls_whose_fragments_take_turns_grow_in_rows_of_their_own(upstre
     shape = Shape(piece=4, interleave=True)
     upstream.script("m", [Reply(calls=calls, shape=shape, pace=Pace(between=0.02)), Reply(text="Both.")])
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await page.evaluate(WATCH)
         await ask(page)
         await page.get_by_text("Both.").wait_for()
@@ -137,7 +137,7 @@ async def test_what_a_hostile_model_or_tool_writes_stays_text(upstream: Upstream
     named = Call(IMG, {}, id="call_2")
     upstream.script("m", [Reply(calls=[echoed, named]), Reply(text=IMG)])
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await ask(page, IMG)
         await page.locator(".messages .assistant").get_by_text(IMG).wait_for()
         for place in (".messages .user", ".call pre.result", ".call b"):
@@ -158,7 +158,7 @@ async def test_what_a_hostile_model_or_tool_writes_stays_text(upstream: Upstream
 async def test_stop_closes_the_request_upstream(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", [Reply(text="a long story that", fault=Hang(after=3))])
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await say(page)
         [asked] = await upstream.requests.wait(1)
         await asked.until_reached()
@@ -178,7 +178,7 @@ async def test_a_refusal_before_the_first_byte_is_shown_with_its_status(upstream
     }
     upstream.script("m", [Reply(status=401, body=body)], repeat_last=True)
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await ask(page)
         said = await page.get_by_role("alert").inner_text()
         await page.get_by_text("Open run_").click()
@@ -190,7 +190,7 @@ async def test_a_refusal_before_the_first_byte_is_shown_with_its_status(upstream
 async def test_a_stream_that_breaks_keeps_its_text_and_says_where(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", [Reply(text="It was a dark and stormy night", fault=Cut(after=3))], repeat_last=True)
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await ask(page)
         answer = page.locator(".messages .assistant")
         assert (await answer.locator("p").first.inner_text()).startswith("It was")
@@ -205,7 +205,7 @@ async def test_a_megabyte_of_arguments_in_ten_thousand_fragments_leaves_the_page
     held = Pace(hold=Hold(gate, after=8_000))
     upstream.script("m", [Reply(calls=[big], shape=Shape(piece=100), pace=held), Reply(text="Done.")])
     async with served_page(upstream, tabs, limits={"argument_bytes": 4_000_000}) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await say(page)
         await page.get_by_text(re.compile(r"7\d\d\d fragments")).wait_for()
         began = time.monotonic()
@@ -225,7 +225,7 @@ async def test_a_megabyte_of_arguments_in_ten_thousand_fragments_leaves_the_page
 async def test_what_is_copied_as_curl_is_the_request_without_a_key(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", [Reply(text="fine")], repeat_last=True)
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url, permissions=["clipboard-read", "clipboard-write"])
+        page = await tabs.open(f"{url}/#/playground", permissions=["clipboard-read", "clipboard-write"])
         await ask(page, "it's me")
         copied: dict[str, Any] = {}
         for kind in ("curl", "Python", "JSON"):
@@ -248,7 +248,7 @@ async def test_what_is_copied_as_curl_is_the_request_without_a_key(upstream: Ups
 async def test_a_key_that_may_see_no_run_is_answered_all_the_same(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(alice={})
     async with served_page(upstream, tabs, **auth) as url:
-        page = await tabs.open(url, key=keys["alice"])
+        page = await tabs.open(f"{url}/#/playground", key=keys["alice"])
         for _ in range(2):  # streamed, and whole
             upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2}, id="c")]), Reply(text="It is three.")])
             await ask(page)
@@ -272,7 +272,7 @@ async def test_the_first_hour_shows_a_call_that_is_cut_off_and_its_texts_afterwa
     upstream: Upstream, tabs: Tabs
 ) -> None:
     async with served_page(upstream, tabs, **FIRST_HOUR) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await page.locator(".tries button").nth(2).click()
         asked = await page.get_by_role("textbox", name="Message").input_value()
         await page.keyboard.press("Enter")
@@ -295,7 +295,7 @@ async def test_the_first_hour_shows_a_call_that_is_cut_off_and_its_texts_afterwa
 async def test_reasoning_is_folded_and_a_streamed_answer_has_its_cost(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", [Reply(calls=[OSLO], reasoning="I look out of the window."), Reply(text="4 degrees.")])
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await ask(page, "How is Oslo?")
         folded = page.locator("details.reasoning p")
         assert not await folded.is_visible()
@@ -311,7 +311,7 @@ async def test_it_says_why_a_call_broke_and_why_there_is_no_text(upstream: Upstr
     wrong = Call("add", {"a": "four", "b": 38}, id="call_wrong")
     upstream.script("m", [Reply(calls=[wrong]), Reply(text="")])
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await ask(page)
         why = await page.locator(".call.broken .why").inner_text()
         said = await page.locator(".messages .assistant").get_by_role("status").inner_text()
@@ -326,7 +326,7 @@ async def test_markdown_is_shown_as_elements_and_never_as_markup(upstream: Upstr
     written = f"# Oslo\n\nIt is **4** `degrees`, 2*2 and 3*3, {IMG}\n\n- cold\n  1. very\n- wet\n\n| a | b |\n|---|---|\n| 1 | {IMG} |\n\n```\n**{IMG}**\n```\n[here](javascript:alert(1))"
     upstream.script("m", [Reply(text=written)], repeat_last=True)
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await ask(page)
         answer = page.locator(".messages .written")
         drawn = await answer.evaluate(
@@ -350,7 +350,7 @@ async def test_a_draft_and_what_happened_before_stay_while_other_pages_are_looke
     turns = [Reply(calls=[OSLO]), Reply(text="4 degrees."), Reply(text="You are welcome.")]
     upstream.script("m", turns)
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await ask(page, "How is Oslo?")
         await ask(page, "Thank you.")
         await page.get_by_role("textbox", name="Message").fill("And what I have not sent")
@@ -368,7 +368,7 @@ async def test_images_go_with_a_question_and_come_back_from_tools(upstream: Upst
     upstream.script("m", [Reply(calls=[Call("picture", {}, id="call_picture")]), Reply(text="A dot.")])
     picture = {"kind": "python", "function": "tests.page.test_playground:picture", "safety": "read_only"}
     async with served_page(upstream, tabs, tools=[picture]) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await page.locator("input[type=file]").set_input_files(
             {"name": "dot.png", "mimeType": "image/png", "buffer": DOT}
         )
@@ -392,7 +392,7 @@ async def test_a_call_that_waits_is_decided_where_it_is_seen(upstream: Upstream,
     upstream.script("m", [Reply(calls=[Call("echo", {"text": "hello Bob"})]), Reply(text="So.")])
     options = {"tools": ["echo"], "require_approval": {"always": ["echo"]}}
     async with served_page(upstream, tabs, **options) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await say(page, "Write to Bob.")
         form = page.get_by_role("form", name="Decide about echo")
         await form.get_by_text("the arguments that are decided about").click()

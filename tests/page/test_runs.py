@@ -383,7 +383,7 @@ async def test_a_hostile_address_stays_text(upstream: Upstream, tabs: Tabs) -> N
             await page.evaluate("(hash) => { location.hash = hash; }", f"#/{path}/{IMG}")
             await page.get_by_text(said).first.wait_for()
         await page.evaluate("(hash) => { location.hash = hash; }", f"#/{IMG}/%E0%A4%A")
-        await page.get_by_role("textbox", name="Message").wait_for()
+        await page.get_by_text("Nothing was asked in this time").wait_for()
 
         assert await page.locator("img").count() == 0
         assert "owned" not in await page.title()
@@ -400,3 +400,148 @@ async def test_what_was_recorded_of_a_run_is_deleted_after_a_question(upstream: 
         await page.get_by_text("No runs yet.").wait_for()
 
         assert (kept, (await client.get(f"/v1/runs/{run}")).status_code) == (200, 404)
+
+
+async def test_endings_have_words_of_their_own_and_calls_their_outcomes(upstream: Upstream, tabs: Tabs) -> None:
+    async with served_page(upstream, tabs, **CONTENT) as url, http_client(url) as client:
+        cut = Call("get_weather", '{"city": "Os', id="call_cut")
+        turns = {
+            "answered": [Reply(calls=[ADD]), Reply(text="5")],
+            "cut at length": [Reply(calls=[ADD]), Reply(text="5", finish="length")],
+            "broken call": [Reply(calls=[ADD, cut]), Reply(text="5")],
+            "same call again": [*[Reply(calls=[ADD])] * 3, Reply(text="5")],
+            "failed": [Reply(status=400, body={"error": {"message": "no"}})],
+        }
+        runs = {word: await run_of(client, upstream, replies) for word, replies in turns.items()}
+        page = await tabs.open(f"{url}/#/runs")
+        await page.locator("table.runs tbody tr").nth(4).wait_for()
+        tones, chips = {}, {}
+        for word, run in runs.items():
+            row = page.locator("tr", has=page.locator(f"a[href='#/run/{run}']"))
+            await row.get_by_role("link", name=word).wait_for()
+            tones[word] = (await row.locator("td.state").get_attribute("class")).rpartition("tone-")[2]
+            chips[word] = [(await chip.get_attribute("title")) for chip in await row.locator(".chip").all()]
+        question = await row.locator("xpath=../..").locator(".question").first.inner_text()
+
+    assert tones == {
+        "answered": "good",
+        "cut at length": "wait",
+        "broken call": "wait",
+        "same call again": "wait",
+        "failed": "bad",
+    }
+    assert chips["answered"] == ["add: returned"]
+    assert chips["broken call"][0] == "add: returned"
+    assert chips["broken call"][1].startswith("get_weather: ")
+    assert "returned" not in chips["broken call"][1]
+    assert chips["same call again"][0].startswith("add: ")
+    assert question == "what is 2 + 3?"
+
+
+async def test_runs_are_searched_sorted_added_up_and_named(upstream: Upstream, tabs: Tabs) -> None:
+    async with served_page(upstream, tabs, **CONTENT) as url, http_client(url) as client:
+        one = await run_of(client, upstream, [Reply(calls=[ADD]), Reply(text="It is five.")])
+        await run_of(client, upstream, [Reply(text="Six, and a good deal more than that.")])
+        page = await tabs.open(f"{url}/#/runs")
+        rows = page.locator("table.runs tbody tr")
+        await rows.nth(1).wait_for()
+        await page.locator(".sums").get_by_text("2 runs").wait_for()
+        await page.get_by_label("Search").fill("FIVE")
+        await page.keyboard.press("Enter")
+        await page.wait_for_function("() => document.querySelectorAll('tbody tr').length === 1")
+        found = await rows.first.locator("a").first.get_attribute("href")
+        await page.locator(".sums").get_by_text("1 run", exact=True).wait_for()
+        await page.get_by_label("Search").fill("nobody said this")
+        await page.keyboard.press("Enter")
+        await page.get_by_text("No run matches “nobody said this”.").wait_for()
+        await page.get_by_role("link", name="Clear").click()
+        await rows.nth(1).wait_for()
+        await page.get_by_label("Sort").select_option("largest")
+        await page.wait_for_function("() => location.hash.includes('sort=largest')")
+        await rows.nth(1).wait_for()
+        await page.get_by_label("Time").select_option("hour")
+        await page.wait_for_function("() => location.hash.includes('time=hour')")
+        await rows.nth(1).wait_for()
+        await page.reload()
+        await rows.nth(1).wait_for()
+        kept = await page.get_by_label("Time").input_value()
+        await page.wait_for_function("() => document.querySelector('#of-tool option')")
+        tools = await page.locator("#of-tool option").evaluate_all("(all) => all.map((each) => each.value)")
+
+    assert found == f"#/run/{one}"
+    assert kept == "hour"
+    assert tools == ["add"]
+
+
+async def test_a_run_leads_to_those_beside_it_in_the_list_or_in_time(upstream: Upstream, tabs: Tabs) -> None:
+    async with served_page(upstream, tabs) as url, http_client(url) as client:
+        runs = [await run_of(client, upstream) for _ in range(3)]
+        page = await tabs.open(f"{url}/#/run/{runs[1]}")  # no list was shown
+        below = page.get_by_role("button", name="The run below in the list")
+        above = page.get_by_role("button", name="The run above in the list")
+        await below.click()
+        await page.wait_for_function("(run) => location.hash.includes(run)", arg=runs[0])
+        await page.locator("h2").get_by_text(runs[0]).wait_for()
+        await below.click()
+        await page.get_by_text("No older run is kept.").wait_for()
+        await above.click()
+        await page.wait_for_function("(run) => location.hash.includes(run)", arg=runs[1])
+        await page.goto(f"{url}/#/runs?sort=oldest")
+        await page.locator("table.runs tbody tr").nth(2).wait_for()
+        await page.locator(f"a[href='#/run/{runs[0]}']").click()
+        await page.locator("h2").get_by_text(runs[0]).wait_for()
+        first = await above.is_disabled()
+        await below.click()
+        await page.wait_for_function("(run) => location.hash.includes(run)", arg=runs[1])
+        back = await page.locator("h2 a").get_attribute("href")
+
+    assert first
+    assert back == "#/runs?sort=oldest"
+
+
+async def test_a_run_has_ticks_costs_and_who_denied_a_call(upstream: Upstream, tabs: Tabs) -> None:
+    keys, auth = keyring(boss={"admin": True, "approve": True})
+    rules = {"require_approval": {"always": ["echo"]}, **auth}
+    async with served_page(upstream, tabs, **rules) as url, http_client(url) as client:
+        client.headers["authorization"] = f"Bearer {keys['boss']}"
+        upstream.script("m", [Reply(calls=[Call("echo", {"text": "hi"}, id="call_echo")]), Reply(text="Well.")])
+        asked = asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION))
+        page = await tabs.open(f"{url}/#/approvals", key=keys["boss"])
+        await page.get_by_role("button", name="Approve").wait_for()
+        [card] = (await client.get("/v1/approvals")).json()["data"]
+        decision = {"decision": "deny", "reason": "not on a Sunday", "hash": card["hash"]}
+        assert (await client.post(f"/v1/approvals/{card['id']}", json=decision)).status_code == 200
+        run = (await asked).headers["x-callgate-run"]
+        await page.goto(f"{url}/#/run/{run}?call=call_echo")
+        await page.get_by_text("The model made 1 call: 1 denied by a person.").wait_for()
+        said = await page.get_by_role("region", name="Call").inner_text()
+        ticks = await page.locator(".axis b").all_inner_texts()
+        used = await page.locator(".of-turn .cost").all_inner_texts()
+        ending = await page.locator("span.state").inner_text()
+
+    assert "denied by boss: “not on a Sunday”" in said
+    assert ticks[0] == "0"
+    assert len(ticks) >= 3
+    assert len(used) == 2
+    assert all("tok" in each and "$" in each for each in used)
+    assert ending.strip() == "call denied"
+
+
+async def test_compared_runs_show_results_and_mark_the_words_that_differ(upstream: Upstream, tabs: Tabs) -> None:
+    async with served_page(upstream, tabs, **CONTENT) as url:
+        async with http_client(url) as client:
+            one = await run_of(client, upstream, [Reply(calls=[ADD]), Reply(text="It is 5, says the tool.")])
+            more = Call("add", {"a": 2, "b": 4}, id="call_add")
+            other = await run_of(client, upstream, [Reply(calls=[more]), Reply(text="It is 6, says the tool.")])
+        page = await tabs.open(f"{url}/#/compare/{one}/{other}")
+        table = page.get_by_role("table", name="Compare")
+        await table.get_by_text("· result 1").wait_for()
+        marked = {
+            await row.locator("th").inner_text(): await row.locator("mark").all_inner_texts()
+            for row in await table.locator("tr.differs").all()
+        }
+
+    by_row = {name.strip().removeprefix("≠").strip(): words for name, words in marked.items()}
+    assert by_row["· call 1"] == ["3", "4"]
+    assert by_row["· result 1"] == ["5", "6"]
+    assert by_row["turn 2"] == ["5", "6"]

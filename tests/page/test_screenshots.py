@@ -22,6 +22,6 @@ async def test_they_can_all_be_taken_again(browser: Any, tmp_path: Path) -> None
 
 def test_each_is_small_and_shown_somewhere() -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
-    shown = set(re.findall(r"assets/(page-[a-z]+\.png)", pages))
+    shown = set(re.findall(r"assets/(page-[a-z-]+\.png)", pages))
     assert shown == {file.name for file in ASSETS.glob("page-*.png")}
     assert max(file.stat().st_size for file in ASSETS.glob("page-*.png")) < MOST_BYTES

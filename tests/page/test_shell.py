@@ -20,7 +20,7 @@ from tests.scripted_upstream import Call, Reply, Upstream
 
 pytestmark = [pytest.mark.anyio, needs("environment:page", "chromium-headless-shell")]
 
-PAGES = ("playground", "runs", "approvals", "tools", "models", "usage", "keys")
+PAGES = ("overview", "playground", "runs", "approvals", "tools", "models", "usage", "keys")
 LONG = "somebodys-model-with-a-vendor-a-size-and-a-date/instruct-2026-11-18"
 SHOUT = Call("echo", {"text": "wide" * 100}, id="call_shout")
 
@@ -125,7 +125,7 @@ async def test_the_key_is_in_no_url_cookie_store_log_or_export(
     keys, auth = keyring(alice={"see": "all"})
     upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2})]), Reply(text="3")])
     async with served_page(upstream, tabs, record={"content": True}, **auth) as url, http_client(url) as client:
-        page = await tabs.open(url, key=keys["alice"])
+        page = await tabs.open(f"{url}/#/playground", key=keys["alice"])
         await ask(page)
         address = page.url
         stored = await page.evaluate(
@@ -258,7 +258,7 @@ async def test_no_page_has_a_serious_barrier(upstream: Upstream, tabs: Tabs, axe
         question = {"model": LONG, "messages": [{"role": "user", "content": "wide" * 200}]}
         failed = (await client.post("/v1/chat/completions", json=question)).headers["x-callgate-run"]
         waiting = asyncio.create_task(client.post("/v1/chat/completions", json=question))
-        page = await tabs.open(url, dark=dark, width=width, bypass_csp=True)
+        page = await tabs.open(f"{url}/#/playground", dark=dark, width=width, bypass_csp=True)
         await ask(page)
         run = (await page.get_by_text("Open run_").inner_text()).removeprefix("Open ")
         await page.evaluate(axe)
@@ -293,7 +293,7 @@ async def test_no_page_has_a_serious_barrier(upstream: Upstream, tabs: Tabs, axe
 async def test_it_can_be_worked_by_keyboard_alone(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2}, id="c")]), Reply(text="It is three.")])
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url)
+        page = await tabs.open(f"{url}/#/playground")
         await page.keyboard.press("Tab")
         assert await page.evaluate("() => document.activeElement.className") == "skip"
         await page.keyboard.press("Enter")

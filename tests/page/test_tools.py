@@ -117,7 +117,7 @@ async def test_a_call_without_a_model_has_no_price(upstream: Upstream, tabs: Tab
         await row.wait_for()
         cells = await row.locator("td").all_inner_texts()
 
-    assert (cells[2], cells[-1]) == ("tool", "–")
+    assert (cells[3], cells[-1]) == ("tool", "–")
 
 
 async def test_a_tool_that_writes_asks_before_it_is_called(upstream: Upstream, tabs: Tabs) -> None:

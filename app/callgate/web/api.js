@@ -12,7 +12,7 @@ const fragment = new URLSearchParams(location.hash.startsWith("#/") ? "" : locat
 /** A key that a link brought. It is not used unasked: whoever made the link would see what is done with it. */
 export const linkedKey = fragment.get("key") ?? "";
 if (fragment.has("key")) {
-  history.replaceState(null, "", location.pathname + location.search + "#/playground");
+  history.replaceState(null, "", location.pathname + location.search + "#/overview");
 }
 
 /** Who is asking, and what that may; as `GET v1/key` says it. @type {any} */

@@ -9,6 +9,7 @@ import * as approvals from "./views/approvals.js";
 import * as compare from "./views/compare.js";
 import * as keys from "./views/keys.js";
 import * as models from "./views/models.js";
+import * as overview from "./views/overview.js";
 import * as playground from "./views/playground.js";
 import * as run from "./views/run.js";
 import * as runs from "./views/runs.js";
@@ -23,14 +24,14 @@ import * as usage from "./views/usage.js";
  */
 
 /** @type {Record<string, View>} */
-const VIEWS = { playground, runs, run, compare, approvals, tools, models, usage, keys };
-const TABS = ["playground", "runs", "approvals", "tools", "models", "usage", "keys"];
+const VIEWS = { overview, playground, runs, run, compare, approvals, tools, models, usage, keys };
+const TABS = ["overview", "playground", "runs", "approvals", "tools", "models", "usage", "keys"];
 
 const bar = /** @type {HTMLElement} */ (document.getElementById("bar"));
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 const notices = /** @type {HTMLElement} */ (document.getElementById("notices"));
 
-let current = "playground";
+let current = "overview";
 let waiting = 0;
 let isStarted = false;
 /** @type {"live" | "restarting" | "crowded" | "hidden" | "refused" | "starting"} */
@@ -58,7 +59,7 @@ function rights() {
 
 function drawBar() {
   render(
-    html`<h1><a href="#/playground">Callgate</a></h1>
+    html`<h1><a href="#/overview">Callgate</a></h1>
       <nav aria-label="Pages">
         ${TABS.map(
           (tab) =>
@@ -144,7 +145,7 @@ function decoded(part) {
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const parts = path.split("/").filter(Boolean).map(decoded);
-  const name = Object.hasOwn(VIEWS, parts[0] ?? "") ? parts[0] : "playground";
+  const name = Object.hasOwn(VIEWS, parts[0] ?? "") ? parts[0] : "overview";
   leave?.();
   current = name;
   const root = document.createElement("div"); // of its own: an answer that comes after its page was left is drawn nowhere

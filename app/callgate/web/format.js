@@ -1,8 +1,6 @@
 // @ts-check
 // How numbers, moments and states are shown.
 
-import { icon } from "./icons.js";
-
 /** @param {number | null | undefined} seconds */
 export function seconds(seconds) {
   if (seconds === null || seconds === undefined) return "–";
@@ -24,6 +22,16 @@ export function moment(moment) {
 
 /** @param {number | null | undefined} count */
 export const count = (count) => (count === null || count === undefined ? "–" : count.toLocaleString("en"));
+
+/** A count in a few signs: 1,234,567 is 1.2M. @param {number} count */
+export const short = (count) => (count < 10_000 ? count.toLocaleString("en") : count.toLocaleString("en", { notation: "compact", maximumFractionDigits: 1 }));
+
+/** @param {number} part @param {number} all */
+export function share(part, all) {
+  if (!all) return "";
+  const percent = (100 * part) / all;
+  return `${percent > 0 && percent < 0.1 ? "< 0.1" : percent > 99.9 && percent < 100 ? "> 99.9" : percent.toFixed(percent < 10 || (percent > 90 && percent < 100) ? 1 : 0)} %`;
+}
 
 /** @param {number | null | undefined} dollars */
 export function money(dollars) {
@@ -51,7 +59,7 @@ export function tokens(usage) {
 }
 
 /** @param {number} count @param {string} word */
-export const many = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+export const many = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
 /** @param {number} bytes */
 export function bytes(bytes) {
@@ -60,24 +68,56 @@ export function bytes(bytes) {
   return `${(bytes / 1024 ** 2).toFixed(1)} MB`;
 }
 
-/** @type {Record<string, [import("./icons.js").Icon, string]>} */
-const STATES = {
-  under_way: ["dots", "under way"],
-  answered: ["check", "answered"],
-  handed_back: ["back", "handed back"],
-  turn_limit: ["stop", "turn limit"],
-  gave_up: ["stop", "gave up"],
-  refused: ["bar", "refused"],
-  failed: ["cross", "failed"],
-  client_left: ["leave", "client left"],
-  cut_off: ["scissors", "cut off"],
-  stopped: ["stop", "stopped"],
+/** @typedef {"good" | "bad" | "wait" | "dim"} Tone */
+/** @typedef {[import("./icons.js").Icon, string, Tone]} Ending an icon and a word, so that no ending is told by colour alone */
+
+/** @type {Record<string, Ending>} */
+const ENDINGS = {
+  under_way: ["dots", "under way", "wait"],
+  answered: ["check", "answered", "good"],
+  handed_back: ["back", "handed back", "good"],
+  turn_limit: ["stop", "turn limit", "wait"],
+  gave_up: ["stop", "gave up", "bad"],
+  refused: ["bar", "refused", "bad"],
+  failed: ["cross", "failed", "bad"],
+  client_left: ["leave", "client left", "dim"],
+  cut_off: ["scissors", "cut off", "bad"],
+  stopped: ["stop", "stopped", "wait"],
+};
+/** @type {Record<string, Ending>} */
+const NOTES = {
+  failed_turns: ["stop", "calls kept failing", "bad"],
+  repeated_call: ["stop", "same call again", "wait"],
+  tokens: ["stop", "token limit", "wait"],
+  content_filter: ["bar", "filtered", "bad"],
+  cut_off_twice: ["scissors", "cut off twice", "bad"],
+  end_not_seen: ["scissors", "end not seen", "bad"],
+  unknown_finish_reason: ["stop", "unknown end", "bad"],
 };
 
-/** @param {string} state @returns {[unknown, string]} an icon and a word, so that no state is told by colour alone */
-export function state(state) {
-  const [name, word] = Object.hasOwn(STATES, state) ? STATES[state] : /** @type {[import("./icons.js").Icon, string]} */ (["ring", state]);
-  return [icon(name), word];
+/** How a run ended: one with an end or a call that somebody should look at is not shown as simply answered. @param {any} run @returns {Ending} */
+export function ending(run) {
+  const known = NOTES[run.note ?? ""] ?? (Object.hasOwn(ENDINGS, run.state) ? ENDINGS[run.state] : undefined);
+  if (run.state !== "answered") return known ?? ["ring", run.state, "dim"];
+  const outcomes = Object.values(run.outcomes ?? {}).flatMap((each) => Object.keys(each));
+  if (run.finish_reason === "length") return ["scissors", "cut at length", "wait"];
+  if (run.finish_reason === "content_filter") return ["bar", "filtered", "bad"];
+  if (outcomes.includes("denied")) return ["bar", "call denied", "wait"];
+  if (outcomes.includes("expired")) return ["clock", "not approved", "wait"];
+  if (run.broken_calls) return ["unequal", "broken call", "wait"];
+  if (run.failed_calls) return ["cross", "failed call", "wait"];
+  return ENDINGS.answered;
+}
+
+/** What became of the calls of a tool, the worst first. @param {string[]} outcomes @returns {[Tone, import("./icons.js").Icon]} */
+export function fate(outcomes) {
+  const worst = outcomes.find((each) => !["returned", "handed_back", "not_run", "denied", "expired"].includes(each));
+  if (worst) return ["raised", "timeout", "refused", "unavailable", "unknown"].includes(worst) ? ["bad", "cross"] : ["bad", "unequal"];
+  if (outcomes.includes("denied")) return ["wait", "bar"];
+  if (outcomes.includes("expired")) return ["wait", "clock"];
+  if (outcomes.includes("not_run")) return ["dim", "pause"];
+  if (outcomes.includes("returned")) return ["good", "check"];
+  return outcomes.length ? ["dim", "back"] : ["dim", "dots"];
 }
 
 const WHY_NOT_KEPT = {

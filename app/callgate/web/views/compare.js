@@ -5,7 +5,8 @@ import { html, nothing, render } from "../lit.js";
 import { get } from "../api.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
-import { fateOf, textOf, turnsOf, wordOf } from "./run_facts.js";
+import { differences } from "./differences.js";
+import { fateOf, messagesOf, textOf, toldOf, turnsOf, wordOf, wordsOf } from "./run_facts.js";
 import { fail } from "./shared.js";
 
 export const title = "Compare";
@@ -42,7 +43,7 @@ export function show(main, path) {
 
 /** @type {[string, (run: any) => string][]} */
 const FACTS = [
-  ["state", (run) => format.state(run.state)[1]],
+  ["ending", (run) => format.ending(run)[1]],
   ["model", (run) => `${run.model}${run.deployment ? ` → ${run.deployment}` : ""}`],
   ["finish_reason", (run) => run.finish_reason],
   ["turns", (run) => String(run.turns)],
@@ -64,20 +65,18 @@ function draw() {
     html`<div class="scroll" tabindex="0" role="group" aria-label="Both runs"><table class="compare" aria-label="Compare">
       <thead><tr><th></th>${runs.map((run) => html`<th><a href="#/run/${encodeURIComponent(run.id)}">${run.id}</a></th>`)}</tr></thead>
       <tbody>
-        ${FACTS.map(([name, of]) => pair(name, [of(one), of(other)], (each) => each))}
+        ${FACTS.map(([name, of]) => pair(name, [of(one), of(other)], inLine))}
+        ${pair("asked", runs.map(questionOf), inMono)}
         ${places.flatMap((place) => {
           const both = sides.map((turns) => turns[place]);
           const calls = both.map((turn) => (turn ? [...turn.calls.values()] : []));
           const words = both.map((turn, index) => turn && (textOf(runs[index], turn, `turn.${turn.index}.text`) ?? ""));
           return [
-            pair(`turn ${place + 1}`, words, (each) => (each === undefined ? "–" : each ? html`<pre tabindex="0">${each}</pre>` : nothing)),
-            ...[...Array(Math.max(calls[0].length, calls[1].length)).keys()].map((at) =>
-              pair(
-                `· call ${at + 1}`,
-                calls.map((list, index) => shownCall(runs[index], both[index], list[at])),
-                (each) => (each ? html`<pre tabindex="0">${each}</pre>` : "–"),
-              ),
-            ),
+            pair(`turn ${place + 1}`, words, inMono),
+            ...[...Array(Math.max(calls[0].length, calls[1].length)).keys()].flatMap((at) => [
+              pair(`· call ${at + 1}`, calls.map((list, index) => shownCall(runs[index], both[index], list[at])), inMono),
+              pair(`· result ${at + 1}`, calls.map((list, index) => resultOf(runs[index], both[index], list[at])), inMono),
+            ]),
           ];
         })}
       </tbody>
@@ -89,15 +88,37 @@ function draw() {
 
 /** A call as it is compared. @param {any} run @param {any} turn @param {any} call */
 function shownCall(run, turn, call) {
-  if (!call) return "";
+  if (!call) return undefined;
   const written = textOf(run, turn, `call.${call.id}.arguments`);
   const fate = wordOf(call) || (fateOf(call) === "check" ? "ran" : "");
   return `${call.name ?? "(no name)"} ${fate}\n${written === undefined ? "" : format.pretty(written)}`;
 }
 
-/** @param {string} name @param {any[]} both @param {(each: any) => unknown} shown */
+/** What the model was sent for a call. @param {any} run @param {any} turn @param {any} call */
+function resultOf(run, turn, call) {
+  if (!call || call.owner === "client") return undefined;
+  const result = toldOf(run, turn, call);
+  return result === undefined ? undefined : format.pretty(result);
+}
+
+/** What a person asked last. @param {any} run */
+function questionOf(run) {
+  const asked = messagesOf(run).findLast((message) => message.role === "user");
+  return asked ? wordsOf(asked) : run.question || undefined;
+}
+
+/** A text with what the other does not have marked. @param {import("./differences.js").Piece[] | undefined} pieces */
+const inMono = (pieces) => (pieces === undefined ? "–" : pieces.some((piece) => piece.text) ? html`<pre tabindex="0">${pieces.map((piece) => (piece.differs ? html`<mark>${piece.text}</mark>` : piece.text))}</pre>` : nothing);
+
+/** @param {import("./differences.js").Piece[] | undefined} pieces */
+const inLine = (pieces) => (pieces ?? []).map((piece) => (piece.differs ? html`<mark>${piece.text}</mark>` : piece.text));
+
+/** @param {string} name @param {(string | undefined)[]} both @param {(pieces: import("./differences.js").Piece[] | undefined) => unknown} shown */
 function pair(name, both, shown) {
+  if (both.every((each) => each === undefined)) return nothing;
   const differs = both[0] !== both[1];
+  const pieces = both.map((each) => (each === undefined ? undefined : [{ text: each, differs: both.includes(undefined) }]));
+  const marked = differs && both[0] !== undefined && both[1] !== undefined ? differences(both[0], both[1]) : pieces;
   return html`<tr class=${differs ? "differs" : ""}><th scope="row">${differs ? html`${icon("unequal", "differs")} ` : nothing}${name}</th>
-    ${both.map((each) => html`<td>${shown(each)}</td>`)}</tr>`;
+    ${marked.map((each) => html`<td>${shown(each)}</td>`)}</tr>`;
 }

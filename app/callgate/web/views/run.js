@@ -5,7 +5,8 @@ import { html, nothing, render } from "../lit.js";
 import { events, get, send } from "../api.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
-import { inWords, markOf, messagesOf, saidOf, textOf, toldOf, turnsOf, whyNoReplay, wordOf, wordsOf } from "./run_facts.js";
+import { decisionOf, inWords, markOf, messagesOf, saidOf, textOf, toldOf, turnsOf, whyNoReplay, wordOf, wordsOf } from "./run_facts.js";
+import { beside } from "./runs.js";
 import { copyButton, download, fail, notice, question, table } from "./shared.js";
 
 export const title = "Run";
@@ -88,15 +89,15 @@ function draw() {
     render(html`<p class="empty" role="status">${message || "Loading …"}</p>`, root);
     return;
   }
-  const [mark, word] = format.state(run.state);
+  const [mark, word, tone] = format.ending(run);
   const why = whyNoReplay(run);
   const turns = turnsOf(run);
   const said = saidOf(run, turns);
   const lost = run.error ? turns.flatMap((turn) => turn.attempts).findLast((each) => each.reason) : undefined;
   render(
-    html`<h2><a href="#/runs">Runs</a> ${icon("next")} ${run.id}</h2>
+    html`<h2>${neighbours()}<a href=${beside(id)?.list ?? "#/runs"}>Runs</a> ${icon("next")} ${run.id}</h2>
       <p class="summary facts">
-        <span class="state ${run.state}">${mark} ${word}</span>
+        <span class="state tone-${tone}">${icon(mark)} ${word}</span>
         ${[
           format.seconds(run.seconds),
           run.turns && format.many(run.turns, "turn"),
@@ -141,6 +142,29 @@ function draw() {
     bar.style.setProperty("--from", bar.dataset.from ?? "0");
     bar.style.setProperty("--to", bar.dataset.to ?? "0");
   }
+  const axis = /** @type {HTMLElement | null} */ (root.querySelector("[data-tick]"));
+  axis?.style.setProperty("--tick", axis.dataset.tick ?? "1");
+}
+
+/** The runs above and below this one in the list that it was chosen from, or in the list of all. */
+function neighbours() {
+  const known = beside(id);
+  const button = (/** @type {"above" | "below"} */ side, /** @type {string} */ label, /** @type {import("../icons.js").Icon} */ mark) =>
+    known && !known[side]
+      ? html`<button type="button" class="quiet" disabled aria-label=${label}>${icon(mark)}</button>`
+      : html`<button type="button" class="quiet" title=${label} aria-label=${label} @click=${() => go(side)}>${icon(mark)}</button>`;
+  return html`<span class="beside">${button("above", "The run above in the list", "previous")} ${button("below", "The run below in the list", "next")}</span>`;
+}
+
+async function go(/** @type {"above" | "below"} */ side) {
+  let other = beside(id)?.[side];
+  if (!other) {
+    const sort = side === "above" ? "oldest" : "newest";
+    const found = await get(`v1/runs?${new URLSearchParams({ sort, limit: "1", after: `${run.began}~${id}` })}`).catch(fail);
+    other = found?.data[0]?.id;
+  }
+  if (other) location.hash = `#/run/${encodeURIComponent(other)}${tab === "waterfall" ? "" : `?tab=${tab}`}`;
+  else notice(side === "above" ? "No run is newer." : "No older run is kept.");
 }
 
 const runLink = (/** @type {string} */ other) => html`<a href="#/run/${encodeURIComponent(other)}">${other}</a>`;
@@ -217,15 +241,16 @@ function waterfall() {
     html`<i class=${what} title="${what}: ${format.seconds(to - from)}" data-from=${Math.max(from, 0) / whole} data-to=${to / whole} data-ms=${((to - from) * 1000).toFixed(1)}></i>`;
   const row = (label, bars, /** @type {number} */ took, kind = "", hint = "") =>
     html`<div class="row ${kind && `of-${kind}`}" role="row"><span role="cell" title=${hint}>${label}</span><span class="track" role="cell">${bars}</span><span role="cell" class="number">${format.seconds(took)}</span></div>`;
-  return html`<div><section class="waterfall" role="table" aria-label="Waterfall">
-      <div class="row axis" role="row"><span role="columnheader">part</span><span class="track" role="columnheader">0 … ${format.seconds(whole)}</span><span role="columnheader" class="number">took</span></div>
+  const [every, moments] = ticks(whole);
+  return html`<div><section class="waterfall" role="table" aria-label="Waterfall" data-tick=${every / whole}>
+      <div class="row axis" role="row"><span role="columnheader">part</span><span class="track" role="columnheader">${moments.map((moment) => html`<b data-from=${moment / whole}>${moment ? format.seconds(moment) : "0"}</b>`)}</span><span role="columnheader" class="number">took</span></div>
       ${all.map((turn) => {
         const isSilent = turn.answered === undefined && run.state !== "under_way"; // it failed before it said anything
         const spoke = turn.answered ?? turn.to;
         const first = isSilent || turn.facts?.first_seconds === undefined ? spoke : Math.min(turn.from + turn.facts.first_seconds, spoke);
         return html`${row(
-          html`<b>turn ${turn.index + 1}${turn.choice ? ` · choice ${turn.choice + 1}` : ""}</b> <small>${turn.facts?.deployment ?? ""}${turn.facts?.usage ? html` · ${format.tokens(turn.facts.usage)}` : nothing}</small>`,
-          [bar("first", turn.from, first), isSilent ? nothing : bar("speaking", first, spoke), turn.to > spoke ? bar("calls", spoke, turn.to) : nothing],
+          html`<b>turn ${turn.index + 1}${turn.choice ? ` · choice ${turn.choice + 1}` : ""}</b> <small>${turn.facts?.deployment ?? ""}</small>`,
+          [bar("first", turn.from, first), isSilent ? nothing : bar("speaking", first, spoke), turn.to > spoke ? bar("calls", spoke, turn.to) : nothing, used(turn, whole)],
           turn.to - turn.from,
           "turn",
         )}
@@ -253,6 +278,25 @@ function waterfall() {
     <p class="legend"><small><i class="first"></i> until the first words <i class="speaking"></i> speaking <i class="tool"></i> tool <i class="waiting"></i> waiting for a person <i class="attempt"></i> failed attempt <i class="waited"></i> waited before the next${chosen || !all.some((turn) => turn.calls.size) ? "" : " · choose a call to see it as it was written, read and answered"}</small></p></div>`;
 }
 
+/** The moments of an axis, at round distances. @param {number} whole @returns {[number, number[]]} */
+function ticks(whole) {
+  const power = 10 ** Math.floor(Math.log10(whole / 4));
+  const every = ([1, 2, 5, 10].find((step) => step * power >= whole / 5) ?? 10) * power;
+  const moments = [...Array(Math.ceil(whole / every)).keys()].map((place) => place * every).filter((moment) => moment < whole * 0.93);
+  return [every, [...moments, whole]];
+}
+
+/** What a turn used, beside its bar, or on it where there is no room. @param {any} turn @param {number} whole */
+function used(turn, whole) {
+  const usage = turn.facts?.usage;
+  const tokens = usage?.prompt_tokens === undefined ? "" : format.tokens(usage).replace("tokens in + out", "tok");
+  const cost = turn.facts?.cost === undefined ? "" : format.money(turn.facts.cost);
+  if (!tokens && !cost) return nothing;
+  const [from, to] = [turn.from / whole, turn.to / whole];
+  const [side, at] = to < 0.6 ? ["after", to] : from > 0.4 ? ["ahead", from] : ["on", to];
+  return html`<span class="cost ${side}" data-from=${at}>${[tokens, cost].filter(Boolean).join(" · ")}</span>`;
+}
+
 /** Texts that are not there have one reason, which is said once where all of them are gone. @param {string | undefined} kept */
 const ifKept = (kept) => (kept === undefined && ["nothing", "aged_out"].includes(run.kept) ? nothing : text(kept));
 
@@ -269,7 +313,7 @@ function callDetail() {
     <p>${call.verdict === "broken" ? html`<b class="odd">${icon("cross")} broken: ${call.flaw}</b>` : html`${icon("check")} whole${call.owner === "client" ? ", the client's own" : ""}`}
       ${(call.repairs ?? []).length ? html` · repairs: ${call.repairs.join(", ")}` : nothing}
       ${call.outcome ? html` · ${call.outcome} in ${format.seconds(call.seconds)}` : nothing}
-      ${call.approval ? html` · ${wordOf(call) || "not approved"}` : nothing}
+      ${call.approval ? html` · ${decisionOf(call) || "waits for approval"}` : nothing}
       ${(call.answers ?? []).map((/** @type {string} */ each) => html` · a person answered <code>${each}</code>`)}
       · finish_reason <code>${(turn.facts?.finish_reasons ?? []).join(", ") || "none"}</code>${turn.facts?.finish_reason_rewritten ? " (rewritten on the way)" : ""}</p>
     ${call.problem ? html`<dl>${Object.entries(call.problem).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>` : nothing}

@@ -48,7 +48,7 @@ function addToCall(turn, { kind, at, facts }, end) {
     call.approval = facts.approval;
     next("waiting");
   } else if (kind === "call_progress" && facts.approved) {
-    call.isApproved = true;
+    Object.assign(call, { isApproved: true, decision: "approved", by: facts.by, reason: facts.reason });
     next("tool");
   } else if (kind === "call_progress" && facts.input) {
     call.asks = true;
@@ -62,6 +62,7 @@ function addToCall(turn, { kind, at, facts }, end) {
     else call.parts.push({ what: "tool", from: at - facts.seconds, to: at });
     turn.to = Math.max(turn.to, at);
     Object.assign(call, { outcome: facts.outcome, seconds: facts.seconds, bytes: facts.bytes, cut_bytes: facts.cut_bytes });
+    if (facts.decision) Object.assign(call, { decision: facts.decision, by: facts.by, reason: facts.reason });
   }
 }
 
@@ -95,11 +96,20 @@ export function fateOf(call) {
 /** Its icon. @param {any} call */
 export const markOf = (call) => icon(fateOf(call));
 
+/** Who decided about a call, and why. @param {any} call */
+export function decisionOf(call) {
+  if (!call.decision) return "";
+  const word = call.decision === "expired" ? "nobody approved it in time" : call.decision;
+  return `${word}${call.by && call.by !== "anonymous" ? ` by ${call.by}` : ""}${call.reason ? `: “${call.reason}”` : ""}`;
+}
+
 /** In words. @param {any} call */
 export function wordOf(call) {
   if (call.verdict === "broken") return `broken: ${call.flaw}`;
   const said = call.owner === "client" ? "the client's own" : call.outcome === "returned" ? "" : (call.outcome ?? "");
-  return [call.asks && !call.outcome ? "waits for an answer" : "", call.approval ? (call.isApproved ? "approved" : call.outcome ? "" : "waits for approval") : "", said].filter(Boolean).join(", ");
+  if (call.decision && !call.isApproved) return decisionOf(call);
+  const approval = call.approval ? (call.isApproved ? decisionOf(call) : call.outcome ? "" : "waits for approval") : "";
+  return [call.asks && !call.outcome ? "waits for an answer" : "", approval, said].filter(Boolean).join(", ");
 }
 
 /** @type {Record<string, string>} */
@@ -108,7 +118,8 @@ const BECAME = { check: "ran", cross: "failed", back: "handed to the client", pa
 /** What happened, for somebody who sees a run for the first time. @param {any} run @param {any[]} turns */
 export function inWords(run, turns) {
   const lost = turns.flatMap((turn) => turn.attempts).filter((each) => each.reason).map((each) => each.deployment);
-  const calls = turns.flatMap((turn) => [...turn.calls.values()]).map((call) => (call.verdict === "broken" ? "broken and not run" : BECAME[fateOf(call)]));
+  const became = (/** @type {any} */ call) => (call.decision === "denied" ? "denied by a person" : call.decision === "expired" ? "not approved in time" : BECAME[fateOf(call)]);
+  const calls = turns.flatMap((turn) => [...turn.calls.values()]).map((call) => (call.verdict === "broken" ? "broken and not run" : became(call)));
   const what = [...new Set(calls)].map((each) => `${calls.filter((other) => other === each).length} ${each}`);
   const who = run.turns && !lost.includes(run.deployment) ? `, then ${run.deployment} answered` : "";
   return [
