@@ -72,9 +72,11 @@ async def _take_pages(browser: Any, folder: Path, data: str, made: list[Path]) -
             run = (await page.get_by_text("Open run_").inner_text()).removeprefix("Open ")
             upstream.script("gpt", [Reply(status=503, body={"error": {"message": "overloaded"}})], repeat_last=True)
             for _ in range(3):
-                await client.post(
-                    "/v1/chat/completions", json={"model": "gpt", "messages": [{"role": "user", "content": "?"}]}
-                )
+                question = {
+                    "model": "gpt",
+                    "messages": [{"role": "user", "content": "Is it warmer in Oslo or in Lisbon?"}],
+                }
+                await client.post("/v1/chat/completions", json=question)
             for name, path in (
                 ("overview", "overview?days=7"),
                 ("runs", "runs"),
@@ -82,6 +84,7 @@ async def _take_pages(browser: Any, folder: Path, data: str, made: list[Path]) -
                 ("tools", "tools/get_weather"),
                 ("models", "models"),
                 ("usage", "usage"),
+                ("keys", "keys"),
             ):
                 await page.evaluate("(hash) => { location.hash = hash; }", f"#/{path}")
                 await page.wait_for_function("() => !document.querySelector('main').innerText.includes('Loading')")
