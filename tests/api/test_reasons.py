@@ -17,7 +17,11 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 RESPONSE = {"model": "m", "input": "hello"}
 MESSAGE = {**CHAT, "max_tokens": 9}
 ALONE = {"auth": "keys"}
-FACES = [("/v1/chat/completions", CHAT), ("/v1/responses", RESPONSE), ("/v1/messages", MESSAGE)]
+FACES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/responses", RESPONSE),
+    ("/v1/messages", MESSAGE),
+]
 
 
 async def refused(client: httpx.AsyncClient, upstream: Upstream, path: str, body: Any, **options: Any) -> str:
@@ -52,12 +56,12 @@ async def test_an_address_where_nothing_listens_is_named(upstream: Upstream) -> 
 async def others(request: pytest.FixtureRequest, upstream: Upstream) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
     """A client of a server that others reach, and its headers."""
     key, hash = mint_key()
-    sections: dict[str, Any] = {
+    ways: dict[str, dict[str, Any]] = {
         "a key": {"auth": "keys", "keys": [{"name": "alice", "hash": hash, "admin": True}]},
         "everyone": {"auth": "off"},
         "a public address": {"auth": "keys", "server": {"public_url": "https://llm.example.com"}},
-    }[request.param]
-    async with served_to_http(upstream, **sections) as client:
+    }
+    async with served_to_http(upstream, **ways[request.param]) as client:
         yield client, {"headers": {"authorization": f"Bearer {key}"}}
 
 

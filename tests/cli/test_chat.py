@@ -115,6 +115,25 @@ async def test_a_question_ends_with_the_wait_of_its_call(upstream: Upstream, how
     assert ("add done in" in rest) == (how == "elsewhere")
 
 
+async def test_a_broken_call_is_shown_and_commands_are_its_own(upstream: Upstream) -> None:
+    cut = Call("add", '{"a": 1, "b')
+    upstream.script("m", [Reply(calls=[cut], finish="length"), Reply(text="Sorry."), Reply(text="Fine.")])
+    async with serve(create_app(make_config(upstream.url, tools=["add"]))) as url:
+        code, out, err = await chat("--url", url, lines="one and two?\n/help\n/hepl\n/etc/hosts says what?\n/quit\n")
+    assert code == 0
+    assert out == "Sorry.\nFine.\n"
+    assert "✗ add: cut off, not run (turn 1)" in err
+    assert "there is no /hepl. /help says this again" in err
+    assert [
+        each.body["messages"][-1]["content"]
+        for each in upstream.requests
+        if each.body["messages"][-1]["role"] == "user"
+    ] == [
+        "one and two?",
+        "/etc/hosts says what?",
+    ]
+
+
 async def test_a_new_beginning_forgets(upstream: Upstream) -> None:
     upstream.script("m", [Reply(text="a"), Reply(text="b")])
     async with serve(create_app(make_config(upstream.url))) as url:

@@ -838,3 +838,19 @@ async def test_what_was_used_is_counted_whatever_is_recorded(tmp_path):
     [found] = recorder.usage(today)
     assert (found.requests, found.tokens_in) == (3, 10)
     assert (found.tokens_cached, found.tokens_cache_written) == (6, 2)
+
+
+async def test_a_run_is_found_by_the_end_of_its_id_in_memory_and_in_the_file(recorder, tmp_path):
+    id = "run_1a1f713e2f89803f8819dfae"
+    under_way = recorded(recorder, id)
+    in_memory = recorder.get("8819dfae")
+    recorder.end(under_way)
+    await recorder.close()
+    of_file = Recorder(mask, tmp_path)
+    found = of_file.get("8819dfae")
+
+    assert in_memory is not None
+    assert in_memory.row.id == id
+    assert found is not None
+    assert found.row.id == id
+    assert of_file.get("00000000") is None

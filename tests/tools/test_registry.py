@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from callgate.calls.outcome import Outcome, Returned
 from callgate.calls.states import ReadyCall
+from callgate.tools import registry as registry_module
 from callgate.tools import tool_names
 from callgate.tools.approvals.rules import ApprovalRule
 from callgate.tools.executor import CallContext, Policy, Safety, Tool
@@ -319,14 +320,18 @@ async def test_a_source_that_is_lost_is_closed_and_opened_again_in_one_and_the_s
 
 
 @pytest.mark.anyio
-async def test_a_source_that_hangs_while_opening_neither_holds_up_the_start_nor_the_end():
+async def test_a_source_that_hangs_while_opening_neither_holds_up_the_start_nor_the_end(monkeypatch):
+    monkeypatch.setattr(registry_module, "QUIET_SECONDS", 0.01)
+
     class Hangs(FakeSource):
         async def open(self) -> None:
             await asyncio.Event().wait()
 
     registry = ready_registry(Hangs("slow"), FakeSource("quick", "a"))
     async with asyncio.timeout(30):
-        await registry.open(wait=0.05)
+        with capture_logs() as lines:
+            await registry.open(wait=0.05)
+        assert [line["servers"] for line in lines if line["event"] == "tool_servers_opening"] == [["slow"]]
         assert names(registry) == ["a"]
         assert [status.state for status in registry.sources()] == ["opening", "ready"]
         await registry.close()

@@ -7,12 +7,13 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import threading
 from collections import deque
 from collections.abc import Coroutine, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -36,7 +37,9 @@ START_SECONDS = 30.0
 STREAM_SECONDS = 120.0
 """The longest silence of a stream; servers send heartbeats more often."""
 LINE_BYTES = 4096
-HELP = "/new starts over, /quit ends (so does Ctrl-D); Ctrl-C stops an answer."
+HELP = "/help says this again, /new starts over, /quit ends (so does Ctrl-D); Ctrl-C stops an answer."
+_COMMAND = re.compile(r"/[A-Za-z?][\w-]*")
+"""What is meant as a command; a path, or a message with more words, is none."""
 
 
 def chat(
@@ -74,11 +77,15 @@ class _ChatSession:
             match typed_line.strip():
                 case "":
                     continue
-                case "/quit":
+                case "/quit" | "/exit":
                     return
                 case "/new":
                     self._messages = []
-                    continue
+                    _note("a new conversation")
+                case "/help":
+                    _note(HELP)
+                case text if _COMMAND.fullmatch(text):
+                    _note(f"there is no {text}. {HELP}")
                 case text:
                     self._answer(text)
 
@@ -257,9 +264,32 @@ def _shown(chunk: dict[str, Any]) -> Iterator[str]:
         _note(f"\n{chunk['error']['message']!s}")
     elif (progress := chunk.get("x_callgate")) and "phase" in progress:
         _note(_progress_line(progress))
+    elif progress:
+        for line in _broken_lines(progress):
+            _note(line)
     for choice in chunk.get("choices", ()):
         if text := choice.get("delta", {}).get("content"):
             yield text
+
+
+FLAWS: Final = {
+    "truncated": "cut off",
+    "schema_mismatch": "its arguments do not fit its parameters",
+    "unknown_tool": "there is no such tool",
+}
+"""Why a call was not run, in words; another flaw is told by its name."""
+
+
+def _broken_lines(diagnostics: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each call of an answer that was broken, out of what stands in its last chunk."""
+    at_start = "\n"
+    for number, turn in enumerate(diagnostics.get("turns", ()), start=1):
+        for call in turn.get("calls", ()):
+            if call.get("verdict") == "broken":
+                flaw = call.get("flaw", "")
+                why = FLAWS.get(flaw, flaw.replace("_", " "))
+                yield f"{at_start}  ✗ {call.get('name') or '(no name)'}: {why}, not run (turn {number})"
+                at_start = ""
 
 
 def _progress_line(progress: dict[str, Any]) -> str:

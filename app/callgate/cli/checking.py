@@ -27,13 +27,15 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     check_exposure(loaded)
     from callgate.cli.making import made
     from callgate.cli.own_tools import keep_quiet
+    from callgate.cli.progress import progress
     from callgate.cli.rights_table import callers_of, lines_of
     from callgate.cli.warnings import warnings_of
     from callgate.runtime.search_savings import search_savings
     from callgate.tools.kinds.python.own_modules import hiding
 
     keep_quiet(loaded)
-    models, registry = made(loaded)
+    with progress(f"reading {_counted(len(loaded.config.model_list), 'model')} and the tools"):
+        models, registry = made(loaded)
     check_stored_files(loaded)
     tools = registry.tools()
     sources = registry.sources()
@@ -56,7 +58,9 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         say(line, err=True)
     if unknown_safety := [tool.name for tool in tools if not tool.tool.policy.safety_is_given]:
         say(f"note: {', '.join(unknown_safety)}: {_UNKNOWN_SAFETY}", err=as_json)
-    for note in dict.fromkeys(_losses(models, tools)):
+    with progress("writing the schemas of all tools for all models"):
+        notes = list(dict.fromkeys(_losses(models, tools)))
+    for note in notes:
         say(note, err=as_json)
     for saving in search_savings(loaded.config, registry):
         say(f"note: {saving}", err=as_json)

@@ -22,7 +22,7 @@ from callgate.recorder.newest_runs import NewestRuns
 from callgate.recorder.recording import RunRecording
 from callgate.recorder.run_filter import RunFilter, run_place
 from callgate.recorder.run_search import has_text, names_of, needles_of, searched_of
-from callgate.recorder.store import FILE, RunStore
+from callgate.recorder.store import FILE, SHORT_ID, RunStore
 from callgate.recorder.trace_writer import TraceWriter
 from callgate.recorder.usage import KeyUsage
 from callgate.recorder.usage_counter import CountedUsage, UsageCounter
@@ -212,6 +212,8 @@ class Recorder:
 
     def get(self, id: str, owner: str = "") -> RecordedRun | None:
         """Return a run; None if there is none with this id. `owner`: who asks, and is shown texts that are private to it."""
+        if SHORT_ID.fullmatch(id):
+            id = self._whole_id(id)
         recording = self._under_way.get(id) or self.writer.get(id)
         if recording is not None:
             if recording.is_deleted:
@@ -221,6 +223,13 @@ class Recorder:
         if run is not None:
             return run.as_seen_by(owner).recorded()
         return self._read(lambda store: store.get(id))
+
+    def _whole_id(self, end: str) -> str:
+        """Return the id of the newest run in memory that ends so, as the lines of a terminal have it."""
+        in_memory = [*self._under_way, *(recording.id for recording in self.writer.waiting())]
+        in_memory += [run.id for run in self._newest.all()]
+        newest = max((id for id in in_memory if id.endswith(end)), default=None)
+        return end if newest is None else newest
 
     def replays_of(self, id: str, only: str | None = None) -> list[str]:
         """Return the ids of a run's replays, the newest first; with `only`, those of one key."""

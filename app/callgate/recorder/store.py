@@ -5,6 +5,7 @@ All functions block on the disk: they are called by threads and the command line
 import contextlib
 import fcntl
 import os
+import re
 import sqlite3
 import time
 import zlib
@@ -29,6 +30,10 @@ from callgate.untrusted.doors import text_written_here
 from callgate.untrusted.messagepack import pack_written_here
 from callgate.untrusted.readers import json_reader
 
+SHORT_ID: Final = re.compile("[0-9a-f]{8}")
+"""The end of a run's id, as lines of a terminal have it."""
+SEARCHED_IDS: Final = 100_000
+"""How many of the newest runs are searched for the end of an id."""
 FILE: Final = "runs.sqlite3"
 VERSION: Final = 3
 APPLICATION: Final = 0x63675231
@@ -381,7 +386,21 @@ class RunStore:
                     texts[id] = decode_content(pack_written_here(zlib.decompress(content)))
         return texts
 
+    def id_ending(self, end: str) -> str | None:
+        """Return the id of the newest run that ends so, among the newest."""
+        with self._time_limit():
+            found = self._database.execute(
+                "SELECT id FROM (SELECT seq, id FROM runs ORDER BY seq DESC LIMIT ?) WHERE id GLOB ? ORDER BY seq DESC LIMIT 1",
+                (SEARCHED_IDS, f"*{end}"),
+            ).fetchone()
+        if found is None:
+            return None
+        return str(found[0])
+
     def get(self, id: str) -> RecordedRun | None:
+        """Return a run by its id, or by the end of it."""
+        if SHORT_ID.fullmatch(id):
+            id = self.id_ending(id) or id
         with self._time_limit():
             selected = self._database.execute(
                 f"SELECT {_FACT_COLUMNS}, events, content FROM runs WHERE id = ?",  # noqa: S608 - constants

@@ -37,10 +37,10 @@ class ConsoleLines:
             words.append(f"logger={source}")
         moment = _now()
         level_column = level.ljust(LEVEL_WIDTH)
-        first, *more = _filled(name, [*words, *ids], WIDTH - len(f"{moment} {level_column} "))
+        first, *others = _filled(name, [*words, *ids], WIDTH - len(f"{moment} {level_column} "))
         line = f"{self._painted('2', moment)} {self._painted(COLOURS.get(level, '0'), level_column)} "
         line += self._painted("1", name) + first[len(name) :]
-        return "\n".join([line, *(INDENT + rest for rest in more), *below])
+        return "\n".join([line, *(INDENT + folded for folded in others), *below])
 
     def _painted(self, colour: str, text: str) -> str:
         if self._colors:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # imported with the first tool whose results are kept
     from callgate.tools.result_cache import ResultCache
 
 FIRST_WAIT = 5.0
+QUIET_SECONDS = 1.0
+"""How long servers are opened before a line says so."""
 """How long a start waits for the first attempt to open every source; slower ones continue in the background."""
 MAX_SCHEMA_BYTES = 262_144
 """The limit of one encoded tool, which is sent with every request."""
@@ -243,12 +245,20 @@ class Registry:
         if not first_attempts:
             return
         try:
-            await asyncio.wait(first_attempts, timeout=wait)
+            _, late = await asyncio.wait(first_attempts, timeout=min(wait, QUIET_SECONDS))
+            if late:
+                log.info("tool_servers_opening", servers=self._not_open(), seconds=wait)
+                await asyncio.wait(late, timeout=wait - min(wait, QUIET_SECONDS))
         finally:
             for attempt in first_attempts:
                 attempt.cancel()
             await asyncio.wait(first_attempts)
         await self.settle()
+
+    def _not_open(self) -> list[str]:
+        """Return the names of the sources and services that have not been tried yet."""
+        opening = {**self._supervisors, **self._open_services}
+        return sorted(name for name, supervisor in opening.items() if supervisor.status.state is SourceState.OPENING)
 
     async def close(self) -> None:
         """Give all sources and services back, concurrently. Those without other borrowers are closed."""

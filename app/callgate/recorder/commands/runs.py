@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
+from callgate.cli.progress import progress
 from callgate.cli.server_client import UrlOption, address_of, ask_server, fetch_answer, follow, run_asking
 from callgate.cli.shared import (
     NO_FOLDER,
@@ -105,7 +106,8 @@ def list_runs(
         query = urlencode({**filters, **({"q": search} if search else {}), "sort": sort, "limit": str(count)})
         rows = [_row(row) for row in ask_server("GET", f"/v1/runs?{query}", url, server_key)["data"]]
     else:
-        rows = _listed(config, run_filter, search, sort, count)
+        with progress("searching the recorded runs"):
+            rows = _listed(config, run_filter, search, sort, count)
     if as_json:
         say(json.dumps([_facts(row) for row in rows or ()], indent=2))
         return
@@ -186,7 +188,8 @@ def export(
     from callgate.recorder.replayable import NotReplayable
     from callgate.recorder.spans import as_otlp
 
-    run = _one(id, config)
+    with progress(f"reading {id}"):
+        run = _one(id, config)
     try:
         if form == "curl":
             server = read_config(config, without_variables=True).config.server

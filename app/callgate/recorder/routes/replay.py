@@ -71,6 +71,7 @@ class _ReplayFace:
             body or written_here(b"{}"), ReplayBody, '{"model": "…", "from_turn": 0, "tools": "recorded"}'
         )
         run = await found_run(self._manager, id, caller)
+        id = context.ids["replay_of"] = run.row.id
         try:
             body_again = request_of(run)
             if settings.from_turn < 0:

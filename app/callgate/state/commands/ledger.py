@@ -4,6 +4,7 @@ import asyncio
 
 import typer
 
+from callgate.cli.progress import progress
 from callgate.cli.shared import ConfigOption, give_up, read_config
 from callgate.telemetry.terminal import say
 
@@ -28,7 +29,8 @@ def migrate(config: ConfigOption = None) -> None:
         from callgate.state.database import DatabaseAway, NotMigrated
 
         try:
-            is_changed = asyncio.run(migrate(section.url.get_secret_value(), section.namespace))
+            with progress(f"migrating {section.namespace}"):
+                is_changed = asyncio.run(migrate(section.url.get_secret_value(), section.namespace))
         except (DatabaseAway, NotMigrated) as error:
             raise give_up(f"ledger.url: {error}") from None
     except ModuleNotFoundError:
