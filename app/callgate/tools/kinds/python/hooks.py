@@ -116,9 +116,11 @@ class ModuleService:
             life.error = str(error)
             raise
         except (Exception, SystemExit) as error:  # a stranger's code: anything may come
-            self._log_raised(Hook.START, self._start, error)
+            why = f"{self.name} did not start: {said(error)}"
+            if why != life.error:  # tried again and again, it fails with a traceback once
+                self._log_raised(Hook.START, self._start, error)
             place = f" ({where})" if (where := raised_at(error)) else ""
-            life.error = f"{self.name} did not start: {said(error)}"
+            life.error = why
             raise CannotOpen(f"`{_name(self._start)}` raised {said(error)}{place}") from error
 
     async def _begin_in_thread(self, start: HookFunction, life: _Life) -> None:
