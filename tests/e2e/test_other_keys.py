@@ -63,9 +63,17 @@ async def test_no_route_finds_what_another_key_left(upstream: Upstream, tmp_path
                 answer = await bob.request(method, PLACE.sub(id, path), content=b"{}" if method == "POST" else None)
                 assert answer.status_code in (400, 403, 404, 405), (method, path, kind, answer.text)
                 assert SECRET not in answer.text
-        for listed in ("/v1/runs", "/v1/runs?key=alice", "/v1/usage", "/v1/usage?by=model"):
-            answer = await bob.get(listed)
-            assert (answer.status_code, answer.json()["data"]) == (200, []), listed
+        listed = ("/v1/runs", "/v1/runs?key=alice", f"/v1/runs?q={SECRET}", "/v1/runs?sort=slowest", "/v1/usage")
+        by = ("model", "tool,key", "provider", "flaw", "key&interval=minute", "model&interval=hour")
+        for path in (*listed, *(f"/v1/usage?by={names}" for names in by)):
+            answer = await bob.get(path)
+            assert (answer.status_code, answer.json()["data"]) == (200, []), path
+        for path in ("/v1/stats", "/v1/stats?days=30", "/v1/runs/totals", f"/v1/runs/totals?q={SECRET}"):
+            answer = await bob.get(path)
+            assert answer.status_code == 200, path
+            assert "alice" not in answer.text, path
+        assert (await bob.get("/v1/runs/totals?key=alice")).json()["runs"] == 0
+        assert "alice" not in (await bob.get("/v1/runs/names")).text
         tried: list[dict[str, Any]] = [
             {"input": "on", "previous_response_id": ids["response"]},
             {"input": "on", "previous_response_id": ids["background"]},

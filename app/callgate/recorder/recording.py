@@ -168,15 +168,29 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
         return ended
 
     def _question(self) -> str:
-        """Return the masked beginning of the user's last message; empty if that is no text."""
+        """Return the masked beginning of the user's last message with text; empty if there is none."""
         try:
             request = read_shape(open_text(self.texts.get("request", "{}"), RECORDED_TEXT), _RequestText)
         except (TooMuch, msgspec.DecodeError):
             return ""
-        texts = [message.content for message in request.messages if message.role == "user"]
-        if not texts or not isinstance(texts[-1], str):
-            return ""
-        return self.mask(texts[-1][: QUESTION_CHARACTERS + MASKED_BEYOND])[:QUESTION_CHARACTERS]
+        contents = [message.content for message in request.messages if message.role == "user"]
+        for content in reversed(contents):
+            text = _text_in(content)
+            if text:
+                return self.mask(text[: QUESTION_CHARACTERS + MASKED_BEYOND])[:QUESTION_CHARACTERS].strip()
+        return ""
+
+
+def _text_in(content: Any) -> str:
+    """Return the text of a message: all of it, or the last of its parts that is text, which clients write behind what they add."""
+    if isinstance(content, str):
+        return content.strip()
+    if not isinstance(content, list):
+        return ""
+    for part in reversed(content):
+        if isinstance(part, dict) and isinstance(part.get("text"), str) and part["text"].strip():
+            return str(part["text"]).strip()
+    return ""
 
 
 class _WithTexts(NamedTuple):

@@ -84,6 +84,37 @@ async def test_a_row_has_the_question_and_what_became_of_each_tool(
     assert {run} == {id for ids in with_outcome.values() for id in ids}
 
 
+PARTS = [{"type": "text", "text": "An attachment."}, {"type": "text", "text": " What is it? "}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": PARTS}]}),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "Well,"}]},
+        ),
+        ("messages", {"max_tokens": 9, "messages": [{"role": "user", "content": PARTS[1:]}]}),
+        ("responses", {"input": "What is it?"}),
+        (
+            "responses",
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": part["text"]} for part in PARTS]}]},
+        ),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_every_api_has_its_question_in_the_list(
+    upstream: Upstream, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    async with serve(create_app(settings(upstream, **CONTENT))) as url, http_client(url) as client:
+        upstream.script("m", [Reply(text="It is late.")])
+        answer = await client.post(f"/v1/{path}", json={"model": "m", "stream": stream, **body})
+        assert answer.status_code == 200, answer.text
+        row = await written_row(client)
+    assert row["question"] == "What is it?"
+
+
 @pytest.mark.parametrize("where", ["memory", "file"])
 async def test_text_is_searched_in_questions_answers_arguments_and_names(
     upstream: Upstream, tmp_path: Path, where: str

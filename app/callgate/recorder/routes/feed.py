@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.responses import StreamingResponse
@@ -33,6 +34,8 @@ ELSEWHERE: Final = frozenset({"cross-site", "same-site"})
 KINDS: Final[Mapping[str, str]] = {"runs": "run", "approvals": "approval", "servers": "server", "config": "config"}
 """The kinds that may be requested, and the names of their events."""
 
+audit = structlog.get_logger("callgate.audit")
+
 
 def feed_routes(manager: RuntimeManager) -> APIRouter:
     router = APIRouter(tags=["runs"])
@@ -58,7 +61,7 @@ def feed_routes(manager: RuntimeManager) -> APIRouter:
         openapi_extra={"parameters": [kinds]},
     )
     async def feed(request: Request) -> Response:
-        caller_of(request, "feed")
+        name = caller_of(request, "feed").name
         check = partial(_allowed_kinds, request.query_params.get("kinds"))
         capability = Capability.of(manager, context_of(request.scope), check)
         _, only = capability.ask()
@@ -66,7 +69,7 @@ def feed_routes(manager: RuntimeManager) -> APIRouter:
         give_back = take_place(recorder, request.headers, only)
         watching = recorder.watchers.watch(capability.owner())
         return WatchResponse(
-            _feed(recorder, watching, capability, manager.run_news),
+            _feed(recorder, name, watching, capability, manager.run_news),
             capability,
             give_back,
             lambda: recorder.watchers.unwatch(watching),
@@ -156,13 +159,15 @@ def _allowed_kinds(kinds: str | None, runtime: Runtime, caller: Caller) -> tuple
 
 async def _feed(
     recorder: Recorder,
+    name: str,
     watching: Feed,
     capability: Capability[tuple[frozenset[str], str | None]],
     others: SharedNews | None,
 ) -> AsyncIterator[bytes]:
-    """Yield what the caller may see. `others`: the news of other processes."""
+    """Yield what the caller may see. `name`: of its key; `others`: the news of other processes."""
     yield b": connected\n\n"
     count = 0
+    has_told_questions = False
     while True:
         if others is not None:
             others.watch()
@@ -180,6 +185,9 @@ async def _feed(
         if kind in kinds_wanted and (not isinstance(facts, RunRow) or only in (None, facts.key)):
             count += 1
             if isinstance(facts, RunRow):
+                if facts.question and not has_told_questions:
+                    has_told_questions = True
+                    audit.info("run_questions_read", by=name, runs=None)
                 facts = facts_of(facts) | {"question": recorder.question_for(facts, capability.owner())}
             yield _event(kind, facts, count)
 

@@ -134,6 +134,7 @@ class _Runs:
             offset = int(_number(query.get("after"), "after") or 0)
             rows, _ = await read_runs(self._recorder.matching, asked_filter, SORTED_RUNS, text, owner)
             rows = sorted(rows, key=ORDERS[order], reverse=True)[max(offset, 0) :]
+            _note_questions_read(request, rows[:count])
             return _page(rows[:count], str(offset + count) if len(rows) > count else None)
         run_filter = msgspec.structs.replace(asked_filter, oldest_first=order == "oldest", **_after(query.get("after")))
         if not (run_filter.has_names or text):
@@ -141,6 +142,7 @@ class _Runs:
             last = rows[-1] if len(rows) == count else None
         else:
             rows, last = await read_runs(self._recorder.matching, run_filter, count, text, owner)
+        _note_questions_read(request, rows)
         return _page(rows, None if last is None else f"{last.began!r}~{last.id}")
 
     async def sum_runs(self, request: Request) -> Response:
@@ -242,6 +244,12 @@ class _Runs:
 
     async def _run(self, request: Request) -> RecordedRun:
         return await found_run(self._manager, request.path_params["id"], caller_of(request, "runs"))
+
+
+def _note_questions_read(request: Request, rows: Sequence[RunRow]) -> None:
+    amount = len([row for row in rows if row.question and row.kept in (Kept.CONTENT, Kept.CUT)])
+    if amount:  # those that are kept in memory are the caller's own
+        audit.info("run_questions_read", by=caller_of(request, "runs").name, runs=amount)
 
 
 def _note_content_read(request: Request, run: RecordedRun, how: str) -> None:
