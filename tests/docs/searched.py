@@ -80,6 +80,7 @@ WANTED = {
     "tool not called": "troubleshooting",
     "config reference": "configuration",
     "environment variables": "environment",
+    "overview": "runs",
     "playground": "runs",
     "replay": "runs",
     "embeddings": "openai-api",
