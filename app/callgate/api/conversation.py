@@ -249,6 +249,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
                 self.judged.original,
                 request.tools.takes_calls,
                 leave_out=self.judged.leave_out,
+                deferred=setup.deferred,
             ),
             model,
             toolbox,

@@ -49,6 +49,8 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of tools beyond which they are."""
     pins: tuple[str, ...] = ()
     reveals: bool = False
+    may_be_native: bool = False
+    """Whether a provider loads what was found itself, where it does."""
     result_tokens: int = 4000
 
 

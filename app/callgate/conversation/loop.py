@@ -385,6 +385,7 @@ class _Conversation(msgspec.Struct):
             first.stream,
             first.original,
             leave_out=first.leave_out,
+            deferred=first.deferred,
         )
         if self.limit:
             params = {key: value for key, value in request.params.items() if key != "parallel_tool_calls"}

@@ -81,6 +81,20 @@ class Original(Protocol):
         ...
 
 
+class DeferredTools(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Tools that the model searches for, for a provider that loads what was found itself. Any other is asked as if there were none."""
+
+    find: str
+    """The name of the tool that searches."""
+    bridge: str
+    """The name of the tool by which the model calls what it found, where its provider does not."""
+    find_definition: msgspec.Raw
+    """The tool that searches, as it is described where the provider loads what it finds."""
+    names: frozenset[str]
+    definitions: Sequence[msgspec.Raw] = ()
+    """The schemas of the tools with these names."""
+
+
 class ModelRequest(msgspec.Struct, frozen=True, gc=False):
     """One request to a model: the history so far, the offered tools, and the other fields."""
 
@@ -103,6 +117,8 @@ class ModelRequest(msgspec.Struct, frozen=True, gc=False):
     withheld: Sequence[msgspec.Raw] = ()
     """The tools of earlier turns that this one must not call. A provider that keeps prompts and forbids calls by `tool_choice: none`
     is sent them with that, so that the prompt stays the one that it keeps; any other is sent none."""
+    deferred: DeferredTools | None = None
+    """The tools that are searched for."""
 
 
 class Passthrough(msgspec.Struct, frozen=True, gc=False):

@@ -24,6 +24,7 @@ def search_plan(setting: SearchSetting, entry: ModelConfig) -> SearchPlan:
         over=setting.over(context),
         pins=setting.pins,
         reveals=setting.way == "reveal",
+        may_be_native=setting.way == "auto",
         result_tokens=setting.result_tokens,
     )
 

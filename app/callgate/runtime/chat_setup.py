@@ -11,7 +11,7 @@ from callgate.calls.legal_names import RESERVED_PREFIX
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.config.schema.whole import Config
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import Message, Toolbox
+from callgate.conversation.ports import DeferredTools, Message, Toolbox
 from callgate.models import litellm_model
 from callgate.models.catalogue import Catalogue
 from callgate.models.vision import reads_files, sees_images
@@ -40,6 +40,8 @@ class ChatSetup(msgspec.Struct, frozen=True):
     """Watches for words of others, where a tool's results may hold them."""
     sees_images: bool = False
     format_with_tools: bool = True
+    deferred: DeferredTools | None = None
+    """The tools that the model searches for, for a provider that loads them itself."""
 
 
 class ToolsNow:
@@ -116,7 +118,12 @@ class Toolboxes:
         if server_tools.writes and self._registry.untrusted:
             toolbox.taint = Taint(lambda name: toolbox.is_untrusted(name) or self._was_untrusted(name))
         return ChatSetup(
-            toolbox, toolbox.recall, toolbox.taint, self._sees_images(route.model.name), route.entry.format_with_tools
+            toolbox,
+            toolbox.recall,
+            toolbox.taint,
+            self._sees_images(route.model.name),
+            route.entry.format_with_tools,
+            toolbox.deferred,
         )
 
     def _was_untrusted(self, name: str) -> bool:

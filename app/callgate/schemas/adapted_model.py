@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough
+from callgate.conversation.ports import DeferredTools, Model, ModelAnswer, ModelRequest, Passthrough
 
 Translate: TypeAlias = Callable[[msgspec.Raw], msgspec.Raw]
 """Translates a tool's encoded schema; a client's own tools are returned unchanged."""
@@ -20,6 +20,7 @@ class AdaptedModel:
     def __init__(self, inner: Model, translate: Translate) -> None:
         self._inner = inner
         self._translate = translate
+        self._deferred: tuple[DeferredTools, DeferredTools] | None = None
         self._last: tuple[Sequence[msgspec.Raw], tuple[msgspec.Raw, ...]] = ((), ())
 
     @property
@@ -39,4 +40,13 @@ class AdaptedModel:
                 request = replace(request, tools=after)
             else:
                 request = replace(request, withheld=after)
+            if (deferred := request.deferred) is not None:
+                request = replace(request, deferred=self._adapted(deferred))
         return self._inner.send(request)
+
+    def _adapted(self, deferred: DeferredTools) -> DeferredTools:
+        """Return the tools that are searched for, translated once for all requests of a route."""
+        if self._deferred is None or self._deferred[0] is not deferred:
+            translated = replace(deferred, definitions=tuple(map(self._translate, deferred.definitions)))
+            self._deferred = deferred, translated
+        return self._deferred[1]

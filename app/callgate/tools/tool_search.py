@@ -21,6 +21,7 @@ from callgate.calls.outcome import Failed, FailureKind, Outcome, ResultFacts, Re
 from callgate.calls.search_setting import SearchPlan
 from callgate.calls.states import FlawDetail
 from callgate.calls.unseen import visible
+from callgate.conversation.ports import DeferredTools
 from callgate.tools.listing import CHARS_PER_TOKEN
 from callgate.tools.own_tool import OWN_SOURCE, OwnTool, free_name
 from callgate.tools.registry import RegisteredTool, encoded
@@ -58,6 +59,7 @@ CALL_PARAMETERS: Final[Mapping[str, Any]] = {
 """Without keywords that some provider refuses. What is required of the model is more than what is required of its call."""
 CALL_DESCRIPTION: Final = "Calls a tool that find_tools gave, with arguments by its schema."
 HOW_BRIDGED: Final = "The result has their schemas; call one with {call}, by its exact name."
+HOW_LOADED: Final = "What is found is loaded with the result: call it by its name."
 HOW_LISTED: Final = "What is found is in your list of tools from your next answer on: call it by its name."
 FIND_DESCRIPTION: Final = (
     "Finds tools that are not in your list, by what they do. {how} The nearest are given, of which perhaps none fits: then answer"
@@ -169,6 +171,16 @@ class SearchedTools:
         """The bridge; None where the model's list gets what was found."""
         if not plan.reveals:
             self.call = self._bridge(call_name)
+        self.deferred: DeferredTools | None = None
+        """The same for a provider that loads what was found itself."""
+        if self.call is not None and plan.may_be_native:
+            self.deferred = DeferredTools(
+                find=find_name,
+                bridge=call_name,
+                find_definition=encoded(find_name, self.description(HOW_LOADED), FIND_PARAMETERS),
+                names=frozenset(self.hidden),
+                definitions=tuple(tool.definition for tool in self.hidden.values()),
+            )
         self.own: Sequence[OwnTool] = (self.find,) if self.call is None else (self.find, self.call)
         self.shown: Sequence[msgspec.Raw] = tuple(
             tool.definition for name, tool in tools.items() if name not in self.hidden

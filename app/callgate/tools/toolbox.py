@@ -20,7 +20,7 @@ from callgate.calls.legal_names import MAX_LENGTH, RESERVED_PREFIX, hashed_name
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
-from callgate.conversation.ports import Begin, Message, Plan, Report, begin_at_once
+from callgate.conversation.ports import Begin, DeferredTools, Message, Plan, Report, begin_at_once
 from callgate.http.backoff import full_jitter
 from callgate.http.trace_context import TRACE
 from callgate.tools.base64_files import without_files
@@ -221,6 +221,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     """Keeps the results that are cut, where the set has `read_more`."""
     delay: Callable[[int], float] = retry_delay
     offer: Offer = {}
+    deferred: DeferredTools | None = None
+    """The tools that are searched for, for a provider that loads them itself."""
     _definitions: Sequence[msgspec.Raw] = ()
     _client_names: Collection[str] = frozenset()
     _tools: Mapping[str, RegisteredTool] = {}
@@ -249,6 +251,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         self._own_names = tools.own_names
         self._read_more = tools.read_more
         self._search = tools.search
+        if tools.search is not None:
+            self.deferred = tools.search.deferred
         self._definitions = tools.definitions
         if self.client_tools:
             self._definitions = (*self.client_tools, *tools.definitions)

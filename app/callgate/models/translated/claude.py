@@ -25,6 +25,7 @@ from callgate.models.direct.model import read_json
 from callgate.models.json_values import str_or_none
 from callgate.models.litellm_model import as_dicts
 from callgate.models.resolve import LiteLLMSettings
+from callgate.models.translated.deferred_tools import defer
 from callgate.models.translated.translation import (
     BETAS,
     UNKNOWN_CALL,
@@ -231,6 +232,8 @@ async def word(
     if request.tools and field_of(body.get("tool_choice"), "name") == seam.RESPONSE_FORMAT_TOOL_NAME.get():
         body["tool_choice"] = {"type": "any"}  # the format is requested as a call; others may precede it
     headers, body = _with_known_betas(headers, body, provider)
+    if request.deferred is not None:
+        defer(body, request.deferred)
     return ClaudeWording(
         body=body,
         headers=headers,

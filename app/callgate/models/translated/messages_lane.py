@@ -40,6 +40,7 @@ from callgate.models.direct.model import AnswerEvents, WholeBody, read_json
 from callgate.models.json_values import nonempty_str, str_or_none
 from callgate.models.resolve import LiteLLMSettings, body_settings
 from callgate.models.translated import claude
+from callgate.models.translated.deferred_tools import defer
 from callgate.models.translated.translation import (
     MessageBody,
     ProviderRequest,
@@ -83,6 +84,8 @@ async def translate(
         body["tools"] = [*_tools(request.tools, own_tools), *_hosted(original)]
         if (choice := _choice(request)) is not None:
             body["tool_choice"] = choice
+        if request.deferred is not None:
+            defer(body, request.deferred)
     elif any(b'"tool_use"' in encode(message) for message in body["messages"]):
         body["tools"] = list(own_tools.values()) or [PLACEHOLDER]
         body["tool_choice"] = {"type": "none"}

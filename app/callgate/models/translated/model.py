@@ -34,6 +34,7 @@ from callgate.models.media import Fetch, put_in
 from callgate.models.resolve import LiteLLMSettings
 from callgate.models.translated import bedrock, claude, claude_elsewhere, cohere, gemini, messages_lane, openai_shaped
 from callgate.models.translated.bounds import check_schemas, is_large
+from callgate.models.translated.deferred_tools import is_about_deferred, with_deferred
 from callgate.models.translated.fitting import (
     check_fits,
     fitted,
@@ -94,13 +95,23 @@ class TranslatedModel:
         self._elsewhere = Elsewhere(parsers or ParserPool(), name, provider, settings)
         self._fetch = fetch
         self._takes_addresses = self._translate is openai_shaped.translate
+        self._defers = self._translate is claude.translate
+        """Whether its provider loads the tools that a model searched for, until it says that it does not."""
 
     @asynccontextmanager
     async def send(self, request: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
         provider_request = await self._translated(request)
         async with AsyncExitStack() as exchanges:
             try:
-                response = await self.send_to_provider(provider_request, exchanges, request.record_body)
+                try:
+                    response = await self.send_to_provider(provider_request, exchanges, request.record_body)
+                except ChatError as refusal:
+                    if not (self._defers and is_about_deferred(refusal)):
+                        raise
+                    self._defers = False
+                    log.warning("tool_search_by_bridge", model=self.name, error=refusal.detail or refusal.message)
+                    provider_request = await self._translated(request)
+                    response = await self.send_to_provider(provider_request, exchanges, request.record_body)
                 if provider_request.continued is None:
                     yield _TranslatedAnswer(response, provider_request, self, request.record_body)
                 else:
@@ -136,6 +147,8 @@ class TranslatedModel:
             return await self._from_original(messages_lane.passed, request, original)
         api = messages_lane.LANE if original is not None else "chat"
         request = readable(request, api, self._wire, self._settings.arguments)
+        if request.deferred is not None:
+            request = with_deferred(request) if self._defers else replace(request, deferred=None)
         check_request(request, plain_names=False, as_objects=not self._takes_addresses)
         if original is not None:
             return await self._from_original(messages_lane.translate, request, original)

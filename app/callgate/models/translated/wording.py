@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from callgate.conversation.errors import ChatError
-from callgate.conversation.ports import ModelRequest
+from callgate.conversation.ports import DeferredTools, ModelRequest
 from callgate.models.errors import UpstreamError
 from callgate.models.resolve import LiteLLMSettings
 from callgate.models.translated.translation import NOT_SHAPING
@@ -48,6 +48,7 @@ class WordingQuestion(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: Any
     params: dict[str, msgspec.Raw]
     stream: bool
+    deferred: DeferredTools | None
     place: dict[str, Any]
     """Further arguments of the wire's own `word`."""
 
@@ -115,6 +116,7 @@ class Elsewhere:
             tool_choice=request.tool_choice,
             params={name: _as_json(value) for name, value in request.params.items()},
             stream=request.stream,
+            deferred=request.deferred,
             place=place,
         )
         try:

@@ -61,6 +61,7 @@ async def _worded(question: WordingQuestion) -> Any:
         tool_choice=question.tool_choice,
         params=without_settings(question.params),
         stream=question.stream,
+        deferred=question.deferred,
     )
     fields = Fields(question.provider, settings)
     return await WORDERS[question.wire](settings, request, fields, **question.place)
