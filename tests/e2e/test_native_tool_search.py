@@ -13,6 +13,7 @@ from callgate.application import create_app
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
+from tests.models.wire import Request, Wire, raw_provider
 from tests.scripted_upstream import Call, Reply, Upstream
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaves("litellm", why="litellm keeps its thread for logging")]
@@ -60,7 +61,7 @@ async def test_claude_is_sent_all_tools_deferred_and_references_to_what_was_foun
 
 
 async def post(client: Any, api: str, **more: Any) -> Any:
-    bodies = {
+    bodies: dict[str, tuple[str, dict[str, Any]]] = {
         "chat": ("/v1/chat/completions", {"messages": QUESTION}),
         "messages": ("/v1/messages", {"messages": QUESTION, "max_tokens": 100}),
         "responses": ("/v1/responses", {"input": "How warm is Oslo?"}),
@@ -117,3 +118,104 @@ async def test_a_turn_without_tools_reads_what_was_found_as_text(upstream: Upstr
         names = {tool["name"] for tool in request.body.get("tools") or ()}
         referred = json.dumps(request.body["messages"]).count("tool_reference")
         assert not referred or "get_weather" in names
+
+
+# OpenAI's own way ---------------------------------------------------------------------------------------------------------
+
+GPT = "responses/gpt-5.4"
+SEARCH = {
+    "type": "tool_search_call",
+    "id": "tsc_1",
+    "call_id": "call_find",
+    "execution": "client",
+    "status": "completed",
+    "arguments": {"query": "weather in a city"},
+}
+CALL = {
+    "type": "function_call",
+    "id": "fc_1",
+    "call_id": "call_weather",
+    "name": "get_weather",
+    "arguments": '{"city":"Oslo"}',
+    "status": "completed",
+}
+SAID = {
+    "type": "message",
+    "id": "msg_1",
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "It is cold.", "annotations": []}],
+}
+
+
+def gpt(*, has_search: bool = True) -> Any:
+    """A provider with the Responses API that searches, calls and answers; or one that knows no search."""
+
+    async def answer(request: Request, wire: Wire) -> None:
+        body = request.body
+        if not has_search and any(tool["type"] == "tool_search" for tool in body["tools"]):
+            error = {"message": "Invalid value: 'tool_search'.", "param": "tools[1]", "type": "invalid_request_error"}
+            await wire.whole(json.dumps({"error": error}), status=400)
+            return
+        outputs = sum(item["type"].endswith("_output") for item in body["input"])
+        item = (SEARCH, CALL, SAID)[outputs] if has_search else SAID
+        whole = {"id": "resp_1", "object": "response", "model": "gpt-5.4", "status": "completed", "output": [item]}
+        whole["usage"] = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+        if not body["stream"]:
+            await wire.whole(json.dumps(whole))
+            return
+        events = [
+            {"type": "response.created", "response": {**whole, "status": "in_progress", "output": []}},
+            {"type": "response.output_item.added", "output_index": 0, "item": {**item, "status": "in_progress"}},
+            {"type": "response.output_item.done", "output_index": 0, "item": item},
+            {"type": "response.completed", "response": whole},
+        ]
+        await wire.head(200)
+        await wire.send("".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events))
+        wire.writer.close()
+
+    return answer
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+async def test_gpt_is_given_its_own_search_and_the_definitions_of_what_was_found(api: str, stream: bool):
+    async with raw_provider(gpt()) as provider:
+        options: dict[str, Any] = {"models": [GPT], "lane": "auto", "entry": {"tool_search": "on"}}
+        async with served_to_http(f"{provider.url}/v1", **options) as client:
+            answer = await post(client, api, stream=stream, model=GPT)
+        bodies = [request.body for request in provider.requests]
+    assert "get_weather" in answer.text
+    assert [[tool.get("name", tool["type"]) for tool in body["tools"]] for body in bodies] == [
+        ["read_more", "tool_search"]
+    ] * 3
+    search = bodies[0]["tools"][1]
+    assert (search["execution"], "query" in search["parameters"]["properties"]) == ("client", True)
+    called, loaded = bodies[1]["input"][-2:]
+    assert {name: called[name] for name in ("type", "call_id", "execution", "arguments")} == {
+        name: SEARCH[name] for name in ("type", "call_id", "execution", "arguments")
+    }
+    assert (loaded["type"], loaded["call_id"], loaded["execution"]) == ("tool_search_output", "call_find", "client")
+    assert [(tool["name"], tool["defer_loading"]) for tool in loaded["tools"]] == [("get_weather", True)]
+    assert "city" in loaded["tools"][0]["parameters"]["properties"]
+    assert bodies[2]["input"][-1]["output"] == "4 C in Oslo"
+
+
+async def test_a_provider_that_refuses_the_search_is_asked_by_the_bridge_from_then_on():
+    async with raw_provider(gpt(has_search=False)) as provider:
+        options: dict[str, Any] = {"models": [GPT], "lane": "auto", "entry": {"tool_search": "on"}}
+        async with served_to_http(f"{provider.url}/v1", **options) as client:
+            for _ in range(2):
+                await post(client, "chat", model=GPT)
+        names = [[tool.get("name", tool["type"]) for tool in request.body["tools"]] for request in provider.requests]
+    bridge = ["read_more", "find_tools", "call_tool"]
+    assert names == [["read_more", "tool_search"], bridge, bridge]
+
+
+async def test_a_model_of_before_is_asked_by_the_bridge():
+    async with raw_provider(gpt(has_search=False)) as provider:
+        old = "responses/gpt-5.1"
+        options: dict[str, Any] = {"models": [old], "lane": "auto", "entry": {"tool_search": "on"}}
+        async with served_to_http(f"{provider.url}/v1", **options) as client:
+            await post(client, "chat", model=old)
+        assert [tool["name"] for tool in provider.requests[0].body["tools"]] == ["read_more", "find_tools", "call_tool"]

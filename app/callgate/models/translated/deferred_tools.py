@@ -67,7 +67,7 @@ def _referring(block: Mapping[str, Any], deferred: DeferredTools) -> Mapping[str
 
 
 def _is(block: Any, kind: str, name: str) -> bool:
-    return _field(block, "type") == kind and _field(block, "name") == name
+    return bool(_field(block, "type") == kind and _field(block, "name") == name)
 
 
 def _plain(tool: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from callgate.calls.arguments import encode_arguments
 from callgate.calls.json_text import sound_text
 from callgate.calls.states import Flaw
 from callgate.conversation.client_run_items import CALLS as CLIENT_RUN
@@ -48,6 +49,8 @@ WORDS: Final = FinishWords(
 )
 """Why a response is incomplete. Its status, where that is another than is documented, is judged by the same list."""
 CALLS: Final = frozenset({"function_call", "custom_tool_call"})
+SEARCH: Final = "tool_search_call"
+"""An item in which the model searches for tools, which is for the client to do."""
 ABOUT_CALLS: Final = tuple(kind.encode() for kind in (*CALLS, *sorted(CLIENT_RUN)))
 _CALL: Final = b"_call"
 if not all(_CALL in kind for kind in ABOUT_CALLS):
@@ -102,9 +105,11 @@ class _Open:
 class ResponseEvents(JsonEvents):
     """Reads a stream of events. Only the event that ends the response ends the answer, not the end mark after it."""
 
-    def __init__(self, by: str) -> None:
+    def __init__(self, by: str, find: str = "") -> None:
+        """`find`: the name of the tool for which the provider's search of tools stands."""
         super().__init__()
         self._by = by
+        self._find = find
         self._calls: dict[int, _Open] = {}
         self._hosted: dict[str, str] = {}
         """The items about uses of tools that the provider ran: their types by their ids."""
@@ -166,7 +171,7 @@ class ResponseEvents(JsonEvents):
             return self._begun(at, item)
         if kind == "response.output_item.done" and isinstance(item, dict):
             self._hosted |= _hosted_items([item])
-            return self._item(at, as_function_call(item))
+            return self._item(at, as_function_call(item, self._find))
         return self._other(kind, event)
 
     def _other(self, kind: str, event: Mapping[str, Any]) -> list[ModelEvent]:
@@ -309,7 +314,9 @@ class ResponseEvents(JsonEvents):
         if self._calls and not _is_list_of_items(output):
             return self._breaks("the items of the last event are none")
         items = [
-            (at, as_function_call(item)) for at, item in enumerate(list_or_empty(output)) if isinstance(item, dict)
+            (at, as_function_call(item, self._find))
+            for at, item in enumerate(list_or_empty(output))
+            if isinstance(item, dict)
         ]
         announced = set(self._calls)
         if not self._said and not self._calls:
@@ -370,9 +377,11 @@ def _is_other(item: Mapping[str, Any], beside: _Open, known_ids: Collection[Any]
 class ResponseObject(WholeBody):
     """Reads a body that is one response."""
 
-    def __init__(self, by: str) -> None:
+    def __init__(self, by: str, find: str = "") -> None:
+        """`find`: the name of the tool for which the provider's search of tools stands."""
         super().__init__()
         self._by = by
+        self._find = find
 
     def finish(self) -> Sequence[ModelEvent]:
         text = b"".join(self._parts)
@@ -396,7 +405,7 @@ class ResponseObject(WholeBody):
         self.is_done = True
         events: list[ModelEvent] = [head_of(body)]
         has_calls = spoke = False
-        for item in (as_function_call(entry) for entry in output if isinstance(entry, dict)):
+        for item in (as_function_call(entry, self._find) for entry in output if isinstance(entry, dict)):
             kind = _kind(item)
             if kind in CALLS:
                 has_calls = True
@@ -416,13 +425,23 @@ class ResponseObject(WholeBody):
         return [*events, *end_of(body, hosted, has_calls=has_calls)]
 
 
-def as_function_call(item: dict[str, Any]) -> dict[str, Any]:
+def as_function_call(item: dict[str, Any], find: str = "") -> dict[str, Any]:
     """Return the call of a tool with items of its own as that of the function which stands for it; any other item as it is."""
+    if find and item.get("type") == SEARCH:
+        return _as_search(item, find)
     row = row_of_call(item)
     if row is None:
         return item
     named: dict[str, Any] = {name: item[name] for name in ("id", "call_id", "status") if name in item}
     return {"type": "function_call", **named, "name": row.name, "arguments": row.arguments_of(item)}
+
+
+def _as_search(item: Mapping[str, Any], find: str) -> dict[str, Any]:
+    named: dict[str, Any] = {name: item[name] for name in ("id", "call_id", "status") if name in item}
+    arguments = item.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = encode_arguments(arguments or {})
+    return {"type": "function_call", **named, "name": find, "arguments": arguments}
 
 
 NO_RESPONSE: Final = "the body is not a response"

@@ -1,6 +1,6 @@
 """Translates a turn of a chat into a request to the Responses API."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -8,7 +8,8 @@ import msgspec
 
 from callgate.conversation import raw_json
 from callgate.conversation.client_run_items import BY_KIND, ClientRunItem, returned_fields, sent_output
-from callgate.conversation.ports import ModelRequest
+from callgate.conversation.found_tools import found_in_text, text_of
+from callgate.conversation.ports import DeferredTools, ModelRequest
 from callgate.conversation.response_items import BY_CLIENT, ITEMS
 from callgate.models.direct.model import read_json
 from callgate.models.json_values import list_or_empty
@@ -109,9 +110,9 @@ def _offered(request: ModelRequest, own: Sequence[Any], parallel: Any) -> dict[s
     if request.original is not None:
         further = request.original.functions
     tools = [_tool(raw_json.read(tool)) for tool in request.tools]
-    tools = [
-        dict(native[name]) if (name := tool["name"]) in native else {**further.get(name, {}), **tool} for tool in tools
-    ]
+    if request.deferred is not None:
+        tools = _searched(tools, request.deferred)
+    tools = [_as_declared(tool, str(tool.get("name")), native, further) for tool in tools]
     if not tools and not own:
         return {}
     offered: dict[str, Any] = {"tools": [*tools, *own]}
@@ -120,6 +121,46 @@ def _offered(request: ModelRequest, own: Sequence[Any], parallel: Any) -> dict[s
     if parallel is not None:
         offered["parallel_tool_calls"] = parallel
     return offered
+
+
+def _as_declared(
+    tool: dict[str, Any], name: str, native: Mapping[str, Mapping[str, Any]], further: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a tool as the client's request had it, where it had it otherwise than a chat does."""
+    if name in native:
+        return dict(native[name])
+    return {**further.get(name, {}), **tool}
+
+
+def _searched(tools: Sequence[dict[str, Any]], deferred: DeferredTools) -> list[dict[str, Any]]:
+    """Return the tools with the provider's own search, which is left to us, instead of ours."""
+    find = _tool(raw_json.read(deferred.find_definition))
+    search = {"type": "tool_search", "execution": "client", "description": find["description"]}
+    others = [tool for tool in tools if tool.get("name") not in (deferred.find, deferred.bridge)]
+    return [*others, {**search, "parameters": find["parameters"]}]
+
+
+def _loaded(message: Mapping[str, Any], deferred: DeferredTools) -> dict[str, Any]:
+    """Return the result of a search as the definitions of the tools that it found."""
+    names = set(found_in_text(text_of(message.get("content")))) & deferred.names
+    tools = [_tool(raw_json.read(tool)) for tool in deferred.definitions] if names else []
+    return {
+        "type": "tool_search_output",
+        "call_id": message["tool_call_id"],
+        "execution": "client",
+        "status": "completed",
+        "tools": [{**tool, "defer_loading": True} for tool in tools if tool["name"] in names],
+    }
+
+
+def _search_call(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "tool_search_call",
+        "call_id": item["call_id"],
+        "execution": "client",
+        "status": "completed",
+        "arguments": read_json(item["arguments"].encode()),
+    }
 
 
 def _native(request: ModelRequest) -> Mapping[str, Mapping[str, Any]]:
@@ -202,13 +243,19 @@ def _input(request: ModelRequest, by: str) -> Iterator[dict[str, Any]]:
         if name not in REFUSALS:
             leave_out(name)
     custom = {call["id"] for call in _calls_in(read) if call.get("type") == "custom"}
+    searches: set[str] = set()
+    if request.deferred is not None:
+        searches = {call["id"] for call in _calls_in(read) if _name_of(call) == request.deferred.find}
     for at, message in enumerate(read):
         role = message.get("role")
         content = message.get("content")
-        if role == "tool":
+        if role == "tool" and message["tool_call_id"] in searches and request.deferred is not None:
+            yield _loaded(message, request.deferred)
+        elif role == "tool":
             yield _returned(message, rows.get(message["tool_call_id"]), is_custom=message["tool_call_id"] in custom)
         elif role == "assistant":
-            yield from (_as_own(item, rows) for item in _said(message, by))
+            own = (_as_own(item, rows) for item in _said(message, by))
+            yield from (_search_call(item) if _is_search(item, searches) else item for item in own)
         elif role in MESSAGE_ROLES:
             content_parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
             parts = [_part(part, f"messages[{at}].content[{place}]") for place, part in enumerate(content_parts)]
@@ -217,6 +264,10 @@ def _input(request: ModelRequest, by: str) -> Iterator[dict[str, Any]]:
             raise Unanswerable(
                 f"messages[{at}].role: {str(role)[:40]!r} is unknown to this model.", f"messages[{at}].role"
             )
+
+
+def _is_search(item: Mapping[str, Any], searches: Collection[str]) -> bool:
+    return item["type"] == "function_call" and item.get("call_id") in searches
 
 
 def _returned(message: Mapping[str, Any], row: ClientRunItem | None, *, is_custom: bool) -> dict[str, Any]:
