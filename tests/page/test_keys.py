@@ -101,7 +101,7 @@ async def test_what_was_decided_is_listed_with_who_and_why(upstream: Upstream, t
     upstream.script("m", [Reply(calls=[Call("echo", {"text": "planted words"}, id="c")]), Reply(text="So.")])
     options = {"tools": ["echo"], "require_approval": {"always": ["echo"]}, **auth}
     async with served_page(upstream, tabs, **options) as url:
-        page = await tabs.open(url, key=keys["carol"])
+        page = await tabs.open(f"{url}/#/playground", key=keys["carol"])
         await say(page)
         form = page.get_by_role("form", name="Decide about echo")
         await form.get_by_label("Reason").fill("not on a Sunday")
@@ -123,7 +123,7 @@ async def test_what_was_decided_is_listed_with_who_and_why(upstream: Upstream, t
 async def test_a_phone_sees_tokens_and_cost(upstream: Upstream, tabs: Tabs) -> None:
     upstream.script("m", [Reply(text="hello")], repeat_last=True)
     async with served_page(upstream, tabs) as url:
-        page = await tabs.open(url, width=390)
+        page = await tabs.open(f"{url}/#/playground", width=390)
         await ask(page)
         await page.goto(f"{url}/#/usage")
         cells = page.get_by_role("table", name="Usage").locator("tbody td:visible")
