@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+from prometheus_client import Gauge
+
 from callgate.telemetry.metrics import Family, Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +46,9 @@ def test_the_dashboard_shows_every_metric_and_none_that_is_not_there():
 
 
 def test_the_dashboard_asks_for_labels_that_there_are_and_shows_those_that_it_keeps():
-    labels = {family.name: set(family._labels) for family in vars(Metrics()).values() if isinstance(family, Family)}
+    metrics = vars(Metrics()).values()
+    labels = {family.name: set(family._labels) for family in metrics if isinstance(family, Family)}
+    labels |= {gauge._name: set(gauge._labelnames) for gauge in metrics if isinstance(gauge, Gauge)}
     labels |= {
         "callgate_upstream_cooldown_seconds": {"model", "deployment", "host"},
         "callgate_key_used": {"key", "what"},

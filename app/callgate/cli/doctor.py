@@ -188,6 +188,20 @@ def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
             verdict = "fail"
             todo = _todo_for_source(config, status.name, status.kind, detail)
         yield _check(f"source {status.name}", verdict, detail, status.seconds, todo=todo, kind=status.kind)
+    yield from _unusable(registry, kinds)
+    for clash in registry.clashes():
+        yield _check(f"name {clash.claimed}", "warn", str(clash))
+    for problem in pattern_problems(config, registry):
+        yield _check("pattern", "warn", str(problem))
+    if (idle := tools_offered_to_no_model(config)) is not None:
+        yield _check("tools", "warn", idle[1])
+    yield from (_check("tool search", "note", saving) for saving in search_savings(config, registry))
+    tools = registry.tools()
+    yield _check("tools", "ok", f"{len(tools)} can be used")
+
+
+def _unusable(registry: "Registry", kinds: dict[str, str]) -> Iterator[Check]:
+    """Yield the tools that cannot be offered, and those that are held back."""
     for broken in registry.quarantined():
         # Unusable tools of a document or server are not the config's fault.
         if not broken.source:
@@ -202,16 +216,10 @@ def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
         else:
             source = ""
             todo = "correct its entry; the other tools work without it"
+        if broken.is_held:
+            yield _check(f"tool {broken.name}{source}", "warn", broken.reason, todo="callgate tools accept")
+            continue
         yield _check(f"tool {broken.name}{source}", verdict, f"cannot be used: {broken.reason}", todo=todo)
-    for clash in registry.clashes():
-        yield _check(f"name {clash.claimed}", "warn", str(clash))
-    for problem in pattern_problems(config, registry):
-        yield _check("pattern", "warn", str(problem))
-    if (idle := tools_offered_to_no_model(config)) is not None:
-        yield _check("tools", "warn", idle[1])
-    yield from (_check("tool search", "note", saving) for saving in search_savings(config, registry))
-    tools = registry.tools()
-    yield _check("tools", "ok", f"{len(tools)} can be used")
 
 
 def _todo_for_source(config: "Config", name: str, kind: str, detail: str) -> str:

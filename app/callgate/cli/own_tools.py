@@ -10,10 +10,12 @@ from callgate.config.load import Loaded
 from callgate.parsers.building import parsers_of
 from callgate.parsers.pool import ParserPool
 from callgate.runtime.limits import processes_of, threads_of
+from callgate.state.building import pins_file
 from callgate.telemetry import logs
 from callgate.tools.building import registry_of
 from callgate.tools.kinds.command.process import CommandProcesses
 from callgate.tools.kinds.http.client import Web
+from callgate.tools.kinds.mcp.pins import Pins
 from callgate.tools.kinds.python.threads import ThreadPool
 from callgate.tools.registry import Registry
 
@@ -54,6 +56,7 @@ def built_tools(
 ) -> Registry:
     """Build all tools without network access; exits with an error message for a mistake."""
     try:
-        return registry_of(loaded.config, web, threads, processes, parsers=parsers)
+        pins = Pins(file=pins_file(loaded.config), only_read=True)
+        return registry_of(loaded.config, web, threads, processes, parsers=parsers, pins=pins)
     except BadEntry as error:
         raise give_up(loaded.complaint(*error.mistakes())) from None

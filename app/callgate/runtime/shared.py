@@ -1,7 +1,7 @@
 """The resources that outlive any one runtime: recorder, ledger, stores, metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +42,8 @@ log = structlog.get_logger("callgate.store")
 log_of_runs = structlog.get_logger("callgate.recorder")
 
 THINKING = "thinking.json"
+PINS_SECONDS = 5.0
+"""Between two looks at what other processes have accepted, where anything is held."""
 RECORDING_SECONDS = 2.0
 """For runs to be written at the end. A file that is locked must not keep the ledger from being closed."""
 
@@ -113,6 +115,11 @@ class SharedResources:
             pins = LedgerPins(ledger.database, self.pins)
             await pins.open()
             stack.push_async_callback(pins.close)
+            read_again = pins.read_again
+        else:
+            read_again = self.pins.read_again
+        following = asyncio.create_task(self._follow_pins(read_again), name="accepted tools")
+        stack.push_async_callback(_cancelled, following)
         if self.fleet is not None:
             if ledger is not None:
                 await open_fleet(self.fleet, ledger)
@@ -168,6 +175,22 @@ class SharedResources:
             case _:
                 return
         self.recorder.watchers.publish("server", source_facts(status))
+
+    def report_held(self, server: str) -> None:
+        """Have the page look at the tools again."""
+        self.recorder.watchers.publish("server", {"name": server, "kind": "mcp", "held": len(self.pins.held(server))})
+
+    async def _follow_pins(self, read_again: Callable[[], Awaitable[None]]) -> None:
+        """Take what other processes have accepted, as long as anything is held."""
+        while True:
+            await asyncio.sleep(PINS_SECONDS)
+            if self.pins.held():
+                await read_again()
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def _warn_of_what_is_not_shared(config: Config, ledger: SharedLedger, sealer: Sealer) -> None:

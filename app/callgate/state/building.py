@@ -18,7 +18,7 @@ from callgate.state.responses import ResponseStore
 from callgate.state.sealing import BadSecret, Sealer, check_secret, sealer_of
 from callgate.state.store import KeyValueStore
 from callgate.telemetry.tool_servers import ToolServers
-from callgate.tools.kinds.mcp.descriptors import DamagedPins, Pins, read_pins
+from callgate.tools.kinds.mcp.pins import DamagedPins, Pins, read_pins
 
 if TYPE_CHECKING:
     from callgate.fleet.fleet import Fleet
@@ -185,4 +185,11 @@ async def check_postgres(config: Config, *, may_be_away: bool = False) -> None:
 
 
 def pins_of(config: Config, servers: ToolServers) -> Pins:
-    return Pins(servers.changed, None if config.data_dir is None else Path(config.data_dir) / PINS)
+    return Pins(servers.changed, pins_file(config), servers.held)
+
+
+def pins_file(config: Config) -> Path | None:
+    """Return the file of what tools of MCP servers said of themselves; None where it is not kept in one."""
+    if config.data_dir is None or config.ledger.url is not None:
+        return None
+    return Path(config.data_dir) / PINS

@@ -257,6 +257,12 @@ class Metrics:
         self.tool_changes = self._counter(
             "tool_changes", "Tools whose server changed their description or schema.", "server"
         )
+        self.tools_held = Gauge(
+            "callgate_tools_held",
+            "Tools of servers that are not on offer until somebody accepts what they say of themselves.",
+            ["server"],
+            registry=self.registry,
+        )
         self.parser_failures = self._counter(
             "parser_failures", "Jobs of processes that read for the server and gave no result.", "kind", "reason"
         )

@@ -27,6 +27,10 @@ class ToolServers:
         if failures := self._outages[name].failed():
             log.warning("tool_server_down", server=name, kind=kind, error=error, failures=failures)
 
+    def held(self, server: str, count: int) -> None:
+        """Show how many tools of a server are not on offer until somebody accepts what they say of themselves."""
+        self._metrics.tools_held.labels(server).set(count)
+
     def changed(self, server: str, tool: str) -> None:
         """Log and count a changed description, because models may obey it."""
         self._metrics.tool_changes.of(server).inc()

@@ -13,7 +13,7 @@ from callgate.tools.executor import Policy, Tool
 from callgate.tools.kinds.command.process import CommandProcesses
 from callgate.tools.kinds.command.settings import CommandTool
 from callgate.tools.kinds.http.settings import HttpTool
-from callgate.tools.kinds.mcp.descriptors import Pins
+from callgate.tools.kinds.mcp.pins import Pins
 from callgate.tools.kinds.openapi.settings import OpenApiTool
 from callgate.tools.kinds.python.function import NotATool, functions_at
 from callgate.tools.kinds.python.settings import PythonTool

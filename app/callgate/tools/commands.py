@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from callgate.cli.server_client import KeyOption, UrlOption, ask_server
 from callgate.cli.shared import WRONG, ConfigOption, JsonOption, read_config
 from callgate.telemetry.terminal import in_a_line, say, shown
 from callgate.untrusted.doors import text_written_here
@@ -60,6 +61,35 @@ def call_tool(
     raise typer.Exit(code)
 
 
+@tools.command("accept")
+def accept_tools(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[SERVER/TOOL]...", help="Which; all that are held if left out.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Accept without being asked for each.")] = False,
+    url: UrlOption = None,
+    key: KeyOption = None,
+) -> None:
+    """Show what is different about tools that a running server holds back, and accept them."""
+    held_tools = ask_server("GET", "/admin/held-tools", url, key)["data"]
+    chosen_tools = [tool for tool in held_tools if not names or f"{tool['server']}/{tool['tool']}" in names]
+    unknown = sorted(set(names or ()) - {f"{tool['server']}/{tool['tool']}" for tool in held_tools})
+    for name in unknown:
+        say(f"callgate: {name} is not held", err=True)
+    if not chosen_tools and not unknown:
+        say("nothing is held")
+    for tool in chosen_tools:
+        say(f"{in_a_line(tool['server'])}/{in_a_line(tool['tool'])} is {tool['why']}:")
+        for line in tool["difference"]:
+            say(f"  {in_a_line(line)}")
+        if yes or typer.confirm("Accept it?"):
+            body = {name: tool[name] for name in ("server", "tool", "digest")}
+            ask_server("POST", "/admin/held-tools", url, key, body)
+            say("accepted: it is on offer again")
+    if unknown:
+        raise typer.Exit(WRONG)
+
+
 def _for_people(text: str) -> str:
     """Rewrite what a model is told of a broken call."""
     error = read_leniently(text_written_here(text))["error"]
@@ -104,7 +134,7 @@ def _lines(listing: dict[str, Any]) -> list[str]:
         row = (tool["name"], tool["kind"], tool["source"], state, tool["safety"], str(tool["prompt_tokens"]))
         rows.append(row)
     rows += [
-        (quarantined["name"], "", quarantined["source"], "quarantined", "", "")
+        (quarantined["name"], "", quarantined["source"], quarantined["state"], "", "")
         for quarantined in listing["quarantined"]
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -123,7 +153,7 @@ def _lines(listing: dict[str, Any]) -> list[str]:
         outcomes = ", ".join(f"{origin} is {name or 'not there now'}" for origin, name in clash["tools"].items())
         lines.append(f"name clash {clash['name']}: {outcomes}")
     lines += [
-        f"quarantined {quarantined['name']} ({quarantined['source']}): {quarantined['reason']}"
+        f"{quarantined['state']} {quarantined['name']} ({quarantined['source']}): {quarantined['reason']}"
         for quarantined in listing["quarantined"]
     ]
     return lines

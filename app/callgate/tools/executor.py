@@ -156,3 +156,12 @@ class HasIntroduction(Protocol):
     def introduction(self) -> str:
         """Return its own words; empty where it has none."""
         ...
+
+
+@runtime_checkable
+class HasHeld(Protocol):
+    """A source that holds tools back until somebody accepts them."""
+
+    def held_back(self) -> tuple[tuple[str, str], ...]:
+        """Return the tools that are held, each with the reason."""
+        ...

@@ -29,6 +29,7 @@ def tool_facts(tool: RegisteredTool) -> dict[str, Any]:
     return {
         "name": tool.name,
         "object": "tool",
+        "title": tool.tool.title or None,
         "description": tool.tool.description,
         "parameters": tool.tool.parameters,
         "kind": tool.tool.kind,
@@ -103,6 +104,6 @@ def quarantined_facts(broken: Quarantined) -> dict[str, Any]:
         "name": broken.name,
         "object": "tool",
         "source": broken.source or "config",
-        "state": "quarantined",
+        "state": "held" if broken.is_held else "quarantined",
         "reason": broken.reason,
     }

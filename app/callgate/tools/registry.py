@@ -24,7 +24,7 @@ from callgate.calls.offer import Check, OfferedTool
 from callgate.calls.selection import ToolOrigin
 from callgate.tools.approvals.rules import NO_RULE, ApprovalRule
 from callgate.tools.concurrency import ConcurrencyLimits
-from callgate.tools.executor import HasIntroduction, HasLeftOut, HasPrefix, Safety, Source, Tool, not_compiled
+from callgate.tools.executor import HasHeld, HasIntroduction, HasLeftOut, HasPrefix, Safety, Source, Tool, not_compiled
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.tools.shaped_results import ResultRules, shaped
 from callgate.tools.source_pool import SourcePool
@@ -105,6 +105,8 @@ class Quarantined:
     name: str
     source: str
     reason: str
+    is_held: bool = False
+    """It could be, and waits until somebody accepts what it says of itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +331,9 @@ class Registry:
         for name, supervisor in self._sorted_supervisors:
             if isinstance(supervisor.source, HasLeftOut):
                 left_out += [Quarantined(tool, name, reason) for tool, reason in supervisor.source.left_out()]
+            if isinstance(supervisor.source, HasHeld):
+                held = supervisor.source.held_back()
+                left_out += [Quarantined(tool, name, reason, is_held=True) for tool, reason in held]
         return (*self._quarantined, *left_out)
 
     def sources(self) -> tuple[SourceStatus, ...]:

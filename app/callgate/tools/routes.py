@@ -30,9 +30,20 @@ from callgate.records.row import RunRow
 from callgate.runtime.chat_setup import RightsNow
 from callgate.runtime.manager import RuntimeManager, new_call_id
 from callgate.runtime.runtime import Runtime
+from callgate.tools.kinds.mcp.pins import NotHeld
 from callgate.untrusted.readers import read_shape
 
 EXAMPLE: Final = '{"arguments": {…}}'
+ACCEPTANCE_BYTES: Final = 16_384
+
+
+class Acceptance(msgspec.Struct, forbid_unknown_fields=True):
+    """The body that accepts a tool as it was shown."""
+
+    server: str
+    tool: str
+    """The server's own name for it."""
+    digest: str
 
 
 class CallBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,6 +87,37 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
         if request.query_params.get("models") in {"1", "true", "on"}:
             listed["models"] = _costs_by_model(runtime, caller)
         return Response(encode(listed), media_type="application/json")
+
+    @router.get(
+        "/admin/held-tools",
+        summary="Tools of MCP servers that are not on offer until somebody accepts them, with what is different",
+        responses={403: {"description": "This key may not.", **error}},
+    )
+    async def list_held(request: Request) -> Response:
+        check_admin(manager.current, caller_of(request, "admin"))
+        held = [tool.facts() for tool in manager.shared.pins.held()]
+        return Response(encode({"object": "list", "data": held}), media_type="application/json")
+
+    @router.post(
+        "/admin/held-tools",
+        summary="Accept one held tool, as it was shown",
+        responses={
+            403: {"description": "This key may not.", **error},
+            409: {"description": "It is not held, or is another by now than the one that was shown.", **error},
+        },
+    )
+    async def accept(request: Request) -> Response:
+        caller = caller_of(request, "admin")
+        check_admin(manager.current, caller)
+        body = await read_counted(request.receive, ACCEPTANCE_BYTES)
+        wanted = read_json_body(body, Acceptance, '{"server": "…", "tool": "…", "digest": "…"}')
+        try:
+            held = manager.shared.pins.accept(wanted.server, wanted.tool, wanted.digest, caller.name)
+        except NotHeld:
+            message = "No such tool is held, or it is another by now than the one that was shown. Look again."
+            raise ChatError(409, message, param="digest", code="tool_not_held") from None
+        manager.shared.report_held(wanted.server)
+        return Response(encode({**held.facts(), "state": "accepted"}), media_type="application/json")
 
     @router.get(
         "/v1/tools/{name}",  # noqa: FAST003 - read from the request, see `in_path`

@@ -13,6 +13,7 @@ export const title = "Tools";
 /** @type {HTMLElement} */ let root;
 /** @type {any[]} */ let tools = [];
 /** @type {any[]} */ let servers = [];
+/** Tools that wait until somebody accepts what they say of themselves. @type {any[]} */ let held = [];
 /** With how many tools each is offered, and what these cost. @type {any[]} */ let models = [];
 /** The chosen tool as a model gets it. @type {any} */ let sent = null;
 let sentTo = "";
@@ -56,6 +57,7 @@ async function load() {
     models = list.models;
     if (!models.some((each) => each.id === sentTo)) sentTo = models[0]?.id ?? "";
     servers = list.servers ?? [];
+    held = tools.some((each) => each.state === "held") && me?.admin ? (await get("admin/held-tools")).data : [];
     state = "There are no tools, or this key may use none.";
   } catch (failure) {
     fail(failure);
@@ -84,6 +86,7 @@ function draw() {
         ${tools.length
           ? html`<p><small>${costs()}${tool ? "" : " Choose a tool to see its schema as a model gets it, and to call it."}</small></p>`
           : html`<p class="empty" role="status">${state}</p>`}
+        ${held.length ? html`<h2>Held back</h2>${held.map(heldTool)}` : nothing}
         ${servers.length
           ? html`<h2>Servers</h2>${table(
               "Servers",
@@ -100,6 +103,24 @@ function draw() {
     </div>`,
     root,
   );
+}
+
+/** What is different about a tool that is held, and the button that takes it. @param {any} tool */
+const heldTool = (tool) => html`<article class="card" aria-label="${tool.server}/${tool.tool} is held back">
+  <h3>${tool.server} / ${tool.tool} <small>${tool.why === "new" ? "is new" : "says something else than when it was accepted"}</small></h3>
+  <pre tabindex="0" class="difference">${tool.difference.map(
+    (/** @type {string} */ line) => html`<span class=${line.startsWith("-") ? "gone" : line.startsWith("+") ? "added" : ""}>${line}\n</span>`,
+  )}</pre>
+  <button @click=${() => accept(tool)}>Accept it as it is</button>
+</article>`;
+
+async function accept(/** @type {any} */ { server, tool, digest }) {
+  try {
+    await get("admin/held-tools", { method: "POST", json: { server, tool, digest } });
+  } catch (failure) {
+    fail(failure);
+  }
+  load();
 }
 
 /** What came of the call of the chosen tool. @type {any} */ let result = null;

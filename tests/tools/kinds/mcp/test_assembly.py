@@ -86,7 +86,7 @@ async def test_names_of_servers_that_are_no_names_of_tools_are_made_legal() -> N
 
 
 async def test_a_server_that_fails_and_a_tool_that_changes_are_counted(tmp_path: Path) -> None:
-    servers = {"good": RAW, "bad": {"command": "no-such-server-anywhere"}}
+    servers = {"good": {**RAW, "pins": "warn"}, "bad": {"command": "no-such-server-anywhere"}}
     async with opened_manager(servers, data_dir=str(tmp_path)) as opened:
         registry = opened.current.registry
         await call(registry, "good_changes")

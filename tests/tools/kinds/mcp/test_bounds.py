@@ -8,7 +8,8 @@ from callgate.calls.outcome import Failed, Returned
 from callgate.parsers.jobs import ParserFailed, Reason
 from callgate.parsers.pool import ParserPool
 from callgate.tools.kinds.mcp import session
-from callgate.tools.kinds.mcp.descriptors import Descriptor, Pins
+from callgate.tools.kinds.mcp.descriptors import Descriptor
+from callgate.tools.kinds.mcp.pins import Pins
 from callgate.tools.kinds.mcp.server import TOOLS_AT_ONCE
 from callgate.tools.kinds.mcp.session import QUIET_SECONDS, RelistPace
 from callgate.tools.kinds.mcp.wire import LIST_VALUES, MAX_BATCH, MAX_PARTS, MESSAGE
@@ -86,9 +87,9 @@ async def test_the_schemas_of_a_long_list_are_compiled_by_a_child_first_and_its_
     pinned: list[int] = []
     look = Pins.look
 
-    def counted(self: Pins, server: str, descriptors: list[Descriptor]) -> list[Descriptor]:
+    def counted(self: Pins, server: str, descriptors: list[Descriptor], *more: Any, **told: Any) -> list[Descriptor]:
         pinned.append(len(descriptors))
-        return look(self, server, descriptors)
+        return look(self, server, descriptors, *more, **told)
 
     monkeypatch.setattr(Pins, "look", counted)
     parsers = ParserPool()

@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from callgate.calls.unseen import visible
 from callgate.tools.executor import Safety
-from callgate.tools.kinds.mcp.descriptors import DamagedPins, Pins, described, is_allowed, is_callable
+from callgate.tools.kinds.mcp.descriptors import described, is_allowed, is_callable
+from callgate.tools.kinds.mcp.pins import DamagedPins, Pins
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "description": "A city."}}}
 
@@ -221,7 +222,7 @@ def test_annotations_may_make_a_tool_stricter():
 
 
 def test_a_tool_that_is_one_too_many_to_be_remembered_is_not_believed_to_only_read(monkeypatch):
-    monkeypatch.setattr("callgate.tools.kinds.mcp.descriptors.MAX_PINS", 1)
+    monkeypatch.setattr("callgate.tools.kinds.mcp.pins.MAX_PINS", 1)
     pins = Pins()
     first, second = pins.look("a", [described(tool(name, annotations={"readOnlyHint": True})) for name in "xy"])
     assert (first.safety, second.safety) == (Safety.READ_ONLY, None)

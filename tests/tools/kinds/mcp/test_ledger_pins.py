@@ -3,8 +3,9 @@ from typing import Any, cast
 import pytest
 
 from callgate.tools.executor import Safety
-from callgate.tools.kinds.mcp.descriptors import DamagedPins, Descriptor, Pins
+from callgate.tools.kinds.mcp.descriptors import Descriptor
 from callgate.tools.kinds.mcp.ledger_pins import LedgerPins
+from callgate.tools.kinds.mcp.pins import DamagedPins, Pins
 from tests.harness.needs import needs
 from tests.harness.postgres import PostgresServer
 
@@ -53,7 +54,7 @@ class Rows:
         "17",
         '{"digest":' + "[" * 100_000,
         '{"digest":"a","x":[' + "{}," * 2_000 + "{}]}",
-        '{"digest":"' + "a" * 5_000 + '"}',
+        '{"digest":"' + "a" * 90_000 + '"}',
     ],
     ids=["no JSON", "another type", "too deep", "too many values", "too long"],
 )

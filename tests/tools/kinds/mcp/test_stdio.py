@@ -26,7 +26,7 @@ from callgate.tools.approvals.rules import ApprovalRule
 from callgate.tools.executor import Policy, Safety
 from callgate.tools.kinds.http.client import Web
 from callgate.tools.kinds.mcp import session as mcp_session
-from callgate.tools.kinds.mcp.descriptors import Pins
+from callgate.tools.kinds.mcp.pins import Pins
 from callgate.tools.kinds.mcp.process import ServerProcess, StdioSpec
 from callgate.tools.kinds.mcp.server import McpSource, ServerSpec
 from callgate.tools.kinds.mcp.session import MAX_TOOLS

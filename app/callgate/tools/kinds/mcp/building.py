@@ -31,4 +31,5 @@ def server_spec(name: str, section: McpServer, defaults: Policy) -> ServerSpec:
         policy=defaults,
         overrides=overrides,
         modes=MODES[section.elicitation],
+        pins=section.pins,
     )

@@ -68,14 +68,14 @@ def question_of(server: str, params: msgspec.Raw, modes: frozenset[Mode]) -> Que
     if len(bytes(params)) > FORM_BYTES:
         raise BadQuestion(f"it takes more than {FORM_BYTES:,} bytes")
     try:
-        asked = _read_params(params)
+        fields = _read_params(params)
     except READ_ERRORS:
         raise BadQuestion("it is none of the protocol's") from None
-    if asked.mode not in modes:
-        raise BadQuestion(f"it asks by {asked.mode[:40]!r}, which `elicitation` of this server does not allow")
-    if asked.mode == "form":
-        return Question(server, message_of(asked.message), form=form_of(asked.schema))
-    return Question(server, message_of(asked.message), url=page_of(asked.url))
+    if fields.mode not in modes:
+        raise BadQuestion(f"it asks by {fields.mode[:40]!r}, which `elicitation` of this server does not allow")
+    if fields.mode == "form":
+        return Question(server, message_of(fields.message), form=form_of(fields.schema))
+    return Question(server, message_of(fields.message), url=page_of(fields.url))
 
 
 def result_of(answer: PersonsAnswer) -> dict[str, Any]:

@@ -8,14 +8,14 @@ import msgspec
 import structlog
 
 from callgate.state.database import Database, DatabaseAway
-from callgate.tools.kinds.mcp.descriptors import DamagedPins, Pin, Pins
+from callgate.tools.kinds.mcp.pins import DamagedPins, Pin, Pins
 from callgate.untrusted.doors import Door, open_text
 from callgate.untrusted.readers import READ_ERRORS, json_reader
 from callgate.untrusted.work import TurnShare
 
 _KEEP: Final = "INSERT INTO pins VALUES (?1, ?2) ON CONFLICT (tool) DO UPDATE SET pin = excluded.pin RETURNING tool"
 AGAIN_SECONDS: Final = 5.0
-PIN: Final = Door(name="pin of the ledger", bytes=4 * 1024)
+PIN: Final = Door(name="pin of the ledger", bytes=80 * 1024, values=100, uncounted=1024)
 _read_pin = json_reader(Pin)
 
 log = structlog.get_logger("callgate.tools")
@@ -41,6 +41,14 @@ class LedgerPins:
 
     async def _read(self) -> None:
         """Read the pins. Raises `DatabaseAway`, and `DamagedPins` where one cannot be read: without it a change would be missed."""
+        self._pins.keep_in(await self._rows(), self._keep)
+
+    async def read_again(self) -> None:
+        """Take what other processes have pinned since."""
+        with contextlib.suppress(DatabaseAway, DamagedPins):  # what is held stays so
+            self._pins.take_over(await self._rows())
+
+    async def _rows(self) -> dict[str, Pin]:
         pins: dict[str, Pin] = {}
         share = TurnShare()
         for tool, pin in await self._database.fetch("SELECT tool, pin FROM pins"):
@@ -54,7 +62,7 @@ class LedgerPins:
             if not share.is_left:
                 await asyncio.sleep(0)
                 share = TurnShare()
-        self._pins.keep_in(pins, self._keep)
+        return pins
 
     async def _keep_reading(self) -> None:
         while True:

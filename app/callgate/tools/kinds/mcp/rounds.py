@@ -39,23 +39,23 @@ class CannotAsk(Exception):
 
 async def in_rounds(send: Send, asking: Elicitations) -> RpcAnswer:
     """Return the last answer. Raises `CannotAsk`, and `Unreadable` for a question that is none."""
-    more: dict[str, Any] = {}
+    answers_and_state: dict[str, Any] = {}
     for _ in range(MAX_ROUNDS):
-        answer = await send(more)
+        answer = await send(answers_and_state)
         round_of_answer = _round_in(answer, asking)
         if round_of_answer is None:
             return answer
         questions, state = round_of_answer
-        more = {}
+        answers_and_state = {}
         if questions:
             answers = await _answers(questions, asking)
             if answer.error is None:
-                more["inputResponses"] = answers
+                answers_and_state["inputResponses"] = answers
             elif any(page["action"] != "accept" for page in answers.values()):
                 return answer  # the call itself was refused, and there is nothing to tell the server
         if state is not None:
-            more["requestState"] = state
-    answer = await send(more)
+            answers_and_state["requestState"] = state
+    answer = await send(answers_and_state)
     if _round_in(answer, asking) is None:
         return answer
     raise Unreadable(f"The tool's server asked for input {MAX_ROUNDS + 1} times in one call, and was stopped.")
@@ -149,8 +149,8 @@ async def _answers(questions: Mapping[str, Question], asking: Elicitations) -> d
         raise CannotAsk(NOBODY_HERE)
     tasks = {key: asyncio.ensure_future(ask(question)) for key, question in questions.items()}
     try:
-        done, _ = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
+        ended, _ = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
+        for task in ended:
             task.result()
         return {key: result_of(task.result()) for key, task in tasks.items()}
     except NobodyToAsk as error:

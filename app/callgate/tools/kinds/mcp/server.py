@@ -6,11 +6,12 @@ list, and outcomes of its answers.
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mcp_types as types
+import structlog
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
@@ -18,9 +19,10 @@ from callgate.parsers.jobs import ParserFailed
 from callgate.parsers.pool import ParserPool
 from callgate.tools.executor import DEFAULT_POLICY, CallContext, Policy, Safety, Tool
 from callgate.tools.kinds.http.client import Web
-from callgate.tools.kinds.mcp.descriptors import Descriptor, Pins, described, is_allowed, is_callable
+from callgate.tools.kinds.mcp.descriptors import Descriptor, described, is_allowed, is_callable
 from callgate.tools.kinds.mcp.elicitation import Elicitations, Mode
 from callgate.tools.kinds.mcp.http import HttpLink, HttpSpec, SseLink
+from callgate.tools.kinds.mcp.pins import Holds, PinMode, Pins, what_is_held
 from callgate.tools.kinds.mcp.process import StdioSpec
 from callgate.tools.kinds.mcp.results import outcome_of
 from callgate.tools.kinds.mcp.rounds import INPUT_REQUIRED, NOBODY_HERE, CannotAsk, in_rounds
@@ -31,11 +33,14 @@ from callgate.tools.source_schemas import SourceSchemas
 from callgate.tools.source_supervisor import CannotOpen, MustRenew
 
 TOOLS_AT_ONCE = 20
-"""Descriptions that are read between two turns of the event loop."""
+"""Descriptions that are read between two turns of the event loop, if they are small."""
+BYTES_AT_ONCE = 256 * 1024
+"""The length of them."""
 
 REOPEN_SECONDS = 10.0
 """How long a call waits for a new session when the server has lost the old one."""
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]+")
+log = structlog.get_logger("callgate.tools")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class ServerSpec:
     """The operator's policy, which takes precedence over the server's annotations."""
     modes: frozenset[Mode] = frozenset()
     """The ways in which it may ask a person while a tool runs."""
+    pins: PinMode | None = None
+    """What becomes of a tool that is new or different; by default held if it may write, where it is remembered what it was."""
 
 
 class McpSource:
@@ -67,7 +74,12 @@ class McpSource:
         self._web = web
         self._pins = pins or Pins()
         self._session: Session | None = None
+        self._listed_tools: tuple[tuple[str, Tool], ...] = ()
+        """All of them with the server's own names, those that are held too."""
         self._tools: tuple[Tool, ...] = ()
+        self._pins_seen = self._pins.generation
+        self._has_said = False
+        """Whether it was said what becomes of tools that are different."""
         self._reopened = asyncio.Event()
         self._renewing = False
         """Whether a running server is getting a new session, for which calls wait."""
@@ -96,7 +108,25 @@ class McpSource:
             self._reopened.set()
 
     def tools(self) -> tuple[Tool, ...]:
+        if self._pins.generation != self._pins_seen:
+            self._offer()
         return self._tools
+
+    def held_back(self) -> tuple[tuple[str, str], ...]:
+        return tuple((prefixed(self.prefix, tool.name), tool.reason) for tool in self._pins.held(self.name))
+
+    def introduction(self) -> str:
+        """Return the server's instructions. Nothing compares them with what they were, so that `pins: hold` leaves them out."""
+        if self._session is None or self._spec.pins == "hold":
+            return ""
+        return self._session.instructions
+
+    def _offer(self) -> None:
+        """Offer all tools but those that are held."""
+        self._pins_seen = self._pins.generation
+        tools = tuple(tool for name, tool in self._listed_tools if not self._pins.is_held(self.name, name))
+        if tools != self._tools:
+            self._tools = tools
 
     async def lost(self) -> str:
         assert self._session is not None, "only an open source can be lost"
@@ -123,8 +153,8 @@ class McpSource:
             return answer
         asking = Elicitations(self.name, self._spec.modes, context.ask)
 
-        async def send(more: Mapping[str, Any]) -> RpcAnswer:
-            return await self._send({**params, **more}, context, asking, direct=tool.direct)
+        async def send(answers: Mapping[str, Any]) -> RpcAnswer:
+            return await self._send({**params, **answers}, context, asking, direct=tool.direct)
 
         return await in_rounds(send, asking)
 
@@ -170,31 +200,50 @@ class McpSource:
 
     async def _listed(self, tools: tuple[types.Tool, ...]) -> None:
         spec = self._spec
-        descriptors: list[Descriptor] = []
-        for place, tool in enumerate(tools):
-            if place % TOOLS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            if is_callable(tool) and is_allowed(tool.name, spec.allowed_tools):
-                descriptors.append(described(tool))
+        pins = self._pins
+        holds = self._holds()
+        names: list[str] = []
         described_tools: list[Tool] = []
-        for start in range(0, len(descriptors), TOOLS_AT_ONCE):
+        for part in parts_of(tools):
+            descriptors = [described(tool) for tool in part if is_callable(tool)]
             await asyncio.sleep(0)
-            pinned = self._pins.look(spec.name, descriptors[start : start + TOOLS_AT_ONCE])
+            allowed = [tool for tool in descriptors if is_allowed(tool.name, spec.allowed_tools)]
+            # What is not allowed is remembered too: when the operator allows it one day, it is known from the first list on.
+            others = [tool for tool in descriptors if tool not in allowed]
+            pins.look(spec.name, others, told=False)
+            pinned = pins.look(spec.name, allowed, holds, told=spec.pins != "off")
+            names += [tool.name for tool in pinned]
             described_tools += map(self._tool, pinned)
-        self._pins.save()
+            await asyncio.sleep(0)
+        pins.listed(spec.name, frozenset(names))
         try:
             tools_of_server = await self._schemas.compile(described_tools)
         except ParserFailed as failure:
             raise CannotOpen(f"the schemas of its tools cannot be read: {failure}") from None
-        if tools_of_server != self._tools:
-            self._tools = tools_of_server
+        self._listed_tools = tuple(zip(names, tools_of_server, strict=True))
+        self._offer()
 
-    def _tool(self, descriptor: Descriptor) -> Tool:
-        spec = self._spec
+    def _holds(self) -> Holds | None:
+        """Return which tools are held if they are new or different: none of the first list that is seen."""
+        which = what_is_held(self._spec.pins, are_kept=self._pins.are_kept)
+        if not self._has_said:
+            self._has_said = True
+            log.info("tools_pinned", server=self.name, pins=self._spec.pins or "default", held=which)
+        if which == "none" or not self._pins.knows(self.name):
+            return None
+        if which == "all":
+            return lambda descriptor: True
+        return lambda descriptor: self._policy(descriptor).safety is not Safety.READ_ONLY
+
+    def _policy(self, descriptor: Descriptor) -> Policy:
         suggested: dict[str, Any] = {}
         if descriptor.safety is not None:
             suggested = {"safety": descriptor.safety, "safety_is_given": True}
-        policy = replace(spec.policy, **{**suggested, **spec.overrides})
+        return replace(self._spec.policy, **{**suggested, **self._spec.overrides})
+
+    def _tool(self, descriptor: Descriptor) -> Tool:
+        spec = self._spec
+        policy = self._policy(descriptor)
         return Tool(
             name=descriptor.name,
             description=descriptor.description,
@@ -206,6 +255,7 @@ class McpSource:
             claimed=prefixed(spec.prefix, descriptor.name),
             output_schema=descriptor.output_schema,
             asks=bool(spec.modes),
+            title=descriptor.title,
         )
 
 
@@ -245,6 +295,38 @@ class McpTool:
             f"Not run: the tool's server, {self.server.name}, cannot be reached at the moment. Try again later, or go on without it.",
             FailureKind.UNAVAILABLE,
         )
+
+
+def parts_of(tools: Sequence[types.Tool]) -> Iterator[list[types.Tool]]:
+    """Split a list into parts that hold the event loop for a moment only."""
+    part: list[types.Tool] = []
+    size = 0
+    for tool in tools:
+        part.append(tool)
+        size += size_of(tool)
+        if len(part) == TOOLS_AT_ONCE or size > BYTES_AT_ONCE:
+            yield part
+            part = []
+            size = 0
+    if part:
+        yield part
+
+
+def size_of(tool: types.Tool) -> int:
+    """Return about how long a description is."""
+    return len(tool.description or "") + _size_of(tool.input_schema)
+
+
+def _size_of(value: Any) -> int:
+    match value:
+        case str():
+            return len(value)
+        case dict():
+            return sum(len(key) + _size_of(inner) for key, inner in value.items())
+        case list():
+            return sum(map(_size_of, value))
+        case _:
+            return 8
 
 
 def prefixed(prefix: str, name: str) -> str:

@@ -21,6 +21,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from callgate import __version__
+from callgate.calls.unseen import visible
 from callgate.conversation.ports import ProgressReport, Report, ignore_progress
 from callgate.http.trace_context import TRACE, trace_headers
 from callgate.tools.kinds.mcp.elicitation import CallsThatAsk, Elicitations, Mode, capabilities_of
@@ -53,6 +54,8 @@ LISTEN_AGAIN_SECONDS = 2.0
 FOREVER = 86_400.0
 """The SDK's timeout of a call, because the toolbox enforces another."""
 MAX_PAGES = 100
+INSTRUCTIONS = 2_000
+"""Characters of a server's instructions that are kept."""
 MAX_TOOLS = 2_000
 CLIENT = types.Implementation(name="callgate", version=__version__)
 
@@ -121,6 +124,8 @@ class Session:
         self._listed = on_tools
         self._modes = modes
         self._calls = CallsThatAsk()
+        self.instructions = ""
+        """What the server says of itself."""
         link.capabilities = capabilities_of(modes)
         self._client: Client | None = None
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -279,6 +284,7 @@ class Session:
             ),
             self.check,
         )
+        self.instructions = visible(client.instructions or "")[:INSTRUCTIONS]
         await self._list(client)
         self._client = client
         self._link.trouble = ""

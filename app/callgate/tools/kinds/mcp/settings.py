@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from callgate.config.schema.guards import ADMITS, FIXED, MAY_BE_PRIVATE, WIDENS_OFF, Guard
+from callgate.config.schema.guards import ADMITS, FIXED, MAY_BE_PRIVATE, WIDENS_OFF, Guard, WidensTo
 from callgate.config.schema.values import BesideFile, Globs, Switch, WebAddress, off_or_on, shape
 from callgate.tools.settings import ToolSection
 
@@ -26,6 +26,10 @@ OF_OTHER_CLIENTS = frozenset({"alwaysAllow", "autoApprove", "description", "gall
 """Fields of other programs in a server's entry that have no effect here."""
 ServerKind: TypeAlias = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"]
 Elicitation: TypeAlias = Annotated[Literal["off", "form", "url", "both"], BeforeValidator(off_or_on)]
+
+
+PinSetting: TypeAlias = Annotated[Literal["hold", "warn", "off"], BeforeValidator(off_or_on)]
+PINNED = WidensTo(("hold", None, "warn", "off"))
 
 
 class _Asks(Guard):
@@ -69,6 +73,9 @@ class McpServer(ToolSection):
     """Leave it out."""
     elicitation: Annotated[Elicitation, ASKS] = "off"
     """What it may ask a person while a tool runs: by a `form`, by a page to open (`url`), or `both`. It waits as an approval does."""
+    pins: Annotated[PinSetting | None, PINNED] = None
+    """What becomes of a tool that is new, or says something else of itself than before: `hold` it until somebody accepts it, `warn`, or
+    `off`. Not set: a tool that may write is held where it is remembered what it was (`data_dir`, a ledger); all else is warned of."""
     allowed_tools: Annotated[Globs | None, ADMITS] = None
     """The tools of it that are taken, by its own names for them or globs; all where it is not set."""
     prefix: (
