@@ -185,7 +185,7 @@ async def check_postgres(config: Config, *, may_be_away: bool = False) -> None:
 
 
 def pins_of(config: Config, servers: ToolServers) -> Pins:
-    return Pins(servers.changed, pins_file(config), servers.held)
+    return Pins(servers.changed, pins_file(config), servers.holds_back)
 
 
 def pins_file(config: Config) -> Path | None:

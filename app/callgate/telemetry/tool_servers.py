@@ -27,7 +27,7 @@ class ToolServers:
         if failures := self._outages[name].failed():
             log.warning("tool_server_down", server=name, kind=kind, error=error, failures=failures)
 
-    def held(self, server: str, count: int) -> None:
+    def holds_back(self, server: str, count: int) -> None:
         """Show how many tools of a server are not on offer until somebody accepts what they say of themselves."""
         self._metrics.tools_held.labels(server).set(count)
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from callgate.calls.outcome import Failed, Image, Outcome, Returned
+from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.conversation.readable_content import IMAGE_TYPES
-from callgate.tools.kinds.mcp.wire import Content, Resource, RpcAnswer
+from callgate.tools.kinds.mcp.wire import INPUT_REQUIRED, NOBODY_HERE, Content, Resource, RpcAnswer
 from callgate.tools.results import described
 
 
@@ -18,6 +18,8 @@ def outcome_of(answer: RpcAnswer, *, with_structured: bool = False) -> Outcome:
     result = answer.result
     if result is None:
         return Failed("The tool's server sent an answer without a result.")
+    if result.kind == INPUT_REQUIRED:
+        return Failed(NOBODY_HERE, FailureKind.REFUSED)
     texts, images = _read(result.content)
     text = "\n".join(texts)
     if not (texts or images) and bytes(result.structured):  # the same content for programs, used if there is no other

@@ -19,15 +19,13 @@ from callgate.tools.kinds.mcp.elicitation import (
     question_of,
     result_of,
 )
-from callgate.tools.kinds.mcp.wire import Result, RpcAnswer, Unreadable
+from callgate.tools.kinds.mcp.wire import INPUT_REQUIRED, NOBODY_HERE, Result, RpcAnswer, Unreadable, encoded
 from callgate.tools.questions import BadQuestion, NobodyToAsk, Question
 from callgate.untrusted.readers import READ_ERRORS, json_reader
 
-INPUT_REQUIRED: Final = "input_required"
 URL_REQUIRED: Final = -32042
 """The error by which servers of 2025-11-25 want a page to be opened before a call."""
 MAX_ROUNDS: Final = 5
-NOBODY_HERE: Final = "The tool asks a person for input, and nobody can be asked from here."
 
 Send: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[RpcAnswer]]
 """Sends the request with some more parameters."""
@@ -65,7 +63,7 @@ def _round_in(answer: RpcAnswer, asking: Elicitations) -> tuple[dict[str, Questi
     """Return what an answer asks, and the state that goes back with what is answered; None where it asks nothing."""
     if answer.error is not None:
         if answer.error.code == URL_REQUIRED and "url" in asking.modes:
-            return _pages(answer.error.data, asking), None
+            return _pages(msgspec.Raw(encoded(answer.error.data)), asking), None
         return None
     result = answer.result
     if result is None or result.kind != INPUT_REQUIRED:

@@ -25,7 +25,7 @@ from callgate.tools.kinds.mcp.http import HttpLink, HttpSpec, SseLink
 from callgate.tools.kinds.mcp.pins import Holds, PinMode, Pins, what_is_held
 from callgate.tools.kinds.mcp.process import StdioSpec
 from callgate.tools.kinds.mcp.results import outcome_of
-from callgate.tools.kinds.mcp.rounds import INPUT_REQUIRED, NOBODY_HERE, CannotAsk, in_rounds
+from callgate.tools.kinds.mcp.rounds import CannotAsk, in_rounds
 from callgate.tools.kinds.mcp.session import Link, Session
 from callgate.tools.kinds.mcp.stdio import StdioLink
 from callgate.tools.kinds.mcp.wire import SESSION_FORGOTTEN, Forgotten, Gone, NotSent, RpcAnswer, Unreadable
@@ -147,10 +147,7 @@ class McpSource:
         """Call a tool, and answer what it asks a person meanwhile."""
         params = {"name": tool.name, "arguments": arguments}
         if not self._spec.modes:
-            answer = await self._send(params, context, None, direct=tool.direct)
-            if answer.result is not None and answer.result.kind == INPUT_REQUIRED:
-                raise CannotAsk(NOBODY_HERE)
-            return answer
+            return await self._send(params, context, None, direct=tool.direct)
         asking = Elicitations(self.name, self._spec.modes, context.ask)
 
         async def send(answers: Mapping[str, Any]) -> RpcAnswer:

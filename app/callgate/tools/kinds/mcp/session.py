@@ -210,8 +210,7 @@ class Session:
             if error.code == types.CONNECTION_CLOSED:
                 self.check()
                 raise Gone("the connection was closed") from None
-            data = msgspec.Raw() if error.error.data is None else msgspec.Raw(encoded(error.error.data))
-            return RpcAnswer(error=RpcError(error.code, error.message, data))
+            return RpcAnswer(error=RpcError(error.code, error.message, error.error.data))
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
             raise Gone("the connection was closed") from error
         except (ValidationError, RuntimeError) as error:

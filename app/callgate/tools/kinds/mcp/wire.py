@@ -98,7 +98,7 @@ class Unreadable(Exception):
 class RpcError(msgspec.Struct):
     code: int = 0
     message: str = ""
-    data: msgspec.Raw = msgspec.Raw()
+    data: Any = None
 
 
 class Resource(msgspec.Struct):
@@ -162,6 +162,11 @@ class RpcAnswer:
     """Bytes of the message that were not kept."""
     raw: msgspec.Raw = field(default_factory=msgspec.Raw, repr=False, compare=False)
     """The undecoded result, for requests other than tool calls."""
+
+
+INPUT_REQUIRED = "input_required"
+"""The kind of a result that is none yet: somebody has to be asked first."""
+NOBODY_HERE = "The tool asks a person for input, and nobody can be asked from here."
 
 
 @dataclass(frozen=True, slots=True)
