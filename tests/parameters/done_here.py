@@ -60,6 +60,11 @@ DONE: Sequence[Done] = (
         r"input\[mcp_list_tools\].*",
         "A list of tools that Callgate or another server showed; the model is offered the tools themselves.",
     ),
+    Done(
+        "responses",
+        r"input\[(additional_tools|tool_search_output)\](\.(execution|tools\[\]))?",
+        "Its tools are offered with those of the request, from the first turn on.",
+    ),
     Done("responses", r"input\[mcp_approval_request\].*", "A call that nobody decided about is not run."),
     Done(
         "responses",

@@ -78,7 +78,7 @@ class ResponsesFace:
         is_large = is_large or items is not params.input or (parent is not None and parent.size > LARGE_BODY)
         if not items and parent is None:
             raise wrong("input", "Missing required parameter: 'input'.", "missing_required_parameter")
-        offering = partial(offered_tools, params.tools or (), config.responses.hosted_tools, runtime.labels)
+        offering = partial(offered_tools, params.tools or (), config.responses.hosted_tools, runtime.labels, items)
         if is_large:
             offered = await asyncio.to_thread(offering)
         else:

@@ -38,8 +38,8 @@ SKIPPED: Final = frozenset(
     }
 )
 """Items about hosted tools of other servers, which are left out."""
-KNOWN_ANYWAY: Final = frozenset({"mcp_list_tools"})
-"""Those of which the model is told nothing that it is not told elsewhere."""
+KNOWN_ANYWAY: Final = frozenset({"mcp_list_tools", "additional_tools", "tool_search_output"})
+"""Those of which the model is told nothing that it is not told elsewhere: their tools are offered to it."""
 OF_CALLS_ALONE: Final = frozenset({"async", "caller"})
 OF_OUTPUTS: Final = frozenset({"caller", "name", "namespace"})
 """The fields of a client's calls, and of their outputs, that a chat has no place for."""

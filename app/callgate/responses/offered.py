@@ -12,6 +12,7 @@ from callgate.calls.selection import ApprovalPolicy, ToolOrigin, ToolSelection, 
 from callgate.conversation.client_run_items import ClientRunItem, client_run
 from callgate.conversation.errors import ChatError
 from callgate.policy.judge import check_left_out
+from callgate.responses.added_tools import with_added
 from callgate.responses.input_items import flat_name
 from callgate.responses.original import OriginalResponse
 
@@ -85,12 +86,17 @@ class Offered(msgspec.Struct):
         return needs_approval(self.approvals, origin)
 
 
-def offered_tools(entries: Sequence[Any], hosted: Mapping[str, str], labels: Callable[[], frozenset[str]]) -> Offered:
+def offered_tools(
+    entries: Sequence[Any],
+    hosted: Mapping[str, str],
+    labels: Callable[[], frozenset[str]],
+    items: str | Sequence[Any] = (),
+) -> Offered:
     """Read the tools of a request. `hosted`: the types of tools that are replaced by ours; `labels` returns the names of MCP
-    servers."""
+    servers; `items`: the input, which may add tools."""
+    listed = with_added(entries, items)
     offered = Offered()
-    for place, tool in enumerate(entries):
-        where = f"tools[{place}]"
+    for where, tool in zip(listed.places, listed.tools, strict=True):
         if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
             raise wrong(f"{where}.type", f"Missing required parameter: '{where}.type'.", "missing_required_parameter")
         match tool["type"]:
