@@ -169,3 +169,19 @@ async def test_nobody_is_kept_out_and_nothing_is_wider_than_its_place(
         f"{each['id']}: {each['nodes'][0]['html'][:120]}" for each in found if each["impact"] in {"serious", "critical"}
     ] == []
     assert beyond <= 0
+
+
+async def test_usage_is_shown_by_tool_provider_and_flaw_too(used: str, tabs: Tabs) -> None:
+    page = await tabs.open(f"{used}/#/usage")
+    table = page.get_by_role("table", name="Usage")
+    rows = {}
+    for by in ("tool", "provider", "flaw", "key"):
+        await page.get_by_label("By").select_option(by)
+        await table.locator("th").first.get_by_text(by, exact=True).wait_for()
+        await table.locator("tbody td").first.wait_for()
+        rows[by] = (await table.locator("tbody tr").first.inner_text()).split("\t")
+
+    assert (rows["tool"][0], rows["tool"][1], rows["tool"][3]) == ("add", "2", "0")
+    assert rows["provider"][0] == "openai"
+    assert rows["flaw"][1] == "1"
+    assert (rows["key"][0], rows["key"][1]) == ("anonymous", "3")

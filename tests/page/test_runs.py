@@ -499,6 +499,24 @@ async def test_a_run_leads_to_those_beside_it_in_the_list_or_in_time(upstream: U
     assert back == "#/runs?sort=oldest"
 
 
+async def test_calls_of_a_run_follow_one_another(upstream: Upstream, tabs: Tabs) -> None:
+    oslo = Call("get_weather", {"city": "Oslo"}, id="call_oslo")
+    async with served_page(upstream, tabs) as url, http_client(url) as client:
+        run = await run_of(client, upstream, [Reply(calls=[ADD, oslo]), Reply(text="5")])
+        page = await tabs.open(f"{url}/#/run/{run}")
+        await page.get_by_role("table", name="Waterfall").wait_for()
+        detail = page.get_by_role("region", name="Call")
+        await page.keyboard.press("j")
+        await detail.get_by_text("call_add").wait_for()
+        await detail.get_by_role("link", name="The call after").click()
+        await detail.get_by_text("call_oslo").wait_for()
+        last = await detail.get_by_role("link", name="The call after").count()
+        await page.keyboard.press("k")
+        await detail.get_by_text("call_add").wait_for()
+
+    assert last == 0
+
+
 async def test_a_run_has_ticks_costs_and_who_denied_a_call(upstream: Upstream, tabs: Tabs) -> None:
     keys, auth = keyring(boss={"admin": True, "approve": True})
     rules = {"require_approval": {"always": ["echo"]}, **auth}

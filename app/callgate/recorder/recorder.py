@@ -65,8 +65,10 @@ class Recorder:
         self._under_way: dict[str, RunRecording] = {}
         self._newest = NewestRuns()
         self._usage = UsageCounter(counted)
-        self._memory = MemoryTables()
+        self._memory: MemoryTables | None = None
         """Where usage is kept if there is no folder."""
+        if folder is None:
+            self._memory = MemoryTables()
         self.writer = RunWriter(folder, self._newest, self._usage, self._memory, on_dropped, self._show)
 
     # -- on the event loop
@@ -300,7 +302,7 @@ class Recorder:
 
     def _read_usage(self, read: Callable[[UsageTables], Result]) -> Result | None:
         """Read usage; None if there is no file yet."""
-        if self._folder is None:
+        if self._memory is not None:
             return self._memory.read(read)
         return self._read(lambda store: store.read_usage(read))
 

@@ -61,7 +61,7 @@ class RunWriter:
         folder: Path | None,
         newest: NewestRuns,
         usage: UsageCounter,
-        memory: MemoryTables,
+        memory: MemoryTables | None,
         on_dropped: Callable[[], None],
         on_row: Callable[[RunRow], None],
     ) -> None:
@@ -289,7 +289,8 @@ class RunWriter:
         written: list[RunRecording] = []
         if self._folder is None:
             written += self._unwritten
-            self._usage.write(self._memory)
+            if self._memory is not None and self._usage.has_unwritten:
+                self._usage.write(self._memory)
         elif self._unwritten or self._usage.has_unwritten:
             try:
                 try:

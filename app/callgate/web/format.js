@@ -30,6 +30,7 @@ export const short = (count) => (count < 10_000 ? count.toLocaleString("en") : c
 export function share(part, all) {
   if (!all) return "";
   const percent = (100 * part) / all;
+  if (!percent) return "0 %";
   return `${percent > 0 && percent < 0.1 ? "< 0.1" : percent > 99.9 && percent < 100 ? "> 99.9" : percent.toFixed(percent < 10 || (percent > 90 && percent < 100) ? 1 : 0)} %`;
 }
 

@@ -39,7 +39,9 @@ export function show(main, path, query) {
   message = "";
   load();
   draw();
+  document.addEventListener("keydown", onKey);
   return () => {
+    document.removeEventListener("keydown", onKey);
     open?.abort();
     cancelAnimationFrame(frame);
   };
@@ -309,7 +311,7 @@ function callDetail() {
   const written = textOf(run, turn, `call.${call.id}.arguments`);
   const shown = { "as written": () => asWritten(written), parsed: () => parsed(turn, call, written), "sent to the model": () => sent(turn, call), wire: () => wire(turn) };
   return html`<section aria-label="Call" class="detail">
-    <h3><a class="close" href=${link({ call: "" })} aria-label="Close">${icon("cross")}</a>turn ${turn.index + 1} · ${call.name ?? "(no name)"} <small>${call.id}</small></h3>
+    <h3>${besideCall()}<a class="close" href=${link({ call: "" })} aria-label="Close">${icon("cross")}</a>turn ${turn.index + 1} · ${call.name ?? "(no name)"} <small>${call.id}</small></h3>
     <p>${call.verdict === "broken" ? html`<b class="odd">${icon("cross")} broken: ${call.flaw}</b>` : html`${icon("check")} whole${call.owner === "client" ? ", the client's own" : ""}`}
       ${(call.repairs ?? []).length ? html` · repairs: ${call.repairs.join(", ")}` : nothing}
       ${call.outcome ? html` · ${call.outcome} in ${format.seconds(call.seconds)}` : nothing}
@@ -323,6 +325,28 @@ function callDetail() {
     </menu>
     ${shown[/** @type {keyof typeof shown} */ (side)]()}
   </section>`;
+}
+
+/** The calls of the run, in their order. @returns {any[]} */
+const allCalls = () => turnsOf(run).flatMap((turn) => [...turn.calls.values()]);
+
+/** The calls before and after the chosen one. */
+function besideCall() {
+  const calls = allCalls();
+  const place = calls.findIndex((call) => call.id === chosen);
+  const to = (/** @type {any} */ call, /** @type {string} */ label, /** @type {import("../icons.js").Icon} */ mark) =>
+    call ? html`<a class="close" href=${link({ call: call.id })} title=${label} aria-label=${label}>${icon(mark)}</a>` : nothing;
+  return html`<span class="beside">${to(calls[place - 1], "The call before", "previous")}${to(calls[place + 1], "The call after", "next")}</span>`;
+}
+
+/** j and k go from call to call, as from run to run in the list. @param {KeyboardEvent} event */
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || !["j", "k"].includes(event.key) || tab !== "waterfall" || !run) return;
+  if (event.target instanceof HTMLElement && event.target.closest("input, select, textarea, dialog")) return;
+  const calls = allCalls();
+  const place = calls.findIndex((call) => call.id === chosen);
+  const next = calls[place < 0 ? 0 : place + (event.key === "j" ? 1 : -1)];
+  if (next) location.hash = link({ call: next.id });
 }
 
 /** @param {string | undefined} written as the model wrote it, to the letter */

@@ -142,7 +142,7 @@ function loadTotals() {
 export function onFeed(event, data) {
   if (event === "back") load("");
   if (event === "back" || (event === "run" && Date.now() - hourAt > 60_000)) loadHour();
-  if (event === "back" || (event === "run" && Date.now() - totalsAt > 60_000)) loadTotals();
+  if (event === "back" || (event === "run" && Date.now() - totalsAt > (totals?.runs > 1000 ? 60_000 : 10_000))) loadTotals();
   if (event !== "run") return;
   const known = rows.findIndex((row) => row.id === data.id);
   if (known >= 0) rows[known] = data;

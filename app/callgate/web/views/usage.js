@@ -37,6 +37,25 @@ export function show(main, _, asked) {
   draw();
 }
 
+/** What is measured of calls and answers, and how it is headed. @type {Record<string, Record<string, string>>} */
+const OF_CALLS = {
+  tool: { calls: "Calls", failed_calls: "Failed", broken_calls: "Broken, not run", p50: "p50", p95: "p95" },
+  provider: { answers: "Answers", failed_attempts: "Failed attempts", first_p50: "First words", p50: "p50", p95: "p95" },
+  flaw: { broken_calls: "Broken calls" },
+};
+
+/** @param {string} by */
+function ofCalls(by) {
+  const measures = Object.entries(OF_CALLS[by]);
+  const shown = (row, /** @type {string} */ name) => (/p50|p95/.test(name) ? format.seconds(row[name]) : format.count(row[name]));
+  return table(
+    "Usage",
+    [by, ...measures.map(([, head]) => `#${head}`)],
+    (usage?.data ?? []).map((row) => html`<tr><td>${row.name.replaceAll("_", by === "flaw" ? " " : "_") || "–"}</td>${measures.map(([name]) => html`<td class="number">${shown(row, name)}</td>`)}</tr>`),
+    "calls",
+  );
+}
+
 function draw() {
   const change = (event) => {
     query.set(event.target.name, event.target.value);
@@ -44,10 +63,11 @@ function draw() {
   };
   const choose = (/** @type {string} */ name, /** @type {string[]} */ values, /** @type {string} */ usual) =>
     html`<select name=${name} @change=${change}>${values.map((each) => html`<option ?selected=${each === (query.get(name) ?? usual)}>${each}</option>`)}</select>`;
+  const by = query.get("by") ?? "key";
   const all = (usage?.data ?? []).reduce((sum, row) => sum + row.tokens_in + row.tokens_out, 0) || 1;
   render(
-    html`<form class="filters" aria-label="Period"><label>Days ${choose("days", ["1", "7", "30"], "7")}</label><label>By ${choose("by", ["key", "model", "day"], "key")}</label></form>
-      ${table(
+    html`<form class="filters" aria-label="Period"><label>Days ${choose("days", ["1", "7", "30"], "7")}</label><label>By ${choose("by", ["key", "model", "day", ...Object.keys(OF_CALLS)], "key")}</label></form>
+      ${by in OF_CALLS ? ofCalls(by) : table(
         "Usage",
         [query.get("by") ?? "key", "#Requests", "#Failed", "#Tool calls", "#Tokens in", "#Cached", "#Written", "#Tokens out", "#Cost", "Share of tokens"],
         (usage?.data ?? []).map(
