@@ -16,6 +16,9 @@ from callgate.recorder.routes.replay import replay_endpoint, replay_operation
 from callgate.recorder.routes.runs import run_routes
 from callgate.recorder.routes.usage import usage_routes
 from callgate.responses.background import BackgroundResponses, ResponsesResumer
+from callgate.responses.compact import CompactFace
+from callgate.responses.conversation_routes import conversation_routes
+from callgate.responses.conversations import ResponseConversations
 from callgate.responses.described import response_operation
 from callgate.responses.face import ResponsesFace
 from callgate.responses.input_tokens import InputTokens
@@ -27,6 +30,7 @@ from callgate.runs.durable_runs import DurableRuns
 from callgate.runs.routes import durable_routes
 from callgate.runtime.manager import RuntimeManager
 from callgate.state.local.memory_runs import MemoryRunLedger
+from callgate.state.response_conversations import ConversationStore
 
 RESPONSES_PATHS: Final = ("/v1/responses", "/responses")
 
@@ -61,9 +65,11 @@ class AllSubjects:
         runs = self.runs
         responses_store = StoredResponses(manager.responses)
         background = BackgroundResponses(responses_store, runs, manager)
-        face = ResponsesFace(manager, responses_store, background)
+        conversations = ResponseConversations(ConversationStore(manager.responses))
+        face = ResponsesFace(manager, responses_store, conversations, background)
         responses = FaceEndpoint(manager, face, runs)
         runs.add(ResponsesFace.__name__, ResponsesResumer(responses, responses_store))
+        compact = FaceEndpoint(manager, CompactFace(face), runs)
         input_tokens = InputTokens(manager, face)
         socket = ResponsesSocket(manager)
         for path in RESPONSES_PATHS:
@@ -72,7 +78,9 @@ class AllSubjects:
             app.router.routes.append(
                 Route(path + "/input_tokens", input_tokens, methods=["POST"], name="count_input_tokens")
             )
+            app.router.routes.append(Route(path + "/compact", compact, methods=["POST"], name="compact_response"))
             app.router.routes.extend(response_routes(path, responses_store, background, manager))
+        app.router.routes.extend(conversation_routes(manager, conversations))
         return {("POST", path): responses for path in RESPONSES_PATHS}
 
 

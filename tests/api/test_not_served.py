@@ -12,11 +12,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.leaves("litellm", why="litellm keep
 PATHS = {
     "/v1/files": "Callgate does not serve the Files API; send data inline.",
     "/v1/files/file_1/content": "Callgate does not serve the Files API; send data inline.",
-    "/conversations": "Callgate does not serve the Conversations API; use previous_response_id, or send the history.",
-    "/v1/conversations/conv_1/items": "Callgate does not serve the Conversations API; use previous_response_id, or send the history.",
     "/v1/videos/edits": "Callgate does not serve the Videos API.",
     "/v1/messages/batches": "Callgate does not serve the Message Batches API; send requests one by one.",
-    "/v1/responses/compact": "Callgate does not serve compaction; shorten the history before it is sent.",
 }
 
 

@@ -26,9 +26,11 @@ HASH = "sha256:" + "0" * 64
 UNGUARDED = {
     "ApprovalLists": "always never",  # compared together, by the guard of the setting that holds them
     "Approvals": "timeout_seconds max_waiting webhook",
+    "Compaction": "model prompt",
+    "ContextSection": "clear_results_above tokens",
     "CommandTool": "kind name description argv stdin cwd env ok_codes limits",
     "Config": "version server keys model_list providers ledger runs pools tools mcp_servers mcp_config approvals loop"
-    " limits upstream parsers responses store record traces reload logging",
+    " limits upstream parsers responses compaction store record traces reload logging",
     "FinishReasons": "content_filter",
     "HttpTool": "kind name description method",
     "Key": "name hash old_hash tool_search events usage responses",
@@ -40,7 +42,7 @@ UNGUARDED = {
     "Parsers": "processes seconds memory_bytes",
     "McpServer": "type command args env cwd url prefix",
     "ModelEntry": "model_name litellm_params model_info tools tool_search fallbacks tool_calling thinking constrain_calls lane"
-    " events usage finish_reasons concurrency response_format_with_tools schema_dialect timeout stream_timeout responses",
+    " events usage finish_reasons concurrency response_format_with_tools schema_dialect timeout stream_timeout responses context",
     "OpenApiTool": "kind name document base_url auth prefix rename",
     "PlacedTool": "run_on",
     "Pool": "queue_seconds fresh_process",

@@ -144,7 +144,6 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     (tool(type="image_generation", input_image_mask={"file_id": "file_1"}), "tools[0].input_image_mask.file_id"),
     (item({"type": "input_file", "file_id": "file_1"}), "input[0].content[1].file_id"),
     (item({"type": "input_audio", "input_audio": {"id": "a"}}), "messages[0].content[1].input_audio.id"),
-    ({"input": "hi", "conversation": "conv_1"}, "conversation"),
     ({"input": "hi", "prompt": {"id": "pmpt_1"}}, "prompt.id"),
 ]
 

@@ -155,6 +155,18 @@ async def test_words_of_an_earlier_response_count(upstream: Upstream) -> None:
     assert toolshed.steps == []
 
 
+async def test_words_in_a_summary_count(upstream: Upstream) -> None:
+    """Nothing in a summary says which tools were called."""
+    upstream.script("m", [Reply(calls=[READ]), DONE, Reply(text=PLANTED), Reply(calls=[STOLEN]), DONE])
+    async with served(upstream, *TOOLS, approvals=QUICK) as url, http_client(url) as client:
+        first = (await post(url, "responses")).json()
+        compact = {"model": "m", "previous_response_id": first["id"]}
+        output = (await client.post("/v1/responses/compact", json=compact)).json()["output"]
+        await client.post("/v1/responses", json={"model": "m", "input": [*output, {"role": "user", "content": "go"}]})
+    assert len(upstream.requests) == 5
+    assert toolshed.steps == []
+
+
 async def test_words_under_the_name_beside_a_clients_count(upstream: Upstream) -> None:
     own = {"type": "function", "function": {"name": "echo", "parameters": {"type": "object"}}}
     read = Call("callgate__echo", {"text": PLANTED}, id="call_read")

@@ -12,6 +12,7 @@ DELTAS = {
     "thinking_delta": ("thinking", "thinking"),
     "signature_delta": ("thinking", "signature"),
     "input_json_delta": ("tool_use", "partial_json"),
+    "compaction_delta": ("compaction", "content"),
 }
 
 
@@ -67,6 +68,9 @@ class _Gathering:
         assert self._open["type"].endswith(of)
         if field == "partial_json":
             self._json += delta[field]
+        elif field == "content":
+            assert self._open[field] is None, "a summary comes in one piece"
+            self._open[field] = delta[field]
         else:
             self._open[field] += delta[field]
 
@@ -83,8 +87,9 @@ class _Gathering:
         self.message |= event["delta"]
         assert event["usage"].keys() - {"iterations"} == USAGE
         self.message["usage"] |= event["usage"]
-        if "x_callgate" in event:
-            self.message["x_callgate"] = event["x_callgate"]
+        for name in ("x_callgate", "context_management"):
+            if name in event:
+                self.message[name] = event[name]
 
     def message_stop(self, event: Json) -> None:
         assert self.message["stop_reason"]

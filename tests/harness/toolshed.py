@@ -72,6 +72,16 @@ async def echo(text: str) -> str:
     return text
 
 
+REPORT_BYTES = 60_000
+
+
+async def report(number: int) -> str:
+    """One of the reports: sixty kilobytes, with one fact in the middle."""
+    line = f"Report {number} has nothing to say here. "
+    filling = line * (REPORT_BYTES // len(line) // 2)
+    return f"{filling}The secret of report {number} is {number * 7919}. {filling}"
+
+
 async def wait_for_gate(label: str = "") -> str:
     """Waits until the test opens the gate."""
     running = _running
@@ -112,6 +122,7 @@ SAFETY: dict[str, Literal["read_only", "write"]] = {
     "add": "read_only",
     "send_mail": "write",
     "echo": "read_only",
+    "report": "read_only",
     "wait_for_gate": "write",
     "step": "write",
     "look": "read_only",

@@ -79,6 +79,12 @@ DONE: Sequence[Done] = (
     Done(
         "messages", r"mcp_servers\[url\]\.tool_configuration\.(enabled|allowed_tools)", "Selects tools of the config."
     ),
+    Done(
+        "messages",
+        r"context_management(\.edits\[.*\].*)?",
+        "The context is edited here, once the prompt is large enough.",
+        lanes="passed|direct|text|responses|mistral|litellm|gemini|cohere|bedrock",
+    ),
     Done("messages", r"thread\[create\]", "The conversation is kept here, under the id of its last message."),
     Done(
         "messages",

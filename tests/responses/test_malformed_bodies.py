@@ -66,7 +66,7 @@ FIELDS: list[tuple[dict[str, Any], str | None]] = [
     ({"input": [{"type": "shell_call"}]}, "input[0].call_id"),
     ({"input": [{"type": "shell_call", "call_id": "c", "action": []}]}, "input[0].action"),
     ({"input": [{"type": "apply_patch_call_output", "call_id": "c", "output": ""}]}, "input[0].call_id"),
-    ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
+    ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
     (
         {"input": [{"type": "mcp_approval_response", "approval_request_id": "x", "approve": True}]},
         "input[0].approval_request_id",

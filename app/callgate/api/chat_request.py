@@ -13,6 +13,7 @@ from callgate.api.chat_outline import ChatOutline, ChatTool
 from callgate.api.field_errors import wrong
 from callgate.calls.selection import ApprovalPolicy, ToolSelection
 from callgate.conversation.approved_calls import ClientApprovals
+from callgate.conversation.context import ContextWishes
 from callgate.conversation.events import CallsHandedBack
 from callgate.conversation.ports import JudgedFields, Message, Original
 from callgate.conversation.turn_recovery import Hint
@@ -154,6 +155,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     origin: RequestOrigin = ONLY_CHAT
     may_pass: bool = True
     """The answer may be the provider's own bytes: no name in them was changed, and its writer takes them."""
+    context: ContextWishes | None = None
+    """What is done here to keep its prompt small, because its client asks for it."""
     history: Sequence[Message] | None = None
     """The messages, where they are decoded already, because a part of them was stored here. In messages that are dicts nothing
     has to be restored."""

@@ -130,7 +130,12 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     def _may_pass(self) -> bool:
         """Return whether the request may be passed through. Not a stream that is also stored in one piece, nor where the answer has
         to say that our tools were held back."""
-        if self.route.server_tools or not self.request.may_pass or EMPTY_TOOLS_LIST in self.route.warnings:
+        if (
+            self.route.server_tools
+            or not self.request.may_pass
+            or self.request.context is not None
+            or EMPTY_TOOLS_LIST in self.route.warnings
+        ):
             return False
         return self.durable is None or not self.durable.outlives_process or not self.delivery.stream
 
@@ -158,6 +163,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             self.trace.use(choice)
         rules = self._rules()
         listeners = self._listeners(choice)
+        if request.context is not None:
+            model = self.runtime.with_summaries(model)
         if (recording := self.recording) is not None and recording.policy.content_bytes is not None:
             model = recording.wrap_model(model, choice, request.read_history())
         if self._meter is not None:
@@ -258,6 +265,12 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             rules=rules,
             sees_images=setup.sees_images,
             format_with_tools=setup.format_with_tools,
+            context=setup.context(
+                request.context,
+                self.route.entry.clear_results_above,
+                prompt=self.runtime.config.compaction.prompt,
+                needs_summary=self.durable is not None,
+            ),
         )
 
     async def _set_up(

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Final
 
 _INLINE: Final = "send data inline"
-_HISTORY: Final = "use previous_response_id, or send the history"
 APIS: Final[Mapping[str, tuple[str, str]]] = {
     "files": ("the Files API", _INLINE),
     "uploads": ("the Uploads API", _INLINE),
@@ -13,8 +12,6 @@ APIS: Final[Mapping[str, tuple[str, str]]] = {
     "messages/batches": ("the Message Batches API", "send requests one by one"),
     "vector_stores": ("the Vector Stores API", "offer a tool that searches"),
     "containers": ("the Containers API", "offer a tool that runs code"),
-    "conversations": ("the Conversations API", _HISTORY),
-    "responses/compact": ("compaction", "shorten the history before it is sent"),
     "assistants": ("the Assistants API", "use the Responses API"),
     "threads": ("the Assistants API", "use the Responses API"),
     "evals": ("the Evals API", ""),

@@ -20,6 +20,7 @@ from callgate.conversation.events import (
     CallEnded,
     ChatEnded,
     ChatEvent,
+    ContextChanged,
     Responder,
     TurnAccount,
     TurnEnded,
@@ -55,6 +56,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     failed_attempts: list[tuple[float, Attempt]] = []
     """With the time when each ended. Empty where the first deployment answered at once."""
     _recovered: list[dict[str, Any]] = []
+    _changes: list[dict[str, Any]] = []
     _outcomes: dict[tuple[int, str], dict[str, Any]] = {}
     _found: set[str] = set()
     """The tools that searches gave."""
@@ -101,6 +103,15 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
         else:
             self._outcomes[event.turn, event.call.id] = outcome
 
+    @handles(handlers, ContextChanged)
+    def _context_changed(self, event: ContextChanged) -> None:
+        shown: dict[str, Any] = {"turn": event.turn, "kind": event.kind}
+        if event.failure:
+            shown["failure"] = event.failure
+        else:
+            shown |= {"count": event.count, "tokens": event.tokens}
+        self._changes.append(shown)
+
     @property
     def usage(self) -> Usage | None:
         """The sum of the usage of all turns, once the chat has ended."""
@@ -132,6 +143,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
         if self.search is not None:
             report["tool_search"] = {**self.search, "found": len(self._found), "bridged": self._bridged()}
         report["ms"] = _milliseconds(self._clock() - self._began)
+        if self._changes:
+            report["context"] = self._changes
         if self._recovered:
             report["recovered"] = self._recovered
         if self.failed_attempts:
@@ -164,6 +177,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
         }
         if answer.lane:
             turn["lane"] = answer.lane
+        if answer.is_summary:
+            turn["summary"] = True
         if (by := answer.by) is not NO_RESPONDER:
             turn |= self._who(by)
         if answer.usage is not None:

@@ -337,6 +337,8 @@ class TurnAccount(msgspec.Struct, frozen=True, gc=False):
     """Something of it is missing: it was cut off, or nobody knows how it ended and its calls were left out."""
     counts: TokenCounts | None = None
     """The counts of its usage, which several listeners need; None without usage."""
+    is_summary: bool = False
+    """It summarized the conversation; nothing of it is part of the answer."""
 
 
 BEFORE_ALL_TURNS = -1
@@ -373,6 +375,24 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     call: ReadyCall
     outcome: Outcome
     seconds: float
+
+
+class ContextChanged(msgspec.Struct, frozen=True, gc=False):
+    """The history was made smaller before a turn."""
+
+    turn: int
+    kind: str
+    """The type of the rule in its API; `clear_results` for the operator's, `compaction` for a summary."""
+    count: int = 0
+    """How many results, or turns with thinking, were cleared, or how many messages were summarized."""
+    tokens: int = 0
+    """About how many tokens the prompt has fewer."""
+    failure: str = ""
+    """Why there is no summary, where one was wanted and the chat goes on without."""
+    summary: str = ""
+    """The summary as the model wrote it."""
+    stands_for: str = ""
+    """The text that stands for the summarized messages from now on."""
 
 
 class HiddenTurns(msgspec.Struct, frozen=True, gc=False):
@@ -416,6 +436,8 @@ class ChatEnded(msgspec.Struct, frozen=True, gc=False):
     """Its message is not in the history yet."""
     turn_usages: tuple[Usage, ...] = ()
     """The usage of each turn that reported it; empty for a passed-through answer."""
+    summary_usages: frozenset[int] = frozenset()
+    """Which of these are of summaries, by their places."""
 
     def usage_in(self, scope: UsageScope) -> Usage | None:
         """Return the usage for the client. The last turn is the last one that reported any."""
@@ -443,6 +465,7 @@ ChatEvent: TypeAlias = (
     | CallProgress
     | CallEnded
     | Attempt
+    | ContextChanged
     | CallsHandedBack
     | ChatEnded
     | ChatFailed

@@ -14,6 +14,11 @@ def new_id(kind: Kind) -> str:
     return f"{kind}_{_bits(96):024x}"
 
 
+def new_item_id(prefix: str) -> str:
+    """Return the id of an object that a client keeps here."""
+    return f"{prefix}_{_bits(96):024x}"
+
+
 def new_request_id() -> str:
     """Return an id without digits: it is part of error messages, and some clients retry on any `500` in one."""
     return "req_" + (b"%024x" % _bits(96)).translate(_LETTERS).decode()

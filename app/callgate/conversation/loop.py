@@ -17,12 +17,14 @@ from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import BrokenCall, Call, Finding, Flaw, ReadyCall
 from callgate.conversation import feedback, raw_json
 from callgate.conversation.attempts import Attempts
+from callgate.conversation.context import COMPACTION, SUMMARIZED, Compact, ContextKeeper
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import (
     CallsHandedBack,
     CallsNotAlone,
     CallWritten,
     ChatEnded,
+    ContextChanged,
     Ending,
     EndingKind,
     Logprobs,
@@ -104,17 +106,19 @@ def converse(
     rules: Rules = USUAL_RULES,
     sees_images: bool = False,
     format_with_tools: bool = True,
+    context: ContextKeeper | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Coroutine[Any, Any, Ending]:
     """Run a chat from the client's request to its ending, and emit its events.
 
     `format_with_tools`: whether the model takes a `response_format` beside tools. If not, its text in turns with tools is
-    not the answer, which is requested in one more turn without tools.
+    not the answer, which is requested in one more turn without tools. `context`: edits the history before each turn.
     """
     messages = () if isinstance(request, Passthrough) else request.messages
     conversation = _Conversation(request, model, toolbox, emit, new_id, rules, clock, Transcript(messages, sees_images))
     if not format_with_tools and isinstance(request, ModelRequest):
         conversation.format_kept_back = "response_format" in request.params
+    conversation.context = context
     return conversation.run()
 
 
@@ -156,6 +160,11 @@ class _Conversation(msgspec.Struct):
     """Why tools are withheld from now on; empty while they are offered."""
     format_kept_back: bool = False
     """The `response_format` is withheld because tools are offered."""
+    context: ContextKeeper | None = None
+    summaries: int = 0
+    """Turns that summarized the conversation."""
+    summary_usages: frozenset[int] = frozenset()
+    """Which of the usages below are theirs."""
     repeats: dict[tuple[str, str, str], int] = msgspec.field(default_factory=dict)
     usage: Usage | None = None
     """Of all turns so far."""
@@ -168,13 +177,14 @@ class _Conversation(msgspec.Struct):
 
     async def run(self) -> Ending:
         while True:
+            if self.context is not None and await self._fit(self.context):
+                return await self._end(Ending(EndingKind.ANSWERED, "stop", SUMMARIZED), None)
             turn, plan = await self._take_turn()
             ending = self._passed_ending(turn) if turn.passed else await self._ending(turn, plan)
             if ending is not None:
                 if self.held_text:
                     await self._emit_held(plan)
-                await self.emit(ChatEnded(ending, self.usage, self.transcript.messages, turn, self.turn_usages))
-                return ending
+                return await self._end(ending, turn)
             if not turn.calls:
                 continue  # ask again, without this turn in the history
             answers = await self._answer(plan)
@@ -185,17 +195,87 @@ class _Conversation(msgspec.Struct):
             self._update_limits(turn.calls, answers)
             self.index += 1
 
+    async def _end(self, ending: Ending, last: Turn | None) -> Ending:
+        history = self.transcript.messages
+        await self.emit(ChatEnded(ending, self.usage, history, last, self.turn_usages, self.summary_usages))
+        return ending
+
+    # -- the context
+
+    async def _fit(self, context: ContextKeeper) -> bool:
+        """Make the history smaller before a turn, where that is wanted. Returns whether the chat ends with that."""
+        context.measure(self.transcript.messages, self.toolbox.definitions())
+        messages, changes = context.edited(self.transcript.messages, self.index)
+        if changes:
+            self.transcript = self.transcript.edited(messages)
+            await context.save()
+            for change in changes:
+                await self.emit(change)
+        compact = context.due()
+        if compact is None:
+            return False
+        return await self._summarize(context, compact)
+
+    async def _summarize(self, context: ContextKeeper, compact: Compact) -> bool:
+        """Replace the history by a summary of it. Returns whether the chat ends with that."""
+        assert isinstance(self.request, ModelRequest), "a request that is passed through has no context"
+        asking = context.summary_messages(self.transcript.messages, compact)
+        if not asking:
+            if compact.is_last and compact.above is None:
+                raise ChatError(400, "There is nothing to summarize.", param="input", code="nothing_to_summarize")
+            return False
+        request = ModelRequest(
+            asking,
+            stream=False,
+            takes_calls=False,
+            record_body=self.request.record_body,
+            leave_out=self.request.leave_out,
+            is_summary=True,
+        )
+        index = self.index
+        summary = ""
+        try:
+            turn, _ = await self._take(request, is_emitted=False)
+            summary = turn.text.strip()
+            failure = _why_no_summary(turn)
+        except ChatError as error:
+            if context.must_not_fail(compact):
+                raise
+            failure = error.code or error.type
+        self.index += 1
+        self.summaries += 1
+        if failure:
+            if context.must_not_fail(compact):
+                raise _no_summary(failure)
+            await self.emit(ContextChanged(index, COMPACTION, failure=failure))
+            return False
+        messages, change = context.compacted(self.transcript.messages, summary, compact, index)
+        self.transcript = self.transcript.summarized(messages)
+        await self.emit(change)
+        return compact.is_last
+
     # -- one turn
 
     async def _take_turn(self) -> tuple[Turn, Plan]:
-        """Request one turn of the model, and plan its calls. It is requested again while its answers break off before any of
-        them was sent to the client."""
+        """Request one turn of the model, and plan its calls."""
         request = self._next_request()
         is_emitted = True
         holds_text = False
         if isinstance(request, ModelRequest):
             is_emitted = not (self.format_kept_back and request.tools)
             holds_text = self._holds_text(request)
+        turn, plan = await self._take(request, is_emitted=is_emitted, holds_text=holds_text)
+        if self.context is not None:
+            self.context.turn_was_taken()
+        return turn, plan
+
+    async def _take(
+        self, request: ModelRequest | Passthrough, *, is_emitted: bool, holds_text: bool = False
+    ) -> tuple[Turn, Plan]:
+        """Request one turn. It is requested again while its answers break off before any of them was sent to the client."""
+        is_summary = False
+        if isinstance(request, ModelRequest):
+            is_summary = request.is_summary
         await self.emit(TurnStarted(self.index))
         attempts = Attempts(self.index, self.emit)
         began = self.clock()
@@ -209,8 +289,11 @@ class _Conversation(msgspec.Struct):
                 turn = await asyncio.to_thread(builder.finish, answer.end)
             else:
                 turn = builder.finish(answer.end)
-            self._count(turn)
-            if turn.calls or self.not_alone or self.held_behind_calls:
+            self._count(turn, is_summary=is_summary)
+            if is_summary:
+                turn = turn.without_forbidden_calls()
+                self.held_behind_calls = []
+            elif turn.calls or self.not_alone or self.held_behind_calls:
                 turn = await self._alone_or_shown(turn)
             if not turn.broke_off:
                 self.is_unended = attempts.succeeded(gave_reason=bool(turn.reasons))
@@ -244,7 +327,10 @@ class _Conversation(msgspec.Struct):
             calls=turn.calls,
             is_cut=self.is_cut,
             counts=None if turn.usage is None else turn.usage.counts(),
+            is_summary=is_summary,
         )
+        if self.context is not None and account.counts is not None and not is_summary:
+            self.context.count(account.counts.prompt)
         await self.emit(TurnEnded(self.index, account))
         if failure is not None:
             raise _broke_off(turn)  # a new one: an exception keeps the frame alive that it was raised in
@@ -293,7 +379,7 @@ class _Conversation(msgspec.Struct):
         builder = passed or building or self._builder()
         return _ReadAnswer(builder, end, lane, first_seconds, reason_is_raw)
 
-    def _count(self, turn: Turn) -> None:
+    def _count(self, turn: Turn, *, is_summary: bool) -> None:
         """Add the usage of a turn. A passed-through answer has that of all its choices."""
         usage = turn.usage
         if usage is None:
@@ -302,6 +388,8 @@ class _Conversation(msgspec.Struct):
             self.usage = usage
             return
         self.usage = add_usage((self.usage, usage))
+        if is_summary:
+            self.summary_usages |= {len(self.turn_usages)}
         self.turn_usages += (usage,)
 
     def _was_shown(self, turn: Turn) -> bool:
@@ -393,7 +481,7 @@ class _Conversation(msgspec.Struct):
         if self.format_kept_back:
             params = {key: value for key, value in request.params.items() if key != "response_format"}
             request = replace(request, params=params)
-        if self.index and request.tool_choice not in (None, "none"):
+        if self.index > self.summaries and request.tool_choice not in (None, "none"):
             # A forced choice applies to the first turn: forced again, the model could never answer.
             return replace(request, tool_choice="auto")
         return request
@@ -539,6 +627,26 @@ def _settled(events: Iterable[ModelEvent], *, is_answer: bool) -> Iterable[Model
 
 def _refuse(calls: Iterable[Call], why: str) -> dict[str, Outcome]:
     return {call.id: Failed(why, FailureKind.NOT_RUN) for call in calls}
+
+
+def _why_no_summary(turn: Turn) -> str:
+    """Return why an answer is no summary; empty where it is one. A summary that was cut at its length is one: nothing else would
+    make room."""
+    if turn.failure is Flaw.CONTENT_FILTER:
+        return "content_filter"
+    if not turn.text.strip():
+        return "empty_summary"
+    return ""
+
+
+def _no_summary(why: str) -> ChatError:
+    return ChatError(
+        502,
+        f"The conversation could not be summarized: the model's answer is no summary ({why}).",
+        type="server_error",
+        code="compaction_failed",
+        retryable=True,
+    )
 
 
 def _broke_off(turn: Turn) -> ChatError:

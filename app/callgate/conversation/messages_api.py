@@ -28,6 +28,11 @@ STOP_REASONS: Final[Mapping[str, str]] = {
 STOP_SEQUENCE: Final = "stop_sequence"
 """The stop reason for a stop sequence; Chat Completions has none."""
 
+COMPACTED: Final = "compaction"
+"""The stop reason of an answer that ends with a summary of the conversation."""
+CONTEXT: Final = "context_management"
+"""The field of an answer that says what of its context its provider edited."""
+
 BLOCKS: Final = "content_blocks"
 """The field of an assistant message with its blocks as Anthropic sent them. It is sent to Anthropic only."""
 

@@ -4,7 +4,7 @@ import msgspec
 from msgspec.structs import replace
 
 from callgate.conversation.errors import ChatError, SeparateChoices
-from callgate.conversation.messages_api import BLOCKS, SIGNED
+from callgate.conversation.messages_api import BLOCKS, CONTEXT, SIGNED
 from callgate.conversation.ports import Message, ModelRequest, Passthrough
 from callgate.untrusted.readers import read_shape
 
@@ -52,10 +52,9 @@ def with_withheld(request: ModelRequest) -> ModelRequest:
 def _fit_for_chats(message: Message, *, signed: bool) -> Message:
     """Remove what only Anthropic's API has. Signatures are valid only for the model that made them."""
     if isinstance(message, dict):
+        dropped = {BLOCKS, CONTEXT}
         if BLOCKS in message or not signed:
-            dropped = {BLOCKS, SIGNED}
-        else:
-            dropped = {BLOCKS}
+            dropped.add(SIGNED)
         return {name: value for name, value in message.items() if name not in dropped}
     if signed or SIGNED.encode() not in bytes(message):
         return message

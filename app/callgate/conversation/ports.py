@@ -119,6 +119,8 @@ class ModelRequest(msgspec.Struct, frozen=True, gc=False):
     is sent them with that, so that the prompt stays the one that it keeps; any other is sent none."""
     deferred: DeferredTools | None = None
     """The tools that are searched for."""
+    is_summary: bool = False
+    """It asks for a summary of the conversation, which another model may write."""
 
 
 class Passthrough(msgspec.Struct, frozen=True, gc=False):

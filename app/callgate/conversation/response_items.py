@@ -26,5 +26,13 @@ def thoughts_in(field: Any) -> Sequence[Mapping[str, Any]]:
     return [entry for entry in field if isinstance(entry, dict) and _is_reasoning(entry.get("item"))]
 
 
+def compactions_in(field: Any) -> Sequence[Mapping[str, Any]]:
+    """Return the items that stand for what a provider summarized itself."""
+    if not isinstance(field, list):
+        return ()
+    kinds = ((entry, entry.get("item")) for entry in field if isinstance(entry, dict))
+    return [entry for entry, item in kinds if isinstance(item, dict) and item.get("type") == "compaction"]
+
+
 def _is_reasoning(item: Any) -> bool:
     return isinstance(item, dict) and item.get("type") == "reasoning"

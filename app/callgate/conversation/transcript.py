@@ -13,6 +13,7 @@ from callgate.conversation.events import HiddenTurns
 from callgate.conversation.ports import Message
 from callgate.conversation.turn import Turn
 
+IMAGES = "Images returned by the tools above:"
 GIVEN_BACK = frozenset({"role", "content", "tool_calls"})
 """The fields of an assistant message that every client sends back."""
 
@@ -34,6 +35,16 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         results = [self._result(call.id, answers[call.id]) for call in turn.calls]
         round_ = (turn.assistant_message(), *results, *self._images(answers[call.id] for call in turn.calls))
         return replace(self, messages=(*self.messages, *round_), own=(*self.own, *round_))
+
+    def edited(self, messages: Sequence[Message]) -> "Transcript":
+        """Return the history with changed messages in the places of its own."""
+        begin = len(messages) - len(self.own)
+        own = tuple(message for message in messages[begin:] if isinstance(message, dict))
+        return replace(self, messages=messages, own=own)
+
+    def summarized(self, messages: Sequence[Message]) -> "Transcript":
+        """Return a history that begins with a summary, in which nothing is hidden from the client."""
+        return replace(self, messages=messages, own=())
 
     def hidden(self, turn: Turn, answers: Mapping[str, Outcome]) -> HiddenTurns | None:
         """Return what the client is not shown when it gets unanswered calls of this turn; None if there is nothing."""
@@ -67,7 +78,7 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         if not images or not self.sees_images:
             return []
         # Tool messages take text only, so images follow in a user message.
-        parts: list[dict[str, Any]] = [{"type": "text", "text": "Images returned by the tools above:"}]
+        parts: list[dict[str, Any]] = [{"type": "text", "text": IMAGES}]
         parts += [
             {"type": "image_url", "image_url": {"url": f"data:{image.mime_type};base64,{image.data}"}}
             for image in images

@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
@@ -14,7 +15,10 @@ from callgate.api.judged_request import judged_request
 from callgate.api.middleware import context_of
 from callgate.api.strict_json import LARGE_BODY
 from callgate.api.token_counts import counted_tokens
-from callgate.messages.requests import read_messages_request
+from callgate.conversation.context import ContextKeeper, ContextWishes
+from callgate.conversation.ports import ModelRequest
+from callgate.messages.context_edits import MANAGEMENT
+from callgate.messages.requests import read_messages_request, with_context
 from callgate.runtime.manager import RuntimeManager
 
 
@@ -40,6 +44,7 @@ class CountEndpoint:
             limits.json_depth,
             counts_only=True,
             reads_files=self._manager.current.toolboxes.reads_files,
+            speaks_messages=self._manager.current.toolboxes.speaks_messages,
         )
         if len(body) <= LARGE_BODY:
             parsed = reading()
@@ -53,4 +58,18 @@ class CountEndpoint:
             setup = runtime.toolboxes.engage(route, caller, "", request.read_tools(), None)
             model_request = replace(judged.for_model(), tools=setup.toolbox.definitions())
             counted = await counted_tokens(runtime, route, caller, model_request, len(body))
-        await send_whole(send, 200, encode({"input_tokens": counted.tokens}), counted.headers)
+            shown: dict[str, Any] = {"input_tokens": counted.tokens}
+            if parsed.asks_of_context and not route.speaks_messages():
+                shown |= _edited(with_context(request, route.entry).context, model_request, counted.tokens)
+        await send_whole(send, 200, encode(shown), counted.headers)
+
+
+def _edited(wishes: ContextWishes | None, request: ModelRequest, tokens: int) -> dict[str, Any]:
+    """Return the count of a request whose context is edited here: about, and what it was before."""
+    if wishes is None or not wishes.edits:
+        return {}
+    keeper = ContextKeeper(wishes=wishes)
+    keeper.measure(request.messages, request.tools)
+    keeper.count(tokens)
+    keeper.edited(request.messages, 0)
+    return {"input_tokens": keeper.tokens(), MANAGEMENT: {"original_input_tokens": tokens}}

@@ -20,7 +20,14 @@ from callgate.config.schema.whole import Config
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ChatEnded
-from callgate.messages.requests import MessagesRequest, read_messages_request, thinking_unheard, with_thinking
+from callgate.messages.context_edits import MANAGEMENT
+from callgate.messages.requests import (
+    MessagesRequest,
+    read_messages_request,
+    thinking_unheard,
+    with_context,
+    with_thinking,
+)
 from callgate.messages.threads import Threads
 from callgate.messages.writers import MessageHead, MessageStreamWriter, MessageWriter, event_of
 from callgate.runtime.manager import RuntimeManager
@@ -46,6 +53,7 @@ class MessagesFace:
         limits = config.limits
         assert context.caller is not None, "the middleware requires a caller here"
         owner = owner_name(context.caller)
+        runtime = self._manager.current
         earlier = await self._threads.earlier(owner, body, limits.body_bytes)
         reading = partial(
             read_messages_request,
@@ -54,7 +62,8 @@ class MessagesFace:
             limits.messages,
             limits.json_depth,
             earlier=earlier,
-            reads_files=self._manager.current.toolboxes.reads_files,
+            reads_files=runtime.toolboxes.reads_files,
+            speaks_messages=runtime.toolboxes.speaks_messages,
         )
         is_large = len(body) + earlier.size > LARGE_BODY
         if not is_large:
@@ -79,12 +88,15 @@ class MessagesExchange(FaceExchange):
             note_left_out(warn, self._read.left_out)
         if self._read.unheard:
             note_unplaced(warn, self._read.unheard)
+        request = self.request
+        if self._read.asks_of_context and not route.speaks_messages():
+            request = self.request = with_context(request, route.entry)
         if not self._read.thinks:
-            return self.request
+            return request
         way = route.thinking()
-        if not route.speaks_messages() and (unheard := thinking_unheard(self.request.normalized, way)):
+        if not route.speaks_messages() and (unheard := thinking_unheard(request.normalized, way)):
             note_unplaced(warn, unheard)
-        return replace(self.request, normalized=with_thinking(self.request.normalized, way))
+        return replace(request, normalized=with_thinking(request.normalized, way))
 
     def keeper(self, conversation: Conversation) -> AnswerKeeper | None:
         if self._read.thread is None:
@@ -109,6 +121,7 @@ class MessagesExchange(FaceExchange):
             parsed.shows_thinking,
             parsed.shows_calls,
             conversation.delivery.usage_scope,
+            says_edits=self.request.context is not None and MANAGEMENT in self.request.fields,
         )
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from callgate.conversation.errors import ChatError
 from callgate.conversation.readable_content import LEFT_OUT, PDF, file_part, image_part, left_out_part, text_part
+from callgate.messages.context_edits import text_of_summary
 from callgate.messages.request_schema import IN_RESULTS, NEEDS, MessageBlock, MessagesMessage, blocks_in, wrong
 from callgate.untrusted.readers import NULL, json_reader, read_value
 
@@ -46,6 +47,8 @@ class History(msgspec.Struct):
     """The types of blocks that were replaced by a line which says so."""
     reads_files: bool = False
     """Whether its model takes PDFs."""
+    reads_compactions: bool = False
+    """Whether its model reads its own `compaction` blocks."""
     shown: set[str] = msgspec.field(default_factory=set)
     """The ids of our calls that the client was shown and sent back."""
 
@@ -75,11 +78,15 @@ def unsigned(thinking: str) -> str:
 
 
 def as_chat(
-    system: str | Sequence[MessageBlock] | None, messages: Sequence[MessagesMessage], *, reads_files: bool = False
+    system: str | Sequence[MessageBlock] | None,
+    messages: Sequence[MessagesMessage],
+    *,
+    reads_files: bool = False,
+    reads_compactions: bool = False,
 ) -> History:
     """Return the messages for a model of chats. What such a model cannot read is replaced by a line that says so, because it
     stays in the conversation: refused, it would end it."""
-    history = History(reads_files=reads_files)
+    history = History(reads_files=reads_files, reads_compactions=reads_compactions)
     if system:
         if isinstance(system, str):
             text = system
@@ -87,7 +94,7 @@ def as_chat(
             text = "\n\n".join(block.text or "" for block in system)
         history.add({"role": "system", "content": text}, [])
     open_calls: dict[str, str] = {}
-    for role, blocks in _turns(messages):
+    for role, blocks in _turns(messages, _after_summary(messages, history)):
         if role == "user":
             open_calls = _user(history, blocks, open_calls)
         elif open_calls:
@@ -103,10 +110,35 @@ def as_chat(
     return history
 
 
-def _turns(messages: Sequence[MessagesMessage]) -> Iterator[tuple[str, list[_Placed]]]:
+def _after_summary(messages: Sequence[MessagesMessage], history: History) -> tuple[int, int]:
+    """Return the place of the last summary, which stands for all that is before it: a message, and a block of it."""
+    for index in range(len(messages) - 1, -1, -1):
+        content = messages[index].content
+        if isinstance(content, str):
+            continue
+        for place in range(len(content) - 1, -1, -1):
+            if _is_summary(content[place], history):
+                return index, place
+    return 0, 0
+
+
+def _is_summary(block: MessageBlock, history: History) -> bool:
+    """True for a `compaction` block that is read here: of any provider for a model of chats, else one that was made here."""
+    if block.type != "compaction" or not isinstance(_decoded(block.content), str):
+        return False
+    return not history.reads_compactions or _is_ours(block)
+
+
+def _is_ours(block: MessageBlock) -> bool:
+    return (block.signature or "").startswith(OUR_SIGNATURE)
+
+
+def _turns(messages: Sequence[MessagesMessage], start: tuple[int, int]) -> Iterator[tuple[str, list[_Placed]]]:
+    """Yield the turns from a place on: a message, and a block of it."""
+    first, first_block = start
     role = ""
     blocks = list[_Placed]()
-    for index, message in enumerate(messages):
+    for index, message in enumerate(messages[first:], first):
         if message.role != role:
             if blocks:
                 yield role, blocks
@@ -116,7 +148,8 @@ def _turns(messages: Sequence[MessagesMessage]) -> Iterator[tuple[str, list[_Pla
         if isinstance(content, str):
             blocks.append(_Placed(MessageBlock("text", text=content), index, None))
         else:
-            blocks += [_Placed(block, index, place) for place, block in enumerate(content)]
+            begin = first_block if index == first else 0
+            blocks += [_Placed(block, index, place) for place, block in enumerate(content) if place >= begin]
     if blocks:
         yield role, blocks
 
@@ -344,7 +377,7 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
     open_calls: dict[str, str] = {}
     ours: dict[str, str] = {}
     message = _AssistantMessage()
-    for placed in blocks:
+    for placed in _behind_summary(history, blocks):
         block = placed.block
         if block.type == "mcp_tool_result":
             # The answer to a call of ours.
@@ -385,6 +418,16 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
         raise wrong(next(iter(ours.values())), "`mcp_tool_use` without its `mcp_tool_result`")
     message.add_to(history)
     return open_calls
+
+
+def _behind_summary(history: History, blocks: Sequence[_Placed]) -> Sequence[_Placed]:
+    """Add the summary that a turn begins with, as a message of the user; return the blocks behind it."""
+    first = blocks[0].block
+    if not _is_summary(first, history):
+        return blocks
+    history.add({"role": "user", "content": text_of_summary(_decoded(first.content))}, None)
+    history.is_altered = history.is_altered or _is_ours(first)
+    return blocks[1:]
 
 
 def _of_anthropics(history: History, message: _AssistantMessage, block: MessageBlock) -> None:

@@ -41,6 +41,11 @@ class OriginalMessages:
         self._places: Mapping[int, int] | None = None
         self._given: Sequence[Mapping[str, msgspec.Raw]] = ()
 
+    def heard(self, names: Sequence[str]) -> "OriginalMessages":
+        """Return the same without fields that are done here among those that have no place."""
+        unplaced = [name for name in self.unplaced if name not in names]
+        return OriginalMessages(self.fields, self._messages, self._origins, self.foreign, self.betas, unplaced)
+
     def judged(self, fields: JudgedFields) -> "JudgedMessages":
         """Return the same for lanes, with these fields."""
         return JudgedMessages(fields, self._messages, self._origins, self.foreign, self.betas, self.unplaced)

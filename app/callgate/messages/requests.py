@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from callgate.api import chat_outline
 from callgate.api.chat_request import DIALECTS, ChatRequest, Delivery, RequestedTools, RequestOrigin
@@ -13,6 +14,7 @@ from callgate.api.mcp_entries import OWN_LABEL, read_filter
 from callgate.api.strict_json import Fields, check_text, split
 from callgate.calls.selection import ToolSelection
 from callgate.conversation.client_run_tools import as_function, is_client_run
+from callgate.messages.context_edits import COMPACTION, FIELDS, MANAGEMENT, wishes_of
 from callgate.messages.history import as_chat
 from callgate.messages.original import OriginalMessages
 from callgate.messages.request_schema import (
@@ -26,6 +28,7 @@ from callgate.messages.request_schema import (
 )
 from callgate.messages.threads import NOTHING_EARLIER, Earlier
 from callgate.messages.unplaced import beyond_chats, unheard_in
+from callgate.models.resolve import ModelConfig
 from callgate.policy.operator_ids import may_have_ids
 from callgate.untrusted.doors import Opened, written_here
 from callgate.untrusted.readers import EMPTY_LIST, read_shape, read_value
@@ -60,6 +63,8 @@ class MessagesRequest(msgspec.Struct):
     """The types of content that a model of chats cannot read, which is left out for one."""
     unheard: Sequence[str] = ()
     """What is left out whoever answers."""
+    asks_of_context: bool = False
+    """Whether it has fields about its context."""
 
 
 def read_messages_request(
@@ -71,10 +76,12 @@ def read_messages_request(
     counts_only: bool = False,
     earlier: Earlier = NOTHING_EARLIER,
     reads_files: Callable[[str], bool] = lambda model: False,
+    speaks_messages: Callable[[str], bool] = lambda model: False,
 ) -> MessagesRequest:
     """Read a request. Raises `ChatError` that names the wrong field.
 
-    `earlier`: the messages of the thread that it continues. `reads_files`: whether a model takes PDFs.
+    `earlier`: the messages of the thread that it continues. `reads_files`: whether a model takes PDFs. `speaks_messages`: whether it has
+    Anthropic's own API, which reads its own `compaction` blocks.
     """
     fields = split(body, max_depth)
     check_text(body, max_depth)
@@ -88,7 +95,12 @@ def read_messages_request(
         outline = outline_of(written_here(_encode(fields)), counts_only=counts_only)
     if len(outline.messages) > max_messages:
         raise wrong("messages", f"at most {max_messages} messages are accepted", code="array_above_max_length")
-    history = as_chat(outline.system, outline.messages, reads_files=reads_files(outline.model))
+    history = as_chat(
+        outline.system,
+        outline.messages,
+        reads_files=reads_files(outline.model),
+        reads_compactions=speaks_messages(outline.model),
+    )
     beyond = beyond_chats(outline, fields)
     foreign = [*history.foreign, *beyond.demanded]
     tools, narrowing = _tools(outline, foreign)
@@ -153,7 +165,17 @@ def read_messages_request(
         thread=outline.thread,
         left_out=history.left_out,
         unheard=unheard_in(outline),
+        asks_of_context=MANAGEMENT in fields or COMPACTION in fields,
     )
+
+
+def with_context(request: ChatRequest, entry: ModelConfig) -> ChatRequest:
+    """Return a request of whose context is done here what it asks, for a model behind another API."""
+    origin = request.origin
+    assert isinstance(origin.original, OriginalMessages), "a request of this API has its original"
+    original = origin.original.heard(FIELDS)
+    wishes = wishes_of(request.fields, entry)
+    return replace(request, context=wishes, origin=replace(origin, original=original))
 
 
 def with_thinking(normalized: Mapping[str, msgspec.Raw], way: str) -> dict[str, msgspec.Raw]:

@@ -15,6 +15,7 @@ from callgate.calls.outcome import Failed
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from callgate.chat.writers import Joiner
 from callgate.conversation import messages_api
+from callgate.conversation.context import SUMMARIZED
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import (
@@ -24,6 +25,7 @@ from callgate.conversation.events import (
     CallStarted,
     ChatEnded,
     ChatEvent,
+    ContextChanged,
     ExtraField,
     Finished,
     ModelEvent,
@@ -34,8 +36,9 @@ from callgate.conversation.events import (
     ThinkingBlock,
 )
 from callgate.conversation.listeners import Handlers, handles
-from callgate.conversation.messages_api import STOP_REASONS, STOP_SEQUENCE
-from callgate.conversation.usage import NO_USAGE, UsageScope
+from callgate.conversation.messages_api import COMPACTED, CONTEXT, STOP_REASONS, STOP_SEQUENCE
+from callgate.conversation.usage import NO_USAGE, UsageScope, add_usage
+from callgate.messages.context_edits import applied_edits, summary_in
 from callgate.messages.history import OUR_CALL, unsigned
 from callgate.models.direct.model import TEXT_OF_A_MODEL
 from callgate.untrusted.doors import TooMuch, Untrusted, open_text
@@ -65,6 +68,8 @@ class MessageHead(msgspec.Struct, frozen=True, gc=False):
     shows_calls: bool = False
     usage_scope: UsageScope = "sum"
     """Which token counts the answer reports."""
+    says_edits: bool = False
+    """Whether the answer says what of its context was edited here."""
 
     @property
     def id(self) -> str:
@@ -73,12 +78,29 @@ class MessageHead(msgspec.Struct, frozen=True, gc=False):
     def usage(self, ended: ChatEnded) -> dict[str, Any]:
         """Return the usage of an answer. With the sum it has `iterations`, an entry for each turn, because clients calculate the
         size of their context from the last entry; without, because clients would add them up."""
-        usage: dict[str, Any] = {**(ended.usage_in(self.usage_scope) or NO_USAGE).in_messages()}
+        whole = ended.usage_in(self.usage_scope)
+        if self.usage_scope == "sum" and ended.summary_usages:  # which are told apart, and are no part of the sum
+            turns = enumerate(ended.turn_usages)
+            whole = add_usage(turn for place, turn in turns if place not in ended.summary_usages)
+        usage: dict[str, Any] = {**(whole or NO_USAGE).in_messages()}
         if self.usage_scope == "sum" and ended.turn_usages:
             usage["iterations"] = [
-                {"type": "message", **turn.in_messages(), "cache_creation": None} for turn in ended.turn_usages
+                {
+                    "type": "compaction" if place in ended.summary_usages else "message",
+                    **turn.in_messages(),
+                    "cache_creation": None,
+                }
+                for place, turn in enumerate(ended.turn_usages)
             ]
         return usage
+
+    def edits(self, blocks: "_Blocks") -> dict[str, Any]:
+        """Return the field that says what of the context was edited, here or by the provider."""
+        if self.says_edits:
+            return {CONTEXT: {"applied_edits": applied_edits(blocks.changes)}}
+        if blocks.edits_of_provider is not None:
+            return {CONTEXT: {"applied_edits": blocks.edits_of_provider}}
+        return {}
 
     def message(
         self, content: Sequence[Any], extra_fields: Mapping[str, Any], usage: Mapping[str, Any]
@@ -119,8 +141,32 @@ class _Blocks:
         self._text = Joiner()
         self._turn = -1
         self._is_last_reason_sequence = False
+        self._is_paused = False
+        """Its provider paused after compaction."""
         self._is_refused = False
         self._has_calls = False
+        self.changes: list[ContextChanged] = []
+        """What was edited of the context here."""
+        self.edits_of_provider: list[Any] | None = None
+        """The same as the provider said it; None where it said nothing."""
+
+    def context_changed(self, change: ContextChanged) -> bytes:
+        """Write the summary of a conversation, if it is one."""
+        self.changes.append(change)
+        if not change.summary:
+            return b""
+        text = summary_in(change)
+        written = self._close()
+        self._index += 1
+        start = {"type": "compaction", "content": None, "encrypted_content": None, "signature": unsigned(text)}
+        return b"".join(
+            (
+                written,
+                self._sink.start(self._index, start),
+                self._sink.delta(self._index, "compaction_delta", "content", text),
+                self._sink.stop(self._index),
+            )
+        )
 
     def write_output(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
         written: list[bytes] = []
@@ -162,9 +208,12 @@ class _Blocks:
                 return written + self._close(str(signature))
             case Finished():
                 self._is_last_reason_sequence = event.reason == STOP_SEQUENCE
+                self._is_paused = event.reason == COMPACTED
             case ExtraField(field="refusal", value=str() as refusal):
                 self._is_refused = True
                 return self._say(turn, refusal)
+            case ExtraField(field=messages_api.CONTEXT):
+                self.edits_of_provider = [*(self.edits_of_provider or ()), *event.value]
             case ExtraField(field=messages_api.BLOCKS):
                 # Blocks of the provider's own tools.
                 return b"".join(self._whole(block) for block in event.value if block.get("type") not in _READ)
@@ -215,6 +264,8 @@ class _Blocks:
             reason = "max_tokens"  # all its calls were broken and left out
         if reason == "end_turn" and (self._is_last_reason_sequence or self._is_refused):
             reason = "refusal" if self._is_refused else STOP_SEQUENCE
+        if self._is_paused or ended.ending.note == SUMMARIZED:
+            reason = COMPACTED
         return written + self._close(), {**NOT_STOPPED, "stop_reason": reason}
 
     # -- blocks
@@ -339,6 +390,9 @@ class MessageStreamWriter:
                     self._held += event.data
                     return b""
                 return event.data
+            case ContextChanged():
+                written = self._blocks.context_changed(event)
+                return self._opening() + written if written else b""
             case CallStarted() if self._head.shows_calls:
                 return self._opening() + self._blocks.call_started(event)
             case CallEnded() if self._head.shows_calls:
@@ -379,6 +433,7 @@ class MessageStreamWriter:
         written, why = self._blocks.finish(ended)
         last: dict[str, Any] = {"type": "message_delta", "delta": {**why, "container": None}}
         last["usage"] = self._head.usage(ended)
+        last |= self._head.edits(self._blocks)
         if self._diagnosis is not None:
             last["x_callgate"] = self._diagnosis.report()
         return written + event_of(last) + STOP
@@ -445,13 +500,17 @@ class MessageWriter:
         if (take := self._takes.get(type(event))) is not None:
             take(self, event)
 
-    @handles(_takes, ModelOutput, CallStarted, CallEnded, CallsHandedBack)
+    @handles(_takes, ModelOutput, CallStarted, CallEnded, CallsHandedBack, ContextChanged)
     def _keep(self, event: ChatEvent) -> None:
         self._events.append(event)
 
     @handles(_takes, Attempt)
     def _forget(self, event: Attempt) -> None:
-        self._events = [other for other in self._events if getattr(other, "turn", None) != event.turn]
+        self._events = [
+            other
+            for other in self._events
+            if isinstance(other, ContextChanged) or getattr(other, "turn", None) != event.turn
+        ]
 
     @handles(_takes, Passed)
     def _pass(self, event: Passed) -> None:
@@ -472,6 +531,8 @@ class MessageWriter:
             match event:
                 case ModelOutput():
                     blocks.write_output(event.turn, event.events)
+                case ContextChanged():
+                    blocks.context_changed(event)
                 case CallStarted():
                     blocks.call_started(event)
                 case CallEnded():
@@ -479,7 +540,7 @@ class MessageWriter:
                 case CallsHandedBack():
                     blocks.handed_back(event.calls)
         _, why = blocks.finish(self._ended)
-        body = self._head.message(gathered.content, why, self._head.usage(self._ended))
+        body = self._head.message(gathered.content, why, self._head.usage(self._ended)) | self._head.edits(blocks)
         if self._diagnosis is not None:
             body["x_callgate"] = self._diagnosis.report()
         return body

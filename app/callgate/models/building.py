@@ -70,6 +70,8 @@ def model_entry(section: ModelSection, config: Config) -> ModelConfig:
         offer=section.offer,
         tool_search=SearchSetting(**section.tool_search.values()),
         max_input_tokens=_count_or_none(section.model_info.get("max_input_tokens")),
+        context_tokens=section.context_tokens(),
+        clear_results_above=_limit_of_context(section),
         format_with_tools=section.response_format_with_tools,
         answer_bytes=config.limits.answer_bytes,
         deadlines=Deadlines(
@@ -123,6 +125,14 @@ def _of_defined_provider(entry: ModelConfig, name: str, section: ProviderSection
     if entry.lane == "auto" and section.wire == "responses":
         entry = replace(entry, lane="responses")
     return replace(entry, litellm_params=params, provider=provider)
+
+
+def _limit_of_context(section: ModelSection) -> int | None:
+    share = section.context.clear_results_above
+    tokens = section.context_tokens()
+    if share is None or tokens is None:
+        return None
+    return int(share * tokens)
 
 
 def _named_reasons(section: FinishReasons) -> dict[FinishClass, tuple[str, ...]]:

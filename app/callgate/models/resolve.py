@@ -80,6 +80,10 @@ class ModelConfig:
     """How its tools are kept out of its prompts."""
     max_input_tokens: int | None = None
     """The tokens that it takes, where its entry says."""
+    context_tokens: int | None = None
+    """The tokens of its context, where the config says them."""
+    clear_results_above: int | None = None
+    """The tokens of a prompt beyond which the oldest results of our tools are cleared; None for never."""
     provider: Provider | None = None
     """The provider of its model, where the config defines it."""
     pattern: str | None = None

@@ -10,6 +10,7 @@ from callgate.config.schema.faces import ResponsesOfOne
 from callgate.config.schema.guards import ADMITS, OFFERED, WIDENS_ON, WidensTo
 from callgate.config.schema.tool_search import ToolSearch, ToolSearchSection
 from callgate.config.schema.values import (
+    NO_BOOLEAN,
     Count,
     Globs,
     OfferSetting,
@@ -166,6 +167,16 @@ class FinishReasons(Section):
     """Its provider withheld the rest: nothing of it runs."""
 
 
+class ContextSection(Section):
+    """How the prompts of a model are kept within its context."""
+
+    clear_results_above: Annotated[float | None, Field(gt=0, lt=1), NO_BOOLEAN] = None
+    """The share of the model's context beyond which the oldest results of the config's tools become one line each, by which
+    `read_more` finds them again; off where it is not set."""
+    tokens: Count | None = None
+    """The tokens of the model's context; `max_input_tokens` of `model_info` where it is not set."""
+
+
 class ModelEntry(Section):
     """One entry of `model_list`: litellm's block as it is, and what Callgate adds to it."""
 
@@ -220,6 +231,25 @@ class ModelEntry(Section):
     """Seconds a stream may be silent; `upstream.idle_seconds` where it is not set."""
     responses: ResponsesOfOne = ResponsesOfOne()
     """How its responses are served."""
+    context: ContextSection = ContextSection()
+    """How its prompts are kept within its context."""
+
+    @model_validator(mode="after")
+    def _context_is_known(self) -> "ModelEntry":
+        if self.context.clear_results_above is not None and self.context_tokens() is None:
+            raise PydanticCustomError(
+                "context",
+                "`context.clear_results_above` needs the size of the model's context: set `context.tokens`, or `max_input_tokens` in"
+                " `model_info`",
+            )
+        return self
+
+    def context_tokens(self) -> int | None:
+        """Return the tokens of its context, as far as the config says."""
+        listed = self.model_info.get("max_input_tokens")
+        if self.context.tokens is None and type(listed) is int and listed > 0:
+            return listed
+        return self.context.tokens
 
     @model_validator(mode="after")
     def _can_be_constrained(self) -> "ModelEntry":

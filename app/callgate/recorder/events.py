@@ -22,6 +22,7 @@ from callgate.conversation.events import (
     ChatEnded,
     ChatEvent,
     ChatFailed,
+    ContextChanged,
     Responder,
     TurnAccount,
     TurnEnded,
@@ -331,6 +332,14 @@ class EventReader:
             facts["instead_of"] = event.instead_of
         return "attempt", at, choice, event.turn, facts
 
+    def context_changed(self, at: float, choice: int, event: ContextChanged) -> StoredEvent:
+        facts: dict[str, Any] = {"rule": event.kind}
+        if event.failure:
+            facts["failure"] = event.failure
+        else:
+            facts |= {"count": event.count, "tokens": event.tokens}
+        return "context_changed", at, choice, event.turn, facts
+
     def handed_back(self, at: float, choice: int, event: CallsHandedBack) -> StoredEvent:
         calls = [{"id": call.id, "name": call.name} for call in event.calls]
         return "calls_handed_back", at, choice, None, {"calls": calls}
@@ -355,6 +364,7 @@ _READERS: Final[dict[type, Callable[[EventReader, float, int, Any], StoredEvent]
     CallProgress: EventReader.call_progress,
     CallEnded: EventReader.call_ended,
     Attempt: EventReader.attempt,
+    ContextChanged: EventReader.context_changed,
     CallsHandedBack: EventReader.handed_back,
     ChatEnded: EventReader.chat_ended,
     ChatFailed: EventReader.chat_failed,

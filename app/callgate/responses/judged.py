@@ -30,6 +30,8 @@ def original_of(
     """Return what only this API has; None where it is nothing. Tools that the model's provider runs go on where it has this API
     and the key may use them."""
     own = own_fields(fields)
+    if "context_management" in own and lane_of(entry) != "responses":
+        del own["context_management"]  # done here
     unplaced = sorted(offered.unplaced)
     if own:
         unplaced = [*names_of(own), *unplaced]

@@ -26,6 +26,7 @@ from callgate.conversation.events import (
     CallStarted,
     ChatEnded,
     ChatEvent,
+    ContextChanged,
     ExtraField,
     Logprobs,
     ModelOutput,
@@ -36,7 +37,7 @@ from callgate.conversation.events import (
     TurnEnded,
 )
 from callgate.conversation.listeners import Handlers, handles
-from callgate.conversation.response_items import ITEMS, thoughts_in
+from callgate.conversation.response_items import ITEMS, compactions_in, thoughts_in
 from callgate.conversation.usage import NO_USAGE, UsageScope
 from callgate.responses.offered import ClientTool
 from callgate.untrusted.doors import TooMuch, open_text
@@ -90,6 +91,10 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     """Which token counts the response reports."""
     seal: Callable[[Sequence[Mapping[str, Any]], str], str] | None = None
     """Packs the reasoning of a turn, where the client wants to send it back."""
+    seal_summary: Callable[[ContextChanged], str] | None = None
+    """Packs a summary of the conversation, where the client asked for one."""
+    seal_foreign: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
+    """Packs what a provider made of its own compaction."""
 
     @property
     def id(self) -> str:
@@ -236,6 +241,8 @@ class ResponseItems:
             if thoughts := thoughts_in(event.value):
                 self._blocks += thoughts
                 self._think("")
+            if self.head.seal_foreign is not None and (compactions := compactions_in(event.value)):
+                self._add_compaction(self.head.seal_foreign(compactions))
         elif event.field == "annotations" and isinstance(event.value, list):
             message = self._message or self._open_message()
             if message.text_at is None:
@@ -244,6 +251,16 @@ class ResponseItems:
                 place = {"content_index": message.text_at, "annotation_index": len(message.annotations)}
                 message.annotations.append(annotation)
                 self.emit("response.output_text.annotation.added", {**message.where, **place, "annotation": annotation})
+
+    @handles(_handlers, ContextChanged)
+    def _context_changed(self, event: ContextChanged) -> None:
+        if event.summary and self.head.seal_summary is not None:
+            self._add_compaction(self.head.seal_summary(event))
+            self._turns[-1] = event.turn  # not of the turn behind it, which may be asked again
+
+    def _add_compaction(self, sealed: str) -> None:
+        output = self._open("cmp", {"type": "compaction", "encrypted_content": sealed})
+        self._done(output.index)
 
     @handles(_handlers, TurnEnded)
     def _turn_ended(self, ended: TurnEnded) -> None:
@@ -609,7 +626,7 @@ class ResponseWriter(ResponseItems):
         return written
 
 
-_BEGINNINGS = frozenset({ModelOutput, CallStarted, CallsHandedBack})
+_BEGINNINGS = frozenset({ModelOutput, CallStarted, CallsHandedBack, ContextChanged})
 """The events with which a response begins. The HTTP status is held back until then."""
 
 

@@ -68,6 +68,7 @@ class ResponsesBody(msgspec.Struct):
     input: str | list[Any] = ""
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
     stream: bool | None = None
     store: bool | None = None
     background: bool | None = None
@@ -107,7 +108,6 @@ _encode = msgspec.json.Encoder().encode
 READ: Final = frozenset(ResponsesBody.__struct_fields__)
 """Fields that are judged in the words of a chat."""
 NOT_CARRIED: Final = {
-    "conversation": "Conversations of a provider's account are not continued here; use 'previous_response_id'.",
     "prompt": "Prompts of a provider's account cannot be used here; send 'instructions' and 'input'.",
 }
 """Fields that no lane takes on, whoever may name what is in them."""
@@ -142,10 +142,10 @@ def _check(params: ResponsesBody) -> None:
             raise wrong(f"include[{place}]", f"Invalid value: '{name[:64]}'. Known are {', '.join(sorted(INCLUDES))}.")
     if params.background and params.store is False:
         raise wrong("background", "Background mode needs 'store': what is not kept could not be asked for.")
-    _check_metadata(params.metadata or {})
+    check_metadata(params.metadata or {})
 
 
-def _check_metadata(metadata: Mapping[str, Any]) -> None:
+def check_metadata(metadata: Mapping[str, Any]) -> None:
     if len(metadata) > METADATA_PAIRS:
         raise wrong("metadata", f"Invalid 'metadata': at most {METADATA_PAIRS} pairs.", "object_above_max_properties")
     for key, value in metadata.items():
@@ -250,4 +250,15 @@ def shown_fields(params: ResponsesBody, offered: Offered) -> dict[str, Any]:
         "safety_identifier": params.safety_identifier,
         "prompt_cache_key": params.prompt_cache_key,
         "user": params.user,
+        **({} if params.conversation is None else {"conversation": {"id": id_in(params.conversation)}}),
     }
+
+
+def id_in(value: str | dict[str, Any]) -> str:
+    """Return the id of the conversation that a request names."""
+    if isinstance(value, str):
+        return value
+    id = value.get("id")
+    if not isinstance(id, str):
+        raise wrong("conversation.id", "Missing required parameter: 'conversation.id'.", "missing_required_parameter")
+    return id

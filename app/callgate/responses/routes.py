@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,18 +14,14 @@ from callgate.api.answers import ClientDisconnected
 from callgate.api.errors import encode
 from callgate.api.field_errors import wrong
 from callgate.api.middleware import context_of
-from callgate.api.not_served import not_served
 from callgate.api.rights import Capability, anything, send_while_allowed
 from callgate.callers.caller import owner_name
-from callgate.conversation.errors import ChatError
 from callgate.responses.background import BackgroundResponses, check_after
+from callgate.responses.listing import page_of
 from callgate.responses.output import stream_end
 from callgate.responses.stored import StoredResponses
 from callgate.runtime.manager import RuntimeManager
 from callgate.untrusted.readers import read_value
-
-MOST_ITEMS: Final = 100
-USUAL_ITEMS: Final = 20
 
 
 def response_routes(
@@ -35,19 +31,11 @@ def response_routes(
     routes = _StoredResponseRoutes(responses, background, manager)
     by_id = path + "/{id}"
     return [
-        Route(path + "/compact", _nothing_here, methods=["POST"]),
         Route(by_id, routes.retrieve, methods=["GET"]),
         Route(by_id, routes.delete, methods=["DELETE"]),
         Route(by_id + "/input_items", routes.input_items, methods=["GET"]),
         Route(by_id + "/cancel", routes.cancel, methods=["POST"]),
     ]
-
-
-async def _nothing_here(request: Request) -> Response:
-    """Answer 404 to an unsupported route, because some clients fail at the 405 that the framework would send."""
-    path = request.url.path
-    message = not_served(path) or f"Unknown request URL: {request.method} {path}."
-    raise ChatError(404, message, code="unknown_url")
 
 
 class _StoredResponseRoutes:
@@ -80,23 +68,7 @@ class _StoredResponseRoutes:
     async def input_items(self, request: Request) -> Response:
         owner, id = _identify(request)
         items = [read_value(item) for item in (await self._kept.get(owner, id)).input]
-        query = request.query_params
-        if query.get("order", "desc") != "asc":
-            items.reverse()
-        if (after := query.get("after")) is not None:
-            ids = [item["id"] for item in items]
-            if after not in ids:
-                raise wrong("after", f"No item of this response is called '{after[:80]}'.")
-            items = items[ids.index(after) + 1 :]
-        limit = query.get("limit", str(USUAL_ITEMS))
-        if not limit.isdecimal() or not 1 <= int(limit[:4]) <= MOST_ITEMS:
-            raise wrong("limit", f"Invalid 'limit': expected a value between 1 and {MOST_ITEMS}.")
-        shown = items[: int(limit)]
-        if shown:
-            ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]}
-        else:
-            ends = {"first_id": None, "last_id": None}
-        return _json({"object": "list", "data": shown, **ends, "has_more": len(items) > len(shown)})
+        return _json(page_of(items, request.query_params, "response"))
 
 
 class _Streamed(Response):

@@ -1,30 +1,36 @@
-"""Stored responses: what is stored of a chat, how it is continued, and references to items."""
+"""Stored responses: what is stored of a chat, how it is continued, and all that the input of a response refers to."""
 
 import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import structlog
 
-from callgate.api.strict_json import check_whole
+from callgate.api.field_errors import wrong
+from callgate.api.strict_json import LARGE_BODY, check_whole
 from callgate.config import redaction
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallsHandedBack, ChatEnded, HiddenTurns
+from callgate.responses.compaction import OF_COMPACTION, CompactionSeal, expanded, is_triggered
 from callgate.responses.output import ITEM_DIGITS, ResponseHead
+from callgate.responses.request import ResponsesBody, id_in
 from callgate.state.local.memory import MemoryStore
 from callgate.state.responses import LARGE, ResponseStore, StoredResponse, decode_response, encode_response
 from callgate.state.store import Share, StoreError
 from callgate.untrusted.readers import json_reader, read_value
 
+if TYPE_CHECKING:
+    from callgate.responses.conversations import Continued, ResponseConversations
+
 INPUT_PLACE: Final = 0x8000
 """The first place of a response's input items."""
 _ITEM_ID: Final = re.compile(rf"[a-z]+_([0-9a-f]{{24}})([0-9a-f]{{{ITEM_DIGITS}}})")
 _OUR_CALL: Final = re.compile(rf"mcp_[0-9a-f]{{{24 + ITEM_DIGITS}}}")
-_KINDS: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc", "mcp_call": "mcp"}
+KINDS: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc", "mcp_call": "mcp", "compaction": "cmp"}
 
 log = structlog.get_logger("callgate.responses")
 
@@ -80,6 +86,86 @@ REMEMBERED: Final = 16
 """Responses of a connection; clients continue the last one."""
 
 
+class ResponseInput(msgspec.Struct):
+    """The input of one response."""
+
+    given: str | Sequence[Any]
+    """The items of the request, references replaced by what they refer to."""
+    items: str | Sequence[Any]
+    """The items behind the history of the parent, for the model."""
+    parent: StoredResponse | None
+    continued: "Continued | None"
+    """The conversation that the response goes on with."""
+    is_triggered: bool
+    """Its last item asks for compaction."""
+    is_sent: bool
+    """All of it came with the request."""
+
+    def is_large(self) -> bool:
+        return not self.is_sent and (self.parent is None or self.parent.size > LARGE_BODY)
+
+    def history(self) -> Sequence[Any]:
+        """Return the stored messages before its items."""
+        if self.parent is None:
+            return ()
+        return self.parent.history
+
+    def place(self) -> str:
+        """Return the field of the request that what it refers to came by."""
+        if self.continued is not None:
+            return "conversation"
+        if self.parent is not None:
+            return "previous_response_id"
+        return "input"
+
+
+async def read_input(
+    params: ResponsesBody,
+    responses: "StoredResponses",
+    conversations: "ResponseConversations",
+    owner: str,
+    compactions: CompactionSeal,
+    most: int,
+) -> ResponseInput:
+    """Read an input. Raises `ChatError` for what is not there, or is not its owner's."""
+    parent = None
+    continued = None
+    if params.conversation is not None:
+        if params.previous_response_id is not None:
+            raise wrong("conversation", "'conversation' and 'previous_response_id' exclude one another.")
+        continued = await conversations.continued(owner, id_in(params.conversation))
+        parent = continued.parent
+    elif params.previous_response_id is not None:
+        parent = await responses.parent(owner, params.previous_response_id)
+    given: str | Sequence[Any] = params.input
+    if isinstance(params.input, list):
+        given = await responses.resolved(owner, params.input, most, params.previous_response_id)
+    if not given and parent is None and (continued is None or not continued.items):
+        raise wrong("input", "Missing required parameter: 'input'.", "missing_required_parameter")
+    items = given
+    if continued is not None and continued.items:
+        if isinstance(given, str):
+            items = [*continued.items, {"type": "message", "role": "user", "content": given}]
+        else:
+            items = [*continued.items, *given]
+    triggered = False
+    if not isinstance(items, str) and any(map(_is_of_compaction, items)):
+        triggered = is_triggered(items)
+        items = expanded(items, compactions)
+    return ResponseInput(
+        given,
+        items,
+        parent,
+        continued,
+        triggered,
+        is_sent=given is params.input and continued is None and parent is None,
+    )
+
+
+def _is_of_compaction(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") in OF_COMPACTION
+
+
 class StoredResponses:
     """The stored responses. Each is visible to its own key only."""
 
@@ -119,7 +205,7 @@ class StoredResponses:
             try:
                 is_ours = await self._responses.decide(owner, id, run_id)
             except StoreError as error:
-                raise _unreachable() from error
+                raise unreachable() from error
             if not is_ours:
                 raise ChatError(
                     409,
@@ -140,7 +226,7 @@ class StoredResponses:
         try:
             is_stored = await self._responses.delete(owner, id)
         except StoreError as error:
-            raise _unreachable() from error
+            raise unreachable() from error
         if not is_stored:
             raise not_found(id)
 
@@ -211,7 +297,7 @@ class StoredResponses:
         try:
             return await self._responses.get(owner, id)
         except StoreError as error:
-            raise _unreachable() from error
+            raise unreachable() from error
 
 
 class _Output(msgspec.Struct):
@@ -276,10 +362,15 @@ def _text_of(output: Any) -> str | None:
     return None
 
 
+def output_of(response: StoredResponse) -> Sequence[msgspec.Raw]:
+    """Return the items that a response has made."""
+    return _read_output(response.response).output
+
+
 def _items_of(response: StoredResponse, ids: Collection[str]) -> dict[Any, msgspec.Raw]:
     """Return the items with these ids, of the input and the output of a response."""
     items: dict[Any, msgspec.Raw] = {}
-    for item in (*_read_output(response.response).output, *response.input):
+    for item in (*output_of(response), *response.input):
         id = _read_item(item).id
         if isinstance(id, str) and id in ids:
             items.setdefault(id, item)
@@ -293,7 +384,18 @@ def numbered(input: str | Sequence[Any], head: ResponseHead) -> list[msgspec.Raw
     return [msgspec.Raw(_encode(_with_id(item, head, INPUT_PLACE + place))) for place, item in enumerate(input)]
 
 
+def with_ids(items: Sequence[Mapping[str, Any]], head: ResponseHead) -> list[Mapping[str, Any]]:
+    """Return items of an input, each with an id."""
+    return [_with_id(item, head, INPUT_PLACE + place) for place, item in enumerate(items)]
+
+
 def _with_id(item: Mapping[str, Any], head: ResponseHead, place: int) -> Mapping[str, Any]:
+    kind = item.get("type", "message")
+    return {**as_stored(item), "id": item.get("id") or head.item_id(KINDS.get(kind, "item"), place)}
+
+
+def as_stored(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item in the form in which items are shown."""
     kind = item.get("type", "message")
     content = item.get("content")
     item = {"type": kind, **item}
@@ -305,7 +407,7 @@ def _with_id(item: Mapping[str, Any], head: ResponseHead, place: int) -> Mapping
         item["content"] = [{"type": part, "text": content}]
     if kind == "message":
         item.setdefault("status", "completed")
-    return {**item, "id": item.get("id") or head.item_id(_KINDS.get(kind, "item"), place)}
+    return item
 
 
 def kept_of(
@@ -320,11 +422,11 @@ def kept_of(
     stored."""
     history = [*ended.history[skipped:]]
     after: Sequence[Any] = ()
-    assert ended.last is not None, "a chat ends with a turn"
-    last = ended.last.assistant_message()
+    last = {} if ended.last is None else ended.last.assistant_message()
     calls = last.pop("tool_calls", ())
     if handed is None:
-        history.append(last)
+        if last:  # a chat may end with a summary instead
+            history.append(last)
     else:
         hidden = handed.hidden or HiddenTurns((), {}, {})
         names = {old: new for new, old in hidden.names.items()}
@@ -349,7 +451,7 @@ def not_found(id: str) -> ChatError:
     return ChatError(404, f"Response with id '{id[:80]}' not found.", param="id", code="response_not_found")
 
 
-def _unreachable() -> ChatError:
+def unreachable() -> ChatError:
     return ChatError(
         503,
         "What is kept of earlier responses cannot be read at the moment. Try again in a moment.",

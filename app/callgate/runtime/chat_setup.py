@@ -10,10 +10,12 @@ from callgate.callers.caller import Caller, owner_name
 from callgate.calls.legal_names import RESERVED_PREFIX
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.config.schema.whole import Config
+from callgate.conversation.context import ContextKeeper, ContextWishes, PutAway
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import DeferredTools, Message, Toolbox
 from callgate.models import litellm_model
 from callgate.models.catalogue import Catalogue
+from callgate.models.resolve import has_messages_wire, lane_of
 from callgate.models.vision import reads_files, sees_images
 from callgate.runtime.approvers import nobody_may_answer, nobody_may_approve
 from callgate.runtime.route import Route
@@ -42,6 +44,29 @@ class ChatSetup(msgspec.Struct, frozen=True):
     format_with_tools: bool = True
     deferred: DeferredTools | None = None
     """The tools that the model searches for, for a provider that loads them itself."""
+    put_away: PutAway | None = None
+    """Keeps a result that is cleared out of the prompt; None where no tool of ours is offered."""
+    save: Callable[[], Awaitable[None]] | None = None
+    """Shares what was put away."""
+
+    def context(
+        self, wishes: ContextWishes | None, clear_above: int | None, *, prompt: str | None, needs_summary: bool
+    ) -> ContextKeeper | None:
+        """Return what keeps the prompt of the chat small; None where nobody asks for that. `needs_summary`: a summary that fails ends the
+        chat."""
+        if self.put_away is None:
+            clear_above = None
+        if wishes is None and clear_above is None:
+            return None
+        return ContextKeeper(
+            wishes=wishes,
+            clear_above=clear_above,
+            prompt=prompt or "",
+            put_away=self.put_away,
+            save=self.save,
+            is_clients=self.toolbox.is_clients,
+            needs_summary=needs_summary,
+        )
 
 
 class ToolsNow:
@@ -124,6 +149,8 @@ class Toolboxes:
             self._sees_images(route.model.name),
             route.entry.format_with_tools,
             toolbox.deferred,
+            toolbox.put_away,
+            pages.save,
         )
 
     def _was_untrusted(self, name: str) -> bool:
@@ -146,6 +173,14 @@ class Toolboxes:
         except ChatError:
             return False
         return bool(entries) and all(map(reads_files, entries))
+
+    def speaks_messages(self, model: str) -> bool:
+        """Return whether a model has Anthropic's own API; False for one that does not exist."""
+        try:
+            entry = self._catalogue.entry(model)
+        except ChatError:
+            return False
+        return has_messages_wire(entry) and lane_of(entry) == "translated"
 
     def of_server(self, tools: ToolSet, caller: Caller, run_id: str, rights: RightsNow) -> Toolbox:
         """Return a toolbox of server tools for calls that no model makes, with the same rules."""

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from callgate.state.store import KeyValueStore, Share, StoreError
+from callgate.state.store import KeyValueStore, LargerThanShare, Share, StoreError
 from callgate.untrusted.doors import OWN_BYTES, Door, TooMuch, Untrusted
 from callgate.untrusted.readers import json_reader
 
@@ -50,7 +50,7 @@ class ResponseStore:
         key = _key(owner, id)
         value = encode_response(response)
         if len(key) + len(value) > self._owner_bytes:
-            raise StoreError(f"of {len(value)} bytes, where {self._owner_bytes} are kept of one key")
+            raise LargerThanShare(len(value), self._owner_bytes)
         await self._store.put(key, value, self._seconds, self._share(owner))
 
     async def get(self, owner: str, id: str) -> StoredResponse | None:
@@ -76,6 +76,27 @@ class ResponseStore:
         key = _key(owner, id, "decided:")
         run = run_id.encode()
         return await self._store.add(key, run, self._seconds) or await self._store.get(key) == run
+
+    async def get_other(self, owner: str, id: str, kind: str) -> bytes | None:
+        """Return what is stored of an owner's object of another kind."""
+        return await self._store.get(_key(owner, id, kind))
+
+    async def put_other(self, owner: str, id: str, kind: str, value: bytes) -> None:
+        """Store an object of another kind. It counts in the share of its owner, and expires as responses do."""
+        key = _key(owner, id, kind)
+        if len(key) + len(value) > self._owner_bytes:
+            raise LargerThanShare(len(value), self._owner_bytes)
+        await self._store.put(key, value, self._seconds, self._share(owner))
+
+    async def delete_other(self, owner: str, id: str, kind: str) -> None:
+        await self._store.delete(_key(owner, id, kind), self._share(owner))
+
+    async def lock(self, owner: str, id: str, kind: str, seconds: float) -> bool:
+        """Lock an object for all processes; return False where another one has it. The lock ends with these seconds."""
+        return await self._store.add(_key(owner, id, f"locked {kind}"), b"1", seconds)
+
+    async def unlock(self, owner: str, id: str, kind: str) -> None:
+        await self._store.delete(_key(owner, id, f"locked {kind}"))
 
     async def close(self) -> None:
         if self._own_store:

@@ -9,6 +9,13 @@ class StoreError(Exception):
     """Raised where the store could not be reached. Its entries may still be there."""
 
 
+class LargerThanShare(StoreError):
+    """Raised for a value that is larger than all that is kept of its owner."""
+
+    def __init__(self, size: int, most: int) -> None:
+        super().__init__(f"of {size} bytes, where {most} are kept of one key")
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """The share of one owner in a store. Beyond it its own oldest entries are evicted, and no others."""

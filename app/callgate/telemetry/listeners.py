@@ -19,6 +19,7 @@ from callgate.conversation.events import (
     CallStarted,
     ChatEnded,
     ChatFailed,
+    ContextChanged,
     Responder,
     TurnAccount,
     TurnEnded,
@@ -106,6 +107,14 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
             log.info("call_started", turn=turn, call_id=call.id, tool=call.name, arguments=call.arguments)
         elif log.enabled_for(logging.DEBUG):
             log.debug("call_started", turn=turn, call_id=call.id, tool=call.name)
+
+    @handles(handlers, ContextChanged)
+    def _context_changed(self, event: ContextChanged) -> None:
+        log = self._logger()
+        if event.failure:
+            log.warning("context_not_summarized", turn=event.turn, reason=event.failure)
+        else:
+            log.info("context_changed", turn=event.turn, kind=event.kind, count=event.count, tokens=event.tokens)
 
     @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
@@ -232,6 +241,12 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
             reason = event.reason if event.reason in FAILURES else OTHER
             result = "refused" if event.is_refusal else reason
             self._metrics.attempts.of(self._model, event.by.counted_as, event.by.host, result).inc()
+
+    @handles(handlers, ContextChanged)
+    def _context_changed(self, event: ContextChanged) -> None:
+        result = "failed" if event.failure else "done"
+        self._metrics.context_changes.of(self._model, event.kind, result).inc()
+        self._metrics.context_tokens.of(self._model, event.kind).inc(event.tokens)
 
     @handles(handlers, ChatEnded)
     def _chat_ended(self, event: ChatEnded) -> None:

@@ -251,6 +251,12 @@ class Metrics:
         self.tool_cache = self._counter(
             "tool_cache", "Calls of tools whose results are kept, by where theirs were from.", "result"
         )
+        self.context_changes = self._counter(
+            "context_changes", "Times the history of a chat was made smaller.", "model", "kind", "result"
+        )
+        self.context_tokens = self._counter(
+            "context_tokens", "Tokens, estimated, that prompts had fewer by that.", "model", "kind"
+        )
         self.server_failures = self._counter(
             "tool_server_failures", "Tool servers that were lost or could not be opened.", "server"
         )

@@ -38,6 +38,7 @@ MAX_NAMED = 64
 """Results of one history that are fetched from other processes; a client may send any number of ids."""
 SHARED_RESULT = PackDoor(name="a result of another process", bytes=MAX_BYTES_OF_ONE + 64 * 1024, values=4, depth=1)
 _ID = re.compile(rb"kept_[0-9a-f]{24}")
+_POINTER = re.compile(r'\n\[The rest is kept for a while: \w+ \{"id": "(?P<id>kept_[0-9a-f]{24})"[^\n]*\]\Z')
 _NOTE_ROOM = 200
 """Bytes of a page for the line about the next page."""
 PARAMETERS: Mapping[str, Any] = {
@@ -189,6 +190,20 @@ class ResultPages(msgspec.Struct, eq=False):
         offset = size_of(_shared_start(whole.text, short))
         pointer = f'\n[The rest is kept for a while: {tool_name} {{"id": "{id}", "offset": {offset}}} reads on.]'
         return replace(whole, text=_sayable(short) + pointer, cut_bytes=missing)
+
+    def put_away(self, call_id: str, text: str, tool_name: str) -> str | None:
+        """Keep a result that is cleared out of a prompt; return the line that stands for it, which says how it is read again by the
+        tool of this name. None where it cannot be read whole."""
+        if (pointer := _POINTER.search(text)) is not None and pointer["id"] in self.ids:
+            id = pointer["id"]  # it was cut: all of it is kept already
+        else:
+            if size_of(text) > MAX_BYTES_OF_ONE:
+                return None
+            # By the call and not by the run: in the next request of the conversation the line is the same.
+            id = self.store.keep(self.owner, call_id, text, 0)
+            self.ids.add(id)
+            self.unsaved.append(id)
+        return f'[This result was cleared to make room. {tool_name} {{"id": "{id}", "offset": 0}} reads it again.]'
 
     async def save(self) -> None:
         """Share what is unsaved with other processes, before its ids are sent to the model."""

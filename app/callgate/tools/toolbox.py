@@ -340,6 +340,12 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             await self.results.save()
         return outcome
 
+    def put_away(self, call_id: str, text: str) -> str | None:
+        """Keep a result that is cleared out of the prompt; return the line that stands for it, None where it stays."""
+        if self.results is None or self._read_more is None:
+            return None
+        return self.results.put_away(call_id, text, self._read_more.name)
+
     async def _own_result(self, call: ReadyCall) -> Outcome:
         """Run a call of one of Callgate's own tools."""
         search = self._search

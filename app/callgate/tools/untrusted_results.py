@@ -2,19 +2,25 @@
 
 What a web page or a mail says may talk a model into any call. Which results hold such words is written at their tools
 (`untrusted: on`); nothing of their content is judged. It holds from the turn after such a result to the end of the chat, and in later
-requests whose history has such a call.
+requests whose history has such a call, or a summary, which says nothing of the calls that it stands for.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import Call, ReadyCall
+from callgate.conversation.context import holds_summary
 from callgate.conversation.hidden_history import names_called
 from callgate.conversation.ports import Begin, Message, Plan, Report, Toolbox, begin_at_once
 from callgate.conversation.wrapper_toolbox import WrapperToolbox
 
 _WITHOUT_WORDS = frozenset({FailureKind.NOT_RUN, FailureKind.REFUSED, FailureKind.TIMEOUT, FailureKind.UNKNOWN})
 """Failures whose text is Callgate's own."""
+
+
+SUMMARIZED_TOOLS: Final = "tools before a summary"
+"""Stands for the tool whose results a conversation was summarized with."""
 
 
 class Taint:
@@ -40,6 +46,8 @@ class Taint:
     def watch(self, toolbox: Toolbox, history: Sequence[Message]) -> Toolbox:
         """Return the toolbox of a chat that goes on from a history."""
         self._note_names(names_called(history))
+        if not self._read and holds_summary(history):
+            self._read = SUMMARIZED_TOOLS  # which of them were called nobody knows any more
         self.begin_turn()
         return _WatchedToolbox(toolbox, self)
 

@@ -1,7 +1,9 @@
 """How the APIs beside chat completions are served."""
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
 
 from callgate.config.schema.values import Section
 
@@ -13,6 +15,15 @@ class ResponsesOfOne(Section):
 
     tools_shown: ToolsShown | None = None
     """How calls of the config's tools are shown; as `responses.tools_shown` says where it is not set."""
+
+
+class Compaction(Section):
+    """How a conversation is summarized where its client asks for that."""
+
+    model: Annotated[str | None, Field(min_length=1)] = None
+    """The model of `model_list` that writes summaries, for every key; the model of the conversation where it is not set."""
+    prompt: Annotated[str | None, Field(min_length=1)] = None
+    """What asks it for a summary, in place of the built-in words."""
 
 
 class Responses(Section):

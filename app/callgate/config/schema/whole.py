@@ -9,7 +9,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from callgate.access.settings import Key
 from callgate.config.problems import near
-from callgate.config.schema.faces import Responses
+from callgate.config.schema.faces import Compaction, Responses
 from callgate.config.schema.guards import SAME, WAITS, WidensTo
 from callgate.config.schema.limits import Limits, Loop, Upstream
 from callgate.config.schema.process import LedgerSection, Logging, Reload, RunsSection, Store
@@ -82,6 +82,8 @@ class Config(Section):
     """Processes that read what others wrote, where that is much."""
     responses: Responses = Responses()
     """How the Responses API is served."""
+    compaction: Compaction = Compaction()
+    """How conversations are summarized."""
     store: Store = Store()
     """Where what outlives a request is kept."""
     record: Record = Record()
@@ -95,7 +97,13 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "Config":
-        mistakes = [*_repeated_keys(self), *_models_at_odds(self), *_lost_fallbacks(self), *_repeated_tools(self)]
+        mistakes = [
+            *_repeated_keys(self),
+            *_models_at_odds(self),
+            *_lost_fallbacks(self),
+            *_lost_compaction(self),
+            *_repeated_tools(self),
+        ]
         mistakes += [*_pools_without_stores(self), *_unknown_pools(self), *_workers_without_stores(self)]
         if mistakes:
             # Escaped, because braces are placeholders in pydantic's templates.
@@ -135,14 +143,25 @@ def _models_at_odds(config: Config) -> Iterator[Mistake]:
 
 def _lost_fallbacks(config: Config) -> Iterator[Mistake]:
     names = [entry.model_name for entry in config.model_list]
-    patterns = [re.compile(re.escape(name).replace(r"\*", ".*") + r"\Z", re.DOTALL) for name in names]
     for index, entry in enumerate(config.model_list):
         for at, fallback in enumerate(entry.fallbacks):
             loc = ("model_list", index, "fallbacks", at)
             if fallback == entry.model_name:
                 yield loc, "a model cannot be its own fallback"
-            elif not any(pattern.match(fallback) for pattern in patterns):
+            elif not any(_matches(name, fallback) for name in names):
                 yield loc, f"no model of `model_list` is called that{near(fallback, names)}"
+
+
+def _lost_compaction(config: Config) -> Iterator[Mistake]:
+    names = [entry.model_name for entry in config.model_list]
+    model = config.compaction.model
+    if model is not None and not any(_matches(name, model) for name in names):
+        yield ("compaction", "model"), f"no model of `model_list` is called that{near(model, names)}"
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Return whether a model's name, which may have stars, stands for another."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), name, re.DOTALL) is not None
 
 
 def _repeated_tools(config: Config) -> Iterator[Mistake]:

@@ -29,7 +29,7 @@ from callgate.conversation.events import (
     ThinkingBlock,
 )
 from callgate.conversation.finish import finished
-from callgate.conversation.messages_api import BLOCKS
+from callgate.conversation.messages_api import BLOCKS, CONTEXT
 from callgate.conversation.ports import Message, ModelRequest, Original, Passthrough
 from callgate.conversation.usage import Usage
 from callgate.http.event_stream import looks_like_keep_alive, payloads_in
@@ -318,7 +318,7 @@ class MessageEventsReader(claude.EventsReader):
             message = event.get("message")
             return [_head(message), *self._count(field_of(message, "usage"))]
         if kind == "message_delta":
-            return [*self._count(event.get("usage")), *self._ended(event, content)]
+            return [*self._count(event.get("usage")), *_edits_in(event), *self._ended(event, content)]
         if kind == "message_stop":
             self.is_done = True
             return [*self._given_at_once(), *self._chunks.finish()]
@@ -378,6 +378,7 @@ class _ClaudeMessage(MessageBody):
             events += [*_of_block(block), ExtraField(BLOCKS, [block])]
         if isinstance(counts := body.get("usage"), dict):
             events.append(Usage.of_api("messages", counts))
+        events += _edits_in(body)
         reason = reason_in(body.get("stop_reason"))
         if reason == claude.PAUSED and content:
             self.paused = content
@@ -387,6 +388,12 @@ class _ClaudeMessage(MessageBody):
             if not claude.ends_in_call(content):
                 mark_last_call(events)
         return events
+
+
+def _edits_in(answer: Mapping[str, Any]) -> Iterator[ModelEvent]:
+    edits = field_of(answer, CONTEXT, "applied_edits")
+    if isinstance(edits, list):
+        yield ExtraField(CONTEXT, edits)
 
 
 def _head(message: Any) -> ProviderHead:

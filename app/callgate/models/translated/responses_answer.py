@@ -55,7 +55,7 @@ ABOUT_CALLS: Final = tuple(kind.encode() for kind in (*CALLS, *sorted(CLIENT_RUN
 _CALL: Final = b"_call"
 if not all(_CALL in kind for kind in ABOUT_CALLS):
     raise AssertionError("a kind of calls would not be looked for")
-KEPT: Final = CALLS | {"message", "reasoning"}
+KEPT: Final = CALLS | {"message", "reasoning", "compaction"}
 """Items that are sent back in the model's next turn. All others are of tools that its provider runs."""
 PIECES: Final[Mapping[str, str]] = {
     "response.function_call_arguments": "arguments",

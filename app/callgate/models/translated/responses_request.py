@@ -346,7 +346,7 @@ def _said(message: Mapping[str, Any], by: str) -> Iterator[dict[str, Any]]:
         not (text or refusal) or any(item["type"] == "message" for item in own)
     ):
         for item in own:
-            if item["type"] == "reasoning":
+            if item["type"] in ("reasoning", "compaction"):
                 if (thought := _thought(item)) is not None:
                     yield thought
             elif item["type"] == "message":
@@ -385,7 +385,9 @@ def _message(content: Any, phase: Any = None) -> Iterator[dict[str, Any]]:
 
 
 def _thought(item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a reasoning item without its id, by which the provider would look for a stored item."""
+    """Return a reasoning or compaction item without its id, by which the provider would look for a stored item."""
+    if item["type"] == "compaction":
+        return {"type": "compaction", "encrypted_content": str(item.get("encrypted_content") or "")}
     if item["type"] != "reasoning":
         return None
     summary = [{"type": "summary_text", "text": text} for text in texts_of(item.get("summary"))]
