@@ -164,7 +164,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         rules = self._rules()
         listeners = self._listeners(choice)
         if request.context is not None:
-            model = self.runtime.with_summaries(model)
+            model = self.runtime.models.with_summaries(model)
         if (recording := self.recording) is not None and recording.policy.content_bytes is not None:
             model = recording.wrap_model(model, choice, request.read_history())
         if self._meter is not None:
@@ -246,6 +246,11 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             messages = await run_approved(
                 messages, approvals.approved, toolbox, emit_calls, most=rules.max_parallel_calls
             )
+        context = None
+        limit = self.route.entry.clear_results_above
+        if request.context is not None or limit is not None:
+            prompt = self.runtime.config.compaction.prompt
+            context = setup.context(request.context, limit, prompt=prompt, needs_summary=self.durable is not None)
         return await converse(
             ModelRequest(
                 messages,
@@ -265,12 +270,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             rules=rules,
             sees_images=setup.sees_images,
             format_with_tools=setup.format_with_tools,
-            context=setup.context(
-                request.context,
-                self.route.entry.clear_results_above,
-                prompt=self.runtime.config.compaction.prompt,
-                needs_summary=self.durable is not None,
-            ),
+            context=context,
         )
 
     async def _set_up(

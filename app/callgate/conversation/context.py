@@ -53,8 +53,8 @@ GO_ON: Final = "\n\n[What follows is the next message of the user:]\n\n"
 
 _encode = msgspec.json.Encoder().encode
 
-PutAway: TypeAlias = Callable[[str, str], str | None]
-"""Keeps the result of a call, given the call's id and the text; returns the line that stands for it, None where it stays."""
+PutAway: TypeAlias = Callable[[str, str | None, str], str | None]
+"""Keeps the result of a call, given the call's id, the tool's name and the text; returns the line that stands for it, None where it stays."""
 
 
 class ClearToolUses(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,7 +268,7 @@ class ContextKeeper:
             content = use.message.get("content")
             if self._is_clients(use.name) or not isinstance(content, str) or len(content) < WORTH_CLEARING:
                 continue
-            line = None if self._put_away is None else self._put_away(use.id, content)
+            line = None if self._put_away is None else self._put_away(use.id, use.name, content)
             if line is not None:
                 changed[use.place] = {**use.message, "content": line}
                 size -= size_of(use.message) - size_of(changed[use.place])

@@ -6,7 +6,8 @@ from typing import Any, TypeAlias
 import structlog
 
 from callgate.config.schema.whole import Config
-from callgate.conversation.ports import Model, ModelRequest
+from callgate.conversation.ports import Model, ModelRequest, TurnModel
+from callgate.conversation.summary_model import SummaryModel
 from callgate.models.building import model_client, model_entries, retry_policy_of
 from callgate.models.catalogue import Catalogue, is_demo
 from callgate.models.learnt_thinking import ThinkingNotes
@@ -41,6 +42,7 @@ class Models:
     ) -> None:
         """`parsers` words long requests; `before`: the catalogue that this one replaces; `thinking`: what was learnt of it."""
         entries = model_entries(config)
+        self._summary_model = config.compaction.model
         self.client = model_client(config, entries)
         self._schemas = AdaptedSchemas(
             is_ours,
@@ -64,6 +66,13 @@ class Models:
             on_cooldown=log_cooldown,
             earlier_cooldowns=() if before is None else before.handed_on(),
         )
+
+    def with_summaries(self, model: TurnModel) -> TurnModel:
+        """Return a model whose summaries are written by the one that the config names, if it names one. Its operator names that
+        for every key, whatever models the key may ask."""
+        if self._summary_model is None:
+            return model
+        return SummaryModel(_model=model, _writer=self.catalogue.model(self._summary_model))
 
     def deployments(self, name: str, *, with_hosts: bool) -> list[dict[str, Any]]:
         """Describe the deployments of a model."""

@@ -15,9 +15,7 @@ from callgate.calls.search_setting import SearchPlan
 from callgate.config.schema.whole import Config
 from callgate.conversation.errors import ChatError
 from callgate.conversation.listeners import Listener
-from callgate.conversation.ports import TurnModel
 from callgate.conversation.prices import FREE
-from callgate.conversation.summary_model import SummaryModel
 from callgate.models.building import concurrency_of
 from callgate.models.catalogue import Catalogue
 from callgate.models.context import search_plan
@@ -140,14 +138,6 @@ class Runtime:
         of_key = self._tools_shown.get(("key", caller.name))
         of_model = self._tools_shown.get(("model", route.entry.configured_name))
         return of_key or of_model or self.config.responses.tools_shown
-
-    def with_summaries(self, model: TurnModel) -> TurnModel:
-        """Return a model whose summaries are written by the one that the config names, if it names one. Its operator names that
-        for every key, whatever models the key may ask."""
-        name = self.config.compaction.model
-        if name is None:
-            return model
-        return SummaryModel(_model=model, _writer=self.catalogue.model(name))
 
     def labels(self) -> frozenset[str]:
         """Return the names of the MCP servers."""

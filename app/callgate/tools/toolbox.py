@@ -340,9 +340,12 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             await self.results.save()
         return outcome
 
-    def put_away(self, call_id: str, text: str) -> str | None:
-        """Keep a result that is cleared out of the prompt; return the line that stands for it, None where it stays."""
+    def put_away(self, call_id: str, name: str | None, text: str) -> str | None:
+        """Keep a result that is cleared out of the prompt; return the line that stands for it, None where it stays: the tools that a
+        search found are known by its results."""
         if self.results is None or self._read_more is None:
+            return None
+        if self._search is not None and name == self._search.find.name:
             return None
         return self.results.put_away(call_id, text, self._read_more.name)
 
