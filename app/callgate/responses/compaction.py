@@ -15,6 +15,7 @@ from callgate.conversation.events import ContextChanged
 from callgate.conversation.ports import Message
 from callgate.conversation.transcript import IMAGES
 from callgate.models.resolve import ModelConfig
+from callgate.responses.added_tools import ADDING
 from callgate.responses.seal import ReasoningSeal
 from callgate.state.sealing import NotSealedHere, Sealer
 from callgate.untrusted.doors import Door, TooMuch, Untrusted
@@ -164,7 +165,8 @@ def _summarized(items: Sequence[Any], item: Mapping[str, Any], summary: _Summary
     roles = STAYING_ROLES
     if not summary.is_whole:
         roles |= {"user"}
-    staying = [before for before in items if isinstance(before, dict) and before.get("role") in roles]
+    # Tools that were added stay on offer.
+    staying = [before for before in items if _kind(before) in ADDING or _role(before) in roles]
     part = {"type": "input_text", "text": summary.text}
     return [*staying, {"type": "message", "role": "user", "content": [part]}]
 
@@ -202,6 +204,12 @@ def _threshold(rule: _ContextRule, place: int, entry: ModelConfig) -> int:
         )
         raise wrong(place_of_number, message, "missing_required_parameter")
     return int(entry.context_tokens * USUAL_SHARE)
+
+
+def _role(item: Any) -> Any:
+    if isinstance(item, dict):
+        return item.get("role")
+    return None
 
 
 def _kind(item: Any) -> Any:
