@@ -501,6 +501,14 @@ def test_hours_add_up_and_outlive_the_runs(store):
     }
 
 
+def test_sums_that_take_too_long_are_given_up_with_what_to_do(store, monkeypatch):
+    hour = int(time.time() // 3600)
+    store.count([], {}, {hour: {HourPlace("run", "alice", f"m{number}"): HourTotal(1) for number in range(2000)}})
+    monkeypatch.setattr("callgate.recorder.store.USAGE_SECONDS", -1.0)
+    with pytest.raises(StoreUnusable, match="took too long; ask for a shorter time"):
+        store.read_usage(lambda tables: tables.totals(HourSpan(hour, hour + 1), ["model"], ["run"]))
+
+
 def test_a_run_is_stored_as_names_and_numbers_that_other_programs_can_read(store, tmp_path):
     store.add([ended_run_numbered(1, findings=["x"], tools=["add"])])
     with file_of(tmp_path) as database:

@@ -468,6 +468,8 @@ class RunStore:
 
 def _unusable(path: Path, error: sqlite3.Error | OSError) -> StoreUnusable:
     why = f"{path}: {error}"
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+        why = f"{path}: reading took too long; ask for a shorter time, or for less"
     if isinstance(error, sqlite3.Error) and _is_damage(error):
         return StoreDamaged(why)
     return StoreUnusable(why)

@@ -217,7 +217,7 @@ function draw() {
       ${hour?.data.length && !filter.size ? strip() : nothing}
       ${totals?.runs ? sums() : nothing}
       <div @mouseenter=${under(true)} @mouseleave=${under(false)}>
-        ${table("Runs", ["Ending", "Began", "Question and tools", "Model", "Key", "#Turns / calls", "#First words", "#Took", "#Tokens in + out", "#Cost"], repeat(rows, (row) => row.id, line), "runs dense")}
+        ${table("Runs", ["Ending", "Began", "Question and tools", "Model", "Key", "#Turns / calls", "#Took", "#Tokens in + out", "#Cost"], repeat(rows, (row) => row.id, line), "runs dense")}
       </div>
       ${rows.length ? nothing : html`<p class="empty" role="status">${emptiness()}</p>`}
       ${next && rows.length < MOST ? html`<button type="button" class="quiet" ?disabled=${isLoading} @click=${() => load(next)}>${rows.length ? `Load ${PAGE} more` : "Look further"}</button>` : nothing}
@@ -298,8 +298,7 @@ function line(row, /** @type {number} */ place) {
     <td class="by">${row.model || row.route}${row.deployment && row.deployment !== row.model ? html` <small>${row.deployment}</small>` : nothing}</td>
     <td class="by">${row.key}</td>
     <td class="number more">${row.turns} / ${row.calls + row.broken_calls}</td>
-    <td class="number more">${format.seconds(row.first_seconds)}</td>
-    <td class="number">${format.seconds(took)}</td>
+    <td class="number took">${format.seconds(took)}${row.first_seconds === null ? nothing : html`<small title="until the first words">${format.seconds(row.first_seconds)} to first</small>`}</td>
     <td class="number tokens">${format.count(row.tokens_in)} + ${format.count(row.tokens_out)}</td>
     <td class="number">${row.turns && row.route !== "tool" ? format.money(row.cost) : "–"}</td>
   </tr>`;
