@@ -60,7 +60,7 @@ UNGUARDED = {
     " first_chunk_seconds heartbeat_seconds workers page",
     "Store": "redis_url prefix conversation_seconds conversation_bytes answer_seconds answer_bytes entries bytes response_bytes",
     "ToolSearchSection": "mode over pin way result_tokens",  # which tools are shown, and not which may be called
-    "ToolSection": "timeout concurrency max_result_bytes in_order select result cache_seconds retries",
+    "ToolSection": "timeout concurrency max_result_bytes in_order select result cache_seconds price retries",
     "Traces": "endpoint headers sample follow_parent timeout_seconds compression service_name resource latest_names",
     "Upstream": "connect_seconds first_byte_seconds idle_seconds total_seconds retries cooldown_seconds"
     " retry_wait_seconds ca_file client_certificate client_key",

@@ -159,12 +159,18 @@ def gpt(*, has_search: bool = True) -> Any:
             return
         outputs = sum(item["type"].endswith("_output") for item in body["input"])
         item = (SEARCH, CALL, SAID)[outputs] if has_search else SAID
-        whole = {"id": "resp_1", "object": "response", "model": "gpt-5.4", "status": "completed", "output": [item]}
+        whole: dict[str, Any] = {
+            "id": "resp_1",
+            "object": "response",
+            "model": "gpt-5.4",
+            "status": "completed",
+            "output": [item],
+        }
         whole["usage"] = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
         if not body["stream"]:
             await wire.whole(json.dumps(whole))
             return
-        events = [
+        events: list[dict[str, Any]] = [
             {"type": "response.created", "response": {**whole, "status": "in_progress", "output": []}},
             {"type": "response.output_item.added", "output_index": 0, "item": {**item, "status": "in_progress"}},
             {"type": "response.output_item.done", "output_index": 0, "item": item},

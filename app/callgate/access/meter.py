@@ -5,8 +5,9 @@ from types import TracebackType
 from typing import ClassVar, Final, Self
 
 from callgate.access.limits import Amount, Limiter, Reservation
-from callgate.callers.allowance import OverLimit
+from callgate.callers.allowance import Allowance, OverLimit
 from callgate.callers.caller import Caller
+from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ChatEnded, Responder, TurnEnded, TurnStarted
 from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.prices import Price
@@ -93,6 +94,7 @@ class Meter:
 
     __slots__ = (
         "_caller",
+        "_charged",
         "_each",
         "_estimate",
         "_hosted",
@@ -135,6 +137,8 @@ class Meter:
         self._estimate = Amount(self._each.tokens * choices, self._each.nano * choices, choices)
         self._reservation: Reservation | None = None
         self._tallies: list[Tally] = []
+        self._charged: set[str] = set()
+        """The calls of tools that were charged."""
         self.headers: Mapping[str, str] = {}
         """The rate-limit headers of the response, or of the refusal."""
 
@@ -147,6 +151,23 @@ class Meter:
     def begin_again(self) -> None:
         """Drop the chats so far, which were not answered and are replaced by others."""
         self._tallies.clear()
+
+    async def charge(self, key: str, nano: int, /) -> str | None:
+        """Charge a call of a tool before it runs. Return why it may not run: its price is more than is left of a budget."""
+        allowance = self._caller.allowance
+        if not allowance.has_budget or key in self._charged:
+            return None
+        budgets = Allowance(budget_per_day=allowance.budget_per_day, budget_per_month=allowance.budget_per_month)
+        price = Amount(0, nano, requests=0)
+        try:
+            reservation = await self._limiter.reserve(self._caller.name, budgets, price)
+        except OverLimit:
+            return "the budget of this key does not allow what the tool costs."
+        except ChatError as failure:
+            return failure.message
+        self._limiter.settle(reservation, price)
+        self._charged.add(key)
+        return None
 
     async def __aenter__(self) -> Self:
         allowance = self._caller.allowance

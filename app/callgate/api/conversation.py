@@ -296,6 +296,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             request.tools.allowed,
             None if durable is None else durable.calls,
             rights,
+            None if self._meter is None else self._meter.charge,
         )
         if self.replay is not None and self.replay.tools is not None:
             setup = replace(setup, toolbox=self.replay.tools)

@@ -23,6 +23,10 @@ class RequestMeter(Protocol):
         """Drop the chats so far, which were not answered and are replaced by others."""
         ...
 
+    async def charge(self, key: str, nano: int, /) -> str | None:
+        """Charge a call of a tool in billionths of a dollar, once for each `key`. Return why it may not run, None where it may."""
+        ...
+
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(
@@ -46,6 +50,10 @@ class NoMeter:
 
     def begin_again(self) -> None:
         """Drop nothing."""
+
+    async def charge(self, key: str, nano: int, /) -> str | None:
+        """Let every call run."""
+        return None
 
     async def __aenter__(self) -> Self:
         return self

@@ -49,6 +49,8 @@ class ResultFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What was odd about the tool's answer."""
     selected_from: int = 0
     """Bytes of the text that it was selected from; 0 where it is whole."""
+    nano: int = 0
+    """What the call cost, in billionths of a dollar."""
     cache: str = ""
     """Where it is from, for a tool whose results are kept: `hit`, `shared` with an equal call at the same time, or `miss`."""
     cached_seconds: float = 0.0
@@ -63,6 +65,8 @@ class ResultFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             facts["findings"] = list(self.findings)
         if self.selected_from:
             facts["selected_from"] = self.selected_from
+        if self.nano:
+            facts["price"] = self.nano / 1_000_000_000
         if self.cached_of:
             facts |= {"cached_of": self.cached_of, "cached_seconds": self.cached_seconds}
         return facts

@@ -85,7 +85,7 @@ class EventReader:
     calls of each tool ended, and what the totals of its hour need."""
 
     __slots__ = (
-        *("_findings", "_is_priced", "_nano", "_run", "_tokens", "_tools", "_was_retried"),
+        *("_findings", "_is_priced", "_nano", "_run", "_tokens", "_tool_nano", "_tools", "_was_retried"),
         *("events", "hour_notes", "outcomes", "row"),
     )
 
@@ -98,6 +98,8 @@ class EventReader:
         self._run = run
         self._tokens: Sequence[int] | None = None
         self._nano = 0
+        self._tool_nano = 0
+        """What calls of tools cost."""
         self._is_priced = True
         """False once the price of any tokens is unknown."""
         self._findings: dict[str, None] = {}
@@ -116,6 +118,8 @@ class EventReader:
                 row.cost = self._nano / NANO
             for column, place in _COLUMNS:
                 setattr(row, column, tokens[place])
+        if self._tool_nano and (tokens is None or self._is_priced):
+            row.cost = (row.cost or 0.0) + self._tool_nano / NANO
         if self._findings:
             row.findings = list(self._findings)
         if self._tools:
@@ -287,6 +291,7 @@ class EventReader:
         self._add_outcome(name, kind)
         if isinstance(outcome, Returned) and outcome.facts is not None and (shown := outcome.facts.shown()):
             self._findings |= dict.fromkeys(outcome.facts.findings)
+            self._tool_nano += outcome.facts.nano
             returned = {"id": event.call.id, "name": name, "seconds": seconds, "outcome": kind, "bytes": size}
             if outcome.cut_bytes:
                 returned["cut_bytes"] = outcome.cut_bytes

@@ -23,6 +23,7 @@ from callgate.runtime.shared import SharedResources
 from callgate.state.entry import Ledger, NoLedger
 from callgate.state.journal import LedgerJournal
 from callgate.telemetry import logs
+from callgate.tools.executor import Charge
 from callgate.tools.read_more import ResultPages
 from callgate.tools.registry import RegisteredTool, Registry
 from callgate.tools.toolbox import ClientsOnly, RequestToolbox, ToolSet, only_named
@@ -131,8 +132,9 @@ class Toolboxes:
         allowed: frozenset[str] | None,
         ledger: Ledger | None = None,
         rights: RightsNow | None = None,
+        charge: Charge | None = None,
     ) -> ChatSetup:
-        """`rights`: asked before each call."""
+        """`rights`: asked before each call. `charge`: charges those that cost something."""
         server_tools = route.server_tools
         pages = self._pages(caller, run_id)
         if not server_tools:
@@ -140,6 +142,7 @@ class Toolboxes:
         if allowed is not None:
             client_tools = only_named(client_tools, allowed)
         toolbox = self._toolbox(server_tools, client_tools, pages, caller, run_id, ledger, rights)
+        toolbox.charge = charge
         if server_tools.writes and self._registry.untrusted:
             toolbox.taint = Taint(lambda name: toolbox.is_untrusted(name) or self._was_untrusted(name))
         return ChatSetup(

@@ -25,7 +25,7 @@ from callgate.conversation.events import (
     TurnEnded,
 )
 from callgate.conversation.listeners import Handlers, Listener, handles
-from callgate.conversation.prices import Price
+from callgate.conversation.prices import NANO, Price
 from callgate.conversation.usage import TokenCounts
 from callgate.telemetry.logs import Log
 from callgate.telemetry.metrics import OTHER, Metrics, OfModel, Spending
@@ -220,9 +220,11 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
         self._metrics.call_seconds.of(tool).observe(event.seconds)
         self._of_model.calls += 1
         if isinstance(event.outcome, Returned) and event.outcome.facts is not None:
-            self._count_facts(event.outcome.facts)
+            self._count_facts(tool, event.outcome.facts)
 
-    def _count_facts(self, facts: ResultFacts) -> None:
+    def _count_facts(self, tool: str, facts: ResultFacts) -> None:
+        if facts.nano:
+            self._metrics.tool_cost.of(tool).inc(facts.nano / NANO)
         if facts.searched:
             self._metrics.tool_searches.of(facts.searched).inc()
         if facts.cache:

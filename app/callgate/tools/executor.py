@@ -46,6 +46,14 @@ class Policy:
     """Whether its results hold words of others: after one of them, tools that may write need approval for the rest of the chat."""
 
 
+class Charge(Protocol):
+    """Charges the price of a call to a budget."""
+
+    async def __call__(self, key: str, nano: int, /) -> str | None:
+        """Return why the call may not run; None where it is charged. One with the same key is charged once."""
+        ...
+
+
 class CallContext(msgspec.Struct, frozen=True, gc=False):
     """The context of one call for its executor."""
 
@@ -58,6 +66,8 @@ class CallContext(msgspec.Struct, frozen=True, gc=False):
     """The limit of the result, at which executors stop reading."""
     caller: str = ""
     """Whose call it is."""
+    charge: "Charge | None" = None
+    """Charges a call to its caller's budget, where it has one."""
     wants_structured: bool = False
     """Whether the result for programs is taken, where the tool gives one beside the text."""
     ask: "AskPerson | None" = None

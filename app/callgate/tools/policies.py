@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr
 
 from callgate.config.schema.select import by_name
+from callgate.conversation.prices import NANO
 from callgate.tools.approvals.rules import NO_RULE, ApprovalRule
 from callgate.tools.approvals.settings import ApprovalLists
 from callgate.tools.executor import Executor, Policy, Safety, Tool
@@ -62,6 +63,7 @@ def result_rules(entry: ToolSection) -> ResultRules:
         form=entry.result,
         cache_seconds=entry.cache_seconds,
         cache_shared=entry.cache_shared,
+        nano=round((entry.price or 0) * NANO),
     )
 
 
@@ -73,6 +75,7 @@ _NOT_OF_THE_SOURCE = {
     "result",
     "cache_seconds",
     "cache_shared",
+    "price",
 }
 """Settings of an entry that do not affect its source, so that changing them does not restart it."""
 

@@ -486,6 +486,10 @@ class Registry:
         rules = self._results_of.get((identity.source, identity.original)) or self._results_of.get(identity.source)
         if rules is not None:
             tool = shaped(tool, identity.original, rules)
+        if rules is not None and rules.nano:
+            from callgate.tools.priced_calls import PricedTool
+
+            tool = replace(tool, executor=PricedTool(tool.executor, rules.nano))
         if rules is not None and rules.cache_seconds and tool.policy.safety is Safety.READ_ONLY:
             tool = self._cached(tool, identity, bytes(definition), rules)
         claimed = claimed_name(tool)

@@ -134,4 +134,6 @@ def _said_of(outcome: Outcome, *, cache: str, cached_seconds: float = 0.0, cache
     if not isinstance(outcome, Returned):
         return outcome
     facts = outcome.facts or ResultFacts()
+    if cache != "miss":
+        facts = replace(facts, nano=0)  # it cost what it is of
     return replace(outcome, facts=replace(facts, cache=cache, cached_seconds=cached_seconds, cached_of=cached_of))

@@ -15,6 +15,7 @@ from callgate.config.schema.select import Select
 from callgate.config.schema.values import (
     NO_BOOLEAN,
     Count,
+    Money,
     Retries,
     Seconds,
     Section,
@@ -52,6 +53,8 @@ class ToolSection(Section):
     """How long a result is kept for equal calls of the same key, in seconds; for tools whose entry says `safety: read_only`."""
     cache_shared: Annotated[Switch, WIDENS_ON] = False
     """Whether its results are the same whoever calls, so that one key's are another's too."""
+    price: Money | None = None
+    """US dollars that one call costs: counted in the key's budgets before it runs. Nothing, where it is not set."""
     retries: Retries | None = None
     """Further tries after a failure, for read-only tools; 0 by default."""
     require_approval: Annotated[RequireApproval | None, WAITS] = None

@@ -45,6 +45,8 @@ class ResultRules(msgspec.Struct, frozen=True, kw_only=True):
     form: ResultForm = "auto"
     cache_seconds: int = 0
     cache_shared: bool = False
+    nano: int = 0
+    """What one call costs, in billionths of a dollar."""
 
     def select_of(self, name: str) -> str:
         """Return the expression for a tool; empty for none. A name goes before globs, and the longest of these before others."""

@@ -26,7 +26,7 @@ from callgate.http.trace_context import TRACE
 from callgate.tools.base64_files import without_files
 from callgate.tools.call_questions import CallQuestions
 from callgate.tools.concurrency import ConcurrencyLimits, QueueFull, Slots
-from callgate.tools.executor import CallContext, Safety, Tool
+from callgate.tools.executor import CallContext, Charge, Safety, Tool
 from callgate.tools.own_tool import OwnTool
 from callgate.tools.questions import PersonsAnswer, Question
 from callgate.tools.read_more import ResultPages, read_more_apart_from
@@ -206,6 +206,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     server_tools: ToolSet
     caller: str = ""
     """Whose chat it is."""
+    charge: Charge | None = None
+    """Charges calls that cost something to the budget of its key."""
     client_tools: Sequence[msgspec.Raw] = ()
     run_id: str = ""
     limits: ConcurrencyLimits = msgspec.field(default_factory=ConcurrencyLimits)
@@ -427,6 +429,7 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             report=report,
             max_bytes=max(KEPT_BYTES, tool.policy.max_result_bytes),
             caller=self.caller,
+            charge=self.charge,
         )
 
 
