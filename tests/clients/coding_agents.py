@@ -24,7 +24,7 @@ model_provider = "callgate"
 model_context_window = {context}
 model_auto_compact_token_limit = {limit}
 [model_providers.callgate]
-name = "callgate"
+name = "{name}"
 base_url = "{url}/v1"
 env_key = "CALLGATE_KEY"
 wire_api = "responses"
@@ -107,16 +107,21 @@ def _claude_code(url: str, home: Path) -> Setting:
     return Setting(packages / f"@anthropic-ai/claude-code-linux-{machine}/claude", arguments, variables)
 
 
-def _codex(url: str, home: Path) -> Setting:
-    written = CODEX.format(url=url, model=MODEL, context=CONTEXT, limit=CONTEXT * 8 // 10)
-    (home / "config.toml").write_text(written, encoding="utf-8")
+def _codex(name: str) -> Callable[[str, Path], Setting]:
+    """`name`: what its provider is called in its configuration; one called OpenAI it has compact for it."""
 
-    def arguments(prompt: str, goes_on: bool) -> Sequence[str]:
-        before = ["exec", "resume", "--last"] if goes_on else ["exec"]
-        return [*before, "--skip-git-repo-check", "--json", prompt]
+    def set_up(url: str, home: Path) -> Setting:
+        written = CODEX.format(url=url, model=MODEL, context=CONTEXT, limit=CONTEXT * 8 // 10, name=name)
+        (home / "config.toml").write_text(written, encoding="utf-8")
 
-    [program] = _packages(AGENTS).glob("@openai/codex-*/vendor/*/*/codex")
-    return Setting(program, arguments, {"CODEX_HOME": str(home)})
+        def arguments(prompt: str, goes_on: bool) -> Sequence[str]:
+            before = ["exec", "resume", "--last"] if goes_on else ["exec"]
+            return [*before, "--skip-git-repo-check", "--json", prompt]
+
+        [program] = _packages(AGENTS).glob("@openai/codex-*/vendor/*/*/codex")
+        return Setting(program, arguments, {"CODEX_HOME": str(home)})
+
+    return set_up
 
 
 def _opencode(package: str) -> Callable[[str, Path], Setting]:
@@ -169,12 +174,14 @@ def _packages(environment: str) -> Path:
     return Environment(environment).folder / "node_modules"
 
 
+CODEX_OF_OPENAI = CodingAgent("Codex, OpenAI", AGENTS, _codex("OpenAI"), ())
+"""Codex as it has its conversation compacted by `/responses/compact`."""
 CLAUDE = CodingAgent("Claude Code", CLAUDE_CODE, _claude_code, ('"status": "compacting"',))
 BASH = ("bash", {"command": "echo hi", "description": "Says hi."})
 OPENCODE_MARKS = ("Here is the conversation so far",)
 CODING_AGENTS = (
     CLAUDE,
-    CodingAgent("Codex", AGENTS, _codex, ("CONTEXT CHECKPOINT COMPACTION",)),
+    CodingAgent("Codex", AGENTS, _codex("callgate"), ("CONTEXT CHECKPOINT COMPACTION",)),
     CodingAgent("opencode, chat", AGENTS, _opencode("@ai-sdk/openai-compatible"), OPENCODE_MARKS, BASH),
     CodingAgent("opencode, Responses", AGENTS, _opencode("@ai-sdk/openai"), OPENCODE_MARKS, BASH),
     CodingAgent("opencode, Messages", AGENTS, _opencode("@ai-sdk/anthropic"), OPENCODE_MARKS, BASH),
