@@ -114,7 +114,7 @@ function figures() {
     <div class="charts">${requests()} ${latency()} ${cost()} ${flaws()}</div>
     ${tools()} ${models()}
     <div class="pair">${flawsOfModels()}<div>${providers()} ${keys()}</div></div>
-    <p><small>Times are those of recorded runs, out of a histogram: right to about a fifth. A broken call was never run. Days are those of UTC.</small></p>`;
+    <p><small>Times are those of recorded runs, out of a histogram: right to about a fifth. Requests that are passed through without a tool are counted, and listed in Runs only when they fail (record.passed). A broken call was never run. Days are those of UTC.</small></p>`;
 }
 
 /** @returns {{moments: string[], ticks: string[]}} what the bars stand for */

@@ -259,7 +259,7 @@ function emptiness() {
     return `${name} ${name === "since" || name === "until" ? format.moment(Number(value)) : value}`;
   });
   if (filter.get("time")) wanted.push(TIMES.find(([name]) => name === filter.get("time"))?.[1] ?? "");
-  if (wanted.length) return `No run matches ${wanted.join(", ")}.${next ? " Older ones may." : ""}`;
+  if (wanted.length) return `No run matches ${wanted.join(", ")}.${next ? " Older ones may." : ""}${filter.get("since") || filter.get("time") ? " Requests that are passed through without a tool are counted, and recorded when they fail (record.passed)." : ""}`;
   return "No runs yet. Requests that are passed through without a tool are recorded when they fail (record.passed).";
 }
 
