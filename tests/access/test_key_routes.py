@@ -84,14 +84,18 @@ async def test_a_key_without_admin_changes_no_key(upstream: Upstream, tmp_path: 
         ({"tools": ["get_time", "send_mail"]}, "tools"),
         ({"budget_per_day": 11}, "budget_per_day"),
         ({"budget_per_day": None}, "budget_per_day"),
+        ({"expires": "2099-01-01"}, "expires"),
+        ({"expires": None}, "expires"),
     ],
 )
 async def test_a_key_gives_no_more_than_it_has(
     upstream: Upstream, tmp_path: Path, wanted: dict[str, Any], param: str
 ) -> None:
-    own = {"admin": True, "models": ["m", "[gm]"], "tools": ["get_*"], "budget_per_day": 10}
+    own = {"admin": True, "models": ["m", "[gm]"], "tools": ["get_*"], "budget_per_day": 10, "expires": "2098-01-01"}
     headers, auth = with_keys(boss=own)
-    less = {"name": "alice", "models": ["m", "g"], "tools": ["get_time"], "budget_per_day": 10, "see": "all"}
+    less = {"name": "alice", "models": ["m", "g"], "tools": ["get_time"], "budget_per_day": 10, "see": "all"} | {
+        "expires": "2097-01-01"
+    }
     async with served_to_http(
         upstream, "get_time", "send_mail", data_dir=str(tmp_path), entry=PRICED, **auth
     ) as client:

@@ -486,3 +486,14 @@ def test_a_console_names_the_loggers_of_others_alone():
 
     assert "logger" not in ours
     assert theirs.endswith("logger=elsewhere")
+
+
+def test_a_console_leaves_out_the_files_of_the_page_as_long_as_they_are_there():
+    def say():
+        log = structlog.get_logger("callgate.access")
+        log.info("request", path="/web/app.js", status=200)
+        log.warning("request", path="/web/app.js", status=500)
+
+    [line] = console_lines(say)
+
+    assert "status=500" in line

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 
 from callgate.access.building import control_behind, key_entry
-from callgate.access.key_store import FileKeys, NameTaken, key_facts
+from callgate.access.key_store import FileKeys, NameTaken, key_facts, written_moment
 from callgate.access.keys import KeyEntry, mint_key
 from callgate.access.ledger_keys import LedgerKeys
 from callgate.access.settings import Key
@@ -109,7 +109,7 @@ class _Keys:
         wish = read_json_body(body, KeyWanted, EXAMPLE)
         secret, digest = mint_key()
         fields = {name: value for name, value in msgspec.structs.asdict(wish).items() if value is not None}
-        entry = key_entry(_checked({**fields, "hash": digest}))
+        entry = replace(key_entry(_checked({**fields, "hash": digest})), offer=caller.offer)
         self._check_gives_no_more(caller, entry)
         self._check_is_of_store(entry.name)
         is_first = self._manager.current.access.is_keyless
@@ -191,7 +191,16 @@ class _Keys:
         for field, patterns, own in (("models", entry.models, caller.models), ("tools", entry.tools, caller.tools)):
             if beyond := [pattern for pattern in patterns if not _is_within(pattern, own)]:
                 raise _gives_more(field, f"`{beyond[0]}` is beyond what this key may use itself")
+        end = self._end_of(caller)
+        if end is not None and (entry.expires_at is None or entry.expires_at > end):
+            raise _gives_more("expires", f"this key ends itself, at {written_moment(end)}")
         self._check_limits(caller, entry.allowance)
+
+    def _end_of(self, caller: Caller) -> float | None:
+        """Return when the key that asks ends."""
+        entries = [key_entry(key) for key in self._manager.current.config.keys]
+        entries += [key.entry for key in self._store().all() if key.revoked_at is None]
+        return next((entry.expires_at for entry in entries if entry.name == caller.name), None)
 
     def _check_limits(self, caller: Caller, allowance: Allowance) -> None:
         own = _limits(caller.allowance)

@@ -151,7 +151,8 @@ class FaceEndpoint:
             began = time.time() if run is None else run.created_at
             if runtime.traces.tracer is not None or "traceparent" in context.headers:
                 conversation.trace = runtime.traces.begin(context.headers, conversation.run_id)
-            if route.is_recorded or conversation.trace is not None or "replay_of" in context.ids:
+            is_wanted = route.is_recorded or conversation.trace is not None or "replay_of" in context.ids
+            if is_wanted or "x-callgate-record" in context.headers:
                 recording.begin(runtime, route, conversation, context, request, caller, began)
             error = None
             state = "cut_off"
@@ -202,7 +203,7 @@ class FaceEndpoint:
         context.model = route.name
         context.notes["model"] = request.model
         context.notes["stream"] = delivery.stream
-        context.aftermath.shows_reasons = runtime.is_alone_with(caller)
+        context.aftermath.shows_reasons = partial(runtime.is_alone_with, caller)
         run_id = new_run_id() if run is None else run.id
         context.ids["run_id"] = run_id
         warnings = [*route.warnings]

@@ -25,7 +25,8 @@ LONGEST_NAME = 200
 CARRIED_ON = "carried_on"
 """Instead of a state: another process carries the run on. Only spans are kept here."""
 OWN = "own"
-"""The value of `X-Callgate-Record` by which texts are kept in memory for the key of the request, where the config says nothing of them."""
+"""The value of `X-Callgate-Record` by which a run is recorded for its key, though it uses no tool, with its texts in memory where the
+config says nothing of them."""
 NO_EFFECT = frozenset({"", "on", OWN})
 """Values of `X-Callgate-Record` that do not forbid to keep texts."""
 
@@ -46,7 +47,9 @@ def begin(
     policy = runtime.recording.common_policy
     if policy is None or "x-callgate-record" in context.headers:
         policy = _policy(runtime, route, context, request, caller)
-    is_kept = policy.runs != "off" and (route.is_recorded or "replay_of" in context.ids)
+    is_kept = route.is_recorded or "replay_of" in context.ids or is_own(runtime, context, caller)
+    if policy.runs == "off":
+        is_kept = False
     if is_kept or (trace is not None and trace.is_exported):
         row = _row(route, conversation, context, request, caller, began)
         policy = policy if is_kept else NOT_KEPT
@@ -120,10 +123,17 @@ def private_to(runtime: Runtime, context: RequestContext, caller: Caller) -> str
     if caller.anonymous:  # who that is, is known only where nobody else comes
         may = runtime.recording.keeps_of_keyless
     else:
-        may = context.headers.get("x-callgate-record") == OWN and runtime.access.may_see(caller)
+        may = is_own(runtime, context, caller)
     if may:
         return owner_name(caller)
     return ""
+
+
+def is_own(runtime: Runtime, context: RequestContext, caller: Caller) -> bool:
+    """Return whether a client wants to look at its run afterwards, and may, whatever else is recorded of such requests."""
+    if context.headers.get("x-callgate-record") != OWN:
+        return False
+    return runtime.access.may_see(caller)
 
 
 def wants_content(context: RequestContext) -> bool:

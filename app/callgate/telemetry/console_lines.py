@@ -3,6 +3,7 @@
 import time
 from typing import Any, Final
 
+from structlog import DropEvent
 from structlog.typing import EventDict, WrappedLogger
 
 WIDTH: Final = 120
@@ -14,6 +15,9 @@ INDENT: Final = " " * 13
 LEVEL_WIDTH: Final = 7
 COLOURS: Final = {"warning": "33", "error": "31", "critical": "31", "debug": "2"}
 OURS: Final = "callgate"
+PAGE_FILES: Final = "/web/"
+"""Files of the page, of which a browser asks for thirty: nobody looks for them at a terminal."""
+OK: Final = 200
 
 
 class ConsoleLines:
@@ -24,6 +28,12 @@ class ConsoleLines:
 
     def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> str:
         event.pop("timestamp", None)
+        if (
+            event.get("event") == "request"
+            and event.get("status") == OK
+            and str(event.get("path")).startswith(PAGE_FILES)
+        ):
+            raise DropEvent
         level = str(event.pop("level", method))
         name = str(event.pop("event", ""))
         below = [str(event.pop(part)) for part in ("stack", "exception") if event.get(part)]

@@ -240,3 +240,23 @@ async def test_where_everyone_is_let_in_nobody_is_told_what_another_typed(upstre
         whole = await shown(client, run)
 
     assert (whole["kept"], whole["content"]) == ("nothing", {})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_without_tools_is_recorded_for_its_key_where_it_wants_to_look_at_it(
+    upstream: Upstream, stream: bool
+) -> None:
+    keys, auth = keyring(alice={"see": "own"}, blind={})
+    upstream.script("m", [Reply(text="planted answer")], repeat_last=True)
+    body = {**QUESTION, "stream": stream}
+    async with served_to_http(upstream, **auth) as client:
+        runs = {}
+        for name, head in (("wanted", keys["alice"] | OWN), ("usual", keys["alice"]), ("blind", keys["blind"] | OWN)):
+            answer = await client.post("/v1/chat/completions", json=body, headers=head)
+            runs[name] = answer.headers["x-callgate-run"]
+        whole = await shown(client, runs["wanted"], headers=keys["alice"])
+        others = [await client.get(f"/v1/runs/{runs[name]}", headers=keys["alice"]) for name in ("usual", "blind")]
+
+    assert (whole["kept"], whole["turns"]) == ("memory", 1)
+    assert "planted answer" in json.dumps(whole["content"])
+    assert [answer.status_code for answer in others] == [404, 404]

@@ -172,6 +172,8 @@ def show(
         replays = [replay.id for replay in _read(config, lambda store: store.replays_of(run.row.id))]
     for line in story(run, replays, content=content):
         say(line)
+    if content and url is None and run.row.kept == "nothing":
+        say(f"the server that answered it may have its texts in memory: add --url {address_of(None)}", err=True)
 
 
 @runs.command("export")
@@ -379,6 +381,10 @@ def _folder(config: Path | None) -> str:
     return str(folder)
 
 
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def _line(row: "RunRow") -> str:
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row.began))
     took = "-" if row.seconds is None else f"{row.seconds:.3f}s"
@@ -400,7 +406,7 @@ def _line(row: "RunRow") -> str:
     tools = f"  {', '.join(row.tools)}" if row.tools else ""
     question = f"  “{row.question[:QUESTION_CHARACTERS]}”" if row.question else ""
     return in_a_line(
-        f"{began}  {row.state:<11} {took:>9}  {model:<24} {row.id}  {row.turns} turns {row.calls} calls"
+        f"{began}  {row.state:<11} {took:>9}  {model:<24} {row.id}  {_many(row.turns, 'turn')} {_many(row.calls, 'call')}"
         f"  {row.tokens_in}+{row.tokens_out} tokens{tools}{odd}{error}{question}"
     )
 
