@@ -225,3 +225,13 @@ async def test_a_model_of_before_is_asked_by_the_bridge():
         async with served_to_http(f"{provider.url}/v1", **options) as client:
             await post(client, "chat", model=old)
         assert [tool["name"] for tool in provider.requests[0].body["tools"]] == ["read_more", "find_tools", "call_tool"]
+
+
+@pytest.mark.parametrize("name", ["find_tools", "call_tool"])
+async def test_a_demanded_call_of_our_own_tools_takes_the_bridge(upstream: Upstream, name: str):
+    upstream.script("claude-sonnet-5", [Reply(text="It is cold.")])
+    choice = {"type": "function", "function": {"name": name}}
+    async with served_to_http(upstream.root, entry={"tool_search": "on"}, **CLAUDE) as client:
+        await post(client, "chat", tool_choice=choice)
+    names = [tool["name"] for tool in upstream.requests[0].body["tools"]]
+    assert names == ["read_more", "find_tools", "call_tool"]

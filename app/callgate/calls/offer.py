@@ -21,6 +21,8 @@ class OfferedTool:
     """None where the schema is not ours to enforce: a tool of the client's."""
     is_hidden: bool = False
     """The model was not sent its schema, which it finds by searching."""
+    may_run_again: bool = False
+    """It only reads what Callgate itself has, so that a call may be run again at any time."""
     bridge: "Bridge | None" = None
     """Set for the tool by which a model calls tools that it found."""
 

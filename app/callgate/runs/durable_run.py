@@ -370,7 +370,9 @@ class DurableToolbox(WrapperToolbox):
         if call.id in self._orphans:
             return Failed(UNKNOWN, FailureKind.UNKNOWN)
         if self._model.has_more:
-            return Failed(SETTLED, FailureKind.NOT_RUN)
+            tool = self.offer.get(call.name)
+            if tool is None or not tool.may_run_again:
+                return Failed(SETTLED, FailureKind.NOT_RUN)
         await self._model.keep()
         try:
             outcome = await self._inner.run(call, report, begin)

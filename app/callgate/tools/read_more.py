@@ -59,7 +59,7 @@ def read_more_apart_from(taken_names: Container[str]) -> OwnTool:
 
 @lru_cache(maxsize=8)
 def _named(name: str) -> OwnTool:
-    offered = OfferedTool(name, PARAMETERS, compile_schema(PARAMETERS))
+    offered = OfferedTool(name, PARAMETERS, compile_schema(PARAMETERS), may_run_again=True)
     return OwnTool(name=name, offered=offered, definition=encoded(name, DESCRIPTION, PARAMETERS))
 
 

@@ -289,7 +289,7 @@ class SearchedTools:
         definition = encoded(name, self.description(how), FIND_PARAMETERS)
         return OwnTool(
             name=name,
-            offered=OfferedTool(name, FIND_PARAMETERS, compile_schema(FIND_PARAMETERS)),
+            offered=OfferedTool(name, FIND_PARAMETERS, compile_schema(FIND_PARAMETERS), may_run_again=True),
             definition=definition,
         )
 

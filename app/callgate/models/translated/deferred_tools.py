@@ -26,12 +26,18 @@ def with_deferred(request: ModelRequest) -> ModelRequest:
     deferred = request.deferred
     if deferred is None:
         return request
-    if not request.tools:
+    if not request.tools or is_demanded(request.tool_choice, deferred):
         return replace(request, deferred=None)  # a reference to a tool that is not sent would be refused
     others = [tool for tool in request.tools if _name_of(tool) not in (deferred.find, deferred.bridge)]
     # The deferred ones first: a mark for the cache belongs behind the last tool, and a deferred one may have none.
     tools = (*deferred.definitions, *others, deferred.find_definition)
     return replace(request, tools=tools, deferred=replace(deferred, definitions=()))
+
+
+def is_demanded(tool_choice: Any, deferred: DeferredTools) -> bool:
+    """True if a request demands a call of the tool that searches, or of the bridge, which the provider's own way does not have."""
+    name = _field(_field(tool_choice, "function"), "name")
+    return name in (deferred.find, deferred.bridge)
 
 
 def defer(body: dict[str, Any], deferred: DeferredTools) -> None:

@@ -30,7 +30,7 @@ from callgate.models.direct.model import (
     HttpRequest,
     format_of,
 )
-from callgate.models.translated.deferred_tools import is_about_deferred
+from callgate.models.translated.deferred_tools import is_about_deferred, is_demanded
 from callgate.models.translated.responses_answer import ResponseEvents, ResponseObject
 from callgate.models.translated.responses_request import body_of
 
@@ -75,7 +75,7 @@ class ResponsesModel(HttpModel):
             read.leave_out(MARK)
         if read.deferred is None:
             return self._request(read)
-        if not (self._searches and read.tools):
+        if not (self._searches and read.tools) or is_demanded(read.tool_choice, read.deferred):
             return self._request(replace(read, deferred=None))
         return self._searching(read)
 
