@@ -200,6 +200,15 @@ async def test_unknown_names_are_answered_with_the_nearest_three():
     assert len(result["unknown"]["rename_the_playlist"]) == 3
 
 
+async def test_what_a_model_wrote_makes_no_result_long():
+    toolbox = RequestToolbox(server_tools=searched(await offered(*office())))
+    written = {"query": "\u200bplaylist " * 200_000, "names": ["x" * 100_000] * 50}
+    outcome = await find(toolbox, **written)
+    assert isinstance(outcome, Returned)
+    assert len(outcome.text) < 20_000
+    assert list(json.loads(outcome.text)["unknown"]) == ["x" * 64]
+
+
 async def test_without_a_hit_the_servers_are_named_and_the_same_words_again_get_nowhere():
     toolbox = RequestToolbox(server_tools=searched(await offered(*office())))
     first = await find(toolbox, query="order a pizza")

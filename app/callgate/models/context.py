@@ -29,6 +29,11 @@ def search_plan(setting: SearchSetting, entry: ModelConfig) -> SearchPlan:
     )
 
 
+def load_contexts() -> None:
+    """Read litellm's list, so that no request waits for it."""
+    _contexts()
+
+
 @cache
 def _contexts() -> Mapping[str, int]:
     listed = {model: facts.max_input_tokens for model, facts in listed_models().items()}

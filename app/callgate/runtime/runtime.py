@@ -18,7 +18,7 @@ from callgate.conversation.listeners import Listener
 from callgate.conversation.prices import FREE
 from callgate.models.building import concurrency_of
 from callgate.models.catalogue import Catalogue
-from callgate.models.context import search_plan
+from callgate.models.context import load_contexts, search_plan
 from callgate.models.resolve import ModelConfig
 from callgate.records.policy import RecordPolicy
 from callgate.records.traces import RequestTraces
@@ -101,6 +101,9 @@ class Runtime:
         )
 
     async def open(self) -> None:
+        settings = [entry.tool_search for entry in (*self.config.model_list, *self.config.keys)]
+        if any(setting is not None and setting.mode == "auto" for setting in settings):
+            await asyncio.to_thread(load_contexts)
         await self.registry.open()
         self._check_patterns()
         stored_keys = self._control.stored_keys()

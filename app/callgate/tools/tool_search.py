@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from callgate.calls.legal_names import MAX_LENGTH
 from callgate.calls.names import BRIDGE, close_names
 from callgate.calls.offer import Bridge, Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, ResultFacts, Returned
@@ -33,6 +34,8 @@ FIND: Final = "find_tools"
 USUAL_LIMIT: Final = 8
 MAX_LIMIT: Final = 20
 MAX_NEAR: Final = 3
+MAX_WRITTEN: Final = 4 * MAX_QUERY
+"""Characters of a query of which the unseen ones are taken out."""
 REBUILD_SECONDS: Final = 1.0
 """The least interval between two indexes: a server may change its list of tools at any rate."""
 MAX_SERVERS: Final = 100
@@ -208,7 +211,7 @@ class SearchedTools:
     async def search(self, arguments: Mapping[str, Any], misses: set[frozenset[str]]) -> Outcome:
         """Run a call of `find_tools`. `misses`: the words of the chat's last search, where nothing was found by them."""
         names = [name for name in arguments.get("names") or () if isinstance(name, str)][:MAX_LIMIT]
-        query = visible(str(arguments.get("query") or ""))[:MAX_QUERY]
+        query = visible(str(arguments.get("query") or "")[:MAX_WRITTEN])[:MAX_QUERY]
         limit = min(max(arguments.get("limit") or USUAL_LIMIT, 1), MAX_LIMIT)
         index = await self.index.ready()
         named = [name for name in names if name in self._tools]
@@ -218,7 +221,7 @@ class SearchedTools:
         )
         before = set(misses)
         misses.clear()
-        unknown = {name: self._near(index, name) for name in names if name not in self._tools}
+        unknown = {name[:MAX_LENGTH]: self._near(index, name[:MAX_QUERY]) for name in names if name not in self._tools}
         if not names_found and not unknown:
             words = frozenset(words_of(query))
             misses.add(words)
