@@ -101,8 +101,9 @@ class Runtime:
         )
 
     async def open(self) -> None:
-        settings = [entry.tool_search for entry in (*self.config.model_list, *self.config.keys)]
-        if any(setting is not None and setting.mode == "auto" for setting in settings):
+        modes = {entry.tool_search.mode for entry in self.config.model_list}
+        modes |= {key.tool_search.mode for key in self.config.keys if key.tool_search is not None}
+        if "auto" in modes:
             await asyncio.to_thread(load_contexts)
         await self.registry.open()
         self._check_patterns()
