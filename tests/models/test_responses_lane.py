@@ -132,11 +132,13 @@ def test_a_whole_answer_equals_the_stream() -> None:
     builder.feed(body.finish())
     whole, streamed = builder.finish(), turn_of([STREAM])
     assert body.is_done
-    for field in ("text", "reasoning", "calls", "reasons", "usage", "extra_fields", "head"):
+    for field in ("text", "reasoning", "calls", "reasons", "usage", "head"):
         assert getattr(whole, field) == getattr(streamed, field), field
     assert whole.usage is not None
     assert whole.usage.report["prompt_tokens_details"] == {"cached_tokens": 4}
-    assert [each["item"]["type"] for each in whole.extra_fields[ITEMS]] == ["reasoning", "message", "function_call"]
+    shown = ["reasoning", "web_search_call", "message", "function_call"]
+    assert [each["item"]["type"] for each in whole.extra_fields[ITEMS]] == shown
+    assert whole.assistant_message() == streamed.assistant_message()
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from callgate.conversation.events import (
 from callgate.conversation.finish_words import FinishClass
 from callgate.conversation.model_requests import as_model_request
 from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel
-from callgate.conversation.response_items import ITEMS, thoughts_in
+from callgate.conversation.response_items import ITEMS, run_by_provider, thoughts_in
 from callgate.conversation.transcript import Transcript
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
 from callgate.conversation.turn_calls import run_calls
@@ -396,7 +396,7 @@ class _Conversation(msgspec.Struct):
         """True if the client was sent anything of a turn, so that the model cannot be asked again for it."""
         text = self.held_text is None and (turn.text or turn.logprobs)
         fields = turn.extra_fields
-        if ITEMS in fields and not thoughts_in(fields[ITEMS]):
+        if ITEMS in fields and not (thoughts_in(fields[ITEMS]) or run_by_provider(fields[ITEMS])):
             fields = {name: value for name, value in fields.items() if name != ITEMS}
         return bool(text or turn.reasoning or fields or turn.passed)
 

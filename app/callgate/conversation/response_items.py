@@ -12,6 +12,17 @@ BY_CLIENT: Final = "client"
 """Stands for a deployment where an item is what the client returned for a call."""
 
 
+PROVIDER: Final = "provider"
+"""Stands for a deployment where an item is about a tool that its provider ran: a client of this API is shown it, and no model."""
+OF_PROVIDERS: Final[Mapping[str, str]] = {
+    "web_search_call": "ws",
+    "file_search_call": "fs",
+    "code_interpreter_call": "ci",
+    "image_generation_call": "ig",
+}
+"""The types of such items, and what their ids begin with."""
+
+
 def without_items(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the message without its items, for any other API."""
     if ITEMS in message:
@@ -32,6 +43,20 @@ def compactions_in(field: Any) -> Sequence[Mapping[str, Any]]:
         return ()
     kinds = ((entry, entry.get("item")) for entry in field if isinstance(entry, dict))
     return [entry for entry, item in kinds if isinstance(item, dict) and item.get("type") == "compaction"]
+
+
+def run_by_provider(field: Any) -> Sequence[Mapping[str, Any]]:
+    """Return the items about tools that a provider ran."""
+    if not isinstance(field, list):
+        return ()
+    return [entry["item"] for entry in field if isinstance(entry, dict) and entry.get("by") == PROVIDER]
+
+
+def without_run_by_provider(field: Any) -> Any:
+    """Return the items of a turn for the history, which has none about tools that a provider ran."""
+    if not isinstance(field, list):
+        return field
+    return [entry for entry in field if not (isinstance(entry, dict) and entry.get("by") == PROVIDER)]
 
 
 def _is_reasoning(item: Any) -> bool:

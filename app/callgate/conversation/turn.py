@@ -41,6 +41,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.finish import finish_findings, judge_finish, meaning_if_said
 from callgate.conversation.finish_words import FinishClass, Meaning
+from callgate.conversation.response_items import ITEMS, without_run_by_provider
 from callgate.conversation.usage import Usage
 
 NATIVE_REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -102,6 +103,8 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
             for name, value in self.extra_fields.items()
             if name not in message
         }
+        if ITEMS in message:
+            message[ITEMS] = without_run_by_provider(message[ITEMS])
         if self.calls:
             message["tool_calls"] = [_call_in_history(call) for call in self.calls]
         return message

@@ -6,9 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from callgate.api.field_errors import wrong
+from callgate.responses.offered import ADDING
 
-ADDING: Final = frozenset({"additional_tools", "tool_search_output"})
-"""Items with a list of tools, which are offered from the first turn on: no prompt has to change in the middle of a chat."""
 NAMED: Final = frozenset({"function", "custom", "namespace"})
 
 

@@ -12,7 +12,6 @@ from callgate.calls.selection import ApprovalPolicy, ToolOrigin, ToolSelection, 
 from callgate.conversation.client_run_items import ClientRunItem, client_run
 from callgate.conversation.errors import ChatError
 from callgate.policy.judge import check_left_out
-from callgate.responses.added_tools import with_added
 from callgate.responses.input_items import flat_name
 from callgate.responses.original import OriginalResponse
 
@@ -86,6 +85,10 @@ class Offered(msgspec.Struct):
         return needs_approval(self.approvals, origin)
 
 
+ADDING: Final = frozenset({"additional_tools", "tool_search_output"})
+"""Items of the input with tools, which are offered from the first turn on: no prompt has to change in the middle of a chat."""
+
+
 def offered_tools(
     entries: Sequence[Any],
     hosted: Mapping[str, str],
@@ -94,9 +97,15 @@ def offered_tools(
 ) -> Offered:
     """Read the tools of a request. `hosted`: the types of tools that are replaced by ours; `labels` returns the names of MCP
     servers; `items`: the input, which may add tools."""
-    listed = with_added(entries, items)
+    places = [f"tools[{at}]" for at in range(len(entries))]
+    if not isinstance(items, str) and any(isinstance(item, dict) and item.get("type") in ADDING for item in items):
+        from callgate.responses.added_tools import with_added  # few requests have such items
+
+        listed = with_added(entries, items)
+        entries = listed.tools
+        places = list(listed.places)
     offered = Offered()
-    for where, tool in zip(listed.places, listed.tools, strict=True):
+    for where, tool in zip(places, entries, strict=True):
         if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
             raise wrong(f"{where}.type", f"Missing required parameter: '{where}.type'.", "missing_required_parameter")
         match tool["type"]:

@@ -37,7 +37,7 @@ from callgate.conversation.events import (
     TurnEnded,
 )
 from callgate.conversation.listeners import Handlers, handles
-from callgate.conversation.response_items import ITEMS, compactions_in, thoughts_in
+from callgate.conversation.response_items import ITEMS, OF_PROVIDERS, compactions_in, run_by_provider, thoughts_in
 from callgate.conversation.usage import NO_USAGE, UsageScope
 from callgate.responses.offered import ClientTool
 from callgate.untrusted.doors import TooMuch, open_text
@@ -51,6 +51,10 @@ ITEM_DIGITS: Final = 4
 
 _encode = msgspec.json.Encoder().encode
 _decode = read_value
+
+
+OF_RESULTS: Final = frozenset({"result", "results", "outputs"})
+"""The fields of items of tools that a provider ran which they have when these have ended."""
 
 
 class _CallForm(msgspec.Struct, frozen=True, gc=False):
@@ -243,6 +247,8 @@ class ResponseItems:
                 self._think("")
             if self.head.seal_foreign is not None and (compactions := compactions_in(event.value)):
                 self._add_compaction(self.head.seal_foreign(compactions))
+            for item in run_by_provider(event.value):
+                self._show(item)
         elif event.field == "annotations" and isinstance(event.value, list):
             message = self._message or self._open_message()
             if message.text_at is None:
@@ -282,6 +288,21 @@ class ResponseItems:
             self._items.pop()
         self._message = self._thought = None
         self._blocks = []
+
+    def _show(self, ran: Mapping[str, Any]) -> None:
+        """Show the item of a tool that the provider ran, as it was when that had ended."""
+        kind = ran["type"]
+        self._close_thought()
+        self._close_message()
+        fields = {name: value for name, value in ran.items() if name not in ("id", "status")}
+        status = ran.get("status")
+        begun = {name: None if name in OF_RESULTS else value for name, value in fields.items()}
+        output = self._open(OF_PROVIDERS[kind], {**begun, "status": "in_progress"})
+        self.emit(f"response.{kind}.in_progress", output.where)
+        output.item |= {**fields, "status": status if isinstance(status, str) else "completed"}
+        if output.item["status"] == "completed":
+            self.emit(f"response.{kind}.completed", output.where)
+        self._done(output.index)
 
     # -- calls
 

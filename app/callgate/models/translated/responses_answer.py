@@ -29,7 +29,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.finish import finished
 from callgate.conversation.finish_words import FinishClass, FinishWords
-from callgate.conversation.response_items import ITEMS
+from callgate.conversation.response_items import ITEMS, OF_PROVIDERS, PROVIDER
 from callgate.conversation.usage import HOSTED_USES, Usage
 from callgate.http.event_stream import Payload
 from callgate.models.direct.chunks import error_in, reason_in, whole_number
@@ -286,6 +286,8 @@ class ResponseEvents(JsonEvents):
             events += [*self._goes_on(at), *_spoken(item)]
         if kind in KEPT:
             events.append(ExtraField(ITEMS, [{"by": self._by, "item": item}]))
+        elif kind in OF_PROVIDERS:
+            events.append(ExtraField(ITEMS, [{"by": PROVIDER, "item": item}]))
         return events
 
     def _whole_call(self, at: int | None, item: Mapping[str, Any]) -> list[ModelEvent]:
@@ -342,7 +344,10 @@ class ResponseEvents(JsonEvents):
         by_id = {call.id: at for at, call in self._calls.items() if call.id is not None}
         item_ids = {call.item_id for call in self._calls.values()}
         for place, item in items:
-            if _kind(item) not in CALLS:
+            kind = _kind(item)
+            if kind in OF_PROVIDERS and str(item.get("id") or place) not in self._hosted:
+                events += self._item(place, item)
+            if kind not in CALLS:
                 continue
             id_ = _id(item)
             at = place
@@ -421,6 +426,8 @@ class ResponseObject(WholeBody):
                     events.append(ReasoningDelta(sound_text(thought)))
             if kind in KEPT:
                 events.append(ExtraField(ITEMS, [{"by": self._by, "item": item}]))
+            elif kind in OF_PROVIDERS:
+                events.append(ExtraField(ITEMS, [{"by": PROVIDER, "item": item}]))
         hosted = Counter(_hosted_items(body.get("output")).values())
         return [*events, *end_of(body, hosted, has_calls=has_calls)]
 
