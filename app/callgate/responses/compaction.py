@@ -15,7 +15,7 @@ from callgate.conversation.events import ContextChanged
 from callgate.conversation.ports import Message
 from callgate.conversation.transcript import IMAGES
 from callgate.models.resolve import ModelConfig
-from callgate.responses.added_tools import ADDING
+from callgate.responses.offered import ADDING
 from callgate.responses.seal import ReasoningSeal
 from callgate.state.sealing import NotSealedHere, Sealer
 from callgate.untrusted.doors import Door, TooMuch, Untrusted
