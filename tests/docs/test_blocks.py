@@ -65,6 +65,7 @@ NOT_RUN = {
     r"callgate doctor --config my.yaml": "asks a provider",
     r"callgate approvals (approve|deny|answer|decline) ": "needs a call that waits; tests/cli/test_approvals.py",
     r"callgate runs (show|export|replay) ": "needs the id of a run; tests/cli/test_runs.py",
+    r"callgate tools accept": "needs a server whose tools have changed; tests/cli/test_tools_accept.py",
     r"callgate runs list -f": "goes on for ever; tests/cli/test_runs.py",
 }
 """Commands by how they begin, and why they are not run."""
@@ -94,7 +95,8 @@ CONFIG_OF = {
 ELSEWHERE = {"docs/python-tools.md": "followed command by command in tests/cli/test_python_tools_page.py"}
 KEYS = "keys: [{name: hr-ana, hash: 'sha256:%s'}]\n" % ("0" * 64)
 MEANT = {
-    "docs/runs.md": f"{MODELS.replace('{model_name', '{model_name: diagnosis, litellm_params: {model: demo/demo}}, {model_name')}{KEYS}"
+    "docs/long-contexts.md": f"{MODELS.replace('[{', '[{model_name: small, litellm_params: {model: demo/demo}}, {', 1)}",
+    "docs/runs.md": f"{MODELS.replace('{model_name', '{model_name: diagnosis, litellm_params: {model: demo/demo}}, {model_name')}{KEYS}",
 }
 """What the reader of a page has besides what it shows, where it speaks of more than a model `demo`."""
 SERVES = frozenset(
@@ -355,4 +357,5 @@ def test_what_is_left_out_is_still_in_the_pages() -> None:
     for table in (NOT_STARTED, NO_CONFIGURATION):
         for start in table:
             assert any(path == start or text.startswith(start) for path, text in configurations), start
-    assert set(CONFIG_OF) | set(MEANT) | set(ELSEWHERE) | SERVES <= set(PAGES)
+    assert set(CONFIG_OF) | set(ELSEWHERE) | SERVES <= set(PAGES)
+    assert set(MEANT) <= {path for path, _ in configurations}
