@@ -221,10 +221,10 @@ async def test_no_route_and_no_command_shows_what_was_planted(tmp_path: Path) ->
         listed = routes(create_app(load(file, environ={**os.environ, **PLANTED}).config))
         answers: dict[str, str] = {}
         for method, path in listed:
-            if method not in ("GET", "POST", "DELETE") or path == "/v1/feed":
+            if method not in ("GET", "POST", "PATCH", "DELETE") or path == "/v1/feed":
                 continue
             for number, body in enumerate(bodies(path) if method == "POST" else [{}]):
-                answer = await client.request(method, path, json=body if method == "POST" else None)
+                answer = await client.request(method, path, json=body if method in ("POST", "PATCH") else None)
                 answers[f"{method} {path} {number}"] = f"{answer.headers}\n{answer.text}"
         runs = (await client.get("/v1/runs?count=100")).json()["data"]
         for run in runs:
@@ -283,11 +283,16 @@ async def commands(child: Child, file: Path, run: str) -> dict[str, str]:
         "pools": config,
         "tools list": config,
         "tools call": ("leak", *config),
+        "tools accept": ("planted/leak\u202e", "--yes", *server),
         "approvals list": server,
         "approvals approve": ("apr_x\u202e", *server),
         "approvals deny": ("apr_x\u202e", *server),
+        "approvals answer": ("apr_x\u202e", "--yes", *server),
+        "approvals decline": ("apr_x\u202e", *server),
+        "approvals history": server,
         "keys create": (f"made{HIDDEN}", *config),
         "keys list": config,
+        "keys limit": ("made", *config, "--parallel", "2"),
         "keys rotate": ("made", *config),
         "keys revoke": ("made", *config),
         "runs list": config,
