@@ -30,7 +30,7 @@ UNGUARDED = {
     "ContextSection": "clear_results_above tokens",
     "CommandTool": "kind name description argv stdin cwd env ok_codes limits",
     "Config": "version server keys model_list providers ledger runs pools tools mcp_servers mcp_config approvals loop"
-    " limits upstream parsers responses compaction store record traces reload logging",
+    " limits upstream parsers hosted_tools responses compaction store record traces reload logging",
     "FinishReasons": "content_filter",
     "HttpTool": "kind name description method",
     "Key": "name hash old_hash tool_search events usage responses",
@@ -41,7 +41,7 @@ UNGUARDED = {
     "Loop": "max_iterations max_failed_turns max_repeats max_parallel_calls diagnostics",
     "Parsers": "processes seconds memory_bytes",
     "McpServer": "type command args env cwd url prefix",
-    "ModelEntry": "model_name litellm_params model_info tools tool_search fallbacks tool_calling thinking constrain_calls lane"
+    "ModelEntry": "model_name litellm_params model_info tools tool_search hosted_tools fallbacks tool_calling thinking constrain_calls lane"
     " events usage finish_reasons concurrency response_format_with_tools schema_dialect timeout stream_timeout responses context",
     "OpenApiTool": "kind name document base_url auth prefix rename",
     "PlacedTool": "run_on",
@@ -52,7 +52,7 @@ UNGUARDED = {
     "RecordKeep": "days bytes",
     "RecordLess": "keys models keep",
     "Reload": "watch",
-    "Responses": "tools_shown hosted_tools",
+    "Responses": "tools_shown",
     "ResponsesOfOne": "tools_shown",
     "RunsSection": "dead_after_seconds",
     "SearchThreshold": "tokens share",
@@ -65,6 +65,8 @@ UNGUARDED = {
     "Upstream": "connect_seconds first_byte_seconds idle_seconds total_seconds retries cooldown_seconds"
     " retry_wait_seconds ca_file client_certificate client_key",
     "WebhookSection": "url secret",
+    "WebFetchTool": "kind name description",
+    "WebSearchTool": "kind name description engine url api_key max_results",
     "WireKeep": "days",
 }
 """Settings that guard nothing: what no change of can let anybody do more."""

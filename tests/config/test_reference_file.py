@@ -25,6 +25,7 @@ VARIABLES = {
     "OTLP_AUTHORIZATION": "Bearer otlp-1",
     "ANTHROPIC_API_KEY": "sk-ant",
     "WEATHER_TOKEN": "wt-123456",
+    "SEARCH_API_KEY": "search-123456",
     "TICKETS_TOKEN": "tt-1",
     "PETSTORE_KEY": "pk-1",
 }
@@ -74,7 +75,8 @@ def test_with_every_example_in_use_it_is_valid(tmp_path):
     config = load(file, environ=VARIABLES).config
 
     assert [entry.model_name for entry in config.model_list] == ["demo", "gpt", "local", "anthropic/*", "large"]
-    assert [tool.name for tool in config.tools] == [None, "lookup", "weather", "open_ticket", "petstore", "git_log"]
+    names = ["lookup", "weather", "open_ticket", "petstore", "git_log", "web_search", "web_fetch"]
+    assert [tool.name for tool in config.tools] == [None, *names]
     assert [key.name for key in config.keys] == ["alice"]
     assert sorted(config.mcp_servers) == ["files", "memory", "tickets"]
 

@@ -3,6 +3,7 @@ would. What cannot be run here says so with a reason, and is counted as skipped.
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import re
 import shlex
@@ -158,6 +159,8 @@ async def test_every_configuration_starts(
 ) -> None:
     if why := reason(NO_CONFIGURATION, path, text):
         pytest.skip(why)
+    if "kind: web_fetch" in text and importlib.util.find_spec("trafilatura") is None:
+        pytest.skip("needs what callgate[web] installs")
     text = whole(path, text)
     for variable in {*REFERENCE.findall(text), *VARIABLE.findall(text)}:
         monkeypatch.setenv(variable, "{}" if PROVIDERS.match(variable) else "x" * 32)

@@ -216,7 +216,7 @@ async def test_unsupported_tool_types_are_left_out_with_a_warning(upstream: Upst
 
 async def test_a_server_side_tool_replaces_a_hosted_type_if_configured(upstream: Upstream) -> None:
     upstream.script("m", [Reply(calls=[ADD]), Reply(text="ok")])
-    async with served_to_openai(upstream, "add", responses={"hosted_tools": {"web_search": "add"}}) as client:
+    async with served_to_openai(upstream, "add", hosted_tools={"web_search": "add"}) as client:
         answer = await client.responses.with_raw_response.create(
             model="m",
             input="go",

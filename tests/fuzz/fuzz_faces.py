@@ -1,6 +1,7 @@
 """Bodies of the Responses and the Messages API: refused with a status below 500, or a request for a chat."""
 
 from callgate.conversation.errors import ChatError
+from callgate.hosted.declared import no_stand_ins
 from callgate.messages.requests import read_messages_request
 from callgate.responses.approvals import decisions_of
 from callgate.responses.input_items import messages_of
@@ -19,7 +20,7 @@ def run(data: bytes) -> None:
 
 def _response(data: bytes) -> None:
     asked, fields = read_body_of(written_here(data), 100)
-    offered = offered_tools(asked.tools or (), {"web_search": "search"}, lambda: frozenset({"files"}))
+    offered = offered_tools(asked.tools or (), no_stand_ins, lambda: frozenset({"files"}))
     items = asked.input
     decisions_of(items, None, {})
     messages_of(items, [], lambda sealed: None)

@@ -85,7 +85,7 @@ class _Gathering:
         assert self._open is None
         assert self.message["stop_reason"] is None, "one message_delta"
         self.message |= event["delta"]
-        assert event["usage"].keys() - {"iterations"} == USAGE
+        assert event["usage"].keys() - {"iterations", "server_tool_use"} == USAGE
         self.message["usage"] |= event["usage"]
         for name in ("x_callgate", "context_management"):
             if name in event:

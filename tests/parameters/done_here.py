@@ -18,6 +18,25 @@ class Done:
 
 
 DONE: Sequence[Done] = (
+    Done(
+        ".*",
+        r"web_search_options|tools\[\w+\]",
+        "A tool of the config runs it, and its calls look as the API has them.",
+        lanes="mapped",
+    ),
+    Done("messages", r"tools\[\w+\]\.max_uses", "Further calls are not run.", lanes="mapped"),
+    Done(
+        ".*",
+        r"tools\[\w+\]\.(allowed|blocked)_domains|tools\[image_generation\]\.size",
+        "Given to the tool of the config, or held by looking at the addresses of calls.",
+        lanes="mapped",
+    ),
+    Done(
+        ".*",
+        r"tools\[web_search\]\.external_web_access|tools\[web_fetch_\d+\]\.use_cache",
+        "Says what is done anyway.",
+        lanes="mapped",
+    ),
     Done(".*", "model", "Names the entry of the config that answers."),
     Done("chat", r"stream_options\.include_usage", "The stream is Callgate's own; it ends with the usage."),
     Done("chat", r"(response_format|.*\.format)\[text\]|tool_choice\[auto\]", "Says what is done anyway."),

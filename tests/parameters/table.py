@@ -28,6 +28,8 @@ declares something that is not here.
 - **named**: the answer has no effect of it and says so: in the header `x-callgate-warning` and in `x_callgate.warnings`.
 - **gap**: none of these yet. It has no effect, and nothing says so, or a refusal does not say that it was this.
 
+What declares a tool that providers run has one more: {mapped}.
+
 What is inside of something that is refused or named has no row. The columns are {lanes}. What is inside of a field of a
 response or a message is walked on three of them, because such a request becomes a chat; a row then speaks of those.
 """
@@ -43,6 +45,7 @@ COLUMNS: Mapping[str, str] = {
     "mistral": "`mistral` (a chat API whose requests litellm words)",
     "litellm": "`litellm` (litellm asks)",
 }
+OF_MAPPED = "`mapped` (as `direct`, where tools of the config stand for those that providers run, [hosted-tools](hosted-tools.md))"
 TITLES: Mapping[str, str] = {
     "chat": "Chat Completions",
     "responses": "Responses",
@@ -52,7 +55,7 @@ TITLES: Mapping[str, str] = {
 
 def page(outcomes: Outcomes) -> str:
     notes: list[str] = []
-    parts = [HEAD.format(lanes=", ".join(COLUMNS[lane] for lane in LANES))]
+    parts = [HEAD.format(lanes=", ".join(COLUMNS[lane] for lane in LANES), mapped=OF_MAPPED)]
     for api, title in TITLES.items():
         rows = [_row(api, path, row, notes) for path, row in _grouped(api, outcomes)]
         lines = ["| place | what becomes of it |", "|---|---|", *rows]
@@ -117,6 +120,8 @@ def _row(api: str, path: str, row: Mapping[str, str], notes: list[str]) -> str:
 
 def _lanes(lanes: Sequence[str]) -> str:
     others = [lane for lane in LANES if lane not in lanes]
+    if not others:
+        return "all others"
     if 0 < len(others) <= 2 and len(lanes) > 5:
         return f"all but {', '.join(others)}"
     return ", ".join(lanes)

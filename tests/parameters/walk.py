@@ -15,6 +15,7 @@ from typing import Any
 from callgate.application import create_app
 from callgate.config.schema.whole import Config
 from tests.harness.configs import tool_entry
+from tests.hosted.stand_ins import entry as entry_of
 from tests.models.wire import Request, Server, Wire, raw_provider
 from tests.parameters.bodies import CALL, body_for
 from tests.parameters.done_here import why_here
@@ -38,6 +39,19 @@ LANES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "litellm": ("openai/m", "/v1", {"lane": "litellm"}),
 }
 """A model of each lane: where it is, and what its entry says. All but `passed` have a tool of the config, so that the loop runs."""
+MAPPED = "mapped"
+"""The lane `direct` where tools of the config stand for those that clients declare."""
+DECLARED = re.compile(
+    r"web_search_options.*|tools\[(web_search|web_fetch|code_execution|code_interpreter|file_search|image_generation)\w*\].*"
+)
+"""The places that are walked on it."""
+STAND_INS = {
+    "web_search": "find_within",
+    "web_fetch": "get_page",
+    "code_interpreter": "run_code",
+    "file_search": "search_files",
+    "image_generation": "draw",
+}
 PATHS: Mapping[str, str] = {
     "chat": "/v1/chat/completions",
     "responses": "/v1/responses",
@@ -225,7 +239,8 @@ def _worded(target: str) -> tuple[str, dict[str, Any], Sequence[dict[str, Any]]]
 
 def config_at(url: str) -> Config:
     entries = []
-    for name, (model, path, entry) in LANES.items():
+    mapped: dict[str, Any] = {"tools": [*STAND_INS.values()], "hosted_tools": STAND_INS}
+    for name, (model, path, entry) in {**LANES, MAPPED: ("openai/m", "/v1", mapped)}.items():
         params: dict[str, Any] = {"model": model, "api_base": url + path}
         if model.startswith("bedrock/"):
             params |= {**AWS, "aws_bedrock_runtime_endpoint": url}
@@ -233,9 +248,10 @@ def config_at(url: str) -> Config:
         else:
             params["api_key"] = "sk-upstream"
         entries.append(
-            {"model_name": name, "litellm_params": params, "tools": ["*"], "tool_calling": "native", **entry}
+            {"model_name": name, "litellm_params": params, "tools": ["get_time"], "tool_calling": "native", **entry}
         )
-    return Config.model_validate({"auth": "off", "model_list": entries, "tools": [tool_entry("get_time")]})
+    tools = [tool_entry("get_time"), *map(entry_of, STAND_INS.values())]
+    return Config.model_validate({"auth": "off", "model_list": entries, "tools": tools})
 
 
 @asynccontextmanager
@@ -299,7 +315,10 @@ async def outcomes(walker: Walker) -> Outcomes:
     for place in places_of():
         row = seen.setdefault((place.api, place.path), {})
         above = seen.get((place.api, place.parent), {})
-        for lane in LANES_OF_PARTS[place.api] if place.parent else LANES:
+        lanes = [*(LANES_OF_PARTS[place.api] if place.parent else LANES)]
+        if DECLARED.fullmatch(place.path):
+            lanes.append(MAPPED)
+        for lane in lanes:
             if place.parent and above.get(lane, GAP) in (REFUSED, NAMED, GAP):
                 continue  # as the whole that it is a part of
             row[lane] = await outcome(walker, place, lane)

@@ -14,6 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from msgspec.structs import replace as msgspec_replace
+
+from callgate.calls.outcome import Failed, Outcome
 from callgate.calls.states import ReadyCall
 from callgate.conversation.ports import ProgressReport
 from callgate.tools.executor import CallContext, Policy, Safety, Tool
@@ -28,6 +31,8 @@ from callgate.tools.kinds.mcp.server import McpSource, ServerSpec
 from callgate.tools.kinds.openapi.source import Api, OpenApiSource
 from callgate.tools.kinds.python.function import python_tool
 from callgate.tools.kinds.python.threads import ThreadPool
+from callgate.tools.kinds.web_fetch.fetch import WebFetch
+from callgate.tools.toolbox import KEPT_BYTES
 from tests.tools.servers import raw_mcp
 from tests.tools.servers.http_mcp import HttpMcp
 
@@ -229,6 +234,30 @@ class Http:
                 assert await reader.read() == b""
 
 
+class WebFetchKind(Http):
+    """The same server, as pages."""
+
+    def tool(self, behaviour: str, policy: Policy) -> Tool:
+        rules = AddressRules(allow_private=True)
+        inner = WebFetch(self.web, None, rules=rules, max_bytes=KEPT_BYTES, max_redirects=0)
+        executor = PageOf(inner, f"http://127.0.0.1:{self.port}/{behaviour}")
+        return Tool(behaviour, f"It {behaviour}.", PARAMETERS, executor, policy=policy, kind="web_fetch")
+
+
+class PageOf:
+    """Fetches one page whatever it is asked for, and leaves out its address."""
+
+    def __init__(self, inner: WebFetch, url: str) -> None:
+        self._inner = inner
+        self._url = url
+
+    async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
+        outcome = await self._inner.execute(ready(call.name, url=self._url), context)
+        if isinstance(outcome, Failed):
+            return outcome
+        return msgspec_replace(outcome, text=outcome.text.removeprefix(self._url).lstrip())
+
+
 class OpenApi(Http):
     """The same server, described by a document."""
 
@@ -383,6 +412,7 @@ KINDS: dict[str, Callable[[], Kind]] = {
     "http": Http,
     "openapi": OpenApi,
     "command": CommandKind,
+    "web_fetch": WebFetchKind,
 }
 
 

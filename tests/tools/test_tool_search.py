@@ -91,7 +91,8 @@ async def offered(*sources: Source) -> OfferedTools:
 
 
 def searched(tools: OfferedTools, *filters: str, plan: SearchPlan = ON, wanted: Any = None, **how: Any) -> ToolSet:
-    return tools.narrowed(filters or ("*",), ("*",), wanted, how.get("allowed"), plan, how.get("demanded"))
+    demanded = frozenset(name for name in (how.get("demanded"),) if name)
+    return tools.narrowed(filters or ("*",), ("*",), wanted, how.get("allowed"), plan, demanded)
 
 
 async def found(tool_set: ToolSet, **arguments: Any) -> Any:

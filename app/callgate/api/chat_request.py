@@ -15,9 +15,12 @@ from callgate.calls.selection import ApprovalPolicy, ToolSelection
 from callgate.conversation.approved_calls import ClientApprovals
 from callgate.conversation.context import ContextWishes
 from callgate.conversation.events import CallsHandedBack
-from callgate.conversation.ports import JudgedFields, Message, Original
+from callgate.conversation.ports import JudgedFields, Message, Original, Toolbox
 from callgate.conversation.turn_recovery import Hint
 from callgate.conversation.usage import UsageScope
+from callgate.hosted.calls import HostedToolbox, Keep
+from callgate.hosted.declared import HostedTools, by_name_in
+from callgate.hosted.returned import ReturnedCall
 from callgate.policy.judge import NamedThings
 from callgate.runtime.route import ClientTools
 from callgate.untrusted.doors import Door, TooMuch, open_text
@@ -85,6 +88,15 @@ class RequestedTools(msgspec.Struct, frozen=True):
     """The calls of our tools that the client approves itself, if any."""
     max_calls: int | None = None
     """The limit of calls of our tools, in all turns together."""
+    hosted: HostedTools | None = None
+    """The tools that the client declares for a provider to run, and that tools of ours stand for, if any."""
+
+    def limited(self, toolbox: Toolbox, keep: Keep) -> Toolbox:
+        """Return a toolbox with the limits of the declared tools. `keep` keeps a call of which the client is shown less than the
+        model read."""
+        if self.hosted is None:
+            return toolbox
+        return HostedToolbox(toolbox, self.hosted.by_name, keep if self.hosted.comes_back else None)
 
     def with_list(self, client_list: ClientTools) -> "RequestedTools":
         """Return the same for a client that gave this list of tools. Beside an empty one a choice that says nothing is dropped,
@@ -127,6 +139,8 @@ class RequestOrigin(msgspec.Struct, frozen=True):
     """The ids of our calls that the client was shown and sent back."""
     keeps_hidden: bool = False
     """Hidden turns are stored even where no tool of ours is offered."""
+    hosted_calls: Sequence[ReturnedCall] = ()
+    """The calls of declared tools that the client was shown and sent back."""
     may_have_ids: bool = False
     """It may name objects of the operator's account at a provider."""
 
@@ -197,6 +211,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
             names = sorted(self.tools.allowed or ())
         elif isinstance(named, dict) and isinstance(named.get("name"), str):
             names = [named["name"]]
+        standing = by_name_in(self.tools.hosted)
+        names = [standing[name].tool if name in standing else name for name in names]
         unknown = [name for name in names if not is_offered(name)]
         if not unknown:
             return

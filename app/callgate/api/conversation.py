@@ -235,10 +235,15 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             tool_choice = request.tools.choice_among_allowed  # the tools are narrowed to the allowed ones already
         keep = None
         messages = history
+        if request.origin.hosted_calls:
+            await self._recall_hosted(request)
         if has_tools or request.origin.keeps_hidden:
             keep = partial(self._keep, history)
             messages = await self._restored(messages, toolbox, listeners)
             await setup.recall(messages)
+        if request.tools.hosted is not None:
+            keep_call = partial(self.manager.conversations.keep_call, owner_of(self.caller, request), self.run_id)
+            toolbox = request.tools.limited(toolbox, keep_call)
         if setup.taint is not None:
             toolbox = setup.taint.watch(toolbox, messages)
         if (approvals := request.tools.approvals) is not None:
@@ -313,6 +318,14 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         aftermath.run_id = self.run_id
         aftermath.sees = partial(self.runtime.access.may_see, self.caller)
         listeners.append(WriteNote(_context=self.context, _choice=choice))
+
+    async def _recall_hosted(self, request: ChatRequest) -> None:
+        """Put into the calls of declared tools that came back what is kept of them."""
+        calls = request.origin.hosted_calls
+        for call in calls:
+            call.rename(request.tools.hosted)
+        owner = owner_of(self.caller, request)
+        await self.manager.conversations.fill(owner, calls, self.runtime.limits.body_bytes)
 
     async def _restored(
         self, messages: Sequence[Message], toolbox: Toolbox, listeners: Sequence[Listener]

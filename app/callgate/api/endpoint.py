@@ -21,7 +21,7 @@ from callgate.api.delivery import delivery_of
 from callgate.api.errors import TAKEN_OVER
 from callgate.api.faces import ATTACHED, Face, FaceExchange
 from callgate.api.judged_request import judged_request
-from callgate.api.left_out import FieldsLeftOut
+from callgate.api.left_out import FieldsLeftOut, note_hosted
 from callgate.api.middleware import RequestContext
 from callgate.api.rights import Capability, anything, let_in_again, send_while_allowed
 from callgate.api.run_ports import (
@@ -46,6 +46,7 @@ from callgate.runtime.route import Route
 from callgate.runtime.runtime import Runtime
 from callgate.untrusted.doors import Opened
 
+NONE_DECLARED: Final[frozenset[str]] = frozenset()
 SLOW_BODY_SECONDS: Final = 1.0
 """A body that takes longer is read under the keys of then: a revoked key works no longer than that."""
 
@@ -213,6 +214,8 @@ class FaceEndpoint:
             request = exchange.request_for(route, warnings.append)
         if request.tools.choice is not None:
             request.check_choice(route.offers)
+        if request.tools.hosted is not None:
+            note_hosted(warnings.append, request.tools.hosted, route.offers, takes_calls=request.tools.takes_calls)
         judged = judged_request(
             request,
             caller,
@@ -329,6 +332,7 @@ def route_of(runtime: Runtime, request: ChatRequest, caller: Caller) -> Route:
         tool_choice=tools.choice,
         allowed=tools.allowed,
         client_tools=tools.client_list,
+        declared=NONE_DECLARED if tools.hosted is None else tools.hosted.tool_names(),
     )
 
 

@@ -6,6 +6,8 @@ from typing import Final
 import msgspec
 import structlog
 
+from callgate.hosted.declared import HostedTools
+
 LONGEST_KIND: Final = 40
 """Characters of a type or a name in a warning."""
 MOST_KINDS: Final = 10
@@ -24,6 +26,16 @@ def note_left_out(warn: Callable[[str], None], types: Sequence[str]) -> None:
 def note_unplaced(warn: Callable[[str], None], names: Sequence[str]) -> None:
     """Warn the client of fields that nobody here heeds for its model."""
     warn(f"left out, because nothing here heeds it for this model: {', '.join(names)}")
+
+
+def note_hosted(
+    warn: Callable[[str], None], hosted: HostedTools, offers: Callable[[str], bool], *, takes_calls: bool
+) -> None:
+    """Warn the client of what nobody heeds of the tools that it declares, and of those that are not on offer after all."""
+    if hosted.unheard:
+        note_unplaced(warn, hosted.unheard)
+    if takes_calls and (missing := hosted.not_offered(offers)):
+        warn(f"left out of `tools`: {_listed(set(missing))}, which this request or its key leaves no tool for")
 
 
 class FieldsLeftOut(msgspec.Struct, eq=False, kw_only=True):

@@ -8,6 +8,7 @@ from functools import partial
 from starlette.types import Receive, Send
 
 from callgate.api.answers import BodyWriter, StreamWriter, send_whole
+from callgate.api.chat_outline import ChatTool
 from callgate.api.chat_request import ChatRequest
 from callgate.api.conversation import Conversation
 from callgate.api.errors import encode, openai_stream_end
@@ -15,6 +16,8 @@ from callgate.api.faces import Detached, FaceExchange
 from callgate.api.middleware import RequestContext
 from callgate.api.run_ports import LiveAnswer, follow
 from callgate.api.strict_json import LARGE_BODY
+from callgate.chat.citing import CitingBody, CitingStream
+from callgate.chat.declared import SWITCH, with_stand_ins
 from callgate.chat.progress import SHOWS_NOTHING, progress_in
 from callgate.chat.requests import read_chat_request
 from callgate.chat.writers import (
@@ -29,10 +32,13 @@ from callgate.config.schema.whole import Config
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
+from callgate.runtime.stand_ins import stand_ins_of
 from callgate.state.runs import StoredRun
 from callgate.untrusted.doors import Opened
 
 YES = frozenset({"true", "on", "1"})
+FUNCTIONS = frozenset({"function", "custom"})
+"""Types of tools that a client runs itself."""
 
 
 class ChatFace:
@@ -53,6 +59,9 @@ class ChatFace:
             request = read_chat_request(*arguments)
         else:
             request = await asyncio.to_thread(read_chat_request, *arguments)
+        tools = request.outline.tools
+        if SWITCH in request.fields or (tools is not None and _has_others(tools)):
+            request = self._with_stand_ins(request, context)
         if "x-callgate-background" in context.headers and context.headers["x-callgate-background"] in YES:
             if request.delivery.stream:
                 deliver = follow
@@ -60,6 +69,15 @@ class ChatFace:
                 deliver = partial(_send_accepted, request.model)
             return ChatExchange(request, Detached(deliver, needs_ledger=True))
         return ChatExchange(request)
+
+    def _with_stand_ins(self, request: ChatRequest, context: RequestContext) -> ChatRequest:
+        caller = context.caller
+        assert caller is not None, "the middleware requires a caller here"
+        runtime = self._manager.current
+        entry = runtime.check_model(request.model, caller)
+        return with_stand_ins(
+            request, partial(stand_ins_of, runtime.config, runtime.offered, entry, caller, may_pass=True)
+        )
 
     def _labels(self) -> frozenset[str]:
         return self._manager.current.labels()
@@ -75,17 +93,26 @@ class ChatExchange(FaceExchange):
     def whole(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> BodyWriter:
         head = _head(conversation, began)
         choices = self.request.n
+        writer: ChoicesWriter | CompletionWriter
         if choices > 1:
-            return ChoicesWriter(head, diagnoses, choices)
-        return CompletionWriter(_head=head, _diagnosis=_first(diagnoses))
+            writer = ChoicesWriter(head, diagnoses, choices)
+        else:
+            writer = CompletionWriter(_head=head, _diagnosis=_first(diagnoses))
+        if (hosted := self.request.tools.hosted) is not None:
+            return CitingBody(writer, hosted.by_name)
+        return writer
 
     def streamed(self, conversation: Conversation, began: int, diagnoses: Sequence[Diagnosis] | None) -> StreamWriter:
         head = _head(conversation, began)
         choices = self.request.n
         include_usage = self.request.delivery.include_usage
+        hosted = self.request.tools.hosted
         if choices > 1:
-            return ChoicesChunkWriter(head, diagnoses, include_usage, choices)
+            writer = ChoicesChunkWriter(head, diagnoses, include_usage, choices)
+            return writer if hosted is None else CitingStream(writer, hosted.by_name)
         chunks = ChunkWriter(head, _first(diagnoses), include_usage)
+        if hosted is not None and conversation.delivery.tool_events != "trace":
+            return CitingStream(chunks, hosted.by_name)
         if conversation.delivery.tool_events == "trace":
             return conversation.runtime.recorder.traced(
                 chunks, conversation.run_id, conversation.runtime.prices.of_responder
@@ -94,6 +121,14 @@ class ChatExchange(FaceExchange):
 
     def stream_end(self, error: ChatError, written: bytes) -> bytes:
         return openai_stream_end(error)
+
+
+def _has_others(tools: Sequence[ChatTool]) -> bool:
+    """True if there are tools that are no functions of the client's."""
+    for tool in tools:  # noqa: SIM110 - of each request, and a generator costs more than the rest
+        if tool.type not in FUNCTIONS:
+            return True
+    return False
 
 
 def _head(conversation: Conversation, began: int) -> AnswerHead:

@@ -18,6 +18,7 @@ from callgate.api.token_counts import counted_tokens
 from callgate.conversation.context import ContextKeeper, ContextWishes
 from callgate.conversation.ports import ModelRequest
 from callgate.messages.context_edits import MANAGEMENT
+from callgate.messages.declared import stand_ins_of
 from callgate.messages.requests import read_messages_request, with_context
 from callgate.runtime.manager import RuntimeManager
 
@@ -45,6 +46,7 @@ class CountEndpoint:
             counts_only=True,
             reads_files=self._manager.current.toolboxes.reads_files,
             speaks_messages=self._manager.current.toolboxes.speaks_messages,
+            stand_ins=partial(stand_ins_of, self._manager.current, caller),
         )
         if len(body) <= LARGE_BODY:
             parsed = reading()

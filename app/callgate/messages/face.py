@@ -20,7 +20,9 @@ from callgate.config.schema.whole import Config
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ChatEnded
+from callgate.hosted.declared import by_name_in
 from callgate.messages.context_edits import MANAGEMENT
+from callgate.messages.declared import stand_ins_of
 from callgate.messages.requests import (
     MessagesRequest,
     read_messages_request,
@@ -64,6 +66,7 @@ class MessagesFace:
             earlier=earlier,
             reads_files=runtime.toolboxes.reads_files,
             speaks_messages=runtime.toolboxes.speaks_messages,
+            stand_ins=partial(stand_ins_of, runtime, context.caller),
         )
         is_large = len(body) + earlier.size > LARGE_BODY
         if not is_large:
@@ -114,6 +117,9 @@ class MessagesExchange(FaceExchange):
 
     def _head(self, conversation: Conversation) -> MessageHead:
         parsed = self._read
+        hosted = self.request.tools.hosted
+        if conversation.context.headers.get("x-callgate-events") == "off":
+            hosted = None
         return MessageHead(
             conversation.run_id,
             self._request_id,
@@ -121,6 +127,7 @@ class MessagesExchange(FaceExchange):
             parsed.shows_thinking,
             parsed.shows_calls,
             conversation.delivery.usage_scope,
+            hosted=by_name_in(hosted),
             says_edits=self.request.context is not None and MANAGEMENT in self.request.fields,
         )
 

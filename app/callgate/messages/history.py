@@ -11,8 +11,12 @@ from typing import Any, Final
 import msgspec
 
 from callgate.conversation.errors import ChatError
+from callgate.conversation.hidden_history import ReturnedMessage
 from callgate.conversation.readable_content import LEFT_OUT, PDF, file_part, image_part, left_out_part, text_part
+from callgate.hosted.returned import ReturnedCall, key_in
+from callgate.hosted.rows import OUR_BLOCK
 from callgate.messages.context_edits import text_of_summary
+from callgate.messages.hosted_blocks import NOT_KNOWN, RESULTS, text_of
 from callgate.messages.request_schema import IN_RESULTS, NEEDS, MessageBlock, MessagesMessage, blocks_in, wrong
 from callgate.untrusted.readers import NULL, json_reader, read_value
 
@@ -51,6 +55,11 @@ class History(msgspec.Struct):
     """Whether its model reads its own `compaction` blocks."""
     shown: set[str] = msgspec.field(default_factory=set)
     """The ids of our calls that the client was shown and sent back."""
+
+    hosted: list[ReturnedCall] = msgspec.field(default_factory=list)
+    """The calls of declared tools that the client was shown and sent back."""
+    hosted_ids: set[str] = msgspec.field(default_factory=set)
+    """Their ids."""
 
     is_altered: bool = False
     """Whether it has blocks that this server made, which no provider knows."""
@@ -353,10 +362,30 @@ class _AssistantMessage(msgspec.Struct):
     calls: list[dict[str, Any]] = msgspec.field(default_factory=list)
     results: list[dict[str, Any]] = msgspec.field(default_factory=list)
     placed: list[_Placed] = msgspec.field(default_factory=list)
+    hosted: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    """Those of its calls that stood for declared tools and have no answer yet, by id."""
+    is_returned: bool = False
+    """Whether its calls are those of declared tools, which are dropped where the same calls are stored."""
+
+    def take_result(self, history: History, placed: _Placed) -> None:
+        """Take the block that answers a call of a declared tool."""
+        call_id = placed.block.tool_use_id or ""
+        if call_id not in self.hosted:
+            kind = placed.block.type
+            raise wrong(placed.where, f"`{kind}` without a `server_tool_use` before it: {call_id[:100]}")
+        self.answer(history, call_id, text_of(placed.block.content))
+
+    def answer(self, history: History, call_id: str, text: str) -> None:
+        """Add the answer to a call of a declared tool."""
+        answer = ReturnedMessage(role="tool", tool_call_id=call_id, content=text)
+        self.results.append(answer)
+        history.hosted.append(ReturnedCall(key=key_in(call_id), function=self.hosted.pop(call_id), answer=answer))
 
     def add_to(self, history: History) -> None:
         if not self.placed:
             return
+        for call_id in [*self.hosted]:  # its result was left out, by the client or on the way
+            self.answer(history, call_id, NOT_KNOWN)
         text = "".join(self.texts)
         if not text and not self.calls and any(placed.block.type not in NEEDS for placed in self.placed):
             text = f"[{LEFT_OUT}]"  # not empty, which providers refuse
@@ -367,6 +396,8 @@ class _AssistantMessage(msgspec.Struct):
             message["thinking_blocks"] = self.signed
         if self.calls:
             message["tool_calls"] = self.calls
+        if self.is_returned:
+            message = ReturnedMessage(message)
         history.add(message, _from(self.placed))
         for result in self.results:
             history.add(result, None)
@@ -379,6 +410,9 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
     message = _AssistantMessage()
     for placed in _behind_summary(history, blocks):
         block = placed.block
+        if is_ours(block) and block.type in RESULTS:
+            message.take_result(history, placed)
+            continue
         if block.type == "mcp_tool_result":
             # The answer to a call of ours.
             call_id = placed.block.tool_use_id or ""
@@ -392,17 +426,15 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
                 }
             )
             continue
-        if message.results:
+        if message.results or (message.hosted and block.type == "tool_use"):
             message.add_to(history)
             message = _AssistantMessage()
         message.placed.append(placed)
         match block.type:
             case "text":
                 message.texts.append(block.text or "")
-            case "thinking":
+            case "thinking" | "redacted_thinking":
                 _think(history, message, block)
-            case "redacted_thinking":
-                message.signed.append({"type": "redacted_thinking", "data": block.data})
             case "tool_use" | "mcp_tool_use":
                 id = block.id or ""
                 if id in open_calls or id in ours:
@@ -413,7 +445,7 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
                     history.is_altered = True
                     history.shown.add(id.removeprefix(OUR_CALL))
             case _:
-                _of_anthropics(history, message, block)
+                _of_hosted(history, message, placed)
     if ours:
         raise wrong(next(iter(ours.values())), "`mcp_tool_use` without its `mcp_tool_result`")
     message.add_to(history)
@@ -430,16 +462,34 @@ def _behind_summary(history: History, blocks: Sequence[_Placed]) -> Sequence[_Pl
     return blocks[1:]
 
 
-def _of_anthropics(history: History, message: _AssistantMessage, block: MessageBlock) -> None:
-    """Take what a summary of the conversation says; what Anthropic ran itself is left out."""
+def is_ours(block: MessageBlock) -> bool:
+    """True for a block of a call that stood for a declared tool, or of its result."""
+    return (block.id or block.tool_use_id or "").startswith(OUR_BLOCK)
+
+
+def _of_hosted(history: History, message: _AssistantMessage, placed: _Placed) -> None:
+    """Take a call of ours, and what a summary of the conversation says; what Anthropic ran itself is left out."""
+    block = placed.block
     assert block.type not in NEEDS
-    if block.type == "compaction":
+    if block.type == "server_tool_use" and is_ours(block):
+        history.is_altered = True
+        call = _call(block)
+        if call["id"] in history.hosted_ids:
+            raise wrong(placed.where, "`server_tool_use` ids must be unique")
+        history.hosted_ids.add(call["id"])
+        message.hosted[call["id"]] = call["function"]
+        message.calls.append(call)
+        message.is_returned = True
+    elif block.type == "compaction":
         message.texts += [part.text or "" for part in _blocks_of(block.content)]
     else:
         history.left_out.append(block.type)
 
 
 def _think(history: History, message: _AssistantMessage, block: MessageBlock) -> None:
+    if block.type == "redacted_thinking":
+        message.signed.append({"type": "redacted_thinking", "data": block.data})
+        return
     assert block.thinking is not None
     assert block.signature is not None
     message.thoughts.append(block.thinking)
@@ -450,11 +500,11 @@ def _think(history: History, message: _AssistantMessage, block: MessageBlock) ->
 
 
 def _call(block: MessageBlock) -> dict[str, Any]:
-    arguments = _encode(block.input).decode()
+    arguments = _encode(block.input or {}).decode()
     id = block.id or ""
     if block.type == "mcp_tool_use":
         id = id.removeprefix(OUR_CALL)
-    return {"id": id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+    return {"id": id, "type": "function", "function": {"name": block.name or "", "arguments": arguments}}
 
 
 def _unanswered(calls: dict[str, str]) -> Exception:

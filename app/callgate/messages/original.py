@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from callgate.conversation.ports import JudgedFields, Message
+from callgate.hosted.rows import OUR_BLOCK
 from callgate.messages.history import OUR_CALL, OUR_SIGNATURE, BlockOrigin
 from callgate.untrusted.readers import json_reader, read_shape
 
@@ -82,6 +83,8 @@ def _sent(raw: msgspec.Raw) -> Any:
     text = bytes(raw)
     if OUR_SIGNATURE.encode() in text and _any(raw).get("type") == "thinking":
         return None
+    if OUR_BLOCK.encode() in text and (block := _any(raw)).get("type") == "server_tool_use":
+        return {"type": "tool_use", "id": block["id"], "name": block.get("name"), "input": block.get("input") or {}}
     if b'"mcp_tool_use"' in text and (block := _any(raw)).get("type") == "mcp_tool_use":
         id = block["id"].removeprefix(OUR_CALL)
         return {"type": "tool_use", "id": id, "name": block["name"], "input": block["input"]}

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +15,9 @@ from callgate.api.mcp_entries import OWN_LABEL, read_filter
 from callgate.api.strict_json import Fields, check_text, split
 from callgate.calls.selection import ToolSelection
 from callgate.conversation.client_run_tools import as_function, is_client_run
+from callgate.conversation.hidden_history import ReturnedMessage
+from callgate.conversation.ports import Message
+from callgate.hosted.declared import Declarations, HostedTools, StandIns
 from callgate.messages.context_edits import COMPACTION, FIELDS, MANAGEMENT, wishes_of
 from callgate.messages.history import as_chat
 from callgate.messages.original import OriginalMessages
@@ -31,7 +35,7 @@ from callgate.messages.unplaced import beyond_chats, unheard_in
 from callgate.models.resolve import ModelConfig
 from callgate.policy.operator_ids import may_have_ids
 from callgate.untrusted.doors import Opened, written_here
-from callgate.untrusted.readers import EMPTY_LIST, read_shape, read_value
+from callgate.untrusted.readers import EMPTY_LIST, json_reader, read_shape, read_value
 
 MCP_BETA: Final = "mcp-client-"
 """The prefix of the beta feature of clients that take `mcp_tool_use` and `mcp_tool_result`."""
@@ -47,6 +51,7 @@ MCP_SCHEME: Final = "callgate:"
 """The scheme of URLs for our MCP servers in a request. All other URLs are refused."""
 
 _encode = msgspec.json.Encoder().encode
+_objects = json_reader(list[dict[str, Any]])
 
 
 class MessagesRequest(msgspec.Struct):
@@ -77,11 +82,12 @@ def read_messages_request(
     earlier: Earlier = NOTHING_EARLIER,
     reads_files: Callable[[str], bool] = lambda model: False,
     speaks_messages: Callable[[str], bool] = lambda model: False,
+    stand_ins: Callable[[str], StandIns] = lambda model: {},
 ) -> MessagesRequest:
     """Read a request. Raises `ChatError` that names the wrong field.
 
     `earlier`: the messages of the thread that it continues. `reads_files`: whether a model takes PDFs. `speaks_messages`: whether it has
-    Anthropic's own API, which reads its own `compaction` blocks.
+    Anthropic's own API, which reads its own `compaction` blocks. `stand_ins`: what stands for the tools that requests to a model declare.
     """
     fields = split(body, max_depth)
     check_text(body, max_depth)
@@ -101,9 +107,10 @@ def read_messages_request(
         reads_files=reads_files(outline.model),
         reads_compactions=speaks_messages(outline.model),
     )
+    hosted, fields = _hosted(outline, fields, stand_ins)
     beyond = beyond_chats(outline, fields)
     foreign = [*history.foreign, *beyond.demanded]
-    tools, narrowing = _tools(outline, foreign)
+    tools, narrowing = _tools(outline, foreign, hosted)
     tool_filter: str | tuple[ToolSelection, ...] | None = headers.get("x-callgate-tools")
     if narrowing is not None:
         if tool_filter is not None:
@@ -112,8 +119,11 @@ def read_messages_request(
     serial = False
     if outline.tool_choice is not None:
         serial = bool(outline.tool_choice.disable_parallel_tool_use)
-    choice = _choice(outline.tool_choice)
-    messages = [msgspec.Raw(_encode(message)) for message in history.messages]
+    choice = _choice(outline.tool_choice, hosted)
+    messages: list[Message] = [
+        message if isinstance(message, ReturnedMessage) else msgspec.Raw(_encode(message))
+        for message in history.messages
+    ]
     normalized = _normalized(outline, messages, tools)
     if beyond.providers_own:
         normalized = {**beyond.providers_own, **normalized}
@@ -127,6 +137,7 @@ def read_messages_request(
         choice=choice,
         takes_calls=choice != "none",
         own_names={legal: name for name, legal in names.items()},
+        hosted=hosted,
     )
     if outline.tools or outline.mcp_servers:
         requested = requested.with_list("some")
@@ -152,9 +163,10 @@ def read_messages_request(
             original=OriginalMessages(fields, messages, history.origins, foreign, betas, beyond.unplaced),
             conversation=earlier.conversation,
             shown_calls=frozenset(history.shown),
+            hosted_calls=tuple(history.hosted),
             may_have_ids=may_have_ids(body),
         ),
-        may_pass=not (names or history.is_altered or outline.mcp_servers or outline.thread),
+        may_pass=not (names or hosted or history.is_altered or outline.mcp_servers or outline.thread),
         history=messages,
     )
     return MessagesRequest(
@@ -220,7 +232,7 @@ def _joined(earlier: Sequence[msgspec.Raw], fields: Fields) -> msgspec.Raw:
 
 
 def _normalized(
-    outline: MessagesOutline, messages: Sequence[msgspec.Raw], tools: Sequence[dict[str, Any]]
+    outline: MessagesOutline, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
 ) -> dict[str, msgspec.Raw]:
     normalized: dict[str, Any] = {"model": outline.model, "messages": messages}
     if outline.max_tokens is not None:
@@ -257,8 +269,29 @@ def _normalized(
 # Tools -----------------------------------------------------------------------------------------------------------------
 
 
+def _hosted(
+    outline: MessagesOutline, fields: Fields, stand_ins: Callable[[str], StandIns]
+) -> tuple[HostedTools | None, Fields]:
+    """Return the tools that tools of ours stand for, and the fields without them: no provider is told of those."""
+    if all(tool.is_clients for tool in outline.tools or ()):
+        return None, fields
+    declarations = Declarations(partial(stand_ins, outline.model), dotted=True)
+    listed = _objects(fields["tools"])
+    others = [
+        tool for place, tool in enumerate(listed) if declarations.take(tool, f"tools.{place}", shown_in="block") is None
+    ]
+    client_names = [tool.name for tool in outline.tools or () if tool.is_clients and tool.name]
+    hosted = declarations.tools(client_names, comes_back=True)
+    if hosted is None:
+        return None, fields
+    fields = {name: value for name, value in fields.items() if name != "tools"}
+    if others:
+        fields["tools"] = msgspec.Raw(_encode(others))
+    return hosted, fields
+
+
 def _tools(
-    outline: MessagesOutline, foreign: list[tuple[str, str]]
+    outline: MessagesOutline, foreign: list[tuple[str, str]], hosted: HostedTools | None
 ) -> tuple[list[dict[str, Any]], list[ToolSelection] | None]:
     """Return the client's own tools, and what selects ours, if there are any."""
     tools: list[dict[str, Any]] = []
@@ -278,7 +311,7 @@ def _tools(
         elif tool.type is not None and is_client_run(tool.type):
             function = as_function(tool.type, width=tool.display_width_px, height=tool.display_height_px)
             tools.append({"type": "function", "function": function})
-        else:
+        elif hosted is None or not hosted.has_kind(tool.type):
             foreign.append((f"tools.{place}", str(tool.type)))
     servers = outline.mcp_servers or ()
     named = {server.name for server in servers}
@@ -329,13 +362,15 @@ def _selections(server: RequestedMcpServer, toolset: MessagesTool | None, where:
     return every
 
 
-def _choice(choice: MessagesToolChoice | None) -> str | dict[str, Any] | None:
+def _choice(choice: MessagesToolChoice | None, hosted: HostedTools | None) -> str | dict[str, Any] | None:
     match choice:
         case None:
             return None
         case MessagesToolChoice(type="any"):
             return "required"
         case MessagesToolChoice(type="tool", name=name):
+            if hosted is not None:
+                name = hosted.names_in_chat().get(str(name), name)
             return {"type": "function", "function": {"name": name}}
         case MessagesToolChoice(type=kind):
             return kind

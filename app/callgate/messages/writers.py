@@ -4,6 +4,7 @@ Both make the blocks of an answer with `_Blocks`, and differ only in its sink. B
 consecutive from 0, and each is closed before the next is opened.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
@@ -38,6 +39,9 @@ from callgate.conversation.events import (
 from callgate.conversation.listeners import Handlers, handles
 from callgate.conversation.messages_api import COMPACTED, CONTEXT, STOP_REASONS, STOP_SEQUENCE
 from callgate.conversation.usage import NO_USAGE, UsageScope, add_usage
+from callgate.hosted.declared import HostedTool
+from callgate.hosted.rows import ROWS
+from callgate.messages import hosted_blocks
 from callgate.messages.context_edits import applied_edits, summary_in
 from callgate.messages.history import OUR_CALL, unsigned
 from callgate.models.direct.model import TEXT_OF_A_MODEL
@@ -70,6 +74,14 @@ class MessageHead(msgspec.Struct, frozen=True, gc=False):
     """Which token counts the answer reports."""
     says_edits: bool = False
     """Whether the answer says what of its context was edited here."""
+    hosted: Mapping[str, HostedTool] = {}
+    """The tools that the client declares for a provider to run, by the names of those that stand for them."""
+
+    def shows(self, event: CallStarted | CallEnded) -> bool:
+        """Whether the client is shown a call of ours: not one that runs again because its result is lost."""
+        if event.call.name in self.hosted:
+            return event.turn >= 0
+        return self.shows_calls
 
     @property
     def id(self) -> str:
@@ -145,6 +157,9 @@ class _Blocks:
         """Its provider paused after compaction."""
         self._is_refused = False
         self._has_calls = False
+        self._uses: Counter[str] = Counter()
+        """The calls of declared tools that succeeded, by the names of their counts."""
+
         self.changes: list[ContextChanged] = []
         """What was edited of the context here."""
         self.edits_of_provider: list[Any] | None = None
@@ -167,6 +182,14 @@ class _Blocks:
                 self._sink.stop(self._index),
             )
         )
+
+    def uses(self) -> dict[str, Any]:
+        """Return the usage of declared tools; nothing where there are none."""
+        counts = [tool.row.count for tool in self._head.hosted.values() if tool.row.count]
+        if not counts:
+            return {}
+        every = {row.count: self._uses[row.count] for row in ROWS if row.count}
+        return {"server_tool_use": every}
 
     def write_output(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
         written: list[bytes] = []
@@ -220,8 +243,10 @@ class _Blocks:
         return b""
 
     def call_started(self, event: CallStarted) -> bytes:
-        if not self._head.shows_calls:
+        if not self._head.shows(event):
             return b""
+        if (hosted := self._head.hosted.get(event.call.name)) is not None:
+            return self._with_input(*hosted_blocks.use(hosted, event.call, self._head.run_id))
         block = {
             "type": "mcp_tool_use",
             "id": OUR_CALL + event.call.id,
@@ -231,8 +256,12 @@ class _Blocks:
         return self._with_input(block, event.call.arguments)
 
     def call_ended(self, event: CallEnded) -> bytes:
-        if not self._head.shows_calls:
+        if not self._head.shows(event):
             return b""
+        if (hosted := self._head.hosted.get(event.call.name)) is not None:
+            if hosted.row.count and not isinstance(event.outcome, Failed):
+                self._uses[hosted.row.count] += 1
+            return self._whole(hosted_blocks.result(hosted, event.call, event.outcome, self._head.run_id))
         block = {
             "type": "mcp_tool_result",
             "tool_use_id": OUR_CALL + event.call.id,
@@ -393,9 +422,9 @@ class MessageStreamWriter:
             case ContextChanged():
                 written = self._blocks.context_changed(event)
                 return self._opening() + written if written else b""
-            case CallStarted() if self._head.shows_calls:
+            case CallStarted() if self._head.shows(event):
                 return self._opening() + self._blocks.call_started(event)
-            case CallEnded() if self._head.shows_calls:
+            case CallEnded() if self._head.shows(event):
                 return self._opening() + self._blocks.call_ended(event)
             case CallsHandedBack():
                 return self._opening() + self._blocks.handed_back(event.calls)
@@ -432,7 +461,7 @@ class MessageStreamWriter:
     def _end(self, ended: ChatEnded) -> bytes:
         written, why = self._blocks.finish(ended)
         last: dict[str, Any] = {"type": "message_delta", "delta": {**why, "container": None}}
-        last["usage"] = self._head.usage(ended)
+        last["usage"] = self._head.usage(ended) | self._blocks.uses()
         last |= self._head.edits(self._blocks)
         if self._diagnosis is not None:
             last["x_callgate"] = self._diagnosis.report()
@@ -540,7 +569,8 @@ class MessageWriter:
                 case CallsHandedBack():
                     blocks.handed_back(event.calls)
         _, why = blocks.finish(self._ended)
-        body = self._head.message(gathered.content, why, self._head.usage(self._ended)) | self._head.edits(blocks)
+        usage = self._head.usage(self._ended) | blocks.uses()
+        body = self._head.message(gathered.content, why, usage) | self._head.edits(blocks)
         if self._diagnosis is not None:
             body["x_callgate"] = self._diagnosis.report()
         return body

@@ -72,6 +72,7 @@ def model_entry(section: ModelSection, config: Config) -> ModelConfig:
         max_input_tokens=_count_or_none(section.model_info.get("max_input_tokens")),
         context_tokens=section.context_tokens(),
         clear_results_above=_limit_of_context(section),
+        hosted_tools=section.hosted_tools,
         format_with_tools=section.response_format_with_tools,
         answer_bytes=config.limits.answer_bytes,
         deadlines=Deadlines(

@@ -74,6 +74,8 @@ class ModelConfig:
     """How responses show that its tools run, unless the request or the key sets it."""
     offer: Literal["any", "with_client_tools"] = "any"
     """Which requests its tools are offered to, unless the key says."""
+    hosted_tools: Mapping[str, str] = field(default_factory=dict)
+    """The tools of the config that stand for those of a provider, by type, where the config says so of this entry."""
     usage: Literal["auto", "sum", "last_turn"] = "auto"
     """Which token counts answers report, unless the request or the key sets it."""
     tool_search: SearchSetting = NO_SEARCH

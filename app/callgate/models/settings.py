@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.faces import ResponsesOfOne
 from callgate.config.schema.guards import ADMITS, OFFERED, WIDENS_ON, WidensTo
+from callgate.config.schema.hosted import HostedToolsSetting
 from callgate.config.schema.tool_search import ToolSearch, ToolSearchSection
 from callgate.config.schema.values import (
     NO_BOOLEAN,
@@ -194,6 +195,8 @@ class ModelEntry(Section):
     tool_search: ToolSearch = ToolSearchSection(mode="off")
     """Whether the model searches for tools instead of being sent all of them: `off`, `on`, `auto` where there are many, or more
     about it. What may be called stays the same."""
+    hosted_tools: HostedToolsSetting = Field(default_factory=dict)
+    """Tools of this config that stand for tools which requests to it declare, where that differs from the top-level `hosted_tools`."""
     fallbacks: tuple[str, ...] = ()
     """Models to ask instead when this one fails before it has sent any content, in order."""
     tool_calling: ToolCalling = "auto"

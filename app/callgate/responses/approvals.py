@@ -14,6 +14,7 @@ import msgspec
 from callgate.api.field_errors import wrong
 from callgate.conversation.approved_calls import ApprovedCall
 from callgate.conversation.client_run_items import CALLS
+from callgate.hosted.rows import ITEMS as HOSTED_ITEMS
 from callgate.state.responses import StoredResponse
 
 REASON_CHARS: Final = 500
@@ -21,7 +22,8 @@ REQUEST: Final = "mcp_approval_request"
 RESPONSE: Final = "mcp_approval_response"
 _REQUEST_ID: Final = re.compile(r"mcpr_([0-9a-f]{24})[0-9a-f]+")
 _OF_THE_MODEL: Final = (
-    frozenset({"reasoning", "function_call", "custom_tool_call", "mcp_call", "mcp_approval_request"}) | CALLS
+    frozenset({"reasoning", "function_call", "custom_tool_call", "mcp_call", "mcp_approval_request", *HOSTED_ITEMS})
+    | CALLS
 )
 _NOT_HERE: Final = "Not run: approved earlier, and its result is not in this conversation."
 

@@ -162,6 +162,8 @@ class ResponsesExchange(FaceExchange):
             seal_summary=None if self.request.context is None else self._seal_of_summaries(),
             seal_foreign=self.compactions.seal_foreign,
             usage_scope=conversation.delivery.usage_scope,
+            hosted=self._offered.hosted_by_name,
+            includes=frozenset(params.include or ()),
         )
 
 

@@ -25,7 +25,7 @@ from callgate.responses.compaction import CompactionSeal, wishes_of
 from callgate.responses.conversations import ResponseConversations
 from callgate.responses.exchange import ResponsesExchange
 from callgate.responses.input_items import ReturnedContent, is_of_ours, messages_of
-from callgate.responses.judged import judge_others, original_of
+from callgate.responses.judged import judge_others, original_of, stand_ins_of
 from callgate.responses.offered import Offered, offered_tools
 from callgate.responses.request import ResponsesBody, chat_fields, read_body_of
 from callgate.responses.seal import ReasoningSeal
@@ -87,9 +87,8 @@ class ResponsesFace:
             params, responses, self._conversations, owner, compactions, config.limits.body_bytes
         )
         is_large = is_large or response_input.is_large()
-        offering = partial(
-            offered_tools, params.tools or (), config.responses.hosted_tools, runtime.labels, response_input.items
-        )
+        stand_ins = partial(stand_ins_of, runtime, entry, context.caller)
+        offering = partial(offered_tools, params.tools or (), stand_ins, runtime.labels, response_input.items)
         if is_large:
             offered = await asyncio.to_thread(offering)
         else:
@@ -162,7 +161,7 @@ class ResponsesFace:
         if not response_input.is_sent:
             check_whole([text], config.limits.body_bytes, response_input.place())
         request = read_chat_request(text, context.headers, config.limits.messages, config.limits.json_depth)
-        tools = replace(request.tools, max_calls=params.max_tool_calls)
+        tools = replace(request.tools, max_calls=params.max_tool_calls, hosted=offered.hosted)
         if params.tools is not None:
             tools = tools.with_list("some" if params.tools else "empty")
         if offered.approvals or decisions.ids:
@@ -183,7 +182,13 @@ class ResponsesFace:
             request,
             delivery=replace(request.delivery, tool_events="off", every_event=True),
             tools=tools,
-            origin=replace(request.origin, original=offered.original, conversation=conversation, keeps_hidden=True),
+            origin=replace(
+                request.origin,
+                original=offered.original,
+                conversation=conversation,
+                keeps_hidden=True,
+                hosted_calls=tuple(returned.hosted_calls),
+            ),
             may_pass=False,
             history=history if is_stored_here else None,
         )

@@ -20,18 +20,18 @@ from callgate.conversation.hidden_history import ReturnedMessage
 from callgate.conversation.past_arguments import PastArguments
 from callgate.conversation.ports import Message
 from callgate.conversation.response_items import BY_CLIENT, ITEMS
+from callgate.hosted.returned import key_in, returned_call
+from callgate.hosted.rows import ITEMS as HOSTED_ITEMS
 from callgate.responses.approvals import Decisions
+from callgate.responses.hosted_items import read_back
 from callgate.responses.returned_content import INTRO, TEXTS, ReturnedContent
 
 __all__ = ["ReturnedContent", "flat_name", "messages_of"]
 
 SKIPPED: Final = frozenset(
     {
+        *HOSTED_ITEMS,
         "mcp_list_tools",
-        "web_search_call",
-        "file_search_call",
-        "code_interpreter_call",
-        "image_generation_call",
         "tool_search_call",
         "tool_search_output",
         "additional_tools",
@@ -114,7 +114,7 @@ class _InputTurn:
         self.refusal = ""
         self.thought: dict[str, Any] = {}
         self.calls: list[dict[str, Any]] = []
-        self.shown: list[tuple[dict[str, Any], str]] = []
+        self.shown: list[tuple[dict[str, Any], str | ReturnedMessage]] = []
         """Calls of ours that were shown, with their results."""
 
     def __bool__(self) -> bool:
@@ -164,6 +164,7 @@ class _ItemReader:
         self._returned = returned
         self._turn = _InputTurn()
         self._past = PastArguments()
+        self._hosted_ids: set[str] = set()
         self._answers: dict[str, Mapping[str, Any]] = {}
         """The answers to decided calls of the input, by call id."""
 
@@ -202,11 +203,10 @@ class _ItemReader:
                     self._add_request(item, where)
                 case "mcp_approval_response" if item.get("approval_request_id") in self._decided.in_history:
                     yield from self._end_turn()
-                case "mcp_call":
+                case _ if _is_shown(item) and not self._is_repeated(item):
                     if self._turn.calls:
                         yield from self._end_turn()
-                    self._past.check(item["arguments"] or "", f"{where}.arguments")
-                    self._turn.shown.append(_shown(item))
+                    self._turn.shown.append(self._shown(item, where))
         yield from self._end_turn()
 
     def _add_own_call(self, item: Item, where: str) -> None:
@@ -218,10 +218,28 @@ class _ItemReader:
         function = {"name": row.name, "arguments": arguments}
         self._turn.calls.append({"id": item["call_id"], "type": "function", "function": function})
 
+    def _is_repeated(self, item: Item) -> bool:
+        """True for an item of a declared tool that was there before: its call counts once."""
+        if item["type"] == "mcp_call":
+            return False
+        is_repeated = item["id"] in self._hosted_ids
+        self._hosted_ids.add(item["id"])
+        return is_repeated
+
+    def _shown(self, item: Item, where: str) -> tuple[dict[str, Any], str | ReturnedMessage]:
+        """Return a call of ours, and its answer."""
+        if item["type"] == "mcp_call":
+            self._past.check(item["arguments"] or "", f"{where}.arguments")
+            return _shown(item)
+        call, answer, whole = returned_call(item["id"], *read_back(item))
+        self._returned.hosted_calls.append(whole)
+        return call, answer
+
     def _note_unheard(self, item: Item) -> None:
         kind = item["type"]
         if kind in SKIPPED and kind not in KNOWN_ANYWAY:
-            self._returned.unheard.add(kind)
+            if not _is_shown(item):
+                self._returned.unheard.add(kind)
         elif kind in ITEMS_OF_TOOLS:
             self._returned.unheard.update(name for name in OF_TOOLS if item.get(name) is not None)
         elif fields := OF_CALLS & item.keys():
@@ -280,7 +298,10 @@ class _ItemReader:
             # A turn of its own, even where calls of the client follow, whose hidden turns are found by their message.
             yield ReturnedMessage(turn.message([call for call, _ in turn.shown]))
             for call, output in turn.shown:
-                yield ReturnedMessage({"role": "tool", "tool_call_id": call["id"], "content": output})
+                if isinstance(output, str):
+                    yield ReturnedMessage({"role": "tool", "tool_call_id": call["id"], "content": output})
+                else:
+                    yield output
             turn.texts = []
             turn.thought = {}
         if turn.calls or not turn.shown:
@@ -442,6 +463,11 @@ def _part(part: Item, where: str) -> dict[str, Any]:
             raise _refused(f"{where}.{name}" if name else where, "This part names nothing that can be sent on.")
         case kind:
             raise _refused(f"{where}.type", f"'{kind[:64]}' parts cannot be used with this model.")
+
+
+def _is_shown(item: Item) -> bool:
+    """True for a call of ours that the client was shown."""
+    return item["type"] == "mcp_call" or (item["type"] in HOSTED_ITEMS and bool(key_in(item.get("id"))))
 
 
 def _shown(item: Item) -> tuple[dict[str, Any], str]:

@@ -6,11 +6,14 @@ import msgspec
 
 from callgate.api.field_errors import wrong
 from callgate.callers.caller import Caller
+from callgate.hosted.declared import StandIns
 from callgate.models.resolve import ModelConfig, lane_of
 from callgate.policy.judge import NamedThings, judge_named
 from callgate.responses.offered import Offered
 from callgate.responses.original import OriginalResponse, names_of, own_fields
 from callgate.responses.request import NOT_CARRIED, READ
+from callgate.runtime import stand_ins
+from callgate.runtime.runtime import Runtime
 
 _encode = msgspec.json.Encoder().encode
 
@@ -24,6 +27,17 @@ def judge_others(fields: Mapping[str, msgspec.Raw], caller: Caller, *, may_selec
                 raise wrong(name, f"{NOT_CARRIED[name]} '{name}' is refused.", "unsupported_parameter")
 
 
+def reaches_provider(entry: ModelConfig) -> bool:
+    """True if tools that nobody here has go on to the model's provider, which has this API."""
+    return lane_of(entry) == "responses"
+
+
+def stand_ins_of(runtime: Runtime, entry: ModelConfig, caller: Caller) -> StandIns:
+    """Return what stands for the tools that requests of a caller to a model declare."""
+    may_pass = reaches_provider(entry)
+    return stand_ins.stand_ins_of(runtime.config, runtime.offered, entry, caller, may_pass=may_pass)
+
+
 def original_of(
     fields: Mapping[str, msgspec.Raw], offered: Offered, caller: Caller, entry: ModelConfig
 ) -> OriginalResponse | None:
@@ -35,7 +49,7 @@ def original_of(
     unplaced = sorted(offered.unplaced)
     if own:
         unplaced = [*names_of(own), *unplaced]
-    if offered.elsewhere and lane_of(entry) == "responses":
+    if offered.elsewhere and reaches_provider(entry):
         tools = [tool for tool in offered.elsewhere if caller.may_use(tool["type"])]
         offered.elsewhere = [tool for tool in offered.elsewhere if not caller.may_use(tool["type"])]
         if tools:

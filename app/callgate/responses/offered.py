@@ -11,6 +11,8 @@ from callgate.calls.legal_names import legal_name
 from callgate.calls.selection import ApprovalPolicy, ToolOrigin, ToolSelection, needs_approval
 from callgate.conversation.client_run_items import ClientRunItem, client_run
 from callgate.conversation.errors import ChatError
+from callgate.hosted.declared import AskStandIns, Declarations, HostedTool, HostedTools, by_name_in
+from callgate.hosted.rows import row_of
 from callgate.policy.judge import check_left_out
 from callgate.responses.input_items import flat_name
 from callgate.responses.original import OriginalResponse
@@ -73,8 +75,10 @@ class Offered(msgspec.Struct):
     """What of the tools no model is told of."""
     decided: dict[str, str] = {}
     """The ids of approval requests, by the calls that were decided."""
-    mapped: dict[str, str] = {}
-    """Types of hosted tools that are replaced by tools of ours."""
+    hosted: HostedTools | None = None
+    """The tools that tools of ours stand for, if any."""
+    hosted_by_name: Mapping[str, HostedTool] = {}
+    """The same, by the names of those that stand for them."""
 
     def label_of(self, source: str | None) -> str:
         """Return the server label of a tool of ours."""
@@ -91,12 +95,11 @@ ADDING: Final = frozenset({"additional_tools", "tool_search_output"})
 
 def offered_tools(
     entries: Sequence[Any],
-    hosted: Mapping[str, str],
+    stand_ins: AskStandIns,
     labels: Callable[[], frozenset[str]],
     items: str | Sequence[Any] = (),
 ) -> Offered:
-    """Read the tools of a request. `hosted`: the types of tools that are replaced by ours; `labels` returns the names of MCP
-    servers; `items`: the input, which may add tools."""
+    """Read the tools of a request. `labels` returns the names of MCP servers; `items`: the input, which may add tools."""
     places = [f"tools[{at}]" for at in range(len(entries))]
     if not isinstance(items, str) and any(isinstance(item, dict) and item.get("type") in ADDING for item in items):
         from callgate.responses.added_tools import with_added  # few requests have such items
@@ -105,6 +108,7 @@ def offered_tools(
         entries = listed.tools
         places = list(listed.places)
     offered = Offered()
+    declared: list[tuple[str, dict[str, Any]]] = []
     for where, tool in zip(places, entries, strict=True):
         if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
             raise wrong(f"{where}.type", f"Missing required parameter: '{where}.type'.", "missing_required_parameter")
@@ -125,16 +129,34 @@ def offered_tools(
                 if entry.approval is not None:
                     offered.approvals.append(entry.approval)
                 offered.shown.append(without_credentials(tool))
-            case kind if kind in hosted:
-                offered.mapped[kind] = hosted[kind]
+            case kind if row_of(kind) is not None:
+                declared.append((where, tool))
                 offered.shown.append(tool)
             case _ if (own := client_run(tool)) is not None:
                 _add_client_run(offered, own, tool, where)
             case _:
-                check_left_out(tool, where)
-                offered.elsewhere.append(tool)
+                _leave_to_provider(offered, tool, where)
                 offered.shown.append(tool)
+    _add_declared(offered, declared, stand_ins)
     return offered
+
+
+def _add_declared(offered: Offered, declared: Sequence[tuple[str, dict[str, Any]]], stand_ins: AskStandIns) -> None:
+    """Add tools that providers run, each with its place: those that tools of ours stand for, and the others."""
+    if not declared:
+        return
+    declarations = Declarations(stand_ins)
+    for where, tool in declared:
+        if declarations.take(tool, where) is None:
+            _leave_to_provider(offered, tool, where)
+    offered.hosted = declarations.tools(offered.names, comes_back=True)
+    offered.hosted_by_name = by_name_in(offered.hosted)
+
+
+def _leave_to_provider(offered: Offered, tool: dict[str, Any], where: str) -> None:
+    """Add a tool that nobody here has."""
+    check_left_out(tool, where)
+    offered.elsewhere.append(tool)
 
 
 def _add_namespace(offered: Offered, tool: dict[str, Any], where: str) -> None:
@@ -198,13 +220,20 @@ def _chosen_names(choice: Any, offered: Offered) -> Iterator[str]:
         else:
             chat_name = None
         yield (chat_name or legal_name(flat_name(namespace, name)))
-    elif kind in offered.mapped:
-        yield offered.mapped[kind]
+    elif (hosted := _hosted_name(kind, offered)) is not None:
+        yield hosted
     elif kind in offered.native:
         yield kind
     else:
         message = f"No '{kind[:64]}' tool is to be had here, so that it cannot be demanded. 'tool_choice' is refused."
         raise ChatError(400, message, param="tool_choice", code="unsupported_value")
+
+
+def _hosted_name(kind: str, offered: Offered) -> str | None:
+    """Return the name of the tool of ours that stands for one of this type."""
+    tools = offered.hosted_by_name.values()
+    row = row_of(kind)
+    return next((tool.name for tool in tools if tool.kind == kind or tool.row is row), None)
 
 
 def _function(name: str) -> dict[str, Any]:

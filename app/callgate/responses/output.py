@@ -6,14 +6,14 @@ response.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import msgspec
 
 from callgate.api.errors import SAFE_AFTER_WRITE
 from callgate.calls.json_text import ARGUMENTS
-from callgate.calls.outcome import Failed
+from callgate.calls.outcome import Failed, Outcome, Returned
 from callgate.calls.states import Call, Flaw, ReadyCall
 from callgate.conversation.client_run_items import ClientRunItem
 from callgate.conversation.diagnosis import Diagnosis
@@ -39,6 +39,10 @@ from callgate.conversation.events import (
 from callgate.conversation.listeners import Handlers, handles
 from callgate.conversation.response_items import ITEMS, OF_PROVIDERS, compactions_in, run_by_provider, thoughts_in
 from callgate.conversation.usage import NO_USAGE, UsageScope
+from callgate.hosted.declared import HostedTool
+from callgate.hosted.returned import digest_of
+from callgate.hosted.sources import NamedPage, citations, sources_in
+from callgate.responses import hosted_items
 from callgate.responses.offered import ClientTool
 from callgate.untrusted.doors import TooMuch, open_text
 from callgate.untrusted.readers import read_value
@@ -99,6 +103,10 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     """Packs a summary of the conversation, where the client asked for one."""
     seal_foreign: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
     """Packs what a provider made of its own compaction."""
+    hosted: Mapping[str, HostedTool] = {}
+    """The tools that the client declares for a provider to run, by the names of those that stand for them."""
+    includes: frozenset[str] = frozenset()
+    """What the request wants to see beyond the usual."""
 
     @property
     def id(self) -> str:
@@ -132,6 +140,8 @@ class ResponseItems:
         self._thought: OpenOutput | None = None
         self._blocks: list[Mapping[str, Any]] = []
         self._running: dict[str, int] = {}
+        self._sources: dict[str, NamedPage] = {}
+        """The pages that results of declared tools named, by their addresses."""
         self._unfinished = False
         """A call of the client was broken, and was not sent."""
         self.handed_back: CallsHandedBack | None = None
@@ -253,10 +263,13 @@ class ResponseItems:
             message = self._message or self._open_message()
             if message.text_at is None:
                 self._open_text(message)
-            for annotation in filter(None, map(_annotation, event.value)):
-                place = {"content_index": message.text_at, "annotation_index": len(message.annotations)}
-                message.annotations.append(annotation)
-                self.emit("response.output_text.annotation.added", {**message.where, **place, "annotation": annotation})
+            self._annotate(message, filter(None, map(_annotation, event.value)))
+
+    def _annotate(self, message: "OpenOutput", annotations: Iterable[Mapping[str, Any]]) -> None:
+        for annotation in annotations:
+            place = {"content_index": message.text_at, "annotation_index": len(message.annotations)}
+            message.annotations.append(annotation)
+            self.emit("response.output_text.annotation.added", {**message.where, **place, "annotation": annotation})
 
     @handles(_handlers, ContextChanged)
     def _context_changed(self, event: ContextChanged) -> None:
@@ -311,6 +324,9 @@ class ResponseItems:
         if not self._is_shown(event):
             return
         call = event.call
+        if (hosted := self.head.hosted.get(call.name)) is not None:
+            self._hosted_started(hosted, call)
+            return
         shown = {"server_label": self.head.label(call.name), "name": call.name, "arguments": ""}
         none = {"output": None, "error": None, "approval_request_id": self.head.decided.get(call.id)}
         output = self._open("mcp", {"type": "mcp_call", "status": "in_progress", **shown, **none})
@@ -328,6 +344,10 @@ class ResponseItems:
         item = self._items[index]
         outcome = event.outcome
         where = {"item_id": item["id"], "output_index": index}
+        if (hosted := self.head.hosted.get(event.call.name)) is not None:
+            self._hosted_ended(hosted, item, where, outcome)
+            self._done(index)
+            return
         if isinstance(outcome, Failed):
             content = [{"type": "text", "text": outcome.text}]
             item |= {"status": "failed", "error": {"type": "mcp_tool_execution_error", "content": content}}
@@ -336,6 +356,30 @@ class ResponseItems:
             item |= {"status": "completed", "output": outcome.text}
             self.emit("response.mcp_call.completed", where)
         self._done(index)
+
+    def _hosted_started(self, hosted: HostedTool, call: ReadyCall) -> None:
+        """Open the item that a declared tool has."""
+        row = hosted.row
+        fields = hosted_items.beginning(hosted, call)
+        kind = fields.pop("type")
+        output = self._open(row.prefix, {"type": kind, "status": "in_progress", **fields}, digest_of(call.id))
+        self._running[call.id] = output.index
+        self.emit(f"response.{row.item}.in_progress", output.where)
+        if row.item == "code_interpreter_call":
+            self.emit(f"response.{row.item}_code.delta", {**output.where, "delta": output.item["code"]})
+            self.emit(f"response.{row.item}_code.done", {**output.where, "code": output.item["code"]})
+        self.emit(f"response.{row.item}.{row.working}", output.where)
+
+    def _hosted_ended(
+        self, hosted: HostedTool, item: dict[str, Any], where: Mapping[str, Any], outcome: Outcome
+    ) -> None:
+        if isinstance(outcome, Returned):
+            self._sources |= {source.url: source for source in sources_in(outcome.text)}
+        item |= hosted_items.end(hosted, outcome, self.head.includes)
+        if "action" in item and hosted_items.SOURCES in self.head.includes and hosted.row.family == "web_search":
+            item["action"] = hosted_items.with_sources(item["action"], outcome)
+        if item["status"] == "completed":
+            self.emit(f"response.{hosted.row.item}.completed", where)
 
     def _is_shown(self, event: CallStarted | CallEnded) -> bool:
         """True if a call is shown: not one that runs again because its result is lost; an approved one is."""
@@ -398,9 +442,10 @@ class ResponseItems:
 
     # -- items
 
-    def _open(self, kind: str, item: dict[str, Any]) -> "OpenOutput":
+    def _open(self, kind: str, item: dict[str, Any], more: str = "") -> "OpenOutput":
+        """`more`: what stands behind the usual id of an item."""
         index = len(self._items)
-        item = {"id": self.head.item_id(kind, index), **item}
+        item = {"id": self.head.item_id(kind, index) + more, **item}
         self._items.append(item)
         self._turns.append(self._turn)
         self.emit("response.output_item.added", {"output_index": index, "item": {**item}})
@@ -445,6 +490,10 @@ class ResponseItems:
 
     def _closed_text(self, message: "OpenOutput") -> dict[str, Any]:
         text = "".join(message.pieces)
+        if self._sources:
+            self._annotate(
+                message, [{"type": "url_citation", **cited.fields()} for cited in citations(text, self._sources)]
+            )
         part = {
             "type": "output_text",
             "text": text,

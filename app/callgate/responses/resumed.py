@@ -106,13 +106,13 @@ class ResumedWriter(ResponseWriter):
         self._said[key] = before + len(text)
         return text[max(0, len(self._sent_text.get(key, "")) - before) :]
 
-    def _open(self, kind: str, item: dict[str, Any]) -> OpenOutput:
+    def _open(self, kind: str, item: dict[str, Any], more: str = "") -> OpenOutput:
         for index, earlier in self._unclaimed.items():
             if (earlier["type"], earlier.get("name")) == (item["type"], item.get("name")):
                 del self._unclaimed[index]
                 self._items[index] = {"id": earlier["id"], **item}
                 return OpenOutput(self._items[index], index)
-        return super()._open(kind, item)
+        return super()._open(kind, item, more)
 
     def _done(self, index: int) -> None:
         if index in self._done_items:

@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from callgate.conversation.readable_content import Part, file_part, image_part, left_out_part, text_part
+from callgate.hosted.returned import ReturnedCall
 
 TEXTS: Final = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 INTRO: Final = {"type": "text", "text": "Returned by the tool above:"}
@@ -21,6 +22,8 @@ class ReturnedContent(msgspec.Struct, eq=False, kw_only=True):
     """Returns whether the model takes PDFs; called when there is one."""
     types_left_out: list[str] = []
     """The types that the client and the operator are to be told of."""
+    hosted_calls: list[ReturnedCall] = []
+    """The calls of declared tools that came back."""
     unheard: set[str] = set()
     """The types of items, and the fields of items, that no model is told of."""
 

@@ -15,6 +15,7 @@ from callgate.api.strict_json import LARGE_BODY, check_whole
 from callgate.config import redaction
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallsHandedBack, ChatEnded, HiddenTurns
+from callgate.hosted.returned import DIGEST
 from callgate.responses.compaction import OF_COMPACTION, CompactionSeal, expanded, is_triggered
 from callgate.responses.output import ITEM_DIGITS, ResponseHead
 from callgate.responses.request import ResponsesBody, id_in
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 INPUT_PLACE: Final = 0x8000
 """The first place of a response's input items."""
-_ITEM_ID: Final = re.compile(rf"[a-z]+_([0-9a-f]{{24}})([0-9a-f]{{{ITEM_DIGITS}}})")
+_ITEM_ID: Final = re.compile(rf"[a-z]+_([0-9a-f]{{24}})([0-9a-f]{{{ITEM_DIGITS}}})(?:[0-9a-f]{{{DIGEST}}})?")
 _OUR_CALL: Final = re.compile(rf"mcp_[0-9a-f]{{{24 + ITEM_DIGITS}}}")
 KINDS: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc", "mcp_call": "mcp", "compaction": "cmp"}
 

@@ -187,11 +187,14 @@ class Runtime:
         tool_choice: Any = None,
         allowed: frozenset[str] | None = None,
         client_tools: ClientTools = "absent",
+        declared: frozenset[str] = frozenset(),
     ) -> Route:
-        """Return the route of a caller's request; `allowed` names the tools that it may use, the client's and ours. Cached
-        until the tools change."""
+        """Return the route of a caller's request; `allowed` names the tools that it may use, the client's and ours, `declared` those of
+        ours that stand for tools which it declares. Cached until the tools change."""
         rights = caller.models, caller.tools, caller.offer, caller.tool_search
-        demanded = _demanded(tool_choice) if isinstance(tool_choice, dict) else None
+        demanded = declared
+        if isinstance(tool_choice, dict):
+            demanded |= _demanded(tool_choice)
         place = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools, demanded)
         route = self._routes.get(place)
         if route is not None and not route.may_offer_tools and not route.warnings:
@@ -305,13 +308,13 @@ class Runtime:
         return entry
 
 
-def _demanded(tool_choice: Mapping[str, Any]) -> str | None:
-    """Return the name of the function that a model has to call."""
+def _demanded(tool_choice: Mapping[str, Any]) -> frozenset[str]:
+    """Return the name of the function that a model has to call, if any."""
     function = tool_choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if isinstance(name, str) and len(name) <= REMEMBERED_CHARS:
-        return name
-    return None
+        return frozenset((name,))
+    return frozenset()
 
 
 class OpenRuntime:

@@ -1,12 +1,13 @@
 """Finds patterns of the config that match nothing: an error where that is certain, else a warning once it is known."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from callgate.callers.caller import ANONYMOUS, OF_PROVIDERS
 from callgate.config.entry_errors import BadEntry, raise_all
 from callgate.config.schema.whole import Config
 from callgate.runtime.approvers import may_have_more_keys, nobody_may_approve
+from callgate.runtime.stand_ins import LEFT_TO_PROVIDER
 from callgate.tools.approvals.rules import ApprovalRule
 from callgate.tools.approvals.settings import ApprovalLists
 from callgate.tools.kinds.openapi.settings import OpenApiTool
@@ -158,8 +159,18 @@ def _places(config: Config) -> Iterator[tuple[Path, str | None, tuple[str, ...]]
     yield ("require_approval",), None, _names(config.require_approval)
     for index, model in enumerate(config.model_list):
         yield ("model_list", index, "tools"), model.model_name, model.tools
+        yield from _stand_ins(("model_list", index, "hosted_tools"), model.model_name, model.hosted_tools)
     for index, key in enumerate(config.keys):
         yield ("keys", index, "tools"), key.name, key.tools
+    yield from _stand_ins(("hosted_tools",), None, config.hosted_tools)
+
+
+def _stand_ins(
+    path: Path, entry: str | None, named: Mapping[str, str]
+) -> Iterator[tuple[Path, str | None, tuple[str, ...]]]:
+    for kind, name in named.items():
+        if name != LEFT_TO_PROVIDER:
+            yield (*path, kind), entry, (name,)
 
 
 def _places_of_sources(config: Config) -> Iterator[tuple[Path, str, tuple[str, ...]]]:

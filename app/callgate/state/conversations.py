@@ -8,7 +8,7 @@ from functools import partial
 import structlog
 from msgspec.structs import replace
 
-from callgate.calls.states import Call
+from callgate.calls.states import Call, ReadyCall
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallsHandedBack, HiddenTurns
 from callgate.conversation.hidden_history import decode_hidden, encode_hidden, handle_of, handles_in, put_back
@@ -23,10 +23,14 @@ from callgate.conversation.turn_recovery import (
     forgotten_turns,
     hint_of,
 )
+from callgate.hosted.returned import KeptCall, ReturnedCall, decode_call, encode_call, key_of
 from callgate.state.store import KeyValueStore, Share, StoreError
 
 HIDDEN = "unseen:"
 HINT = "hint:"
+HOSTED = "hosted:"
+MOST_HOSTED = 2000
+"""Calls of one history that are looked for, the last ones; a client may send any number of ids."""
 LARGE = 262_144
 """The size of restored turns from which they are decoded in a thread."""
 HINT_SECONDS = 30 * 86_400.0
@@ -87,6 +91,29 @@ class Conversations:
             return handed
         first, *others = handed.calls
         return replace(handed, calls=(replace(first, extras={**first.extras, FIELD: hint}), *others))
+
+    async def keep_call(self, caller: str, run_id: str, call: ReadyCall, result: str) -> None:
+        """Keep a call of which the client is shown less than the model read."""
+        key = _key_of_hosted(caller, key_of(run_id, call.id))
+        try:
+            await self._put(key, encode_call(KeptCall(call.name, call.text, result)), self._share(caller, HIDDEN))
+        except StoreError as error:
+            log.warning("conversation_not_kept", calls=[call.id], error=str(error))
+
+    async def fill(self, caller: str, calls: Sequence[ReturnedCall], max_bytes: int) -> None:
+        """Put into calls that a client sent back what is kept of them. The others stay as the client was shown them. `max_bytes`: as
+        for hidden turns."""
+        ours = [call for call in calls if call.key][-MOST_HOSTED:]
+        try:
+            values = await self._store.get_all([_key_of_hosted(caller, call.key) for call in ours], renew=self._seconds)
+        except StoreError as error:
+            log.warning("conversation_not_found", error=str(error))
+            return
+        if sum(len(value) for value in values if value is not None) > max_bytes:
+            raise _too_much(max_bytes)
+        for call, value in zip(ours, values, strict=True):
+            if value is not None:
+                call.fill(decode_call(value))
 
     async def with_hidden_turns(
         self, caller: str, messages: Sequence[Message], hints: Mapping[int, Hint], recovery: Recovery, max_bytes: int
@@ -190,17 +217,25 @@ def _decoded(values: Mapping[str, bytes], max_bytes: int) -> dict[str, HiddenTur
     other turns."""
     places = {handle: (value, handle.partition("\0")[2]) for handle, value in values.items()}
     if sum(len(value) for value, _ in set(places.values())) > max_bytes:
-        raise ChatError(
-            413,
-            f"What was done here in the turns of this conversation comes to more than {max_bytes} bytes. Leave its earliest turns out.",
-            param="messages",
-            code="request_too_large",
-        )
+        raise _too_much(max_bytes)
     turns: dict[tuple[bytes, str], HiddenTurns] = {}
     for place in places.values():
         if place not in turns:
             turns[place] = decode_hidden(place[0])
     return {handle: turns[place] for handle, place in places.items()}
+
+
+def _key_of_hosted(caller: str, key: str) -> str:
+    return _key(caller, key, HOSTED)
+
+
+def _too_much(max_bytes: int) -> ChatError:
+    return ChatError(
+        413,
+        f"What was done here in the turns of this conversation comes to more than {max_bytes} bytes. Leave its earliest turns out.",
+        param="messages",
+        code="request_too_large",
+    )
 
 
 def _key(caller: str, handle: str, kind: str = HIDDEN) -> str:

@@ -18,6 +18,7 @@ from callgate.tools.kinds.openapi.settings import OpenApiTool
 from callgate.tools.kinds.python.function import NotATool, functions_at
 from callgate.tools.kinds.python.settings import PythonTool
 from callgate.tools.kinds.python.threads import ThreadPool
+from callgate.tools.kinds.web import tool_of_the_web
 from callgate.tools.policies import approval_rule, fingerprint, result_rules, stamp_of
 from callgate.tools.registry import Registry
 from callgate.tools.settings import PlacedTool
@@ -65,6 +66,10 @@ def registry_of(
                     identity=made_from,
                     results=result_rules(entry),
                 )
+                continue
+            if not isinstance(entry, PythonTool | HttpTool | CommandTool):
+                tool = tool_of_the_web(entry, defaults, _web_of(web), parsers)
+                registry.add(tool, approval=approval, results=result_rules(entry))
                 continue
             for tool in _tools(entry, defaults, web, threads, processes):
                 results = result_rules(entry) if shapes_results else None

@@ -66,15 +66,14 @@ class OfferedTools:
         wanted: "Wanted",
         allowed: frozenset[str] | None,
         plan: SearchPlan | None = None,
-        demanded: str | None = None,
+        demanded: frozenset[str] = frozenset(),
     ) -> ToolSet:
         """Return the tools that the model's entry, the caller's key and the request all allow. `plan`: how they are searched, where
-        they are. `demanded`: the tool that the model has to call."""
+        they are. `demanded`: the tools that the model has to be shown."""
         tools = self.all()
         if allowed is not None:
             allowed &= self.names  # a client may send any number of other names
-        if demanded not in self.names:
-            demanded = None
+        demanded &= self.names
         cache_key = (by_entry, by_key, wanted, allowed, plan, demanded)
         tool_set = self._narrowed.get(cache_key)
         if tool_set is None:
@@ -168,12 +167,10 @@ def unmatched_names(selections: Sequence[ToolSelection], tools: Sequence[Registe
 
 
 def named_tools(
-    tools: Sequence[RegisteredTool], wanted: Wanted, allowed: frozenset[str] | None, demanded: str | None
+    tools: Sequence[RegisteredTool], wanted: Wanted, allowed: frozenset[str] | None, demanded: frozenset[str]
 ) -> frozenset[str]:
     """Return the tools that a request names one by one."""
-    names = set(allowed or ())
-    if demanded is not None:
-        names.add(demanded)
+    names = {*(allowed or ()), *demanded}
     if isinstance(wanted, str):
         names |= {name.strip() for name in wanted.split(",")}
     for selection in wanted if isinstance(wanted, tuple) else ():

@@ -43,7 +43,7 @@ class ToolSection(Section):
     """Whether a call that may write waits for the calls before it in its turn, and those behind it wait for it; on by default."""
     untrusted: Annotated[Switch | None, DISTRUSTS] = None
     """Whether its results hold words of others, such as web pages or mail: after one of them, tools that may write wait for approval
-    for the rest of the chat; off by default."""
+    for the rest of the chat; off by default, but for `web_search` and `web_fetch`."""
     select: Select | None = None
     """What of its results the model gets, as a JMESPath expression; for the tools of a source by their names there, or globs."""
     result: Literal["text", "structured", "auto"] = "auto"

@@ -1,6 +1,5 @@
 """How the APIs beside chat completions are served."""
 
-from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
@@ -31,5 +30,3 @@ class Responses(Section):
 
     tools_shown: ToolsShown = "mcp_call"
     """How calls of the config's tools are shown: as `mcp_call` items with what came of them, or not at all."""
-    hosted_tools: Mapping[str, str] = {}
-    """Tools of the config that stand for types of tools which providers host, by type: `web_search: search`."""

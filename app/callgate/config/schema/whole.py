@@ -11,6 +11,7 @@ from callgate.access.settings import Key
 from callgate.config.problems import near
 from callgate.config.schema.faces import Compaction, Responses
 from callgate.config.schema.guards import SAME, WAITS, WidensTo
+from callgate.config.schema.hosted import HostedToolsSetting
 from callgate.config.schema.limits import Limits, Loop, Upstream
 from callgate.config.schema.process import LedgerSection, Logging, Reload, RunsSection, Store
 from callgate.config.schema.server import Server
@@ -80,6 +81,9 @@ class Config(Section):
     """How patient Callgate is with models."""
     parsers: Parsers = Parsers()
     """Processes that read what others wrote, where that is much."""
+    hosted_tools: HostedToolsSetting = Field(default_factory=dict)
+    """Tools of this config that stand for tools which clients declare for a provider to run, by type: `web_search: search`; `off` leaves
+    a type to the provider."""
     responses: Responses = Responses()
     """How the Responses API is served."""
     compaction: Compaction = Compaction()

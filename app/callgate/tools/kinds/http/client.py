@@ -146,22 +146,29 @@ async def ask(web: Web, rules: AddressRules, request: Request, max_bytes: int) -
             return _read(response, body)
         finally:
             await response.aclose()
-    except AddressRefused as error:
-        return Failed(f"Not sent: {host} has a {error.kind} address, which is not allowed.", FailureKind.REFUSED)
-    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
-        return Failed(f"{host} cannot be reached ({_how(error)}).", FailureKind.UNAVAILABLE)
-    except httpx2.UnsupportedProtocol as error:
-        return Failed(f"Not sent: {error}", FailureKind.REFUSED)
-    except httpx2.LocalProtocolError:
-        # The error's text may quote a header with a password.
-        return Failed("Not sent: the request cannot be written.", FailureKind.REFUSED)
-    except httpx2.TransportError as error:
-        if safe:
+    except (AddressRefused, httpx2.TransportError) as error:
+        return failed_request(error, host, is_safe=safe)
+
+
+def failed_request(error: AddressRefused | httpx2.TransportError, host: str, *, is_safe: bool) -> Failed:
+    """Return why a request failed, for a model. `is_safe`: it may be sent again."""
+    match error:
+        case AddressRefused():
+            return Failed(f"Not sent: {host} has a {error.kind} address, which is not allowed.", FailureKind.REFUSED)
+        case httpx2.ConnectError() | httpx2.ConnectTimeout() | httpx2.PoolTimeout():
+            return Failed(f"{host} cannot be reached ({_how(error)}).", FailureKind.UNAVAILABLE)
+        case httpx2.UnsupportedProtocol():
+            return Failed(f"Not sent: {error}", FailureKind.REFUSED)
+        case httpx2.LocalProtocolError():
+            # The error's text may quote a header with a password.
+            return Failed("Not sent: the request cannot be written.", FailureKind.REFUSED)
+        case _ if is_safe:
             return Failed(f"{host} did not answer properly ({_how(error)}).", FailureKind.UNAVAILABLE)
-        return Failed(
-            f"The connection to {host} was lost ({_how(error)}); whether the request took effect is not known.",
-            FailureKind.UNKNOWN,
-        )
+        case _:
+            return Failed(
+                f"The connection to {host} was lost ({_how(error)}); whether the request took effect is not known.",
+                FailureKind.UNKNOWN,
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ reads proxies and credentials from the environment.
 """
 
 import asyncio
-import ipaddress
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -17,7 +16,7 @@ import yarl
 
 from callgate.http.client import AddressInfo, HttpClient
 from callgate.http.event_stream import EventStreamReader, EventTooLarge, events_in
-from callgate.tools.kinds.http.addresses import Address, AddressRules
+from callgate.tools.kinds.http.addresses import AddressRules
 from callgate.tools.kinds.http.client import (
     CONNECT_TIMEOUT,
     KEEPALIVE_SECONDS,
@@ -189,13 +188,6 @@ def host_of(url: str) -> str:
     if not host:
         raise ValueError("not an address that can be used: it names no host")
     return host
-
-
-def literal(host: str) -> Address | None:
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
 
 
 def _unreachable(url: httpx2.URL, error: BaseException) -> str:

@@ -26,9 +26,10 @@ from callgate.conversation.ports import ProgressReport, Report
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import Event, EventStreamReader, EventTooLarge
 from callgate.http.interface import Broken, ConnectFailed, Deadlines, Response, TimedOut, TransportError
-from callgate.tools.kinds.http.addresses import HOME_KINDS, PUBLIC_ONLY, AddressRules, kind_of
+from callgate.tools.kinds.http.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.kinds.http.client import CONNECT_TIMEOUT, MAX_CONNECTIONS, AddressRefused, Web
-from callgate.tools.kinds.mcp.clients import EVENTS, Tap, direct_client, host_of, literal, sdk_client
+from callgate.tools.kinds.http.own_hosts import rules_of_host
+from callgate.tools.kinds.mcp.clients import EVENTS, Tap, direct_client, host_of, sdk_client
 from callgate.tools.kinds.mcp.elicitation import Elicitations
 from callgate.tools.kinds.mcp.sdk_streams import MAX_REQUESTS, with_few_requests
 from callgate.tools.kinds.mcp.wire import (
@@ -75,8 +76,6 @@ _TOO_BUSY = frozenset({429, 503})
 _BEHIND_A_GATEWAY = frozenset({502, 504})
 """Statuses of a gateway whose server has not answered, and may have received the call."""
 _JSON = "application/json"
-_HOME_SUFFIXES = (".internal", ".local", ".lan", ".localhost", ".home.arpa", ".svc")
-"""Suffixes of names that cannot be registered in public."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +91,8 @@ class HttpSpec:
 
 
 def rules_for(url: str, *, allow_private: bool | None = None) -> AddressRules:
-    """Return the addresses that a server's URL may lead to.
-
-    Private addresses of its own host are allowed where the operator says so, and by default if the host is certainly the
-    operator's own: a private address, `localhost`, a name without a dot. A public name with a private address is refused.
-    Link-local and metadata addresses are always refused.
-    """
-    host = host_of(url)
-    if allow_private is None:
-        address = literal(host)
-        if address is not None:
-            allow_private = kind_of(address) in HOME_KINDS
-        else:
-            name = host.lower().rstrip(".")
-            allow_private = "." not in name or name.endswith(_HOME_SUFFIXES)
-    if allow_private:
-        return AddressRules(hosts=frozenset({host.lower().rstrip(".")}))
-    return PUBLIC_ONLY
+    """Return the addresses that a server's URL may lead to."""
+    return rules_of_host(host_of(url), allow_private=allow_private)
 
 
 class _Link:

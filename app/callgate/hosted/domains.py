@@ -1,0 +1,63 @@
+"""Bounds of addresses by their domains, as the APIs write them: `example.com` with all below it, perhaps with a path."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+MOST_DOMAINS: Final = 100
+_DOMAIN: Final = re.compile(r"(?:[A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]+(?:/[!-~]*)?")
+
+
+class DomainRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request says of the domains of addresses."""
+
+    field: str
+    """`allowed_domains` or `blocked_domains`."""
+    listed: Sequence[str]
+
+    def admits(self, url: str) -> bool:
+        if self.field == "allowed_domains":
+            return any(is_below(url, domain) for domain in self.listed)
+        return not any(is_below(url, domain, in_doubt=True) for domain in self.listed)
+
+    def narrowed(self, named: Any) -> list[str]:
+        """Return the domains that a call names within these: of allowed ones those below, of blocked ones both."""
+        own: list[str] = []
+        if isinstance(named, list):
+            own = [domain.lower() for domain in named if isinstance(domain, str)]
+        if self.field == "blocked_domains":
+            return [*dict.fromkeys([*self.listed, *own])]
+        inside = [domain for domain in own if any(is_below(f"http://{domain}", wide) for wide in self.listed)]
+        return inside or [*self.listed]
+
+
+def domains_in(value: Any) -> tuple[str, ...] | None:
+    """Read a list of domains; None where it is none."""
+    if not isinstance(value, list) or len(value) > MOST_DOMAINS:
+        return None
+    if not all(isinstance(domain, str) and _DOMAIN.fullmatch(domain) for domain in value):
+        return None
+    return tuple(domain.lower() for domain in value)
+
+
+def is_below(url: str, domain: str, *, in_doubt: bool = False) -> bool:
+    """True if an address is of a domain or one below it, and of the path that is given with it. `in_doubt`: for what is no address,
+    and for a path that a server may read as another."""
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").rstrip(".").lower()
+    except ValueError:
+        return in_doubt
+    name, slash, path = domain.lower().partition("/")
+    if not host or (host != name and not host.endswith(f".{name}")):
+        return False
+    if not path.strip("/"):
+        return True
+    prefix = slash + path.rstrip("/")
+    own_path = parts.path.lower()
+    if "/../" in f"{own_path}/" or "//" in own_path or "%" in own_path:
+        return in_doubt
+    return own_path == prefix or own_path.startswith(f"{prefix}/")

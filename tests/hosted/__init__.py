@@ -1,0 +1,1 @@
+"""Tools that clients declare, and that tools of the config stand for."""
