@@ -294,3 +294,37 @@ async def test_a_search_that_finds_nothing_names_the_servers_and_its_repetition_
     assert results[0]["servers"] == [{"server": "callgate", "tools": 4}]
     assert [call["outcome"] for call in calls_in(answer["x_callgate"])] == ["returned", "refused", "refused", "refused"]
     assert answer["x_callgate"]["note"] == "failed_turns"
+
+
+@pytest.mark.parametrize("way", ["previous_response_id", "items"])
+async def test_a_later_response_knows_what_was_found_and_called(upstream: Upstream, way: str):
+    upstream.script("m", finds_and_calls())
+    ours = [{"type": "mcp", "server_label": "callgate", "require_approval": "never"}]
+    async with served_to_openai(upstream, *TOOLS, entry=ON) as client:
+        first = await responded(client, stream=False, model="m", input="How warm is Oslo?", tools=ours)
+        more: dict[str, Any] = {"input": "And now?", "previous_response_id": first.id}
+        if way == "items":
+            sent_back = [item.to_dict(warnings=False) for item in first.output]
+            question = {"role": "user", "content": "How warm is Oslo?"}
+            more = {"input": [question, *sent_back, {"role": "user", "content": "And now?"}], "store": False}
+        upstream.script("m", [Reply(text="Still cold.")])
+        second = await responded(client, stream=False, model="m", tools=ours, **more)
+    assert second.output_text == "Still cold."
+    history = upstream.requests[-1].body["messages"]
+    results = [message["content"] for message in history if message["role"] == "tool"]
+    assert [result[:9] for result in results] == ['{"found":', "4 C in Os"]
+    assert offered(upstream.requests[-1]) == OWN
+
+
+async def test_a_call_that_waits_for_the_client_waits_under_its_own_name_and_runs_when_it_comes_back(upstream: Upstream):
+    upstream.script("m", finds_and_calls())
+    ours = [{"type": "mcp", "server_label": "callgate", "require_approval": "always"}]
+    async with served_to_openai(upstream, *TOOLS, entry=ON) as client:
+        first = await responded(client, stream=False, model="m", input="How warm is Oslo?", tools=ours)
+        (request,) = [item for item in first.output if item.type == "mcp_approval_request"]
+        assert (request.name, json.loads(request.arguments)) == ("get_weather", {"city": "Oslo"})
+        answer = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+        second = await responded(
+            client, stream=False, model="m", input=[answer], previous_response_id=first.id, tools=ours
+        )
+    assert second.output_text == "Answer: 4 C in Oslo"
