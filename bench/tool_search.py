@@ -133,6 +133,7 @@ async def registered(tools: Mapping[str, Mapping[str, Any]]) -> Registry:
             check=lambda arguments: None,
             policy=policy,
             claimed=f"{tool['server']}_{tool['name']}",
+            title=tool.get("title") or "",
         )
         by_server.setdefault(tool["server"], []).append(made)
     registry = Registry()

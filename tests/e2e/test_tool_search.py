@@ -316,7 +316,9 @@ async def test_a_later_response_knows_what_was_found_and_called(upstream: Upstre
     assert offered(upstream.requests[-1]) == OWN
 
 
-async def test_a_call_that_waits_for_the_client_waits_under_its_own_name_and_runs_when_it_comes_back(upstream: Upstream):
+async def test_a_call_that_waits_for_the_client_waits_under_its_own_name_and_runs_when_it_comes_back(
+    upstream: Upstream,
+):
     upstream.script("m", finds_and_calls())
     ours = [{"type": "mcp", "server_label": "callgate", "require_approval": "always"}]
     async with served_to_openai(upstream, *TOOLS, entry=ON) as client:

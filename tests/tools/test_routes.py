@@ -40,6 +40,7 @@ async def test_a_key_sees_the_tools_it_may_use_and_an_operator_what_is_wrong_wit
                 {
                     "name": "get_time",
                     "object": "tool",
+                    "title": None,
                     "description": "Current server time.",
                     "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
                     "kind": "python",

@@ -2,6 +2,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -314,9 +315,10 @@ async def test_an_index_that_is_being_built_ends_with_its_runtime():
 
 
 async def test_the_words_of_a_tool_are_those_of_its_source():
-    registry = await opened(Shelf("jira", a_tool("do", "Moves an issue.", column={"type": "string"})))
+    titled = replace(a_tool("do", "Moves an issue.", column={"type": "string"}), title="Kanban board")
+    registry = await opened(Shelf("jira", titled))
     index = index_of(registry.tools())
-    for query in ("jira", "moving issues", "column"):
+    for query in ("jira", "moving issues", "column", "kanban"):
         assert index.nearest(query, {"jira/do"}, 1) == ["jira/do"]
 
 

@@ -134,6 +134,7 @@ def index_of(tools: Iterable[RegisteredTool]) -> SearchIndex:
             address=tool.address,
             name=tool.original,
             server=tool.source,
+            title=tool.tool.title,
             description=tool.tool.description,
             parameters=parameter_names(tool.offered.parameters),
         )
