@@ -230,6 +230,7 @@ class _Conversation(msgspec.Struct):
             takes_calls=False,
             record_body=self.request.record_body,
             leave_out=self.request.leave_out,
+            withheld=self.toolbox.definitions(),
             is_summary=True,
         )
         index = self.index

@@ -3,6 +3,7 @@
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
+from msgspec.structs import replace
 
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, TurnModel
@@ -22,5 +23,6 @@ class SummaryModel(msgspec.Struct, eq=False, kw_only=True):
         self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AbstractAsyncContextManager[ModelAnswer]:
         if isinstance(request, ModelRequest) and request.is_summary:
-            return self._writer.send(request, attempts)
+            # No prompt of the writer is kept that would begin with these tools.
+            return self._writer.send(replace(request, withheld=()), attempts)
         return self._model.send(request, attempts)

@@ -17,7 +17,6 @@ from callgate.responses.conversations import ResponseConversations, shown
 from callgate.responses.listing import list_of, page_of
 from callgate.runtime.manager import RuntimeManager
 from callgate.untrusted.doors import Opened, written_here
-from callgate.untrusted.readers import read_value
 
 PATHS: Final = ("/v1/conversations", "/conversations")
 NO_BODY: Final = written_here(b"{}")
@@ -88,8 +87,7 @@ class _ConversationRoutes:
 
     async def list_items(self, request: Request) -> Response:
         conversation = await self._conversations.get(_owner_of(request), request.path_params["id"])
-        items = [read_value(item) for item in conversation.items]
-        return _json(page_of(items, request.query_params, "conversation"))
+        return _json(page_of(conversation.items, conversation.ids, request.query_params, "conversation"))
 
     async def retrieve_item(self, request: Request) -> Response:
         params = request.path_params

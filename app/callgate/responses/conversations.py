@@ -1,5 +1,6 @@
 """Conversations: lists of items that clients keep here, and that responses go on with and add to."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -9,13 +10,14 @@ import msgspec
 import structlog
 
 from callgate.api.field_errors import wrong
+from callgate.api.strict_json import check_whole
 from callgate.config import redaction
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ids import new_item_id
 from callgate.responses.request import check_metadata
-from callgate.responses.stored import KINDS, as_stored, output_of, unreachable
+from callgate.responses.stored import KINDS, as_stored, ids_of, output_of, unreachable
 from callgate.state.response_conversations import ConversationLocked, ConversationStore, StoredConversation
-from callgate.state.responses import StoredResponse
+from callgate.state.responses import LARGE, StoredResponse
 from callgate.state.store import LargerThanShare, StoreError
 from callgate.untrusted.readers import read_value
 
@@ -104,9 +106,16 @@ class ResponseConversations:
             raise _no_item(item_id)
         return read_value(conversation.items[conversation.ids.index(item_id)])
 
-    async def continued(self, owner: str, id: str) -> Continued:
-        """Return a conversation for a response that goes on with it."""
+    async def continued(self, owner: str, id: str, most: int) -> Continued:
+        """Return a conversation for a response that goes on with it. Its items have at most `most` bytes together."""
         conversation = await self.get(owner, id, "conversation")
+        further = conversation.items[conversation.covered :]
+        if conversation.size < LARGE:
+            check_whole(further, most, "conversation")
+            items = list(map(read_value, further))
+        else:
+            await asyncio.to_thread(check_whole, further, most, "conversation")
+            items = await asyncio.to_thread(lambda: list(map(read_value, further)))
         parent = None
         if conversation.covered:
             parent = StoredResponse(
@@ -118,7 +127,6 @@ class ResponseConversations:
                 conversation=id,
                 size=conversation.size,
             )
-        items = [read_value(item) for item in conversation.items[conversation.covered :]]
         return Continued(id, len(conversation.items), parent, items)
 
     async def extend(self, owner: str, continued: Continued, chat: StoredResponse) -> bool:
@@ -132,8 +140,8 @@ class ResponseConversations:
                     return False
                 is_first = len(conversation.items) == continued.length
                 earlier = set(conversation.ids)
-                ids = [str(read_value(item)["id"]) for item in items]
-                new = [(item, item_id) for item, item_id in zip(items, ids, strict=True) if item_id not in earlier]
+                ids = zip(items, ids_of(items), strict=True)
+                new = [(item, item_id) for item, item_id in ids if item_id not in earlier]
                 conversation.add([item for item, _ in new], [item_id for _, item_id in new])
                 if is_first:  # no other response, and no client, has added anything meanwhile
                     conversation.covered = len(conversation.items)

@@ -19,9 +19,8 @@ from callgate.callers.caller import owner_name
 from callgate.responses.background import BackgroundResponses, check_after
 from callgate.responses.listing import page_of
 from callgate.responses.output import stream_end
-from callgate.responses.stored import StoredResponses
+from callgate.responses.stored import StoredResponses, ids_of
 from callgate.runtime.manager import RuntimeManager
-from callgate.untrusted.readers import read_value
 
 
 def response_routes(
@@ -67,8 +66,8 @@ class _StoredResponseRoutes:
 
     async def input_items(self, request: Request) -> Response:
         owner, id = _identify(request)
-        items = [read_value(item) for item in (await self._kept.get(owner, id)).input]
-        return _json(page_of(items, request.query_params, "response"))
+        items = (await self._kept.get(owner, id)).input
+        return _json(page_of(items, ids_of(items), request.query_params, "response"))
 
 
 class _Streamed(Response):

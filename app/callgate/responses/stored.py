@@ -134,7 +134,7 @@ async def read_input(
     if params.conversation is not None:
         if params.previous_response_id is not None:
             raise wrong("conversation", "'conversation' and 'previous_response_id' exclude one another.")
-        continued = await conversations.continued(owner, id_in(params.conversation))
+        continued = await conversations.continued(owner, id_in(params.conversation), most)
         parent = continued.parent
     elif params.previous_response_id is not None:
         parent = await responses.parent(owner, params.previous_response_id)
@@ -361,6 +361,11 @@ def _text_of(output: Any) -> str | None:
     if isinstance(output, str):
         return output
     return None
+
+
+def ids_of(items: Sequence[msgspec.Raw]) -> list[str]:
+    """Return the ids of stored items."""
+    return [str(_read_item(item).id) for item in items]
 
 
 def output_of(response: StoredResponse) -> Sequence[msgspec.Raw]:

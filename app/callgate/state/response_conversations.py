@@ -88,7 +88,11 @@ class ConversationStore:
         return conversation
 
     async def put(self, owner: str, id: str, conversation: StoredConversation) -> None:
-        await self._store.put_other(owner, id, KIND, _encode(conversation))
+        if conversation.size < LARGE:
+            value = _encode(conversation)
+        else:
+            value = await asyncio.to_thread(_encode, conversation)
+        await self._store.put_other(owner, id, KIND, value)
 
     @asynccontextmanager
     async def changed(self, owner: str, id: str) -> AsyncIterator[StoredConversation | None]:
