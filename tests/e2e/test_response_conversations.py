@@ -10,6 +10,7 @@ import pytest
 
 from callgate.access.keys import hash_key
 from callgate.application import create_app
+from callgate.conversation.context import MARK, PROMPT
 from tests.harness.clients import openai_client
 from tests.harness.configs import make_config
 from tests.harness.responses import responded
@@ -199,3 +200,25 @@ async def test_many_at_once_add_all_their_items(upstream: Upstream) -> None:
         await asyncio.gather(*adding)
         kept = await items_of(client, made.id)
     assert sorted(int(item["content"][0]["text"]) for item in kept) == list(range(12))
+
+
+async def test_a_response_in_the_background_compacts_and_adds_to_its_conversation(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    def answer(request: Any) -> Reply:
+        return Reply(text="In short." if PROMPT in str(request.messages[-1]["content"]) else "Done.")
+
+    upstream.script("m", answer)
+    async with served_to_openai(upstream, data_dir=str(tmp_path)) as client:
+        made = await client.conversations.create(
+            items=[{"role": "user", "content": "A long line. " * 600}, {"role": "assistant", "content": "Yes."}]
+        )
+        management: Any = [{"type": "compaction", "compact_threshold": 1000}]
+        asked: Any = {"model": "m", "conversation": made.id, "context_management": management, "background": True}
+        response = await client.responses.create(input="Go on.", stream=True, **asked)
+        events = [event async for event in response]
+        kept = await items_of(client, made.id)
+        await client.responses.create(model="m", conversation=made.id, input="And now?")
+    assert events[-1].type == "response.completed"
+    assert [item["type"] for item in kept] == ["message", "message", "message", "compaction", "message"]
+    assert [text[:9] for text in texts(upstream)] == [MARK[:9], "Done.", "And now?"]
