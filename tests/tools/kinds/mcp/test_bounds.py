@@ -130,8 +130,8 @@ async def test_it_is_not_listed_before_its_pause_is_over(monkeypatch: pytest.Mon
     class Pace(RelistPace):
         """Pauses for ever after the third list."""
 
-        def after_list(self) -> float:
-            pauses.append(super().after_list())
+        def after_list(self, ttl: float = 0.0) -> float:
+            pauses.append(super().after_list(ttl))
             if len(pauses) < 3:
                 return 0.0
             return 3600.0

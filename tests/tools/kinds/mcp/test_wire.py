@@ -89,7 +89,7 @@ def test_a_response_without_a_proper_result_is_unreadable():
 def test_an_error_is_an_answer():
     message = read_message(b'{"id":"c1","error":{"code":-32602,"message":"no","data":{"x":1}}}')
     assert message is not None
-    assert answer_in(message) == RpcAnswer(error=RpcError(-32602, "no"))
+    assert answer_in(message) == RpcAnswer(error=RpcError(-32602, "no", {"x": 1}))
 
 
 @given(st.text(max_size=200), st.integers(0, 400))

@@ -32,4 +32,5 @@ def server_spec(name: str, section: McpServer, defaults: Policy) -> ServerSpec:
         overrides=overrides,
         modes=MODES[section.elicitation],
         pins=section.pins,
+        resources=section.resources,
     )

@@ -9,10 +9,12 @@ from callgate.conversation.readable_content import IMAGE_TYPES
 from callgate.tools.kinds.mcp.wire import INPUT_REQUIRED, NOBODY_HERE, Content, Resource, RpcAnswer
 from callgate.tools.results import described
 
+FOR_USER = "[a part of this result is for the user only, and not shown here]"
 
-def outcome_of(answer: RpcAnswer, *, with_structured: bool = False) -> Outcome:
+
+def outcome_of(answer: RpcAnswer, *, with_structured: bool = False, reader: str = "") -> Outcome:
     """Turn an answer into an outcome for the model. The toolbox bounds its size. `with_structured`: also with its content for
-    programs, where it has some."""
+    programs, where it has some. `reader`: the tool that reads what links lead to; empty where there is none."""
     if answer.error is not None:
         return Failed(answer.error.message or f"The tool's server answered with error {answer.error.code}.")
     result = answer.result
@@ -20,7 +22,10 @@ def outcome_of(answer: RpcAnswer, *, with_structured: bool = False) -> Outcome:
         return Failed("The tool's server sent an answer without a result.")
     if result.kind == INPUT_REQUIRED:
         return Failed(NOBODY_HERE, FailureKind.REFUSED)
-    texts, images = _read(result.content)
+    for_model = [piece for piece in result.content if not piece.is_for_user_alone]
+    texts, images = _read([*for_model, *map(_of_resource, result.contents)], reader)
+    if len(for_model) < len(result.content):
+        texts.append(FOR_USER)
     text = "\n".join(texts)
     if not (texts or images) and bytes(result.structured):  # the same content for programs, used if there is no other
         text = msgspec.json.format(result.structured, indent=-1).decode("utf-8", "replace")
@@ -31,11 +36,23 @@ def outcome_of(answer: RpcAnswer, *, with_structured: bool = False) -> Outcome:
     return Returned(text, images=images, cut_bytes=answer.missing)
 
 
-def _read(content: list[Content]) -> tuple[list[str], tuple[Image, ...]]:
+def for_user(answer: RpcAnswer) -> str:
+    """Return what an answer has for the user alone."""
+    if answer.result is None:
+        return ""
+    texts, images = _read([piece for piece in answer.result.content if piece.is_for_user_alone], "")
+    return "\n".join([*texts, *(described(image.mime_type, _size(image.data)) for image in images)])
+
+
+def _of_resource(resource: Resource) -> Content:
+    return Content(type="resource", resource=resource)
+
+
+def _read(content: list[Content], reader: str) -> tuple[list[str], tuple[Image, ...]]:
     texts: list[str] = []
     images: list[Image] = []
     for piece in content:
-        for part in _parts(piece):
+        for part in _parts(piece, reader):
             if isinstance(part, Image):
                 images.append(part)
             else:
@@ -43,7 +60,7 @@ def _read(content: list[Content]) -> tuple[list[str], tuple[Image, ...]]:
     return texts, tuple(images)
 
 
-def _parts(piece: Content) -> Iterator[str | Image]:
+def _parts(piece: Content, reader: str) -> Iterator[str | Image]:
     match piece:
         case Content(type="text"):
             yield piece.text or ""
@@ -61,7 +78,8 @@ def _parts(piece: Content) -> Iterator[str | Image]:
             elif resource.blob is not None:
                 yield described(resource.mime_type or "application/octet-stream", _size(resource.blob))
         case Content(type="resource_link"):
-            yield f"[{piece.name or 'resource'}: {piece.uri or 'without an address'}]"
+            how = f"; {reader} reads it" if reader and piece.uri else ""
+            yield f"[{piece.name or 'resource'}: {piece.uri or 'without an address'}{how}]"
         case _:
             yield f"[{piece.type or 'something'} that cannot be shown]"
 

@@ -6,7 +6,7 @@ list, and outcomes of its answers.
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ import structlog
 
 from callgate.calls.outcome import Failed, FailureKind, Outcome
 from callgate.calls.states import ReadyCall
+from callgate.calls.unseen import visible
+from callgate.conversation.ports import ProgressReport
 from callgate.parsers.jobs import ParserFailed
 from callgate.parsers.pool import ParserPool
 from callgate.tools.executor import DEFAULT_POLICY, CallContext, Policy, Safety, Tool
@@ -24,9 +26,9 @@ from callgate.tools.kinds.mcp.elicitation import Elicitations, Mode
 from callgate.tools.kinds.mcp.http import HttpLink, HttpSpec, SseLink
 from callgate.tools.kinds.mcp.pins import Holds, PinMode, Pins, what_is_held
 from callgate.tools.kinds.mcp.process import StdioSpec
-from callgate.tools.kinds.mcp.results import outcome_of
+from callgate.tools.kinds.mcp.results import for_user, outcome_of
 from callgate.tools.kinds.mcp.rounds import CannotAsk, in_rounds
-from callgate.tools.kinds.mcp.session import Link, Session
+from callgate.tools.kinds.mcp.session import CALL, READ, Link, ResourceList, Session
 from callgate.tools.kinds.mcp.stdio import StdioLink
 from callgate.tools.kinds.mcp.wire import SESSION_FORGOTTEN, Forgotten, Gone, NotSent, RpcAnswer, Unreadable
 from callgate.tools.source_schemas import SourceSchemas
@@ -37,6 +39,16 @@ TOOLS_AT_ONCE = 20
 BYTES_AT_ONCE = 256 * 1024
 """The length of them."""
 
+READER = "read_resource"
+"""The name at its server of the tool that reads resources, unless the server has one of that name itself."""
+URI: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"uri": {"type": "string", "minLength": 1, "maxLength": 2_000}},
+    "required": ["uri"],
+    "additionalProperties": False,
+}
+MAX_FOR_USER = 16_384
+"""Characters of what is for the user alone that are recorded."""
 REOPEN_SECONDS = 10.0
 """How long a call waits for a new session when the server has lost the old one."""
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]+")
@@ -57,6 +69,8 @@ class ServerSpec:
     """The operator's policy, which takes precedence over the server's annotations."""
     modes: frozenset[Mode] = frozenset()
     """The ways in which it may ask a person while a tool runs."""
+    resources: bool = True
+    """Whether its resources can be read."""
     pins: PinMode | None = None
     """What becomes of a tool that is new or different; by default held if it may write, where it is remembered what it was."""
 
@@ -77,6 +91,8 @@ class McpSource:
         self._listed_tools: tuple[tuple[str, Tool], ...] = ()
         """All of them with the server's own names, those that are held too."""
         self._tools: tuple[Tool, ...] = ()
+        self.reader = ""
+        """What models call the tool that reads its resources; empty where it has none."""
         self._pins_seen = self._pins.generation
         self._has_said = False
         """Whether it was said what becomes of tools that are different."""
@@ -145,28 +161,40 @@ class McpSource:
 
     async def call(self, tool: Descriptor, arguments: Mapping[str, Any], context: CallContext) -> RpcAnswer:
         """Call a tool, and answer what it asks a person meanwhile."""
-        params = {"name": tool.name, "arguments": arguments}
+        return await self._asked(CALL, {"name": tool.name, "arguments": arguments}, context, direct=tool.direct)
+
+    async def read(self, uri: str, context: CallContext) -> RpcAnswer:
+        """Read a resource, and answer what that asks a person."""
+        return await self._asked(READ, {"uri": uri}, context, direct=True)
+
+    async def _asked(self, method: str, params: Mapping[str, Any], context: CallContext, *, direct: bool) -> RpcAnswer:
         if not self._spec.modes:
-            return await self._send(params, context, None, direct=tool.direct)
+            return await self._send(method, params, context, None, direct=direct)
         asking = Elicitations(self.name, self._spec.modes, context.ask)
 
         async def send(answers: Mapping[str, Any]) -> RpcAnswer:
-            return await self._send({**params, **answers}, context, asking, direct=tool.direct)
+            return await self._send(method, {**params, **answers}, context, asking, direct=direct)
 
         return await in_rounds(send, asking)
 
     async def _send(
-        self, params: Mapping[str, Any], context: CallContext, asking: Elicitations | None, *, direct: bool
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        context: CallContext,
+        asking: Elicitations | None,
+        *,
+        direct: bool,
     ) -> RpcAnswer:
         """Send a request; a second time on a new session, where the server only refused the old one."""
         session = self._session or await self._renewed(None)
         try:
-            answer = await session.call(params, context.report, direct=direct, elicitations=asking)
+            answer = await session.call(params, context.report, direct=direct, elicitations=asking, method=method)
         except Forgotten:
             self._renewing = self._renewing or self._session is session
             session = await self._renewed(session)
-            return await session.call(params, context.report, direct=direct, elicitations=asking)
-        if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and direct:
+            return await session.call(params, context.report, direct=direct, elicitations=asking, method=method)
+        if answer.error is not None and answer.error.code == types.HEADER_MISMATCH and direct and method == CALL:
             # Refused for its format, before anything ran; the SDK supports other versions.
             return await session.call(params, context.report, direct=False, elicitations=asking)
         return answer
@@ -195,7 +223,7 @@ class McpSource:
         await session.open()
         return session
 
-    async def _listed(self, tools: tuple[types.Tool, ...]) -> None:
+    async def _listed(self, tools: tuple[types.Tool, ...], resources: ResourceList | None = None) -> None:
         spec = self._spec
         pins = self._pins
         holds = self._holds()
@@ -217,8 +245,34 @@ class McpSource:
             tools_of_server = await self._schemas.compile(described_tools)
         except ParserFailed as failure:
             raise CannotOpen(f"the schemas of its tools cannot be read: {failure}") from None
-        self._listed_tools = tuple(zip(names, tools_of_server, strict=True))
+        listed = tuple(zip(names, tools_of_server, strict=True))
+        if resources is not None and (reader := self._resource_tool(resources, frozenset(names))) is not None:
+            listed = (*listed, (reader.name, reader))
+        self._listed_tools = listed
         self._offer()
+
+    def _resource_tool(self, resources: ResourceList, names: frozenset[str]) -> Tool | None:
+        """Return the tool that reads the server's resources; None where it is not allowed."""
+        spec = self._spec
+        name = READER if READER not in names else f"callgate_{READER}"
+        self.reader = ""
+        if not (spec.resources and is_allowed(name, spec.allowed_tools)):
+            return None
+        claimed = prefixed(spec.prefix, name)
+        self.reader = claimed
+        policy = replace(spec.policy, **{"safety": Safety.READ_ONLY, "safety_is_given": True, **spec.overrides})
+        return Tool(
+            name=name,
+            description=about_resources(spec.name, resources, named=spec.pins != "hold"),
+            parameters=URI,
+            executor=McpResources(self),
+            policy=policy,
+            kind="mcp",
+            source=spec.name,
+            claimed=claimed,
+            asks=bool(spec.modes),
+            title="Read a resource",
+        )
 
     def _holds(self) -> Holds | None:
         """Return which tools are held if they are new or different: none of the first list that is seen."""
@@ -265,33 +319,64 @@ class McpTool:
     read_only: bool
 
     async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
-        try:
-            answer = await self.server.call(self.descriptor, call.arguments, context)
-            return outcome_of(answer, with_structured=context.wants_structured)
-        except Unreadable as error:
-            return Failed(str(error))
-        except CannotAsk as error:
-            return Failed(str(error), FailureKind.REFUSED)
-        except TimeoutError:
-            return self._unavailable()
-        except Gone as gone:
-            if not gone.sent:
-                return self._unavailable()
-            if self.read_only:
-                return Failed(
-                    f"The tool's server, {self.server.name}, went away while the tool ran.", FailureKind.UNAVAILABLE
-                )
-            return Failed(
-                f"The tool's server, {self.server.name}, went away while the tool ran. "
-                "What the tool should do may or may not have happened.",
-                FailureKind.UNKNOWN,
-            )
+        asking = self.server.call(self.descriptor, call.arguments, context)
+        return await _outcome(self.server, asking, context, read_only=self.read_only)
 
-    def _unavailable(self) -> Failed:
+
+@dataclass(frozen=True, slots=True)
+class McpResources:
+    """Reads resources of a server."""
+
+    server: McpSource
+
+    async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
+        asking = self.server.read(call.arguments["uri"], context)
+        return await _outcome(self.server, asking, context, read_only=True)
+
+
+async def _outcome(
+    server: McpSource, asking: Awaitable[RpcAnswer], context: CallContext, *, read_only: bool
+) -> Outcome:
+    """Return what came of a request."""
+    try:
+        answer = await asking
+        if text := for_user(answer):
+            await context.report(
+                ProgressReport("a part of the result is for the user only", answer=text[:MAX_FOR_USER])
+            )
+        return outcome_of(answer, with_structured=context.wants_structured, reader=server.reader)
+    except Unreadable as error:
+        return Failed(str(error))
+    except CannotAsk as error:
+        return Failed(str(error), FailureKind.REFUSED)
+    except TimeoutError:
+        return _unavailable(server)
+    except Gone as gone:
+        if not gone.sent:
+            return _unavailable(server)
+        if read_only:
+            return Failed(f"The tool's server, {server.name}, went away while the tool ran.", FailureKind.UNAVAILABLE)
         return Failed(
-            f"Not run: the tool's server, {self.server.name}, cannot be reached at the moment. Try again later, or go on without it.",
-            FailureKind.UNAVAILABLE,
+            f"The tool's server, {server.name}, went away while the tool ran. "
+            "What the tool should do may or may not have happened.",
+            FailureKind.UNKNOWN,
         )
+
+
+def _unavailable(server: McpSource) -> Failed:
+    return Failed(
+        f"Not run: the tool's server, {server.name}, cannot be reached at the moment. Try again later, or go on without it.",
+        FailureKind.UNAVAILABLE,
+    )
+
+
+def about_resources(server: str, resources: ResourceList, *, named: bool) -> str:
+    """Describe the tool that reads resources. `named`: say which there are, in words of the server's."""
+    about = f"Reads a resource of the server {server} by its URI, as links in its results name it."
+    if not named:
+        return about
+    listed = "; ".join(f"{visible(name)[:80]} ({visible(uri)[:200]})" for name, uri in resources.names)
+    return f"{about} It has: {listed}{'.' if resources.is_whole else '; and more.'}"
 
 
 def parts_of(tools: Sequence[types.Tool]) -> Iterator[list[types.Tool]]:

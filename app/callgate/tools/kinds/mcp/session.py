@@ -51,12 +51,18 @@ LONGEST_RELIST_SECONDS = 15.0
 QUIET_SECONDS = 30.0
 """After so long without a change the interval is the least again."""
 LISTEN_AGAIN_SECONDS = 2.0
+CALL = "tools/call"
+READ = "resources/read"
+MAX_TTL_SECONDS = 60.0
+"""The longest time for which a server's list is believed to be fresh, whatever it says: what it announces would go unheard."""
 FOREVER = 86_400.0
 """The SDK's timeout of a call, because the toolbox enforces another."""
 MAX_PAGES = 100
 INSTRUCTIONS = 2_000
 """Characters of a server's instructions that are kept."""
 MAX_TOOLS = 2_000
+MAX_RESOURCES = 20
+"""Resources that are named to models."""
 CLIENT = types.Implementation(name="callgate", version=__version__)
 
 
@@ -92,6 +98,13 @@ class Link(Transport, Protocol):
     def kill(self) -> None: ...
 
 
+class ResourceList(msgspec.Struct, frozen=True):
+    """The resources of a server, by their names and addresses, or templates of these."""
+
+    names: tuple[tuple[str, str], ...]
+    is_whole: bool
+
+
 class RelistPace:
     """How long to wait between two lists of a server that announces changes."""
 
@@ -103,10 +116,10 @@ class RelistPace:
         if seconds > QUIET_SECONDS:
             self._seconds = RELIST_SECONDS
 
-    def after_list(self) -> float:
-        """Return the seconds to wait after a list."""
-        seconds = self._seconds
-        self._seconds = min(2 * seconds, LONGEST_RELIST_SECONDS)
+    def after_list(self, ttl: float = 0.0) -> float:
+        """Return the seconds to wait after a list, which its server says will be fresh for `ttl` seconds."""
+        seconds = max(self._seconds, min(ttl, MAX_TTL_SECONDS))
+        self._seconds = min(2 * self._seconds, LONGEST_RELIST_SECONDS)
         return seconds
 
 
@@ -116,7 +129,7 @@ class Session:
     def __init__(
         self,
         link: Link,
-        on_tools: Callable[[tuple[types.Tool, ...]], Awaitable[None]],
+        on_tools: Callable[[tuple[types.Tool, ...], "ResourceList | None"], Awaitable[None]],
         modes: frozenset[Mode] = frozenset(),
     ) -> None:
         """`modes`: the ways in which the server may ask a person."""
@@ -124,6 +137,8 @@ class Session:
         self._listed = on_tools
         self._modes = modes
         self._calls = CallsThatAsk()
+        self._ttl = 0.0
+        """Seconds for which the server says that its list is fresh."""
         self.instructions = ""
         """What the server says of itself."""
         link.capabilities = capabilities_of(modes)
@@ -167,37 +182,45 @@ class Session:
         self._stirred.set()
 
     async def call(
-        self, params: Mapping[str, Any], report: Report, *, direct: bool, elicitations: Elicitations | None = None
+        self,
+        params: Mapping[str, Any],
+        report: Report,
+        *,
+        direct: bool,
+        elicitations: Elicitations | None = None,
+        method: str = CALL,
     ) -> RpcAnswer:
-        """Call a tool. Raises `Gone` where the connection was lost."""
+        """Call a tool, or read a resource. Raises `Gone` where the connection was lost."""
         if elicitations is None:
-            return await self._call(params, report, direct, None)
+            return await self._call(method, params, report, direct, None)
         leave = self._calls.enter(elicitations)
         try:
-            return await self._call(params, report, direct, elicitations)
+            return await self._call(method, params, report, direct, elicitations)
         finally:
             leave()
             await elicitations.close()
 
     async def _call(
-        self, params: Mapping[str, Any], report: Report, direct: bool, elicitations: Elicitations | None
+        self, method: str, params: Mapping[str, Any], report: Report, direct: bool, elicitations: Elicitations | None
     ) -> RpcAnswer:
         if self._ended.is_set() or self._client is None:
             raise not_sent(self._link.gone, "the session has ended")
         if (trace := TRACE.get()) is not None:
             trace.note(
                 {
-                    "mcp.method.name": "tools/call",
+                    "mcp.method.name": method,
                     "mcp.protocol.version": self._client.protocol_version,
                     "mcp.session.id": self._link.session_id or None,
                     "network.transport": self._link.transport,
                 }
             )
         if direct and self._link.direct:
-            return await self._link.ask("tools/call", params, report, elicitations)
-        return await self._call_through_sdk(self._client, params, report)
+            return await self._link.ask(method, params, report, elicitations)
+        return await self._call_through_sdk(self._client, method, params, report)
 
-    async def _call_through_sdk(self, client: Client, params: Mapping[str, Any], report: Report) -> RpcAnswer:
+    async def _call_through_sdk(
+        self, client: Client, method: str, params: Mapping[str, Any], report: Report
+    ) -> RpcAnswer:
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
             fraction = None
             if total:
@@ -205,7 +228,15 @@ class Session:
             await report(ProgressReport(message or "", fraction))
 
         try:
-            result = await self._send_through_sdk(client, params, on_progress)
+            if method == READ:
+                result = await client.session.read_resource(
+                    params["uri"],
+                    input_responses=_read_responses(params.get("inputResponses")),
+                    request_state=params.get("requestState"),
+                    allow_input_required=True,
+                )
+            else:
+                result = await self._send_through_sdk(client, params, on_progress)
         except MCPError as error:
             if error.code == types.CONNECTION_CLOSED:
                 self.check()
@@ -306,7 +337,7 @@ class Session:
                     pace.was_quiet(clock() - quiet_since)
                     continue
                 self._changed = not await self._listed_again(client)
-                await asyncio.wait([self._over], timeout=pace.after_list())
+                await asyncio.wait([self._over], timeout=pace.after_list(self._ttl))
         finally:
             if listening is not None:
                 await _ended(listening)
@@ -336,9 +367,31 @@ class Session:
                 if cursor is None or cursor in cursors or len(tools) > MAX_TOOLS:
                     break
                 cursors.add(cursor)
+            resources = await self._resources(client)
         finally:
             self._link.budget = None
-        await self._listed(tuple(tools[:MAX_TOOLS]))
+        await self._listed(tuple(tools[:MAX_TOOLS]), resources)
+
+    async def _resources(self, client: Client) -> "ResourceList | None":
+        """List resources, as far as one page has them; None where there are none. What is wrong with them does not take the tools away."""
+        if client.server_capabilities.resources is None:
+            return None
+        names: list[tuple[str, str]] = []
+        is_whole = True
+        try:
+            page = await client.list_resources()
+            names += [(resource.title or resource.name, resource.uri) for resource in page.resources]
+            is_whole = page.next_cursor is None
+            templates = await client.list_resource_templates()
+            names += [
+                (template.title or template.name, template.uri_template) for template in templates.resource_templates
+            ]
+            is_whole = is_whole and templates.next_cursor is None
+        except (MCPError, ValidationError, RuntimeError):
+            pass  # many servers have no templates, and do not say so
+        if names:
+            return ResourceList(tuple(names[:MAX_RESOURCES]), is_whole=is_whole and len(names) <= MAX_RESOURCES)
+        return None
 
     async def _page(self, client: Client, cursor: str | None) -> tuple[list[types.Tool], str | None]:
         try:
@@ -351,6 +404,7 @@ class Session:
             if not self._link.direct:
                 raise
             return await self._lenient_page(cursor)
+        self._ttl = (page.ttl_ms or 0) / 1000
         return page.tools, page.next_cursor
 
     async def _lenient_page(self, cursor: str | None) -> tuple[list[types.Tool], str | None]:

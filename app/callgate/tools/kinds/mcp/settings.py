@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from callgate.config.schema.guards import ADMITS, FIXED, MAY_BE_PRIVATE, WIDENS_OFF, Guard, WidensTo
+from callgate.config.schema.guards import ADMITS, FIXED, MAY_BE_PRIVATE, WIDENS_OFF, WIDENS_ON, Guard, WidensTo
 from callgate.config.schema.values import BesideFile, Globs, Switch, WebAddress, off_or_on, shape
 from callgate.tools.settings import ToolSection
 
@@ -73,6 +73,8 @@ class McpServer(ToolSection):
     """Leave it out."""
     elicitation: Annotated[Elicitation, ASKS] = "off"
     """What it may ask a person while a tool runs: by a `form`, by a page to open (`url`), or `both`. It waits as an approval does."""
+    resources: Annotated[Switch, WIDENS_ON] = True
+    """Offer a tool `read_resource` that reads the server's resources, where it has any and `allowed_tools` has that name."""
     pins: Annotated[PinSetting | None, PINNED] = None
     """What becomes of a tool that is new, or says something else of itself than before: `hold` it until somebody accepts it, `warn`, or
     `off`. Not set: a tool that may write is held where it is remembered what it was (`data_dir`, a ledger); all else is warned of."""

@@ -108,6 +108,10 @@ class Resource(msgspec.Struct):
     mime_type: str | None = msgspec.field(default=None, name="mimeType")
 
 
+class Annotations(msgspec.Struct):
+    audience: list[str] | None = None
+
+
 class Content(msgspec.Struct):
     """A part of a result, with the fields of all types."""
 
@@ -118,10 +122,17 @@ class Content(msgspec.Struct):
     uri: str | None = None
     name: str | None = None
     resource: Resource | None = None
+    annotations: Annotations | None = None
+
+    @property
+    def is_for_user_alone(self) -> bool:
+        return self.annotations is not None and self.annotations.audience == ["user"]
 
 
 class Result(msgspec.Struct):
     content: list[Content] = []
+    contents: list[Resource] = []
+    """Those of a resource that was read."""
     structured: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="structuredContent")
     is_error: bool | None = msgspec.field(default=False, name="isError")
     kind: str | None = msgspec.field(default=None, name="resultType")
@@ -426,6 +437,6 @@ def _converted(result: dict[str, Any], missing: int) -> RpcAnswer:
 
 
 def _bounded(result: Result) -> Result:
-    if len(result.content) > MAX_PARTS:
+    if len(result.content) > MAX_PARTS or len(result.contents) > MAX_PARTS:
         raise Unreadable(f"The tool's server sent a result of more than {MAX_PARTS:,} parts.")
     return result

@@ -1,0 +1,1 @@
+"""Callgate as an MCP client under the official conformance suite."""
