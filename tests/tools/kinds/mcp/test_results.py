@@ -17,9 +17,9 @@ TEXT = {"type": "text", "text": "21 C"}
 
 
 def test_text_is_text_in_its_order():
-    assert outcome_for(TEXT, {"type": "text", "text": "and rain", "annotations": {"audience": ["user"]}}) == Returned(
-        "21 C\nand rain"
-    )
+    assert outcome_for(
+        TEXT, {"type": "text", "text": "and rain", "annotations": {"audience": ["user", "assistant"]}}
+    ) == Returned("21 C\nand rain")
 
 
 def test_structured_content_is_shown_where_there_is_no_text():
