@@ -41,6 +41,8 @@ class OfferedTools:
         self._registry = registry
         self._tools: tuple[RegisteredTool, ...] = ()
         self._narrowed: dict[Any, ToolSet] = {}
+        self._costs: dict[Any, dict[str, Any]] = {}
+        """What each model's tools cost, by who asks."""
         self.names: frozenset[str] = frozenset()
         """The names of all tools at the last call of `all`."""
         self._index: ToolIndex | None = None
@@ -57,6 +59,7 @@ class OfferedTools:
             self._tools = tools
             self.names = frozenset(tool.name for tool in tools)
             self._narrowed = {}
+            self._costs = {}
         return tools
 
     def narrowed(
@@ -123,6 +126,17 @@ class OfferedTools:
     ) -> dict[str, Any]:
         """How many tools are on offer, `read_more` included, and about how many tokens of every prompt they take; how many of them
         are hidden behind searching, and what that saves. `automatic`: how they would be searched with `auto`."""
+        self.all()
+        place = (by_entry, by_key, plan, automatic)
+        if place not in self._costs:
+            if len(self._costs) >= REMEMBERED_SELECTIONS:
+                self._costs.clear()
+            self._costs[place] = self._cost(by_entry, by_key, plan, automatic)
+        return self._costs[place]
+
+    def _cost(
+        self, by_entry: tuple[str, ...], by_key: tuple[str, ...], plan: SearchPlan | None, automatic: SearchPlan
+    ) -> dict[str, Any]:
         whole = self.narrowed(by_entry, by_key, None, None)
         tokens = _prompt_tokens(whole)
         facts: dict[str, Any] = {"tools": len(whole.definitions), "prompt_tokens": tokens}
