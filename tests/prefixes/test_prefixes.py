@@ -42,12 +42,19 @@ PLANS: Mapping[str, Sequence[Sequence[Called]]] = {
 }
 
 
-def config_of(lane: str, url: str, **sections: Any) -> Config:
-    model, path, entry = LANES[lane]
+def config_of(lane: str, url: str, entry: Mapping[str, Any] | None = None, **sections: Any) -> Config:
+    model, path, of_lane = LANES[lane]
     params: dict[str, Any] = {"model": model, "api_base": url + path, "api_key": "sk-upstream"}
     if model.startswith("bedrock/"):
         params = {"model": model, **AWS, "aws_bedrock_runtime_endpoint": url}
-    ours = {"model_name": "m", "litellm_params": params, "tools": ["*"], "tool_calling": "native", **entry}
+    ours = {
+        "model_name": "m",
+        "litellm_params": params,
+        "tools": ["*"],
+        "tool_calling": "native",
+        **of_lane,
+        **(entry or {}),
+    }
     tools = [tool_entry("get_time"), tool_entry("add")]
     return Config.model_validate({"auth": "off", "model_list": [ours], "tools": tools, **sections})
 
@@ -94,6 +101,17 @@ async def test_the_bytes_before_the_first_message_of_a_user_stay_the_same(lane: 
                 check_prefixes(planned.requests)
                 if kind != "ours":  # whose client is not shown the calls, so that it cannot send them back
                     check_histories(planned.requests)
+
+
+@pytest.mark.parametrize("lane", ["direct", "text", "claude"])
+async def test_searching_for_tools_changes_nothing_in_front(lane: str) -> None:
+    find: Called = ("find_tools", {"query": "what time is it"})
+    found: Called = ("call_tool", {"name": "get_time", "arguments": {}})
+    planned = Planned([[find], [found], [THEIRS], [], [found], []], in_text=lane == "text")
+    async with sessions_on(lane, planned, entry={"tool_search": "on"}) as client:
+        await played(client, "chat", "mixed")
+    assert len(planned.requests) == 6
+    check_prefixes(planned.requests)
 
 
 @pytest.mark.parametrize("api", ["chat", "messages"])
