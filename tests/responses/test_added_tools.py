@@ -38,6 +38,16 @@ def test_each_is_offered_once_behind_those_of_the_request():
     assert with_added(None, [{"role": "user", "content": "hi"}, "odd", None]).tools == []
 
 
+@pytest.mark.parametrize("kind", [[], {}, [{"type": "text"}], 3, None])
+async def test_a_type_that_is_no_text_is_refused_and_no_mistake_of_ours(kind: Any) -> None:
+    async with walking() as walker:
+        for input in ([{"type": kind, "role": "user", "content": "hi"}], [adding("additional_tools", {"type": kind})]):
+            answered = await walker.ask("responses", "direct", {"input": input})
+            assert answered.status in (200, 400), answered.error
+        odd = {"input": [{"type": "message", "role": kind, "content": "hi"}, {"type": "compaction_trigger"}]}
+        assert (await walker.ask("responses", "direct", odd)).status in (200, 400)
+
+
 @pytest.mark.parametrize("tools", [None, "x", {}, 3])
 def test_a_list_that_is_none_is_refused_by_its_place(tools: Any):
     with pytest.raises(ChatError) as raised:

@@ -23,6 +23,13 @@ OF_PROVIDERS: Final[Mapping[str, str]] = {
 """The types of such items, and what their ids begin with."""
 
 
+def kind_of(item: Any) -> str:
+    """Return the type of an item that a client sent; empty where that is no text."""
+    if isinstance(item, dict) and isinstance(kind := item.get("type"), str):
+        return kind
+    return ""
+
+
 def without_items(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the message without its items, for any other API."""
     if ITEMS in message:

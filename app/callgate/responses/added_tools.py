@@ -1,11 +1,12 @@
 """Finds the tools that items of the input add to those of the request: further ones, and what a search of the client's found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from callgate.api.field_errors import wrong
+from callgate.conversation.response_items import kind_of
 from callgate.responses.offered import ADDING
 
 NAMED: Final = frozenset({"function", "custom", "namespace"})
@@ -26,7 +27,7 @@ def with_added(tools: Sequence[Any] | None, items: str | Sequence[Any]) -> Liste
         return ListedTools(offered, places)
     names = {_name_of(tool) for tool in offered}
     for place, item in enumerate(items):
-        if not isinstance(item, dict) or item.get("type") not in ADDING:
+        if kind_of(item) not in ADDING:
             continue
         added = item.get("tools")
         where = f"input[{place}].tools"
@@ -43,6 +44,6 @@ def with_added(tools: Sequence[Any] | None, items: str | Sequence[Any]) -> Liste
 
 def _name_of(tool: Any) -> tuple[Any, Any] | None:
     """Return what a tool is known by; None for one that may be there more than once."""
-    if isinstance(tool, Mapping) and tool.get("type") in NAMED and isinstance(tool.get("name"), str):
+    if kind_of(tool) in NAMED and isinstance(tool.get("name"), str):
         return tool["type"], tool["name"]
     return None

@@ -13,6 +13,7 @@ from callgate.conversation import raw_json
 from callgate.conversation.context import MARK, SUMMARY, Compact, ContextWishes
 from callgate.conversation.events import ContextChanged
 from callgate.conversation.ports import Message
+from callgate.conversation.response_items import kind_of
 from callgate.conversation.transcript import IMAGES
 from callgate.models.resolve import ModelConfig
 from callgate.responses.offered import ADDING
@@ -94,7 +95,7 @@ def is_triggered(items: str | Sequence[Any]) -> bool:
     if isinstance(items, str):
         return False
     for place, item in enumerate(items):
-        if _kind(item) == TRIGGER:
+        if kind_of(item) == TRIGGER:
             if place + 1 < len(items):
                 where = f"input[{place}]"
                 raise wrong(where, f"Invalid value for '{where}': a '{TRIGGER}' has to be the last item.")
@@ -106,7 +107,7 @@ def expanded(items: Sequence[Any], seal: CompactionSeal) -> Sequence[Any]:
     """Return an input in which each summary stands as a message in place of what it summarizes."""
     shorter: list[Any] = []
     for place, item in enumerate(items):
-        kind = _kind(item)
+        kind = kind_of(item)
         if kind == ITEM:
             shorter = _summarized(shorter, item, seal.open(item, f"input[{place}]"))
         elif kind != TRIGGER:
@@ -122,7 +123,7 @@ def users_in(items: str | Sequence[Any], seal: CompactionSeal, before: Sequence[
             users.append({"type": "message", "role": "user", "content": items})
         return users
     for place, item in enumerate(items):
-        if _kind(item) == ITEM:
+        if kind_of(item) == ITEM:
             summary = seal.open(item, f"input[{place}]")
             if summary is not None and summary.is_whole:
                 users = []
@@ -166,7 +167,7 @@ def _summarized(items: Sequence[Any], item: Mapping[str, Any], summary: _Summary
     if not summary.is_whole:
         roles |= {"user"}
     # Tools that were added stay on offer.
-    staying = [before for before in items if _kind(before) in ADDING or _role(before) in roles]
+    staying = [before for before in items if kind_of(before) in ADDING or _role(before) in roles]
     part = {"type": "input_text", "text": summary.text}
     return [*staying, {"type": "message", "role": "user", "content": [part]}]
 
@@ -206,13 +207,7 @@ def _threshold(rule: _ContextRule, place: int, entry: ModelConfig) -> int:
     return int(entry.context_tokens * USUAL_SHARE)
 
 
-def _role(item: Any) -> Any:
-    if isinstance(item, dict):
-        return item.get("role")
-    return None
-
-
-def _kind(item: Any) -> Any:
-    if isinstance(item, dict):
-        return item.get("type")
-    return None
+def _role(item: Any) -> str:
+    if isinstance(item, dict) and isinstance(role := item.get("role"), str):
+        return role
+    return ""

@@ -11,6 +11,7 @@ from callgate.calls.legal_names import legal_name
 from callgate.calls.selection import ApprovalPolicy, ToolOrigin, ToolSelection, needs_approval
 from callgate.conversation.client_run_items import ClientRunItem, client_run
 from callgate.conversation.errors import ChatError
+from callgate.conversation.response_items import kind_of
 from callgate.hosted.declared import AskStandIns, Declarations, HostedTool, HostedTools, by_name_in
 from callgate.hosted.rows import row_of
 from callgate.policy.judge import check_left_out
@@ -101,7 +102,7 @@ def offered_tools(
 ) -> Offered:
     """Read the tools of a request. `labels` returns the names of MCP servers; `items`: the input, which may add tools."""
     places = [f"tools[{at}]" for at in range(len(entries))]
-    if not isinstance(items, str) and any(isinstance(item, dict) and item.get("type") in ADDING for item in items):
+    if not isinstance(items, str) and any(kind_of(item) in ADDING for item in items):
         from callgate.responses.added_tools import with_added  # few requests have such items
 
         listed = with_added(entries, items)
