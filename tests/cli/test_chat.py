@@ -13,6 +13,7 @@ import pytest
 
 from callgate.access.keys import mint_key
 from callgate.application import create_app
+from callgate.cli.chat import _how_far
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.process import ROOT
@@ -173,3 +174,9 @@ async def test_without_an_address_it_has_a_server_of_its_own(upstream: Upstream,
     code, out, err = await chat("--config", str(file), "--model", "m", lines="?\n")
     assert (code, out) == (0, "3\n")
     assert "add done in " in err
+
+
+def test_progress_is_told_with_what_there_is_of_it() -> None:
+    assert _how_far({"message": "half", "fraction": 0.5}) == "half 50%"
+    assert _how_far({"message": "", "fraction": 1}) == "100%"
+    assert _how_far({"message": "", "fraction": None}) == "working …"

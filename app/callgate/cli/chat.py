@@ -297,11 +297,20 @@ def _progress_line(progress: dict[str, Any]) -> str:
         case "start":
             return f"  {progress['name']} …"
         case "progress":
-            return f"  {progress['name']}: {progress['message']!s}"
+            return f"  {progress['name']}: {_how_far(progress)}"
         case "done":
             return f"  {progress['name']} done in {progress['ms']:g} ms"
         case _:
             return f"  {progress['name']} failed after {progress['ms']:g} ms"
+
+
+def _how_far(progress: dict[str, Any]) -> str:
+    """Return what a tool says of its progress, and how much of it is done; it may say one of both alone."""
+    parts = [str(progress["message"])] if progress.get("message") else []
+    fraction = progress.get("fraction")
+    if isinstance(fraction, int | float):
+        parts.append(f"{fraction:.0%}")
+    return " ".join(parts) or "working …"
 
 
 def _line() -> str | None:

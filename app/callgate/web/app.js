@@ -31,6 +31,9 @@ const bar = /** @type {HTMLElement} */ (document.getElementById("bar"));
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
 const notices = /** @type {HTMLElement} */ (document.getElementById("notices"));
 
+/** A notice that is younger was written on the way to the next page, and is about that. */
+const NOTICE_MS = 1000;
+
 let current = "overview";
 let waiting = 0;
 let isStarted = false;
@@ -130,6 +133,7 @@ export function notify(text) {
   const line = document.createElement("p");
   line.textContent = text;
   notices.append(line);
+  line.dataset.at = String(performance.now());
   setTimeout(() => line.remove(), 8000);
 }
 
@@ -147,6 +151,7 @@ function route() {
   const parts = path.split("/").filter(Boolean).map(decoded);
   const name = Object.hasOwn(VIEWS, parts[0] ?? "") ? parts[0] : "overview";
   leave?.();
+  for (const line of [...notices.children]) if (performance.now() - Number(/** @type {HTMLElement} */ (line).dataset.at) > NOTICE_MS) line.remove(); // they were about the page that is left
   current = name;
   const root = document.createElement("div"); // of its own: an answer that comes after its page was left is drawn nowhere
   main.replaceChildren(root);

@@ -33,6 +33,7 @@ const RAW_CHARACTERS = 400_000;
 /** @type {any[]} */ let tools = [];
 /** @type {Set<string>} */ let left = new Set();
 let model = "";
+/** Ends when the models are known, or cannot be. @type {Promise<unknown>} */ let modelsAsked = Promise.resolve();
 let noModels = "Loading …";
 let system = "";
 let temperature = "";
@@ -48,7 +49,7 @@ let frame = 0;
 /** @param {HTMLElement} main */
 export function show(main) {
   root = main;
-  get("v1/models?details=1").then(
+  modelsAsked = get("v1/models?details=1").then(
     (list) => {
       models = list.data;
       model = models.some((each) => each.id === model) ? model : (models[0]?.id ?? "");
@@ -101,7 +102,8 @@ function request(before = exchanges) {
 
 async function ask(/** @type {SubmitEvent} */ event) {
   event.preventDefault();
-  if (open || !(draft.trim() || images.length)) return;
+  await modelsAsked; // somebody who types fast
+  if (open || !model || !(draft.trim() || images.length)) return;
   /** @type {Exchange} */
   const now = { text: draft, images, model, content: "", reasoning: "", note: "", turns: [], run: "", finish: "", ending: "", raw: "", isBlind: false, isOver: false, isRawOpen: false, isTraceOpen: false };
   exchanges.push(now);
