@@ -193,6 +193,38 @@ async def test_a_response_whose_process_ends_is_resumed_by_another(
     assert marks.read_text().splitlines() == ["a"]
 
 
+@needs("env:CALLGATE_CHAOS")
+async def test_a_summary_is_not_written_again_by_the_process_that_resumes(upstream: Upstream, tmp_path: Path) -> None:
+    held = Reply(text="never", pace=Pace(hold=Hold(asyncio.Event(), after=1)))
+    upstream.script("m", [Reply(text="In short."), held, Reply(text="At last.")])
+    config = tmp_path / "config.yaml"
+    options: Any = {"data_dir": str(tmp_path / "data"), "server": {"drain_seconds": 0.1}}
+    config.write_text(as_yaml(config_dict(upstream.url, **options)))
+    talk: Any = [
+        {"role": "user", "content": "A long line. " * 600},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "go"},
+    ]
+    management: Any = [{"type": "compaction", "compact_threshold": 1000}]
+    client: Any
+    async with serving_command(config) as child, openai_client(child.url) as client:
+        begun = await client.responses.create(model="m", input=talk, background=True, context_management=management)
+        await upstream.requests.wait(2)
+        child.signal(signal.SIGKILL)
+        await child.ended()
+    async with serving_command(config) as child, openai_client(child.url) as client:
+        async with asyncio.timeout(30):
+            while (response := await client.responses.retrieve(begun.id)).status != "completed":
+                assert response.status in ("queued", "in_progress")
+                await asyncio.sleep(0.02)
+        seen = [event.to_dict(warnings=False) async for event in await client.responses.retrieve(begun.id, stream=True)]
+    check_events(seen, cut_off=True)
+    assert [item.type for item in response.output] == ["compaction", "message"]
+    assert response.output_text == "At last."
+    assert upstream.requests[-1].messages == upstream.requests[1].messages
+    assert len(upstream.requests) == 3
+
+
 async def test_a_resumed_response_is_cancelled_where_it_runs(upstream: Upstream, tmp_path: Path) -> None:
     gate = asyncio.Event()
     held = Reply(text="one two", pace=Pace(hold=Hold(gate, after=1)))
