@@ -202,6 +202,19 @@ async def test_it_ends_with_the_summary_where_that_is_wanted(upstream: Upstream,
     assert SUMMARY in upstream.requests[-1].messages[0]["content"]
 
 
+@pytest.mark.parametrize("role", ["user", "assistant"])
+async def test_a_summary_is_read_in_either_role(upstream: Upstream, role: str) -> None:
+    upstream.script("m", said())
+    summary = {"role": role, "content": [{"type": "compaction", "content": SUMMARY}]}
+    none = {"role": "assistant", "content": [{"type": "compaction", "content": None}, {"type": "text", "text": "So."}]}
+    async with served_to_messages(upstream) as client:
+        messages = [{"role": "user", "content": "Forgotten."}, summary, none, {"role": "user", "content": "Go on."}]
+        await client.ask(stream=False, model="m", messages=messages)
+    first, *others = upstream.requests[0].messages
+    assert (first["role"], SUMMARY in first["content"]) == ("user", True)
+    assert [message["content"] for message in others] == ["So.", "Go on."]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -167,6 +167,8 @@ async def test_what_is_wrong_is_refused_by_its_place(upstream: Upstream) -> None
         assert await post(client, items, {"items": ["x"]}) == (400, "items[0]")
         assert await post(client, items, {"items": [{"id": "x"}]}) == (400, "items[0].type")
         assert await post(client, items, {"items": [{"type": "item_reference", "id": "x"}]}) == (400, "items[0].type")
+        assert await post(client, items, {"items": [{"role": "user", "content": None}]}) == (400, "items[0].content")
+        assert await post(client, items, {"items": [{"role": 7, "content": "x"}]}) == (400, "items[0].role")
         assert await post(client, "/v1/conversations", {"metadata": {"a": 1}}) == (400, "metadata.a")
         both = {"model": "m", "input": "hi", "conversation": made, "previous_response_id": "resp_1"}
         assert await post(client, "/v1/responses", both) == (400, "conversation")

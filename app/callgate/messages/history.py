@@ -103,7 +103,9 @@ def as_chat(
             text = "\n\n".join(block.text or "" for block in system)
         history.add({"role": "system", "content": text}, [])
     open_calls: dict[str, str] = {}
-    for role, blocks in _turns(messages, _after_summary(messages, history)):
+    for role, placed_blocks in _turns(messages, _after_summary(messages, history)):
+        if not (blocks := _behind_summary(history, placed_blocks)):
+            continue
         if role == "user":
             open_calls = _user(history, blocks, open_calls)
         elif open_calls:
@@ -408,7 +410,7 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
     open_calls: dict[str, str] = {}
     ours: dict[str, str] = {}
     message = _AssistantMessage()
-    for placed in _behind_summary(history, blocks):
+    for placed in blocks:
         block = placed.block
         if is_ours(block) and block.type in RESULTS:
             message.take_result(history, placed)

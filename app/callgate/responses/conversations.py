@@ -14,6 +14,8 @@ from callgate.api.strict_json import check_whole
 from callgate.config import redaction
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ids import new_item_id
+from callgate.responses.compaction import ITEM as COMPACTION_ITEM
+from callgate.responses.input_items import check_item
 from callgate.responses.request import check_metadata
 from callgate.responses.stored import KINDS, as_stored, ids_of, output_of, unreachable
 from callgate.state.response_conversations import ConversationLocked, ConversationStore, StoredConversation
@@ -185,18 +187,11 @@ def _checked_items(items: Sequence[Any]) -> Sequence[dict[str, Any]]:
         raise wrong("items", f"Invalid 'items': at most {MOST_ADDED} at a time.", "array_above_max_length")
     for place, item in enumerate(items):
         where = f"items[{place}]"
-        if not isinstance(item, dict):
-            raise wrong(where, f"Invalid type for '{where}': expected an object.", "invalid_type")
-        kind = item.get("type")
-        if "role" in item:
-            kind = item.get("type", "message")
-        if not isinstance(kind, str):
-            raise wrong(f"{where}.type", f"Missing required parameter: '{where}.type'.", "missing_required_parameter")
+        kind = item.get("type") if isinstance(item, dict) else None
         if kind == "item_reference":
             raise wrong(f"{where}.type", f"'{where}': a conversation keeps items, not references to them.")
-        if kind == "message" and not isinstance(item.get("content"), str | list):
-            name = f"{where}.content"
-            raise wrong(name, f"Invalid type for '{name}': expected a string or an array.", "invalid_type")
+        if kind != COMPACTION_ITEM:
+            check_item(item, where)
     return items
 
 

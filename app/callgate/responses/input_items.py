@@ -338,6 +338,14 @@ class _ItemReader:
 # Checking one item ------------------------------------------------------------------------------------------------------
 
 
+def check_item(item: Any, where: str) -> None:
+    """Raise for an item that no response could go on from."""
+    if _is_own(item):
+        _checked_own(item, where)
+    else:
+        _checked(item, where)
+
+
 def _checked(item: Any, where: str) -> dict[str, Any]:
     """Check an item, and add a missing type; other fields stay unchanged."""
     if not isinstance(item, dict):
