@@ -1,6 +1,7 @@
 """The pages of tools, models and keys."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.page.served import IMG, PRICE, keyring, served_page
 from tests.page.tabs import Tabs
 from tests.scripted_upstream import Call, Reply, Upstream
 from tests.tools.executor_kinds import RAW_MCP
+from tests.tools.servers.asking_mcp import AskingMcp
 
 pytestmark = [pytest.mark.anyio, needs("environment:page", "chromium-headless-shell")]
 
@@ -223,3 +225,25 @@ async def test_keys_and_what_they_used_are_listed_without_a_secret(upstream: Ups
     assert "of $5.00" in user
     assert "$0 (no budget)" in boss
     assert not any(entry["hash"] in shown for entry in auth["keys"])
+
+
+async def test_a_tool_that_is_held_is_shown_with_what_is_different_and_accepted(
+    upstream: Upstream, tabs: Tabs, tmp_path: Path
+) -> None:
+    server = AskingMcp()
+    async with server.running():
+        servers = {"tracker": {"url": server.url}}
+        entry = {"tools": ["*"]}
+        for hints in ({}, {"destructiveHint": False}):
+            server.hints = hints
+            options: dict[str, Any] = {"mcp_servers": servers, "entry": entry, "data_dir": str(tmp_path)}
+            async with served_page(upstream, tabs, **options) as url:
+                page = await tabs.open(f"{url}/#/tools")
+                if not hints:
+                    await page.get_by_role("link", name="tracker_create_issue").wait_for()
+                    continue
+                card = page.get_by_role("article", name="tracker/create_issue is held back")
+                assert "-annotations: null" in await card.locator("pre").inner_text()
+                await card.get_by_role("button", name="Accept it as it is").click()
+                await card.wait_for(state="detached")
+                await page.get_by_role("row", name="tracker_create_issue").get_by_text("ready").wait_for()

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import mcp_types as types
 import pytest
 
 from callgate.calls.outcome import Failed, Returned
@@ -10,7 +11,7 @@ from callgate.parsers.pool import ParserPool
 from callgate.tools.kinds.mcp import session
 from callgate.tools.kinds.mcp.descriptors import Descriptor
 from callgate.tools.kinds.mcp.pins import Pins
-from callgate.tools.kinds.mcp.server import TOOLS_AT_ONCE
+from callgate.tools.kinds.mcp.server import BYTES_AT_ONCE, TOOLS_AT_ONCE, parts_of
 from callgate.tools.kinds.mcp.session import QUIET_SECONDS, RelistPace
 from callgate.tools.kinds.mcp.wire import LIST_VALUES, MAX_BATCH, MAX_PARTS, MESSAGE
 from callgate.tools.source_supervisor import SourceState
@@ -117,11 +118,11 @@ async def test_a_list_whose_child_dies_costs_this_server_alone() -> None:
 
 async def test_a_server_that_announces_changes_without_end_is_asked_less_and_less() -> None:
     pace = RelistPace()
-    assert [pace.after_list() for _ in range(8)] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
+    assert [pace.after_list() for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0, 15.0]
     pace.was_quiet(1)
     assert pace.after_list() == 15.0
     pace.was_quiet(QUIET_SECONDS + 1)
-    assert pace.after_list() == 0.25
+    assert pace.after_list() == 1.0
 
 
 async def test_it_is_not_listed_before_its_pause_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,5 +141,12 @@ async def test_it_is_not_listed_before_its_pause_is_over(monkeypatch: pytest.Mon
     async with opened_server("restless") as manager:
         await everything(lambda: len(pauses) == 3)
         lists = {await manager.text("raw_lists") for _ in range(20)}
-    assert pauses == [0.25, 0.5, 1.0]
+    assert pauses == [1.0, 2.0, 4.0]
     assert lists == {"4"}, "the first, and three that were announced"
+
+
+def test_a_list_is_described_in_parts_by_its_size_too() -> None:
+    large = types.Tool(name="t", input_schema={"type": "object", "properties": {"a": {"const": "x" * BYTES_AT_ONCE}}})
+    small = types.Tool(name="t", input_schema={"type": "object"})
+    assert [len(part) for part in parts_of([small] * 45)] == [TOOLS_AT_ONCE, TOOLS_AT_ONCE, 5]
+    assert [len(part) for part in parts_of([large] * 3)] == [1, 1, 1]

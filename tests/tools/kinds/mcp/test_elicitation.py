@@ -3,15 +3,24 @@
 import asyncio
 import contextlib
 import json
+import sqlite3
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import httpx
+import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from callgate.access.keys import mint_key
 from callgate.application import create_app
+from callgate.state.sealing import Sealer
+from callgate.tools.approvals.queue import ApprovalQueue
+from callgate.tools.approvals.shared_approvals import SEALED_FOR, SharedApprovals
 from callgate.tools.kinds.mcp.rounds import MAX_ROUNDS
+from callgate.tools.questions import PersonsAnswer, Question, form_of
+from tests.fakes import EchoTool, ready, silent, tool
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
@@ -385,3 +394,71 @@ async def test_an_answer_is_recorded_only_with_texts_and_its_secrets_never(upstr
             assert "hunter2" not in run
             assert ("Oslo" in run) is content
             assert question["id"] in run
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        ("/v1/chat/completions", QUESTION, {"Idempotency-Key": "k1"}),
+        ("/v1/responses", {"model": "m", "input": "?", "background": True}, {}),
+        ("/v1/chat/completions", QUESTION, {}),
+    ],
+    ids=["keyed", "in the background", "plain"],
+)
+async def test_where_there_is_a_ledger_an_answer_lies_sealed_in_it_until_it_is_taken(
+    upstream: Upstream, tmp_path: Path, path: str, body: dict[str, Any], headers: dict[str, str]
+) -> None:
+    async with served(upstream, AskingMcp(does=asks_once), data_dir=str(tmp_path)) as client:
+        request = asyncio.create_task(client.post(path, json=body, headers=headers))
+        [question] = await waiting(client)
+        refused = await decide(client, question, "answer", content={"title": "x"})
+        assert refused.json()["error"]["code"] == "invalid_content"
+        decided = await decide(client, question, "answer", content={"title": "hunter2hunter2"})
+        assert decided.json()["decision"] == "answered"
+        answer = (await request).json()
+        while answer.get("status") in {"queued", "in_progress"}:
+            answer = (await client.get(f"/v1/responses/{answer['id']}")).json()
+            await asyncio.sleep(0.01)  # polling is what a client of the background does
+        late = await decide(client, question, "decline")
+        assert (late.status_code, late.json()["error"]["code"]) == (409, "approval_answered")
+    assert result(upstream)["said"]["content"] == {"title": "hunter2hunter2"}
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite3")) as ledger:
+        [(facts, reason)] = ledger.execute("SELECT facts, reason FROM approvals").fetchall()
+    assert "hunter2" not in facts + reason
+    is_durable = bool(headers) or "background" in body
+    assert bool(reason) is is_durable, "another process may have to carry such a run on"
+
+
+async def test_what_was_answered_before_a_process_died_is_not_asked_again(tmp_path: Path) -> None:
+    queue = ApprovalQueue()
+    sealer = Sealer(["x" * 40], "environment")
+    question = Question("tracker", "Which?", form=form_of({"type": "object", "properties": {"a": {"type": "string"}}}))
+    ids: list[str] = []
+
+    class Rows:
+        """A ledger that has the answer to whatever is asked under the first id."""
+
+        async def fetch(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+            ids.append(str(values[0]))
+            text = msgspec.json.encode({"decision": "answered", "content": {"a": "b"}})
+            return [("approved", "ann", sealer.seal(SEALED_FOR, str(values[0]), text))]
+
+    approvals = SharedApprovals(queue, sealer)
+    approvals._database = cast("Any", Rows())
+    call = ready("create_issue")
+    for number in (1, 2):
+        answer = await approvals.put(
+            question, tool("create_issue", EchoTool()), call, silent, "run_1/0/c", number,
+            run_id="run_1", caller="ann", owner="key ann", seconds=1, max_waiting=9,
+        )  # fmt: skip
+        assert answer == PersonsAnswer("accept", {"a": "b"})
+    assert len(set(ids)) == 2, "the second question of a call is another one"
+    other = SharedApprovals(queue, Sealer(["y" * 40], "environment"))
+    other._database = cast("Any", Rows())
+    with capture_logs() as lines:
+        answer = await other.put(
+            question, tool("create_issue", EchoTool()), call, silent, "run_1/0/c", 1,
+            run_id="run_1", caller="ann", owner="key ann", seconds=1, max_waiting=9,
+        )  # fmt: skip
+    assert answer == PersonsAnswer("cancel")
+    assert "answer_unreadable" in [line["event"] for line in lines]

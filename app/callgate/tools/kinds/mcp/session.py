@@ -45,7 +45,7 @@ ASK_SECONDS = 20.0
 STOP_SECONDS = 3.5
 """The timeout for an orderly end. Less than a source's timeout for closing, so that there is time to abort."""
 ABORT_SECONDS = 0.5
-RELIST_SECONDS = 0.25
+RELIST_SECONDS = 1.0
 """The interval between two lists, because some servers announce each tool separately. It doubles with each list in a row."""
 LONGEST_RELIST_SECONDS = 15.0
 QUIET_SECONDS = 30.0
