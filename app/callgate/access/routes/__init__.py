@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from callgate.access.building import control_behind, key_entry
-from callgate.access.key_routes import key_routes
 from callgate.access.key_store import key_facts
 from callgate.access.limits import day_of, month_of
+from callgate.access.routes.keys import key_routes
 from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema
 from callgate.api.json_body import read_json_body
