@@ -1,7 +1,7 @@
 """The newest runs, in memory."""
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Final
 
@@ -13,6 +13,8 @@ IN_MEMORY_BYTES: Final = 32 * 1024 * 1024
 """The limit of their events and texts in memory. Beyond it the oldest runs are dropped from memory."""
 PRIVATE_BYTES: Final = 16 * 1024 * 1024
 """The limit of the texts among them that are kept in memory alone. Beyond it the oldest of these texts are dropped, and not their runs."""
+OF_ONE: Final = 2
+"""The part of them that may be one owner's is one in so many, so that nobody pushes out all of the others'."""
 
 
 class NewestRuns:
@@ -32,13 +34,18 @@ class NewestRuns:
 
     def _drop_private_texts(self) -> None:
         """Drop the oldest private texts beyond their share. The runs stay: whose texts they were may not be who else looks at them."""
-        bytes = 0
+        all_bytes = 0
+        bytes_of: Counter[str] = Counter()
         for place in reversed(range(len(self._runs))):
             run = self._runs[place]
-            if run.private is not None and run.private.content:
-                bytes += run.private.weight()
-                if bytes > PRIVATE_BYTES:
-                    self._runs[place] = run.without_private_texts()
+            if run.private is None or not run.private.content:
+                continue
+            weight = run.private.weight()
+            if all_bytes + weight > PRIVATE_BYTES or bytes_of[run.private_to] + weight > PRIVATE_BYTES // OF_ONE:
+                self._runs[place] = run.without_private_texts()
+            else:
+                all_bytes += weight
+                bytes_of[run.private_to] += weight
 
     def all(self) -> list[EndedRun]:
         with self._lock:

@@ -14,7 +14,9 @@ from callgate.config import redaction
 from callgate.config.redaction import Redactor
 from callgate.config.schema.whole import Config
 from callgate.recorder import newest_runs
+from callgate.recorder.ended_run import EndedRun
 from callgate.recorder.store import FILE
+from callgate.records.row import RunRow
 from tests.harness.clients import http_client
 from tests.harness.configs import config_dict
 from tests.harness.served import served_to_http
@@ -260,3 +262,19 @@ async def test_a_request_without_tools_is_recorded_for_its_key_where_it_wants_to
     assert (whole["kept"], whole["turns"]) == ("memory", 1)
     assert "planted answer" in json.dumps(whole["content"])
     assert [answer.status_code for answer in others] == [404, 404]
+
+
+def test_one_owner_does_not_push_out_the_texts_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(id: str, owner: str) -> EndedRun:
+        row = RunRow(id, 0.0)
+        return EndedRun(row, b"", b"", private_to=owner, private=EndedRun(row, b"", b"x" * 1000))
+
+    weight = ended("run_0", "key alice").private.weight()  # type: ignore[union-attr]
+    monkeypatch.setattr(newest_runs, "PRIVATE_BYTES", 4 * weight)
+    newest = newest_runs.NewestRuns()
+    newest.add([ended("run_0", "key alice")])
+    newest.add(ended(f"run_{number}", "key bob") for number in range(1, 9))
+    kept = [run.id for run in newest.all() if run.private is not None and run.private.content]
+
+    assert kept == ["run_0", "run_7", "run_8"]
+    assert len(newest.all()) == 9
