@@ -11,7 +11,6 @@ from callgate.calls.legal_names import legal_name
 from callgate.calls.selection import ApprovalPolicy, ToolOrigin, ToolSelection, needs_approval
 from callgate.conversation.client_run_items import ClientRunItem, client_run
 from callgate.conversation.errors import ChatError
-from callgate.conversation.response_items import kind_of
 from callgate.hosted.declared import AskStandIns, Declarations, HostedTool, HostedTools, by_name_in
 from callgate.hosted.rows import row_of
 from callgate.policy.judge import check_left_out
@@ -94,6 +93,10 @@ ADDING: Final = frozenset({"additional_tools", "tool_search_output"})
 """Items of the input with tools, which are offered from the first turn on: no prompt has to change in the middle of a chat."""
 
 
+def _adds_tools(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(kind := item.get("type"), str) and kind in ADDING
+
+
 def offered_tools(
     entries: Sequence[Any],
     stand_ins: AskStandIns,
@@ -102,7 +105,7 @@ def offered_tools(
 ) -> Offered:
     """Read the tools of a request. `labels` returns the names of MCP servers; `items`: the input, which may add tools."""
     places = [f"tools[{at}]" for at in range(len(entries))]
-    if not isinstance(items, str) and any(kind_of(item) in ADDING for item in items):
+    if not isinstance(items, str) and any(map(_adds_tools, items)):
         from callgate.responses.added_tools import with_added  # few requests have such items
 
         listed = with_added(entries, items)

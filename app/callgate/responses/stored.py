@@ -15,7 +15,6 @@ from callgate.api.strict_json import LARGE_BODY, check_whole
 from callgate.config import redaction
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallsHandedBack, ChatEnded, HiddenTurns
-from callgate.conversation.response_items import kind_of
 from callgate.hosted.returned import DIGEST
 from callgate.responses.compaction import OF_COMPACTION, CompactionSeal, expanded, is_triggered
 from callgate.responses.output import ITEM_DIGITS, ResponseHead
@@ -165,7 +164,7 @@ async def read_input(
 
 
 def _is_of_compaction(item: Any) -> bool:
-    return kind_of(item) in OF_COMPACTION
+    return isinstance(item, dict) and isinstance(kind := item.get("type"), str) and kind in OF_COMPACTION
 
 
 class StoredResponses:
