@@ -22,7 +22,7 @@ def outcome_of(answer: RpcAnswer, *, with_structured: bool = False, reader: str 
         return Failed("The tool's server sent an answer without a result.")
     if result.kind == INPUT_REQUIRED:
         return Failed(NOBODY_HERE, FailureKind.REFUSED)
-    for_model = [piece for piece in result.content if not piece.is_for_user_alone]
+    for_model = [piece for piece in result.content if not _is_for_user_alone(piece)]
     texts, images = _read([*for_model, *map(_of_resource, result.contents)], reader)
     if len(for_model) < len(result.content):
         texts.append(FOR_USER)
@@ -40,8 +40,12 @@ def for_user(answer: RpcAnswer) -> str:
     """Return what an answer has for the user alone."""
     if answer.result is None:
         return ""
-    texts, images = _read([piece for piece in answer.result.content if piece.is_for_user_alone], "")
+    texts, images = _read([piece for piece in answer.result.content if _is_for_user_alone(piece)], "")
     return "\n".join([*texts, *(described(image.mime_type, _size(image.data)) for image in images)])
+
+
+def _is_for_user_alone(piece: Content) -> bool:
+    return piece.annotations is not None and piece.annotations.audience == ["user"]
 
 
 def _of_resource(resource: Resource) -> Content:

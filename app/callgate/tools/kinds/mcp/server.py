@@ -340,7 +340,9 @@ async def _outcome(
     """Return what came of a request."""
     try:
         answer = await asking
-        if text := for_user(answer):
+        result = answer.result
+        is_annotated = result is not None and any(piece.annotations is not None for piece in result.content)
+        if is_annotated and (text := for_user(answer)):
             await context.report(
                 ProgressReport("a part of the result is for the user only", answer=text[:MAX_FOR_USER])
             )

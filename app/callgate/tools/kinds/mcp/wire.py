@@ -124,10 +124,6 @@ class Content(msgspec.Struct):
     resource: Resource | None = None
     annotations: Annotations | None = None
 
-    @property
-    def is_for_user_alone(self) -> bool:
-        return self.annotations is not None and self.annotations.audience == ["user"]
-
 
 class Result(msgspec.Struct):
     content: list[Content] = []
