@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from callgate.calls.outcome import Failed, Image, Outcome, ResultFacts, Returned
+from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, ResultFacts, Returned
 from callgate.calls.states import ReadyCall
 from callgate.config.schema.whole import Config
 from callgate.tools.executor import CallContext
@@ -199,3 +199,16 @@ async def test_only_an_entry_that_says_that_it_reads_may_keep_results():
     Config.model_validate({"model_list": [DEMO], "tools": [{**tool, "safety": "read_only"}]})
     with pytest.raises(ValueError, match="3600"):
         Config.model_validate({"model_list": [DEMO], "tools": [{**tool, "safety": "read_only", "cache_seconds": 3601}]})
+
+
+async def test_a_call_that_was_refused_for_its_caller_is_not_the_outcome_of_others():
+    counts = Counts(Failed("Not run: the budget of ann is used up.", FailureKind.REFUSED))
+    counts.gate.clear()
+    tool = cached(counts, shared=True)
+    first = asyncio.create_task(called(tool, caller="ann"))
+    await counts.entered.wait()
+    second = asyncio.create_task(called(tool, caller="bob"))
+    await asyncio.sleep(0)
+    counts.gate.set()
+    assert isinstance(await first, Failed)
+    assert (await second).text == "run 2"

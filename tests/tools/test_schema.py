@@ -204,3 +204,38 @@ def test_a_pattern_for_names_that_looks_around_is_refused_with_the_reason():
 def test_a_pattern_that_is_none_is_refused():
     with pytest.raises(SchemaError):
         compile_schema(with_pattern("("))
+
+
+def test_a_schema_that_branches_without_end_is_refused_and_one_that_refers_to_itself_is_not():
+    levels: dict[str, Any] = {
+        f"a{at}": {"anyOf": [{"$ref": f"#/$defs/a{at + 1}"}, {"$ref": f"#/$defs/a{at + 1}"}]} for at in range(40)
+    }
+    branching = {"type": "object", "$defs": {**levels, "a40": {}}, "properties": {"x": {"$ref": "#/$defs/a0"}}}
+    with pytest.raises(SchemaError, match="references written out"):
+        compile_schema(branching)
+    tree = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
+    assert compile_schema(tree)({"children": [{"children": []}]}) is None
+    assert compile_schema(tree)({"children": [{"children": 1}]}) is not None
+
+
+def test_names_and_anchors_of_schemas_count_as_references_too():
+    by_anchor = {f"a{at}": {"$anchor": f"a{at}", "allOf": [{"$ref": f"#a{at + 1}"}] * 2} for at in range(40)}
+    by_id = {f"a{at}": {"$id": f"a{at}", "allOf": [{"$ref": f"a{at + 1}"}] * 2} for at in range(40)}
+    for named in (by_anchor, by_id):
+        with pytest.raises(SchemaError, match="references written out"):
+            compile_schema(
+                {"type": "object", "$defs": named, "properties": {"x": {"$ref": named["a0"].get("$id", "#a0")}}}
+            )
+
+
+def test_what_does_not_fit_a_schema_of_many_branches_is_not_looked_for():
+    levels: dict[str, Any] = {
+        f"a{at}": {"anyOf": [{"$ref": f"#/$defs/a{at + 1}"}, {"$ref": f"#/$defs/a{at + 1}"}]} for at in range(15)
+    }
+    check = compile_schema(
+        {"type": "object", "$defs": {**levels, "a15": {"type": "string"}}, "properties": {"x": {"$ref": "#/$defs/a0"}}}
+    )
+    assert check({"x": "y"}) is None
+    flaw = check({"x": 1})
+    assert flaw is not None
+    assert "too large" in flaw.note

@@ -175,3 +175,34 @@ async def test_two_hundred_damaged_expressions_are_refused_or_mean_something():
         except ValueError:
             continue
         assert isinstance(await result(json.dumps(ISSUES[:1]), select=damaged), Returned)
+
+
+def _branching(levels: int) -> dict[str, Any]:
+    """Return a schema that refers twice to one that refers twice to another, and so on."""
+    named: dict[str, Any] = {
+        f"a{level}": {"anyOf": [{"$ref": f"#/$defs/a{level + 1}"}, {"$ref": f"#/$defs/a{level + 1}"}]}
+        for level in range(levels)
+    }
+    named[f"a{levels}"] = {"type": "string"}
+    return {"type": "object", "$defs": named, "properties": {"x": {"$ref": "#/$defs/a0"}}}
+
+
+@pytest.mark.parametrize("levels", [14, 200])
+async def test_a_servers_schema_of_endless_branches_does_not_hold_the_result(levels: int):
+    outcome = await returned(with_content("one", {"x": 1}), output_schema=_branching(levels))
+    assert outcome.text == "one"
+    assert findings(outcome) == (("output_schema_violation",) if levels == 14 else ())
+
+
+async def test_structured_content_that_is_large_for_its_large_schema_is_not_checked():
+    schema = {"type": "object", "additionalProperties": {"allOf": [{"pattern": f"y{at}"} for at in range(1000)]}}
+    content = {f"k{at}": "x" * 500 for at in range(200)}
+    assert findings(await returned(with_content("one", content), output_schema=schema)) == ()
+    assert findings(await returned(with_content("one", {"k": "x"}), output_schema=schema)) == (
+        "output_schema_violation",
+    )
+
+
+async def test_an_expression_whose_value_is_no_json_leaves_the_result():
+    outcome = await returned('{"a": 1}', select="[&a]")
+    assert (outcome.text, findings(outcome)) == ('{"a": 1}', ("select_failed",))

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from callgate.calls.outcome import Outcome, ResultFacts, Returned
+from callgate.calls.outcome import Failed, FailureKind, Outcome, ResultFacts, Returned
 from callgate.calls.states import ReadyCall
 from callgate.tools.executor import CallContext, Executor
 
@@ -46,7 +46,8 @@ class ResultCache:
         self._kept: OrderedDict[bytes, KeptResult] = OrderedDict()
         self._bytes = 0
         self.flights: dict[bytes, asyncio.Future[tuple[Outcome, str] | None]] = {}
-        """The calls under way, by what is equal of them: each is set to its outcome and its id, or to None where it was cancelled."""
+        """The calls under way, by what is equal of them: each is set to its outcome and its id, or to None where it was cancelled,
+        or refused for its caller."""
 
     def find(self, key: bytes) -> KeptResult | None:
         kept_result = self._kept.get(key)
@@ -117,7 +118,8 @@ class CachedTool:
         try:
             outcome = await self._executor.execute(call, context)
             self._cache.keep(key, outcome, call.id, self._seconds)
-            landed = (outcome, call.id)
+            if not (self._shared and isinstance(outcome, Failed) and outcome.kind is FailureKind.REFUSED):
+                landed = (outcome, call.id)  # what one caller may not, another may
         finally:
             del self._cache.flights[key]
             flight.set_result(landed)

@@ -1,5 +1,6 @@
 """`/v1/tools`: the tools that a key may use, the servers they come from, and calling one without a model."""
 
+import asyncio
 import time
 from typing import Any, ClassVar, Final
 
@@ -95,7 +96,8 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
     )
     async def list_held(request: Request) -> Response:
         check_admin(manager.current, caller_of(request, "admin"))
-        held = [tool.facts() for tool in manager.shared.pins.held()]
+        tools = manager.shared.pins.held()
+        held = await asyncio.to_thread(lambda: [tool.facts() for tool in tools])
         return Response(encode({"object": "list", "data": held}), media_type="application/json")
 
     @router.post(
@@ -117,7 +119,8 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
             message = "No such tool is held, or it is another by now than the one that was shown. Look again."
             raise ChatError(409, message, param="digest", code="tool_not_held") from None
         manager.shared.report_held(wanted.server)
-        return Response(encode({**held.facts(), "state": "accepted"}), media_type="application/json")
+        facts = await asyncio.to_thread(held.facts)
+        return Response(encode({**facts, "state": "accepted"}), media_type="application/json")
 
     @router.get(
         "/v1/tools/{name}",  # noqa: FAST003 - read from the request, see `in_path`

@@ -6,7 +6,7 @@ a model can act on.
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NoReturn
@@ -17,7 +17,14 @@ from jsonschema_rs import FancyRegexOptions, RegexOptions, ValidationError, Vali
 
 from callgate.calls.offer import Check
 from callgate.calls.states import FlawDetail
+from callgate.tools.schema_size import unfolded_size
 
+MAX_UNFOLDED = 1_000_000
+"""The objects and lists of a schema with its references written out. A validator goes every way of them, in one step of the event
+loop."""
+MAX_EXPLAINED = 50_000
+"""The same for a schema whose errors are looked for one by one, which takes a thousand times as long. Of those of real tools the
+largest has 32,000."""
 MAX_LOOKED_AT = 512
 """The longest value that is matched with a pattern with look-around or back references, which may take superlinear time. A
 longer value does not satisfy it."""
@@ -53,7 +60,30 @@ def _about_type(value: Any) -> str:
 
 def compile_schema(parameters: Mapping[str, Any]) -> Check:
     """Compile a schema into a check. Raises `SchemaError` for an invalid schema, or one that refers to others."""
+    validator, schema, size = _compiled(parameters)
+    is_valid = validator.is_valid
+
+    def check(arguments: dict[str, Any]) -> FlawDetail | None:
+        if is_valid(arguments):
+            return None
+        if size > MAX_EXPLAINED:
+            return FlawDetail(expected="what its schema says", note="the schema is too large to say what does not fit")
+        error = _most_telling(islice(validator.iter_errors(arguments), MAX_ERRORS))
+        return msgspec.structs.replace(_problem(error, schema), rule=_pointer(error.schema_path))
+
+    return check
+
+
+def compile_validity(schema: Mapping[str, Any]) -> Callable[[Any], bool]:
+    """Compile a schema where nobody wants to know what is wrong: looking for that takes much longer. Raises like `compile_schema`."""
+    is_valid: Callable[[Any], bool] = _compiled(schema)[0].is_valid
+    return is_valid
+
+
+def _compiled(parameters: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any], int]:
+    """Return the validator of a schema, the schema as it has it, and its size with its references written out."""
     schema = dict(parameters)
+    size = _bounded_size(schema)
     outside: list[str] = []
 
     def deny(uri: str) -> NoReturn:
@@ -86,15 +116,18 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
     except (ValueError, TypeError) as error:  # nested too deep; a key or value that JSON does not have
         raise SchemaError(str(error)) from None
 
-    is_valid = validator.is_valid
+    return validator, schema, size
 
-    def check(arguments: dict[str, Any]) -> FlawDetail | None:
-        if is_valid(arguments):
-            return None
-        error = _most_telling(islice(validator.iter_errors(arguments), MAX_ERRORS))
-        return msgspec.structs.replace(_problem(error, schema), rule=_pointer(error.schema_path))
 
-    return check
+def _bounded_size(schema: Mapping[str, Any]) -> int:
+    """Return the size of a schema with its references written out. Raises `SchemaError` where that is too large."""
+    try:
+        size = unfolded_size(schema)
+    except RecursionError:
+        raise SchemaError("it is nested too deep") from None
+    if size > MAX_UNFOLDED:
+        raise SchemaError(f"with its references written out it is larger than {MAX_UNFOLDED:,} objects and lists")
+    return size
 
 
 def _with_bounded_patterns(schema: Any) -> Any:

@@ -6,28 +6,30 @@ Nothing of this hides an answer: an expression that gives nothing leaves the res
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
-from callgate.calls.offer import Check
 from callgate.calls.outcome import Failed, Outcome, ResultFacts, Returned
 from callgate.calls.states import ReadyCall
 from callgate.tools.executor import CallContext, Executor, Tool
-from callgate.tools.schema import SchemaError, compile_schema
+from callgate.tools.schema import SchemaError, compile_validity
+from callgate.tools.schema_size import unfolded_size
 from callgate.tools.tool_filter import glob_matches, is_glob
 from callgate.untrusted.doors import Door, TooMuch, Untrusted
 from callgate.untrusted.readers import READ_ERRORS, read_value
 
 ResultForm: TypeAlias = Literal["text", "structured", "auto"]
 
-IN_A_THREAD: Final = 256 * 1024
-"""Bytes from which a result is read in a thread."""
+IN_A_THREAD: Final = 16 * 1024
+"""Bytes from which a result is read in a thread: an expression may make a thousand values of a few kilobytes."""
 RESULT: Final = Door(name="result that is selected from", bytes=4 * 1024 * 1024)
 MAX_OUTPUT_SCHEMA: Final = 64 * 1024
 """Bytes of the largest schema of results that is compiled."""
+MAX_WORK: Final = 64 * 1024 * 1024
+"""Bytes of a structured result times the size of its schema, above which it is not checked: neither is ours."""
 
 SELECT_FAILED: Final = "select_failed"
 """The expression gave nothing of the result, or the result is no JSON."""
@@ -80,7 +82,9 @@ class ShapedResults:
         self._select = select
         self._form = form
         self._output_schema = output_schema
-        self._check: Check | None = None
+        self._accepts: Callable[[Any], bool] | None = None
+        self._schema_size = 0
+        """The size of the schema, once it is compiled."""
 
     async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
         outcome = await self._executor.execute(call, replace(context, wants_structured=True))
@@ -130,19 +134,29 @@ class ShapedResults:
         schema = self._output_schema
         if schema is None:
             return False
-        if self._check is None:
-            self._check = await asyncio.to_thread(_compiled, schema)
-        return self._check(read_value(structured)) is not None
+        if self._accepts is None:
+            self._accepts, self._schema_size = await asyncio.to_thread(_compiled, schema)
+        size = len(bytes(structured))
+        if size * self._schema_size > MAX_WORK:
+            return False
+        if size > IN_A_THREAD:
+            return not await asyncio.to_thread(lambda: self._is_valid(structured))
+        return not self._is_valid(structured)
+
+    def _is_valid(self, structured: msgspec.Raw) -> bool:
+        assert self._accepts is not None, "the schema is compiled"
+        return self._accepts(read_value(structured))
 
 
-def _compiled(schema: Mapping[str, Any]) -> Check:
-    """Compile a schema of results. One that cannot be is satisfied by everything, because it is its server's mistake."""
+def _compiled(schema: Mapping[str, Any]) -> tuple[Callable[[Any], bool], int]:
+    """Compile a schema of results, and return its size. One that cannot be is satisfied by everything, because it is its server's
+    mistake."""
     try:
         if len(msgspec.json.encode(schema)) <= MAX_OUTPUT_SCHEMA:
-            return compile_schema(schema)
+            return compile_validity(schema), unfolded_size(schema)
     except (SchemaError, TypeError, ValueError, RecursionError):
         pass
-    return lambda value: None
+    return lambda value: True, 0
 
 
 def _selected(expression: str, sources: tuple[bytes | msgspec.Raw | None, ...]) -> str | None:
@@ -159,9 +173,9 @@ def _selected(expression: str, sources: tuple[bytes | msgspec.Raw | None, ...]) 
             continue
         try:
             part = jmespath.search(expression, value)
+            if part is None or isinstance(part, str):
+                return part
+            return msgspec.json.encode(part).decode()
         except (JMESPathError, RecursionError, TypeError, ValueError, ArithmeticError):
             return None
-        if part is None or isinstance(part, str):
-            return part
-        return msgspec.json.encode(part).decode()
     return None

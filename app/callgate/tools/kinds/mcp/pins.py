@@ -12,6 +12,7 @@ import json
 import os
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +39,8 @@ SAID_BYTES: Final = 256 * 1024
 PACKED_BYTES: Final = 64 * 1024
 """The same, compressed."""
 DIFFERENCE_LINES: Final = 400
+COMPARED_PAIRS: Final = 500_000
+"""Pairs of equal lines of two descriptions. Beyond, lines are compared without their places: to find these takes the square."""
 PINS: Final = Door(name="file of pins", bytes=64 * 1024 * 1024)
 _STRICTNESS: Final = (Safety.READ_ONLY, None, Safety.WRITE, Safety.DESTRUCTIVE)
 """A tool without annotations counts as one that writes."""
@@ -92,8 +95,14 @@ class HeldTool:
         """Return what is different, line by line, with `-` and `+`; unseen characters are written out."""
         if not (self.is_new or self.before):
             return ["(what it said before was not kept)", *_lines(self.after)[:DIFFERENCE_LINES]]
-        compared = difflib.unified_diff(_lines(self.before), _lines(self.after), lineterm="", n=2)
-        lines = [line for line in compared if not line.startswith(("---", "+++", "@@"))]
+        before, after = _lines(self.before), _lines(self.after)
+        counts_before, counts_after = Counter(before), Counter(after)
+        if sum(count * counts_after[line] for line, count in counts_before.items()) > COMPARED_PAIRS:
+            lines = _only_there(before, counts_after, "-") + _only_there(after, counts_before, "+")
+            lines = lines or ["(the same lines in another order)"]
+        else:
+            compared = difflib.unified_diff(before, after, lineterm="", n=2)
+            lines = [line for line in compared if not line.startswith(("---", "+++", "@@"))]
         if len(lines) > DIFFERENCE_LINES:
             return [*lines[:DIFFERENCE_LINES], f"({len(lines) - DIFFERENCE_LINES} lines more)"]
         return lines
@@ -380,6 +389,18 @@ def _unpacked(packed: str) -> str:
         return zlib.decompressobj().decompress(base64.b64decode(packed), 4 * SAID_BYTES).decode(errors="replace")
     except (binascii.Error, ValueError, zlib.error):
         return ""
+
+
+def _only_there(lines: Iterable[str], others: Mapping[str, int], mark: str) -> list[str]:
+    """Return the lines that others have less often, marked."""
+    left = Counter(others)
+    only: list[str] = []
+    for line in lines:
+        if left[line]:
+            left[line] -= 1
+        else:
+            only.append(mark + line)
+    return only
 
 
 def _lines(text: str) -> list[str]:
