@@ -293,7 +293,9 @@ class EventReader:
         self._add_outcome(name, kind)
         if isinstance(outcome, Returned) and outcome.facts is not None and (shown := outcome.facts.shown()):
             self._findings |= dict.fromkeys(outcome.facts.findings)
-            self._tool_nano += outcome.facts.nano
+            if outcome.facts.nano:
+                self._tool_nano += outcome.facts.nano
+                self.hour_notes.append(("priced_call", "", name, "", outcome.facts.nano, 0.0))
             returned = {"id": event.call.id, "name": name, "seconds": seconds, "outcome": kind, "bytes": size}
             if outcome.cut_bytes:
                 returned["cut_bytes"] = outcome.cut_bytes

@@ -45,11 +45,13 @@ class HourPlace(msgspec.Struct, frozen=True, gc=False):
     flaw: str = ""
 
 
-NoteKind: TypeAlias = Literal["answer", "failed_attempt", "call", "failed_call", "broken_call"]
-"""An answer of a deployment, or its failed attempt; a call of a tool that ended, that it failed, or one that was broken."""
+NoteKind: TypeAlias = Literal["answer", "failed_attempt", "call", "failed_call", "priced_call", "broken_call"]
+"""An answer of a deployment, or its failed attempt; a call of a tool that ended, that it failed, or cost something, or one that was
+broken."""
 HourNote: TypeAlias = tuple[NoteKind, str, str, str, float, float]
 """What an event adds to the totals of its hour: its kind, the name of the deployment, of the tool and of the flaw, how long it took,
-and how long to the first content; 0 where it has no duration."""
+and how long to the first content; 0 where it has no duration. Of a call that cost something the price stands as its duration, in
+nanodollars."""
 
 
 def _no_durations() -> list[int]:
@@ -65,6 +67,8 @@ class HourTotal(msgspec.Struct):
     """Those of them that failed; of a provider its failed attempts, which are not in `count`."""
     broken: int = 0
     """Runs with a broken call that did not fail."""
+    nano: int = 0
+    """What calls of a tool cost, in nanodollars."""
     seconds: list[int] = msgspec.field(default_factory=_no_durations)
     """How many took how long, by `BOUNDS`."""
     first_seconds: list[int] = msgspec.field(default_factory=_no_durations)
@@ -74,18 +78,20 @@ class HourTotal(msgspec.Struct):
         self.count += other.count
         self.failed += other.failed
         self.broken += other.broken
+        self.nano += other.nano
         self.seconds = [sum(both) for both in zip(self.seconds, other.seconds, strict=True)]
         self.first_seconds = [sum(both) for both in zip(self.first_seconds, other.first_seconds, strict=True)]
 
     def numbers(self) -> tuple[int, ...]:
         """Return the columns of this total in the file."""
-        return (self.count, self.failed, self.broken, *self.seconds, *self.first_seconds)
+        return (self.count, self.failed, self.broken, self.nano, *self.seconds, *self.first_seconds)
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> "HourTotal":
         """Return the total of these columns."""
-        end = 3 + len(BOUNDS) + 1
-        return cls(numbers[0], numbers[1], numbers[2], list(numbers[3:end]), list(numbers[end:]))
+        count, failed, broken, nano, *durations = numbers
+        end = len(BOUNDS) + 1
+        return cls(count, failed, broken, nano, durations[:end], durations[end:])
 
 
 def percentile(durations: Sequence[int], share: float) -> float | None:
@@ -209,6 +215,9 @@ class HourTotals:
             if kind in _FAILURES:
                 total.failed += len(group)
                 continue
+            if kind == "priced_call":
+                total.nano += int(sum(note[4] for note in group))
+                continue
             total.count += len(group)
             if kind != "broken_call":
                 _add_seconds(total.seconds, [note[4] for note in group])
@@ -245,6 +254,7 @@ _SUBJECTS: Final[Mapping[NoteKind, Subject]] = {
     "failed_attempt": "answer",
     "call": "call",
     "failed_call": "call",
+    "priced_call": "call",
     "broken_call": "broken",
 }
 _FAILURES: Final = frozenset({"failed_attempt", "failed_call"})

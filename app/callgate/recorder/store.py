@@ -35,7 +35,7 @@ SHORT_ID: Final = re.compile("[0-9a-f]{8}")
 SEARCHED_IDS: Final = 100_000
 """How many of the newest runs are searched for the end of an id."""
 FILE: Final = "runs.sqlite3"
-VERSION: Final = 3
+VERSION: Final = 4
 APPLICATION: Final = 0x63675231
 """SQLite's `application_id` of the file: `cgR1`. Files of before format 1 have none, and other numbers."""
 FORMATS_OF_BEFORE: Final = range(4)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 from callgate.conversation.errors import ChatError
-from callgate.conversation.prices import Price
+from callgate.conversation.prices import NANO, Price
 from callgate.recorder.hours import (
     MINUTES_KEPT,
     HourPlace,
@@ -196,8 +196,8 @@ def _calls(ended: Mapping[Group, HourTotal], broken: Mapping[Group, HourTotal]) 
     measures: dict[Group, dict[str, Any]] = {}
     for group in {**ended, **broken}:
         total = ended.get(group, nothing)
-        counts = {"calls": total.count, "failed_calls": total.failed}
-        measures[group] = {**counts, "broken_calls": broken.get(group, nothing).count, **durations(total)}
+        counts = {"calls": total.count, "failed_calls": total.failed, "broken_calls": broken.get(group, nothing).count}
+        measures[group] = {**counts, "cost": total.nano / NANO, **durations(total)}
     return measures
 
 

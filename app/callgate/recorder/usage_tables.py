@@ -24,7 +24,7 @@ DIMENSIONS: Final = ("key", "model", "provider", "tool", "flaw")
 """What totals of hours can be grouped by."""
 
 _HISTOGRAMS: Final = [f"{name}_{at}" for name in ("seconds", "first_seconds") for at in range(len(BOUNDS) + 1)]
-_HOUR_COUNTS: Final = ("count", "failed", "broken", *_HISTOGRAMS)
+_HOUR_COUNTS: Final = ("count", "failed", "broken", "nano", *_HISTOGRAMS)
 _USAGE_COLUMNS: Final = " ".join(f"{name} INTEGER NOT NULL," for name in COUNTED)
 _HOUR_COLUMNS: Final = " ".join(f"{name} INTEGER NOT NULL," for name in _HOUR_COUNTS)
 USAGE_TABLES: Final = f"""

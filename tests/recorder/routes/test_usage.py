@@ -9,7 +9,7 @@ import pytest
 
 from callgate.application import create_app
 from tests.harness.clients import http_client
-from tests.harness.configs import make_config
+from tests.harness.configs import make_config, tool_entry
 from tests.harness.server import serve
 from tests.page.served import PRICE, keyring
 from tests.scripted_upstream import Call, Reply, Upstream
@@ -37,6 +37,19 @@ async def usage_of(client: httpx.AsyncClient, **query: Any) -> list[dict[str, An
     assert answer.status_code == 200, answer.text
     rows: list[dict[str, Any]] = answer.json()["data"]
     return rows
+
+
+@pytest.mark.parametrize("where", ["memory", "file"])
+async def test_what_calls_cost_is_added_up_by_tool(upstream: Upstream, tmp_path: Path, where: str) -> None:
+    more = {"data_dir": str(tmp_path)} if where == "file" else {}
+    upstream.script("m", [Reply(calls=[Call("add", {"a": 1, "b": 2}), Call("echo", {"text": "hi"})]), Reply(text="3")])
+    tools = [{**tool_entry("add"), "price": 0.25}, "echo"]
+    async with serve(create_app(make_config(upstream.url, tools=tools, **more))) as url, http_client(url) as client:
+        await ask_model(client)
+        of_tools = await usage_of(client, by="tool")
+        crossed = await usage_of(client, by="tool,key", interval="hour")
+    assert [(row["name"], row["calls"], row["cost"]) for row in of_tools] == [("add", 1, 0.25), ("echo", 1, 0.0)]
+    assert [(row["tool"], row["cost"]) for row in crossed] == [("add", 0.25), ("echo", 0.0)]
 
 
 @pytest.mark.parametrize("where", ["memory", "file"])

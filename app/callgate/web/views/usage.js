@@ -39,7 +39,7 @@ export function show(main, _, asked) {
 
 /** What is measured of calls and answers, and how it is headed. @type {Record<string, Record<string, string>>} */
 const OF_CALLS = {
-  tool: { calls: "Calls", failed_calls: "Failed", broken_calls: "Broken, not run", p50: "p50", p95: "p95" },
+  tool: { calls: "Calls", failed_calls: "Failed", broken_calls: "Broken, not run", cost: "Cost", p50: "p50", p95: "p95" },
   provider: { answers: "Answers", failed_attempts: "Failed attempts", first_p50: "First words", p50: "p50", p95: "p95" },
   flaw: { broken_calls: "Broken calls" },
 };
@@ -47,7 +47,10 @@ const OF_CALLS = {
 /** @param {string} by */
 function ofCalls(by) {
   const measures = Object.entries(OF_CALLS[by]);
-  const shown = (row, /** @type {string} */ name) => (/p50|p95/.test(name) ? format.seconds(row[name]) : format.count(row[name]));
+  const shown = (row, /** @type {string} */ name) => {
+    if (name === "cost") return format.money(row.cost);
+    return /p50|p95/.test(name) ? format.seconds(row[name]) : format.count(row[name]);
+  };
   return table(
     "Usage",
     [by, ...measures.map(([, head]) => `#${head}`)],
