@@ -246,6 +246,21 @@ async def test_what_cannot_be_done_is_refused_by_its_place(
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("item", "param"), [(5, "input[0]"), (None, "input[0]"), ([], "input[0]"), ({"type": []}, "input[0].type")], ids=str
+)
+async def test_what_is_no_item_is_refused_even_where_a_summary_stands_for_it(
+    upstream: Upstream, item: Any, param: str
+) -> None:
+    upstream.script("m", said())
+    async with served_to_http(upstream) as client:
+        compacted = (await client.post("/v1/responses/compact", json={"model": "m", "input": TALK})).json()
+        summary = compacted["output"][-1]
+        answer = await client.post("/v1/responses", json={"model": "m", "input": [item, summary, NEXT]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert len(upstream.requests) == 1
+
+
 @pytest.mark.parametrize("fields", [{"stream": True}, {"background": True}, {"conversation": "conv_1"}], ids=str)
 async def test_the_route_refuses_by_name_what_it_does_not_do(upstream: Upstream, fields: dict[str, Any]) -> None:
     async with served_to_http(upstream) as client:

@@ -9,6 +9,9 @@ import msgspec
 
 MOST_DOMAINS: Final = 100
 _DOMAIN: Final = re.compile(r"(?:[A-Za-z0-9_-]+\.)*[A-Za-z0-9_-]+(?:/[!-~]*)?")
+_PLAIN_START: Final = re.compile(r"[A-Za-z]+://[^\\/?#@\x00-\x20\x7f]+(?:[/?#]|$)")
+"""Of addresses whose host is the same for everybody: readers differ where one has `\\`, `@` or no `//`."""
+_PLAIN_HOST: Final = re.compile(r"[a-z0-9_.-]+|[0-9a-f:.]+")
 
 
 class DomainRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +30,7 @@ class DomainRules(msgspec.Struct, frozen=True, kw_only=True):
         """Return the domains that a call names within these: of allowed ones those below, of blocked ones both."""
         own: list[str] = []
         if isinstance(named, list):
-            own = [domain.lower() for domain in named if isinstance(domain, str)]
+            own = [domain.lower() for domain in named if isinstance(domain, str) and _DOMAIN.fullmatch(domain)]
         if self.field == "blocked_domains":
             return [*dict.fromkeys([*self.listed, *own])]
         inside = [domain for domain in own if any(is_below(f"http://{domain}", wide) for wide in self.listed)]
@@ -45,14 +48,18 @@ def domains_in(value: Any) -> tuple[str, ...] | None:
 
 def is_below(url: str, domain: str, *, in_doubt: bool = False) -> bool:
     """True if an address is of a domain or one below it, and of the path that is given with it. `in_doubt`: for what is no address,
-    and for a path that a server may read as another."""
+    and for one that whoever fetches it may read as another."""
     try:
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".").lower()
+        if not host.isascii():
+            host = host.encode("idna").decode().rstrip(".")
     except ValueError:
         return in_doubt
+    if not _PLAIN_START.match(url) or not _PLAIN_HOST.fullmatch(host):
+        return in_doubt
     name, slash, path = domain.lower().partition("/")
-    if not host or (host != name and not host.endswith(f".{name}")):
+    if host != name and not host.endswith(f".{name}"):
         return False
     if not path.strip("/"):
         return True

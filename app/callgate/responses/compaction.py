@@ -111,8 +111,18 @@ def expanded(items: Sequence[Any], seal: CompactionSeal) -> Sequence[Any]:
         if kind == ITEM:
             shorter = _summarized(shorter, item, seal.open(item, f"input[{place}]"))
         elif kind != TRIGGER:
+            # What a summary stands for is looked at nowhere else, and kept with the response.
+            _check_shape(item, f"input[{place}]")
             shorter.append(item)
     return shorter
+
+
+def _check_shape(item: Any, where: str) -> None:
+    if not isinstance(item, dict):
+        raise wrong(where, f"Invalid type for '{where}': expected an object.", "invalid_type")
+    kind = item.get("type", "message" if "role" in item else None)
+    if not isinstance(kind, str):
+        raise wrong(f"{where}.type", f"Invalid type for '{where}.type': expected a string.", "invalid_type")
 
 
 def users_in(items: str | Sequence[Any], seal: CompactionSeal, before: Sequence[Message] = ()) -> Sequence[Any]:
