@@ -4,6 +4,7 @@ A server notices a change within a second. It also remembers that the config had
 while there are only revoked keys every request is refused.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -150,6 +151,10 @@ class KeyStore:
             self._look(now)
         return self._entries
 
+    def look_now(self) -> None:
+        """Read what another connection has just written."""
+        self._look(time.monotonic())
+
     @property
     def in_use(self) -> bool:
         return self._in_use or self._had_keys
@@ -240,6 +245,11 @@ class KeyStore:
         return bool(changed)
 
 
+def _written(folder: Path, write: Callable[[KeyStore], Written]) -> Written:
+    with contextlib.closing(KeyStore(folder)) as store:
+        return write(store)
+
+
 class FileKeys:
     """The key file of a server, which is opened as soon as it can be. Where it cannot be written it is read."""
 
@@ -303,25 +313,29 @@ class FileKeys:
 
     async def add(self, entry: KeyEntry) -> None:
         """Store a key. Raises `NameTaken`, and `KeysUnknown` where the file cannot be written."""
-        self._write(lambda store: store.add(entry))
+        await self._write(lambda store: store.add(entry))
 
     async def revoke(self, name: str) -> bool:
         """Revoke a key; return whether there was one of that name. Raises `KeysUnknown`."""
-        return self._write(lambda store: store.revoke(name))
+        return await self._write(lambda store: store.revoke(name))
 
     async def limit(self, name: str, allowance: Allowance) -> bool:
         """Give a key other limits; return whether there was one of that name. Raises `KeysUnknown`."""
-        return self._write(lambda store: store.limit(name, allowance))
+        return await self._write(lambda store: store.limit(name, allowance))
 
-    def _write(self, write: Callable[[KeyStore], Written]) -> Written:
+    async def _write(self, write: Callable[[KeyStore], Written]) -> Written:
+        """Write in a thread, over a connection of its own: another program may have the file locked."""
         self.entries()  # opens a file that has come back, and leaves one that was moved
         if self._store is None:
             raise KeysUnknown
         try:
-            return write(self._store)
-        except DAMAGE as failure:
+            written = await asyncio.to_thread(_written, self._folder, write)
+        except (*DAMAGE, DamagedStore, OSError) as failure:
             log.error("key_store_not_written", error=str(failure))  # noqa: TRY400 - the reason is all there is to say
             raise KeysUnknown from None
+        if self._store is not None:
+            self._store.look_now()
+        return written
 
     def _leave(self, store: KeyStore) -> None:
         """Close a file that was moved. What is in its place counts from now on, but it does not make a server with keys one without."""

@@ -1,6 +1,9 @@
 """Keys over HTTP: made, limited and revoked, and never more than the key that asks has itself."""
 
+import asyncio
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from callgate.access.key_store import FILE
 from callgate.access.keys import mint_key
 from tests.harness.served import served_to_http
 from tests.scripted_upstream import Reply, Upstream
@@ -165,3 +169,18 @@ async def test_the_first_key_locks_nobody_out(upstream: Upstream, tmp_path: Path
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "first_key_needs_admin")
     assert made.json()["first"] is True
     assert (without.status_code, second.status_code) == (401, 201)
+
+
+async def test_a_file_that_another_program_has_locked_holds_no_other_request(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    headers, auth = with_keys(boss={"admin": True})
+    async with served_to_http(upstream, data_dir=str(tmp_path), **auth) as client:
+        with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            making = asyncio.create_task(client.post("/admin/keys", headers=headers["boss"], json={"name": "alice"}))
+            for _ in range(20):
+                assert (await client.get("/health/live")).status_code == 200
+            assert not making.done()
+            other.execute("ROLLBACK")
+        assert (await making).status_code == 201
