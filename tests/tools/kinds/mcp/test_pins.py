@@ -18,7 +18,8 @@ from callgate.tools.kinds.mcp.pins import NotHeld, Pins, what_is_held
 from tests.harness.clients import http_client
 from tests.harness.configs import make_config
 from tests.harness.server import serve
-from tests.scripted_upstream import Reply, Upstream
+from tests.scripted_upstream import Call, Reply, Upstream
+from tests.tools.approvals.test_routes import tool_result, waiting
 from tests.tools.executor_kinds import everything
 from tests.tools.servers.asking_mcp import AskingMcp
 
@@ -214,6 +215,23 @@ async def test_a_changed_tool_is_off_the_offer_until_it_is_accepted(upstream: Up
         assert 'callgate_tools_held{server="tracker"} 0.0' in (await client.get("/metrics")).text
     async with served(upstream, server, tmp_path) as (_, _, client):
         assert "tracker_create_issue" in await offered(upstream, client), "it is remembered"
+
+
+async def test_a_call_that_waited_while_its_tool_changed_is_not_run(upstream: Upstream, tmp_path: Path) -> None:
+    server = AskingMcp()
+    async with served(upstream, server, tmp_path, require_approval="always") as (manager, _, client):
+        upstream.script("m", [Reply(calls=[Call("tracker_create_issue", {})]), Reply(text="Done.")])
+        body = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        [approval] = await waiting(client)
+        server.hints = {"idempotentHint": True}
+        await listed_again(manager, server)
+        await everything(lambda: bool(manager.shared.pins.held()))
+        decision = {"decision": "approve", "hash": approval["hash"]}
+        assert (await client.post(f"/v1/approvals/{approval['id']}", json=decision)).status_code == 200
+        assert (await asking).status_code == 200
+        assert server.said("tools/call") == []
+        assert "not what it was" in tool_result(upstream)
 
 
 @pytest.mark.parametrize("mode", ["warn", "off"])

@@ -47,6 +47,7 @@ URI: Mapping[str, Any] = {
     "required": ["uri"],
     "additionalProperties": False,
 }
+HELD = "Not run: this tool is not what it was when it was accepted, and is held back until the operator of the server has looked at it."
 MAX_FOR_USER = 16_384
 """Characters of what is for the user alone that are recorded."""
 REOPEN_SECONDS = 10.0
@@ -130,6 +131,10 @@ class McpSource:
 
     def held_back(self) -> tuple[tuple[str, str], ...]:
         return tuple((prefixed(self.prefix, tool.name), tool.reason) for tool in self._pins.held(self.name))
+
+    def is_held(self, name: str) -> bool:
+        """Return whether a tool is held by now: chats that began before still have it."""
+        return self._pins.is_held(self.name, name)
 
     def introduction(self) -> str:
         """Return the server's instructions. Nothing compares them with what they were, so that `pins: hold` leaves them out."""
@@ -319,6 +324,8 @@ class McpTool:
     read_only: bool
 
     async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
+        if self.server.is_held(self.descriptor.name):
+            return Failed(HELD, FailureKind.REFUSED)
         asking = self.server.call(self.descriptor, call.arguments, context)
         return await _outcome(self.server, asking, context, read_only=self.read_only)
 
