@@ -30,6 +30,10 @@ MAX_LOOKED_AT = 512
 longer value does not satisfy it."""
 _LINEAR = RegexOptions()
 _BACKTRACKING = FancyRegexOptions(backtrack_limit=100_000)
+_PATTERN_BYTES = 512 * 1024
+_SMALL_LINEAR = RegexOptions(size_limit=_PATTERN_BYTES)
+_SMALL_BACKTRACKING = FancyRegexOptions(backtrack_limit=100_000, size_limit=_PATTERN_BYTES)
+"""For schemas of results. A pattern of twenty characters may take ten megabytes."""
 _OF_DATA = frozenset({"const", "default", "enum", "example", "examples"})
 """Keywords whose values are data and no schemas."""
 _OF_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
@@ -76,11 +80,15 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
 
 def compile_validity(schema: Mapping[str, Any]) -> Callable[[Any], bool]:
     """Compile a schema where nobody wants to know what is wrong: looking for that takes much longer. Raises like `compile_schema`."""
-    is_valid: Callable[[Any], bool] = _compiled(schema)[0].is_valid
+    is_valid: Callable[[Any], bool] = _compiled(schema, _SMALL_LINEAR, _SMALL_BACKTRACKING)[0].is_valid
     return is_valid
 
 
-def _compiled(parameters: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any], int]:
+def _compiled(
+    parameters: Mapping[str, Any],
+    linear: RegexOptions = _LINEAR,
+    backtracking: FancyRegexOptions = _BACKTRACKING,
+) -> tuple[Any, Mapping[str, Any], int]:
     """Return the validator of a schema, the schema as it has it, and its size with its references written out."""
     schema = dict(parameters)
     size = _bounded_size(schema)
@@ -94,14 +102,14 @@ def _compiled(parameters: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any], in
     compiled = partial(jsonschema_rs.validator_for, retriever=deny, validate_formats=False)
     try:
         try:
-            validator = compiled(schema, pattern_options=_LINEAR)
+            validator = compiled(schema, pattern_options=linear)
         except ValidationError as error:
             # The schema may have been refused for a pattern that the linear engine does not support.
             if not isinstance(error.kind, ValidationErrorKind.Format):
                 raise
-            compiled(schema, pattern_options=_BACKTRACKING)  # raises for any other error
+            compiled(schema, pattern_options=backtracking)  # raises for any other error
             schema = _with_bounded_patterns(schema)
-            validator = compiled(schema, pattern_options=_BACKTRACKING)
+            validator = compiled(schema, pattern_options=backtracking)
     except ValidationError as error:
         if outside:
             raise SchemaError(

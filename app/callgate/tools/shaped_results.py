@@ -28,6 +28,8 @@ IN_A_THREAD: Final = 16 * 1024
 RESULT: Final = Door(name="result that is selected from", bytes=4 * 1024 * 1024)
 MAX_OUTPUT_SCHEMA: Final = 64 * 1024
 """Bytes of the largest schema of results that is compiled."""
+MAX_PATTERNS: Final = 50
+"""Regular expressions of the same, each of which may take half a megabyte."""
 MAX_WORK: Final = 64 * 1024 * 1024
 """Bytes of a structured result times the size of its schema, above which it is not checked: neither is ours."""
 
@@ -152,7 +154,8 @@ def _compiled(schema: Mapping[str, Any]) -> tuple[Callable[[Any], bool], int]:
     """Compile a schema of results, and return its size. One that cannot be is satisfied by everything, because it is its server's
     mistake."""
     try:
-        if len(msgspec.json.encode(schema)) <= MAX_OUTPUT_SCHEMA:
+        text = msgspec.json.encode(schema)
+        if len(text) <= MAX_OUTPUT_SCHEMA and text.count(b'"pattern') <= MAX_PATTERNS:
             return compile_validity(schema), unfolded_size(schema)
     except (SchemaError, TypeError, ValueError, RecursionError):
         pass
