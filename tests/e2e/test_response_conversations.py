@@ -16,7 +16,7 @@ from tests.harness.configs import make_config
 from tests.harness.responses import responded
 from tests.harness.served import served_to_http, served_to_openai
 from tests.harness.server import serve
-from tests.scripted_upstream import Call, Reply, Upstream
+from tests.scripted_upstream import Call, Hold, Pace, Reply, RequestRecord, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -122,6 +122,27 @@ async def test_items_that_a_client_adds_or_removes_count(upstream: Upstream) -> 
         await client.conversations.items.delete(first, conversation_id=made.id)
         await client.responses.create(input="four", **asked)
         assert texts(upstream) == ["Fine.", "two", "three", "Fine.", "four"]
+
+
+async def test_items_that_are_exchanged_during_a_response_count(upstream: Upstream) -> None:
+    asked, gate = asyncio.Event(), asyncio.Event()
+
+    def answer(request: RequestRecord) -> Reply:
+        asked.set()
+        return Reply(text="Yes.", pace=Pace(hold=Hold(gate, None)))
+
+    upstream.script("m", answer)
+    async with served_to_openai(upstream) as client:
+        made = await client.conversations.create(items=[{"role": "user", "content": "The old word."}])
+        [old] = await items_of(client, made.id)
+        task = asyncio.ensure_future(client.responses.create(model="m", input="hi", conversation=made.id))
+        await asked.wait()
+        await client.conversations.items.delete(old["id"], conversation_id=made.id)
+        await client.conversations.items.create(made.id, items=[{"role": "user", "content": "The new word."}])
+        gate.set()
+        await task
+        await client.responses.create(model="m", input="Go on.", conversation=made.id)
+    assert texts(upstream) == ["The new word.", "hi", "Yes.", "Go on."]
 
 
 async def test_nobody_reaches_the_conversation_of_another_key(upstream: Upstream, tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ class Continued(msgspec.Struct):
     """A conversation that a response goes on with."""
 
     id: str
-    length: int
-    """How many items it had."""
+    changes: int
+    """How often its items had been changed."""
     parent: StoredResponse | None
     """The chat that its first items became; None where there is none."""
     items: list[Any]
@@ -129,7 +129,7 @@ class ResponseConversations:
                 conversation=id,
                 size=conversation.size,
             )
-        return Continued(id, len(conversation.items), parent, items)
+        return Continued(id, conversation.changes, parent, items)
 
     async def extend(self, owner: str, continued: Continued, chat: StoredResponse) -> bool:
         """Add the items of a response to the conversation that it went on with, before its last event is sent. Returns False, and logs
@@ -140,12 +140,12 @@ class ResponseConversations:
                 if conversation is None:
                     log.warning("conversation_not_extended", conversation=continued.id, error="it was deleted")
                     return False
-                is_first = len(conversation.items) == continued.length
+                is_first = conversation.changes == continued.changes
                 earlier = set(conversation.ids)
                 ids = zip(items, ids_of(items), strict=True)
                 new = [(item, item_id) for item, item_id in ids if item_id not in earlier]
                 conversation.add([item for item, _ in new], [item_id for _, item_id in new])
-                if is_first:  # no other response, and no client, has added anything meanwhile
+                if is_first:  # no other response, and no client, has changed anything meanwhile
                     conversation.covered = len(conversation.items)
                     conversation.history = chat.history
                     conversation.after = chat.after

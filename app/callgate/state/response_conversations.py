@@ -46,15 +46,19 @@ class StoredConversation(msgspec.Struct):
     """Messages after the client's answers to its calls."""
     approvals: dict[str, str] = {}
     """The calls that wait for the client's decision, by the ids of the approval requests."""
+    changes: int = 0
+    """How often items were added or removed."""
     size: int = 0
     """Its stored size in bytes."""
 
     def add(self, items: Sequence[msgspec.Raw], ids: Sequence[str]) -> None:
+        self.changes += 1
         self.items += items
         self.ids += ids
 
     def remove(self, id: str) -> None:
         """Remove an item. The history that had it is not used any more."""
+        self.changes += 1
         place = self.ids.index(id)
         del self.items[place]
         del self.ids[place]
