@@ -28,6 +28,19 @@ def one(**field: Any) -> dict[str, Any]:
     return fields(a=field)
 
 
+KEYWORDS = {
+    "string": ("default", "enum", "enumNames", "oneOf", "anyOf", "minLength", "maxLength", "format", "title"),
+    "number": ("default", "minimum", "maximum"),
+    "array": ("default", "items", "minItems"),
+}
+
+
+def every_keyword(value: Any) -> list[dict[str, Any]]:
+    """Return forms of which one keyword of their only field has a value."""
+    forms = [one(type=kind, **{keyword: value}) for kind, keywords in KEYWORDS.items() for keyword in keywords]
+    return [*forms, one(type=value), one(type="string", enum=["a"], enumNames=[value]), {**one(), "required": [value]}]
+
+
 TEXT = {"type": "string"}
 MALFORMED: dict[str, Any] = {
     "none": None,
@@ -143,6 +156,11 @@ def test_a_text_has_the_format_that_was_asked_for(format: str, good: str, bad: s
         check_content(form, {"a": bad})
 
 
+@pytest.mark.parametrize("value", [["email"], {"email": 1}, 7, None, "colour"])
+def test_a_format_that_is_not_known_is_left_out(value: Any) -> None:
+    assert form_of(one(type="string", format=value))["properties"]["a"] == {"type": "string"}
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(),
@@ -150,7 +168,7 @@ def test_a_text_has_the_format_that_was_asked_for(format: str, good: str, bad: s
     )
 )
 def test_any_schema_is_a_form_or_refused_and_any_answer_fits_or_is_refused(value: Any) -> None:
-    for schema in (value, fields(a=value), one(type="string", default=value), one(type="array", items=value)):
+    for schema in (value, fields(a=value), *every_keyword(value)):
         try:
             form_of(schema)
         except BadQuestion:

@@ -236,8 +236,9 @@ def _numbers(field: Mapping[str, Any], *names: str) -> dict[str, float]:
 
 
 def _format(field: Mapping[str, Any]) -> dict[str, str]:
-    if field.get("format") in FORMATS:
-        return {"format": field["format"]}
+    name = field.get("format")
+    if isinstance(name, str) and name in FORMATS:
+        return {"format": name}
     return {}
 
 
