@@ -391,6 +391,15 @@ async def test_addresses_to_fetch_are_held_to_the_domains(upstream: Upstream) ->
     assert kinds == [None, "url_not_allowed", None]
 
 
+async def test_what_a_call_is_about_is_the_models_alone(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(calls=[Call("get_page", {"url": "https://a.example/"})]), Reply(text="ok")])
+    fetch = {"type": "web_fetch", "filters": {"allowed_domains": ["a.example"]}, "url": "https://evil.example/"}
+    async with served_to_http(upstream, *EVERY_ENTRY, hosted_tools=EVERY) as client:
+        answer = (await client.post("/v1/responses", json={"model": "m", "input": "go", "tools": [fetch]})).json()
+    assert upstream.requests[1].messages[-1]["content"] == "The page at https://a.example/"
+    assert "tools.web_fetch.url" in str(answer["x_callgate"]["warnings"])
+
+
 @BOTH
 async def test_what_nobody_heeds_is_named(upstream: Upstream, stream: bool) -> None:
     upstream.script("m", [Reply(text="ok")] * 3)

@@ -143,7 +143,8 @@ class Declarations:
             fixed["filters"] = fields["filters"]
         for field, value in _further(fields):
             names = row.hints.get(field, (field,))
-            name = next((name for name in names if name in stand_in.properties), None)
+            # What a call is about is the model's, and shown as such.
+            name = next((name for name in names if name in stand_in.properties and name != subject), None)
             argument = None
             if name is not None:
                 argument = _passed_as(name, field, value)
