@@ -122,6 +122,7 @@ class Toolboxes:
         self._kept_results = shared.kept_results
         self._catalogue = catalogue
         self._seeing: dict[tuple[str, bool], bool] = {}
+        self._speaking: dict[str, bool] = {}
 
     def engage(
         self,
@@ -178,12 +179,17 @@ class Toolboxes:
         return bool(entries) and all(map(reads_files, entries))
 
     def speaks_messages(self, model: str) -> bool:
-        """Return whether a model has Anthropic's own API; False for one that does not exist."""
-        try:
-            entry = self._catalogue.entry(model)
-        except ChatError:
-            return False
-        return has_messages_wire(entry) and lane_of(entry) == "translated"
+        """Return whether a model has Anthropic's own API, which is looked up once; False for one that does not exist."""
+        speaks = self._speaking.get(model)
+        if speaks is None:
+            try:
+                entry = self._catalogue.entry(model)
+            except ChatError:
+                return False
+            if len(self._speaking) >= REMEMBERED:
+                self._speaking.clear()
+            speaks = self._speaking[model] = has_messages_wire(entry) and lane_of(entry) == "translated"
+        return speaks
 
     def of_server(self, tools: ToolSet, caller: Caller, run_id: str, rights: RightsNow) -> Toolbox:
         """Return a toolbox of server tools for calls that no model makes, with the same rules."""
