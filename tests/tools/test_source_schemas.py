@@ -10,7 +10,7 @@ from callgate.tools import registry as registry_module
 from callgate.tools import schema, source_schemas
 from callgate.tools.executor import Tool
 from callgate.tools.registry import MAX_SCHEMA_BYTES, Registry
-from callgate.tools.source_schemas import SHARE_TOOLS, SMALL_TOOLS, SourceSchemas, compile_at_once
+from callgate.tools.source_schemas import SHARE_TOOLS, SMALL_PATTERNS, SMALL_TOOLS, SourceSchemas, compile_at_once
 from tests.parsers.reading_here import ReadingHere
 from tests.parsers.rogue_child import ROGUE_JSON, RogueChild
 
@@ -99,6 +99,18 @@ async def test_a_share_is_over_after_so_many_bytes_too(monkeypatch: pytest.Monke
     assert compiling.total == 12
     assert compiling.most <= 2
     watching.cancel()
+
+
+async def test_schemas_with_many_patterns_are_compiled_by_a_child_first() -> None:
+    pool = ReadingHere()
+    many = [{"pattern": f"x{number}"} for number in range(SMALL_PATTERNS + 1)]
+    named: dict[str, Any] = {f"x{number}": {} for number in range(SMALL_PATTERNS)}
+    await SourceSchemas("server", pool).compile([tool(1, allOf=many[:-1]), tool(2, patternProperties={"x": {}})])
+    assert pool.jobs == {"documents": 1}, "of all schemas together"
+    await SourceSchemas("server", pool).compile([tool(1, allOf=many)])
+    assert pool.jobs == {"documents": 2}
+    await SourceSchemas("server", pool).compile([tool(1, properties=named)])
+    assert pool.jobs == {"documents": 2}, "which has none"
 
 
 async def test_a_schema_that_cannot_be_compiled_is_said_by_the_registry_whoever_tried() -> None:

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
+from callgate.calls.offer import Check
 from callgate.parsers.jobs import MAX_ANSWER, Job
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.untrusted.doors import OWN_BYTES, Door, TooMuch, Untrusted
@@ -23,14 +24,17 @@ _read_schema = json_reader(dict[str, Any])
 
 def compile_schemas(payload: bytes) -> bytes:
     """Return for each schema why it cannot be compiled; an empty text where it can."""
-    return msgspec.json.encode([_reason_against(schema) for schema in _read_question(open_pack(payload, SCHEMAS))])
+    kept: list[Check] = []  # so that what all of them take together is held against the memory of this process
+    reasons = [_reason_against(schema, kept) for schema in _read_question(open_pack(payload, SCHEMAS))]
+    return msgspec.json.encode(reasons)
 
 
-def _reason_against(schema: bytes) -> str:
+def _reason_against(schema: bytes, kept: list[Check]) -> str:
     try:
-        compile_schema(_read_schema(Untrusted(schema, SCHEMA).open()))
+        check = compile_schema(_read_schema(Untrusted(schema, SCHEMA).open()))
     except (SchemaError, TooMuch, msgspec.DecodeError) as error:
         return str(error)[:MAX_REASON] or "it cannot be compiled"
+    kept.append(check)
     return ""
 
 

@@ -4,7 +4,7 @@ Where they are many or large, a child process compiles them first: what ends or 
 what no source has compiled, which are tools of the config.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -28,6 +28,8 @@ SHARE_BYTES: Final = 64 * 1024
 SMALL_TOOLS: Final = 200
 SMALL_BYTES: Final = 64 * 1024
 """The new schemas of one list that are compiled here without a child."""
+SMALL_PATTERNS: Final = 20
+"""The regular expressions of the same: one of twenty characters may take ten megabytes."""
 
 _Compiled: TypeAlias = Check | SchemaError
 _read_reasons = json_reader(list[str])
@@ -48,7 +50,7 @@ class SourceSchemas:
             texts += map(_text_of, part)
         new = {text for text in texts if isinstance(text, bytes) and text not in self._compiled}
         compiled = {text: self._compiled[text] for text in texts if isinstance(text, bytes) and text in self._compiled}
-        if len(new) > SMALL_TOOLS or sum(map(len, new)) > SMALL_BYTES:
+        if len(new) > SMALL_TOOLS or sum(map(len, new)) > SMALL_BYTES or patterns_in(new) > SMALL_PATTERNS:
             compiled |= await self._refused_by_child(list(new))
         written: list[Tool] = []
         size = 0
@@ -78,6 +80,11 @@ class SourceSchemas:
         if len(reasons) != len(schemas):
             raise ParserFailed(Reason.GARBAGE, "not an answer for each schema")
         return {schema: SchemaError(reason) for schema, reason in zip(schemas, reasons, strict=True) if reason}
+
+
+def patterns_in(schemas: Iterable[bytes]) -> int:
+    """Return about how many regular expressions some schemas have, at least as many as there are."""
+    return sum(schema.count(b"attern") for schema in schemas)
 
 
 def compile_at_once(tools: Sequence[Tool]) -> tuple[Tool, ...]:
