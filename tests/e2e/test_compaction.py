@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from structlog.testing import capture_logs
 
 from callgate.access.keys import hash_key
 from callgate.application import create_app
@@ -206,6 +207,23 @@ async def test_its_tokens_are_charged_to_the_key(upstream: Upstream) -> None:
     assert refused.status_code == 429
     assert 'callgate_key_used_total{key="alice",what="tokens_in"} 100.0' in metrics
     assert 'callgate_context_changes_total{kind="compaction",model="m",result="done"} 1.0' in metrics
+
+
+async def test_a_summary_that_was_cut_off_says_so(upstream: Upstream) -> None:
+    def answer(request: RequestRecord) -> Reply:
+        if is_asked_for_summary(request):
+            return Reply(text=SUMMARY[:20], finish="length")
+        return Reply(text="It is slate.")
+
+    upstream.script("m", answer)
+    management = [{"type": "compaction", "compact_threshold": 1000}]
+    async with served_to_http(upstream) as client:
+        body: Any = {"model": "m", "input": [*TALK, NEXT], "context_management": management}
+        with capture_logs() as lines:
+            answered = (await client.post("/v1/responses", json=body)).json()
+    [change] = answered["x_callgate"]["context"]
+    assert (change["kind"], change["cut"]) == ("compaction", True)
+    assert [line["log_level"] for line in lines if line["event"] == "context_summary_cut"] == ["warning"]
 
 
 async def test_a_summary_that_fails_leaves_the_conversation_as_it_is(upstream: Upstream) -> None:

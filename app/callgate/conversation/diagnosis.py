@@ -110,6 +110,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
             shown["failure"] = event.failure
         else:
             shown |= {"count": event.count, "tokens": event.tokens}
+        if event.is_cut:
+            shown["cut"] = True
         self._changes.append(shown)
 
     @property

@@ -393,6 +393,8 @@ class ContextChanged(msgspec.Struct, frozen=True, gc=False):
     """The summary as the model wrote it."""
     stands_for: str = ""
     """The text that stands for the summarized messages from now on."""
+    is_cut: bool = False
+    """The summary was cut off at its length."""
 
 
 class HiddenTurns(msgspec.Struct, frozen=True, gc=False):

@@ -252,7 +252,7 @@ class _Conversation(msgspec.Struct):
             return False
         messages, change = context.compacted(self.transcript.messages, summary, compact, index)
         self.transcript = self.transcript.summarized(messages)
-        await self.emit(change)
+        await self.emit(replace(change, is_cut=turn.winner in CUT))
         return compact.is_last
 
     # -- one turn

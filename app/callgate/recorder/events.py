@@ -347,6 +347,8 @@ class EventReader:
             facts["failure"] = event.failure
         else:
             facts |= {"count": event.count, "tokens": event.tokens}
+        if event.is_cut:
+            facts["cut"] = True
         return "context_changed", at, choice, event.turn, facts
 
     def handed_back(self, at: float, choice: int, event: CallsHandedBack) -> StoredEvent:

@@ -113,6 +113,8 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
         log = self._logger()
         if event.failure:
             log.warning("context_not_summarized", turn=event.turn, reason=event.failure)
+        elif event.is_cut:
+            log.warning("context_summary_cut", turn=event.turn, count=event.count, tokens=event.tokens)
         else:
             log.info("context_changed", turn=event.turn, kind=event.kind, count=event.count, tokens=event.tokens)
 
