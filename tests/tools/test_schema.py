@@ -239,3 +239,23 @@ def test_what_does_not_fit_a_schema_of_many_branches_is_not_looked_for():
     flaw = check({"x": 1})
     assert flaw is not None
     assert "too large" in flaw.note
+
+
+def test_what_does_not_fit_deep_inside_a_schema_that_refers_to_itself_is_not_looked_for():
+    branches = {"anyOf": [{"$ref": "#/$defs/node"}, {"$ref": "#/$defs/node"}]}
+    node = {"type": "object", "properties": {"a": branches, "v": {"type": "integer"}}}
+    check = compile_schema(
+        {"type": "object", "$defs": {"node": node}, "properties": {"root": {"$ref": "#/$defs/node"}}}
+    )
+
+    def nested(levels: int) -> dict[str, Any]:
+        value: dict[str, Any] = {"v": "no number"}
+        for _ in range(levels):
+            value = {"a": value}
+        return {"root": value}
+
+    near, deep = check(nested(1)), check(nested(60))
+    assert near is not None
+    assert "too deep" not in near.note
+    assert deep is not None
+    assert "too deep" in deep.note

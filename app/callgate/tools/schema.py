@@ -17,7 +17,7 @@ from jsonschema_rs import FancyRegexOptions, RegexOptions, ValidationError, Vali
 
 from callgate.calls.offer import Check
 from callgate.calls.states import FlawDetail
-from callgate.tools.schema_size import unfolded_size
+from callgate.tools.schema_size import refers_to_itself, unfolded_size
 
 MAX_UNFOLDED = 1_000_000
 """The objects and lists of a schema with its references written out. A validator goes every way of them, in one step of the event
@@ -25,6 +25,9 @@ loop."""
 MAX_EXPLAINED = 50_000
 """The same for a schema whose errors are looked for one by one, which takes a thousand times as long. Of those of real tools the
 largest has 32,000."""
+MAX_LEVELS_EXPLAINED = 10
+"""The levels of arguments whose errors are looked for by a schema that refers to itself: each level may take twice as long as the one
+above."""
 MAX_LOOKED_AT = 512
 """The longest value that is matched with a pattern with look-around or back references, which may take superlinear time. A
 longer value does not satisfy it."""
@@ -66,16 +69,30 @@ def compile_schema(parameters: Mapping[str, Any]) -> Check:
     """Compile a schema into a check. Raises `SchemaError` for an invalid schema, or one that refers to others."""
     validator, schema, size = _compiled(parameters)
     is_valid = validator.is_valid
+    is_recursive = refers_to_itself(schema)
 
     def check(arguments: dict[str, Any]) -> FlawDetail | None:
         if is_valid(arguments):
             return None
         if size > MAX_EXPLAINED:
             return FlawDetail(expected="what its schema says", note="the schema is too large to say what does not fit")
+        if is_recursive and _is_deeper(arguments, MAX_LEVELS_EXPLAINED):
+            return FlawDetail(expected="what its schema says", note="it is nested too deep to say what does not fit")
         error = _most_telling(islice(validator.iter_errors(arguments), MAX_ERRORS))
         return msgspec.structs.replace(_problem(error, schema), rule=_pointer(error.schema_path))
 
     return check
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return whether objects and lists stand in one another deeper than so many levels."""
+    if isinstance(value, dict):
+        inside: Iterable[Any] = value.values()
+    elif isinstance(value, list):
+        inside = value
+    else:
+        return False
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inside)
 
 
 def compile_validity(schema: Mapping[str, Any]) -> Callable[[Any], bool]:

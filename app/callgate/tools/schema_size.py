@@ -14,9 +14,18 @@ def unfolded_size(schema: Mapping[str, Any]) -> int:
     return _Unfolding(schema).size_of(schema)
 
 
+def refers_to_itself(schema: Mapping[str, Any]) -> bool:
+    """Return whether a schema is as deep as what is held against it. Raises `RecursionError` as `unfolded_size` does."""
+    unfolding = _Unfolding(schema)
+    unfolding.size_of(schema)
+    return unfolding.is_recursive
+
+
 class _Unfolding:
     def __init__(self, root: Mapping[str, Any]) -> None:
+        self.is_recursive = False
         self._root = root
+        self._being_counted: set[int] = set()
         self._anchors: dict[str, Any] | None = None
         self._sizes: dict[int, int] = {}
         """By the identity of what is referred to; 1 while it is being counted."""
@@ -40,8 +49,12 @@ class _Unfolding:
             return 1
         known = self._sizes.get(id(target))
         if known is None:
+            self._being_counted.add(id(target))
             self._sizes[id(target)] = 1
             known = self._sizes[id(target)] = self.size_of(target)
+            self._being_counted.remove(id(target))
+        elif id(target) in self._being_counted:
+            self.is_recursive = True
         return known
 
     def _target(self, reference: str) -> Any:
