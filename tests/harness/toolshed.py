@@ -5,9 +5,11 @@ Recordings name them; `make_config` offers them by import path. `held` lets a te
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator
 from typing import Literal
 
+from callgate.calls.outcome import Image
 from callgate.tools.kinds.python.authoring import ToolError
 
 WEATHER = {"Lisbon": 21, "Oslo": 4, "São Paulo": 27, "東京": 18}
@@ -82,6 +84,19 @@ async def report(number: int) -> str:
     return f"{filling}The secret of report {number} is {number * 7919}. {filling}"
 
 
+PHOTO_BYTES = 30_000
+
+
+async def photo(number: int) -> Image:
+    """One of the photos; the first and the fourth are the same."""
+    return photo_of(number)
+
+
+def photo_of(number: int) -> Image:
+    seed = b"photo %d" % (1 if number == 4 else number)
+    return Image(b"\x89PNG\r\n\x1a\n" + hashlib.shake_256(seed).digest(PHOTO_BYTES), "image/png")
+
+
 async def wait_for_gate(label: str = "") -> str:
     """Waits until the test opens the gate."""
     running = _running
@@ -123,6 +138,7 @@ SAFETY: dict[str, Literal["read_only", "write"]] = {
     "send_mail": "write",
     "echo": "read_only",
     "report": "read_only",
+    "photo": "read_only",
     "wait_for_gate": "write",
     "step": "write",
     "look": "read_only",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from callgate.calls.outcome import Failed, Outcome, Returned
+from callgate.calls.outcome import Failed, Image, Outcome, Returned
 from callgate.tools.executor import Policy
 from callgate.tools.listing import prompt_tokens
 from callgate.tools.read_more import MAX_KEPT, SECONDS, ResultPages, ResultStore
@@ -220,6 +220,29 @@ async def test_another_process_reads_on_in_what_its_history_names_and_is_the_cal
     assert page.text.startswith("end")
 
 
+async def test_an_image_is_kept_once_and_shown_to_its_conversation_alone_in_any_process():
+    one, other = ResultStore(), ResultStore()
+    one.shared = other.shared = Shared()
+    image = Image(bytes(range(256)) * 20, "image/png")
+    pages = pages_of("ann", "run_1", one)
+    line = pages.put_away_image(image, "read_more")
+    assert pages.put_away_image(image, "read_more") == line
+    assert line is not None
+    assert one.count() == 1
+    await pages.save()
+    [id] = re.findall(r'\{"id": "(kept_[0-9a-f]{24})"\}', line)
+    later, strangers, unrelated = (
+        pages_of("ann", "run_2", other),
+        pages_of("bob", "run_3", other),
+        pages_of("ann", "run_4", other),
+    )
+    for each in (strangers, later):
+        await each.recall([{"role": "user", "content": [{"type": "text", "text": line}]}])
+    assert later.page(id, 0) == later.page(f"callgate://kept/{id}", 7) == Returned("", images=(image,))
+    assert isinstance(strangers.page(id, 0), Failed)
+    assert isinstance(unrelated.page(id, 0), Failed)
+
+
 @pytest.mark.parametrize(
     "rogue",
     [
@@ -227,9 +250,11 @@ async def test_another_process_reads_on_in_what_its_history_names_and_is_the_cal
         b"\x93\xa2\xff\xfe\x00\xc4\x00",
         b"\x91" * 100_000,
         msgspec.msgpack.encode([0] * 100_000),
-        bytes(5_000_000),
+        bytes(8_000_000),
+        msgspec.msgpack.encode(["ann", 0, b"<svg/>", "image/svg+xml"]),
+        msgspec.msgpack.encode(["ann", 0, b"\xff", "image/png"]),
     ],
-    ids=["no msgpack", "no text", "too deep", "too many values", "too long"],
+    ids=["no msgpack", "no text", "too deep", "too many values", "too long", "no image of ours", "no base64"],
 )
 async def test_what_others_wrote_instead_of_a_result_is_missing_and_the_next_is_there(rogue: bytes) -> None:
     one, other = ResultStore(), ResultStore()

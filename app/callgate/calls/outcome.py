@@ -37,6 +37,10 @@ class Image:
         object.__setattr__(self, "data", data if isinstance(data, str) else base64.b64encode(data).decode("ascii"))
         object.__setattr__(self, "mime_type", mime_type)
 
+    def size(self) -> int:
+        """Return the bytes of the image, decoded."""
+        return len(self.data) * 3 // 4 - self.data[-2:].count("=")
+
 
 class ResultFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What there is to say of a result beside its text."""

@@ -10,11 +10,13 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from callgate.calls.outcome import Image
 from callgate.conversation import raw_json
 from callgate.conversation.events import ContextChanged
 from callgate.conversation.messages_api import BLOCKS, SIGNED
 from callgate.conversation.ports import Message
 from callgate.conversation.response_items import ITEMS
+from callgate.conversation.transcript import shows_images
 
 CLEAR_RESULTS: Final = "clear_results"
 COMPACTION: Final = "compaction"
@@ -55,6 +57,9 @@ _encode = msgspec.json.Encoder().encode
 
 PutAway: TypeAlias = Callable[[str, str | None, str], str | None]
 """Keeps the result of a call, given the call's id, the tool's name and the text; returns the line that stands for it, None where it stays."""
+
+PutAwayImage: TypeAlias = Callable[[Image], str | None]
+"""The same for an image."""
 
 
 class ClearToolUses(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,18 +118,20 @@ class ContextKeeper:
         clear_above: int | None = None,
         prompt: str = "",
         put_away: PutAway | None = None,
+        put_away_image: PutAwayImage | None = None,
         save: Callable[[], Awaitable[None]] | None = None,
         is_clients: Callable[[str | None], bool] = lambda name: False,
         needs_summary: bool = False,
     ) -> None:
         """`clear_above`: the tokens beyond which the oldest results of our tools are cleared, as the operator wants. `put_away` keeps
-        them, and `save` shares them before the model is told of them. `prompt`: what asks for a summary. `is_clients`: whether a tool is the client's. `needs_summary`: a summary that fails ends the chat."""
+        them, `put_away_image` the images behind them, and `save` shares them before the model is told of them. `prompt`: what asks for a summary. `is_clients`: whether a tool is the client's. `needs_summary`: a summary that fails ends the chat."""
         wishes = wishes or ContextWishes()
         self._edits = wishes.edits
         self._compact = wishes.compact
         self._clear_above = clear_above
         self._prompt = prompt or PROMPT
         self._put_away = put_away
+        self._put_away_image = put_away_image
         self._save = save
         self._is_clients = is_clients
         self._needs_summary = needs_summary
@@ -258,21 +265,45 @@ class ContextKeeper:
         return cleared
 
     def _without_results(self, messages: Sequence[Message], above: int) -> "_Cleared | None":
-        """Clear the oldest results of our tools until the prompt is small enough. Those of the newest turn stay."""
+        """Clear the oldest results of our tools, and images, until the prompt is small enough. Those of the newest turn stay."""
         newest = _newest_turn(messages)
+        uses = {use.place: use for use in _results_in(messages, made_here=True)}
         changed: dict[int, Message] = {}
         size = self._size
-        for use in _results_in(messages, made_here=True):
-            if use.place >= newest or self._counted.tokens_at(size) <= above * CLEARED_TO:
+        for place, message in enumerate(messages[:newest]):
+            if self._counted.tokens_at(size) <= above * CLEARED_TO:
                 break
-            content = use.message.get("content")
-            if self._is_clients(use.name) or not isinstance(content, str) or len(content) < WORTH_CLEARING:
-                continue
-            line = None if self._put_away is None else self._put_away(use.id, use.name, content)
-            if line is not None:
-                changed[use.place] = {**use.message, "content": line}
-                size -= size_of(use.message) - size_of(changed[use.place])
+            shorter = self._without_text(uses[place]) if place in uses else self._without_images(message)
+            if shorter is not None:
+                changed[place] = shorter
+                size -= size_of(message) - size_of(shorter)
         return _cleared(messages, changed, len(changed))
+
+    def _without_text(self, use: "_Use") -> Message | None:
+        """Put away the text of a result; return what is left, None where it stays."""
+        content = use.message.get("content")
+        if self._is_clients(use.name) or not isinstance(content, str) or len(content) < WORTH_CLEARING:
+            return None
+        line = None if self._put_away is None else self._put_away(use.id, use.name, content)
+        return None if line is None else {**use.message, "content": line}
+
+    def _without_images(self, message: Message) -> Message | None:
+        """Put away the images of a message that shows those of our tools; return what is left, None where they stay."""
+        put_away = self._put_away_image
+        if put_away is None or not shows_images(message):
+            return None
+        parts = [_without_image(part, put_away) for part in message["content"]]
+        if parts == message["content"]:
+            return None
+        return {**message, "content": parts}
+
+
+def _without_image(part: dict[str, Any], put_away: PutAwayImage) -> dict[str, Any]:
+    if part.get("type") != "image_url" or len(part["image_url"]["url"]) < WORTH_CLEARING:
+        return part
+    mime_type, _, data = part["image_url"]["url"].removeprefix("data:").partition(";base64,")
+    line = put_away(Image(data, mime_type))
+    return part if line is None else {"type": "text", "text": line}
 
 
 class _Counted(msgspec.Struct, frozen=True, gc=False):

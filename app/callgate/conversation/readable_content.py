@@ -21,6 +21,7 @@ PDF: Final = "application/pdf"
 _PDF_BEGINS: Final = "JVBERi"
 """`%PDF` in base64."""
 _TEXT_TYPES: Final = frozenset({"application/json", "application/xml", "application/yaml", "application/x-yaml"})
+_TEXT_SUFFIXES: Final = ("+json", "+xml", "+yaml")
 _TITLE: Final = 200
 _CONTENT: Final = {
     "text": "text", "file": "file", "input_audio": "input_audio", "document": "source", "image": "source",
@@ -60,8 +61,8 @@ def file_part(file_data: str, filename: str, *, reads_files: bool) -> Part | Non
         media_type = PDF if data.startswith(_PDF_BEGINS) else ""
     if media_type in IMAGE_TYPES:
         return image_part(file_data)
-    if media_type.startswith("text/") or media_type in _TEXT_TYPES:
-        text = _decoded(data)
+    if is_text_type(media_type):
+        text = decoded_text(data)
         if text is None:
             return None
         return text_part(f"{filename[:_TITLE]}\n\n{text}" if filename else text)
@@ -141,7 +142,13 @@ def _bytes_of(data: str) -> bytes | None:
         return None
 
 
-def _decoded(data: str) -> str | None:
+def is_text_type(media_type: str) -> bool:
+    """True for the types of files that are read as text."""
+    return media_type.startswith("text/") or media_type in _TEXT_TYPES or media_type.endswith(_TEXT_SUFFIXES)
+
+
+def decoded_text(data: str) -> str | None:
+    """Return the text of a file in base64; None if it is no text in UTF-8."""
     content = _bytes_of(data)
     try:
         if content is None:

@@ -3,7 +3,7 @@ message gets exactly one answer, directly behind it, in the order of the calls.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 from msgspec.structs import replace
@@ -84,6 +84,17 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
             for image in images
         ]
         return [{"role": "user", "content": parts}]
+
+
+def shows_images(message: Message) -> TypeGuard[dict[str, Any]]:
+    """True for a message that shows the images of our tools."""
+    if isinstance(message, msgspec.Raw) or message.get("role") != "user":
+        return False
+    match message.get("content"):
+        case [{"type": "text", "text": text}, *_]:
+            return bool(text == IMAGES)
+        case _:
+            return False
 
 
 def _was_not_run(outcome: Outcome) -> bool:

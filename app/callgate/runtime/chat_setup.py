@@ -10,7 +10,7 @@ from callgate.callers.caller import Caller, owner_name
 from callgate.calls.legal_names import RESERVED_PREFIX
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.config.schema.whole import Config
-from callgate.conversation.context import ContextKeeper, ContextWishes, PutAway
+from callgate.conversation.context import ContextKeeper, ContextWishes, PutAway, PutAwayImage
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import DeferredTools, Message, Toolbox
 from callgate.models import litellm_model
@@ -47,6 +47,8 @@ class ChatSetup(msgspec.Struct, frozen=True):
     """The tools that the model searches for, for a provider that loads them itself."""
     put_away: PutAway | None = None
     """Keeps a result that is cleared out of the prompt; None where no tool of ours is offered."""
+    put_away_image: PutAwayImage | None = None
+    """The same for an image."""
     save: Callable[[], Awaitable[None]] | None = None
     """Shares what was put away."""
 
@@ -64,6 +66,7 @@ class ChatSetup(msgspec.Struct, frozen=True):
             clear_above=clear_above,
             prompt=prompt or "",
             put_away=self.put_away,
+            put_away_image=self.put_away_image,
             save=self.save,
             is_clients=self.toolbox.is_clients,
             needs_summary=needs_summary,
@@ -154,6 +157,7 @@ class Toolboxes:
             route.entry.format_with_tools,
             toolbox.deferred,
             toolbox.put_away,
+            toolbox.put_away_image,
             pages.save,
         )
 

@@ -19,11 +19,12 @@ import structlog
 from msgspec.structs import replace
 
 from callgate.calls.offer import OfferedTool
-from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
+from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.conversation.ports import Message
+from callgate.conversation.readable_content import IMAGE_TYPES
 from callgate.tools.own_tool import OwnTool, free_name
 from callgate.tools.registry import encoded
-from callgate.tools.results import cut, size_of
+from callgate.tools.results import MAX_IMAGE_BYTES, cut, size_of
 from callgate.tools.schema import compile_schema
 from callgate.untrusted.messagepack import PackDoor, open_pack
 from callgate.untrusted.readers import READ_ERRORS, msgpack_reader
@@ -34,9 +35,13 @@ SECONDS = 900.0
 MAX_BYTES = 64 * 1024 * 1024
 MAX_KEPT = 1000
 MAX_BYTES_OF_ONE = 4 * 1024 * 1024
+MAX_BYTES_OF_IMAGE = MAX_IMAGE_BYTES * 4 // 3 + 4
+"""Of an image, which is kept in base64."""
+ADDRESS = "callgate://kept/"
+"""Stands before the id of an image that was cleared out of a prompt."""
 MAX_NAMED = 64
 """Results of one history that are fetched from other processes; a client may send any number of ids."""
-SHARED_RESULT = PackDoor(name="a result of another process", bytes=MAX_BYTES_OF_ONE + 64 * 1024, values=4, depth=1)
+SHARED_RESULT = PackDoor(name="a result of another process", bytes=MAX_BYTES_OF_IMAGE + 64 * 1024, values=5, depth=1)
 _ID = re.compile(rb"kept_[0-9a-f]{24}")
 _POINTER = re.compile(r'\n\[The rest is kept for a while: \w+ \{"id": "(?P<id>kept_[0-9a-f]{24})"[^\n]*\]\Z')
 _NOTE_ROOM = 200
@@ -72,6 +77,8 @@ class StoredResult:
     unread: int
     """Bytes of the tool's answer that were not read."""
     until: float
+    mime_type: str = ""
+    """Of an image, whose data is base64."""
 
 
 class SharedResults(Protocol):
@@ -104,13 +111,20 @@ class ResultStore:
         self._put(id, StoredResult(owner, data, unread, self._now() + SECONDS))
         return id
 
+    def keep_image(self, owner: str, data: str, mime_type: str) -> str:
+        """Keep an image and return its id, which is the same for equal images of a caller, so that they are kept once."""
+        digest = hashlib.sha256(f"\0\0{owner}\0{mime_type}\0{data}".encode("utf-8", "replace"))
+        id = f"kept_{digest.hexdigest()[:24]}"
+        self._put(id, StoredResult(owner, data.encode("utf-8", "replace"), 0, self._now() + SECONDS, mime_type))
+        return id
+
     async def save(self, ids: Iterable[str]) -> None:
         """Share results with other processes, before their ids are sent to the model."""
         if self.shared is None:
             return
         for id in ids:
             if (result := self._kept.get(id)) is not None:
-                await self.shared.put(id, _encode((result.owner, result.unread, result.data)), SECONDS)
+                await self.shared.put(id, _encode(_shared_form(result)), SECONDS)
 
     async def fetch(self, owner: str, ids: Sequence[str]) -> None:
         """Fetch results that other processes keep for this owner."""
@@ -124,12 +138,14 @@ class ResultStore:
     def _take(self, owner: str, id: str, encoded_result: bytes) -> None:
         """Keep a result of another process, if it is this owner's."""
         try:
-            owner_of_result, unread, data = _decode(open_pack(encoded_result, SHARED_RESULT))
+            shared = _decode(open_pack(encoded_result, SHARED_RESULT))
         except READ_ERRORS as error:
             log.warning("result_not_found", results=[id], error=f"it cannot be read: {error}")
             return
-        if owner_of_result == owner:
-            self._put(id, StoredResult(owner, data, unread, self._now() + SECONDS))
+        if shared.mime_type and not (shared.mime_type in IMAGE_TYPES and shared.data.isascii()):
+            log.warning("result_not_found", results=[id], error="it is no image that can be shown")
+        elif shared.owner == owner:
+            self._put(id, StoredResult(owner, shared.data, shared.unread, self._now() + SECONDS, shared.mime_type))
 
     def find(self, owner: str, id: str) -> StoredResult | None:
         self._tidy()
@@ -160,8 +176,23 @@ class ResultStore:
             self._bytes -= len(result.data)
 
 
+class _Shared(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A result as other processes read it. Those of an older version know no type."""
+
+    owner: str
+    unread: int
+    data: bytes
+    mime_type: str = ""
+
+
+def _shared_form(result: StoredResult) -> Any:
+    if result.mime_type:
+        return _Shared(result.owner, result.unread, result.data, result.mime_type)
+    return result.owner, result.unread, result.data
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgpack_reader(tuple[str, int, bytes])
+_decode = msgpack_reader(_Shared)
 
 
 class ResultPages(msgspec.Struct, eq=False):
@@ -205,6 +236,17 @@ class ResultPages(msgspec.Struct, eq=False):
             self.unsaved.append(id)
         return f'[This result was cleared to make room. {tool_name} {{"id": "{id}", "offset": 0}} reads it again.]'
 
+    def put_away_image(self, image: Image, tool_name: str) -> str | None:
+        """Keep an image that is cleared out of a prompt; return the line that stands for it, which says how the tool of this name shows
+        it again. None where it is too large to be kept."""
+        if len(image.data) > MAX_BYTES_OF_IMAGE:
+            return None
+        id = self.store.keep_image(self.owner, image.data, image.mime_type)
+        self.ids.add(id)
+        self.unsaved.append(id)
+        kept = f"{ADDRESS}{id}: {image.mime_type}, {image.size()} bytes"
+        return f'[This image was cleared to make room. {kept}; {tool_name} {{"id": "{id}"}} shows it again.]'
+
     async def save(self) -> None:
         """Share what is unsaved with other processes, before its ids are sent to the model."""
         ids = self.unsaved
@@ -225,11 +267,14 @@ class ResultPages(msgspec.Struct, eq=False):
     def page(self, id: str, offset: int) -> Outcome:
         """Return the next part of a result."""
         result = None
+        id = id.removeprefix(ADDRESS)
         if id in self.ids:
             result = self.store.find(self.owner, id)
         if result is None:
             text = "This result is not kept any more, or the id is wrong. Call the tool that gave it again."
             return Failed(text, FailureKind.REFUSED)
+        if result.mime_type:
+            return Returned("", images=(Image(result.data.decode(), result.mime_type),))
         size = len(result.data)
         if offset >= size:
             return Failed(f"There is nothing from byte {offset} on: {size} bytes are kept.", FailureKind.REFUSED)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from callgate.calls.legal_names import MAX_LENGTH, RESERVED_PREFIX, hashed_name
 from callgate.calls.offer import Offer, OfferedTool
-from callgate.calls.outcome import Failed, FailureKind, Outcome, Returned
+from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from callgate.conversation.ports import Begin, DeferredTools, Message, Plan, Report, begin_at_once
 from callgate.http.backoff import full_jitter
@@ -350,6 +350,12 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         if self._search is not None and name == self._search.find.name:
             return None
         return self.results.put_away(call_id, text, self._read_more.name)
+
+    def put_away_image(self, image: Image) -> str | None:
+        """Keep an image that is cleared out of the prompt; return the line that stands for it, None where it stays."""
+        if self.results is None or self._read_more is None:
+            return None
+        return self.results.put_away_image(image, self._read_more.name)
 
     async def _own_result(self, call: ReadyCall) -> Outcome:
         """Run a call of one of Callgate's own tools."""

@@ -44,6 +44,25 @@ def test_images_are_images():
             {"type": "resource", "resource": {"uri": "", "blob": "AA=="}},
             "[application/octet-stream, 1 bytes, not shown]",
         ),
+        (
+            {"type": "resource", "resource": {"uri": "file:///a.csv", "blob": "YSxiCjEsMg==", "mimeType": "text/csv"}},
+            "[file:///a.csv]\n[text/csv, 7 bytes]\na,b\n1,2",
+        ),
+        (
+            {
+                "type": "resource",
+                "resource": {"uri": "", "blob": "e30=", "mimeType": "application/geo+json; charset=utf-8"},
+            },
+            "[application/geo+json; charset=utf-8, 2 bytes]\n{}",
+        ),
+        (
+            {"type": "resource", "resource": {"uri": "", "blob": "/w==", "mimeType": "text/csv"}},
+            "[text/csv, 1 bytes, not shown]",
+        ),
+        (
+            {"type": "resource", "resource": {"uri": "", "blob": "JVBERi0=", "mimeType": "application/pdf"}},
+            "[application/pdf, 5 bytes, not shown]",
+        ),
         ({"type": "resource_link", "uri": "file:///a", "name": "a"}, "[a: file:///a]"),
         ({"type": "hologram", "beam": 7}, "[hologram that cannot be shown]"),
         ({"type": "image"}, "[image that cannot be shown]"),

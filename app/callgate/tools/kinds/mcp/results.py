@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
-from callgate.conversation.readable_content import IMAGE_TYPES
+from callgate.conversation.readable_content import IMAGE_TYPES, decoded_text, is_text_type
 from callgate.tools.kinds.mcp.wire import INPUT_REQUIRED, NOBODY_HERE, Content, Resource, RpcAnswer
 from callgate.tools.results import described
 
@@ -80,12 +80,20 @@ def _parts(piece: Content, reader: str) -> Iterator[str | Image]:
             elif resource.blob is not None and resource.mime_type in IMAGE_TYPES:
                 yield Image(resource.blob, resource.mime_type or "")
             elif resource.blob is not None:
-                yield described(resource.mime_type or "application/octet-stream", _size(resource.blob))
+                yield _file(resource.blob, resource.mime_type or "application/octet-stream")
         case Content(type="resource_link"):
             how = f"; {reader} reads it" if reader and piece.uri else ""
             yield f"[{piece.name or 'resource'}: {piece.uri or 'without an address'}{how}]"
         case _:
             yield f"[{piece.type or 'something'} that cannot be shown]"
+
+
+def _file(blob: str, mime_type: str) -> str:
+    """Return the text of a file whose type is one of text, behind its type and size; of any other those alone."""
+    text = decoded_text(blob) if is_text_type(mime_type.partition(";")[0].strip().lower()) else None
+    if text is None:
+        return described(mime_type, _size(blob))
+    return f"[{mime_type}, {_size(blob)} bytes]\n{text}"
 
 
 def _size(base64_text: str) -> int:
