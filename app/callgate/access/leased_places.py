@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from callgate.access.limits import limits_unavailable
+from callgate.state.cancelling import cancel_until_ended
 
 LEASE_SECONDS: Final = 30.0
 RENEW_SECONDS: Final = 10.0
@@ -90,8 +91,7 @@ class LeasedPlaces(ABC):
 
     async def close(self) -> None:
         if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.wait({self._renewing})
+            await cancel_until_ended(self._renewing)
         if self._work:
             await asyncio.wait(self._work, timeout=CLOSING_SECONDS)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import structlog
 
+from callgate.state.cancelling import cancel_until_ended
 from callgate.telemetry.outages import Outage
 
 PATIENCE: Final = 0.25
@@ -87,7 +88,6 @@ async def with_timeout(asking: Awaitable[Any], seconds: float) -> Any:
         task.cancel()
         raise
     if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
+        await cancel_until_ended(task)
         raise TimeoutError
     return task.result()

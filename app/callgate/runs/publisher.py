@@ -7,6 +7,7 @@ import msgspec
 import structlog
 from starlette.types import Message
 
+from callgate.state.cancelling import cancel_until_ended
 from callgate.state.cluster.run_streams import MOST_BYTES, RunStreams
 from callgate.state.store import StoreError
 from callgate.untrusted.messagepack import PackDoor, open_pack
@@ -50,8 +51,7 @@ class RunPublisher:
     async def close(self) -> None:
         """Publish the rest, and the end."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await cancel_until_ended(self._task)
 
     async def _send(self) -> None:
         while self._parts and self._sent < MOST_BYTES:

@@ -8,6 +8,7 @@ from typing import Final
 
 import structlog
 
+from callgate.state.cancelling import cancel_until_ended
 from callgate.telemetry.outages import Outage
 from callgate.untrusted.work import TurnShare
 
@@ -82,8 +83,7 @@ class RedisNews:
 
     async def close(self) -> None:
         if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait({self._listening})
+            await cancel_until_ended(self._listening)
         await self._client.aclose()
 
     async def _listen(self) -> None:
