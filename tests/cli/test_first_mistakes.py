@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (MODEL + "tools:\n- {kind: http, name: w, url: 'http://x/', query: {q: '{quuery}'}, description: d, parameters: {properties: {query: {}}}}\n", "`{quuery}` is no property of `parameters`; did you mean `{query}`?"),
         (MODEL + "tools: [{kind: command, name: l, description: d, command: ls -l}]\n", "5:50: tools.0.command: unknown key `command`; what it means elsewhere is `argv` here"),
         (MODEL.replace("openai/", "opnai/"), "config.yaml:3:27: model_list.0.litellm_params.model: no provider is called 'opnai'"),
-        (MODEL + "tools: [{name: x}]\n", "tools.0: needs a `kind`: `python`, `http`, `openapi` or `command`"),
+        (MODEL + "tools: [{name: x}]\n", "tools.0: needs a `kind`: `python`, `http`, `openapi`, `command`, `web_search` or `web_fetch`"),
         (MODEL.replace("['*']", "[{kind: python, module: plain}]"), "config.yaml:4:11: model_list.0.tools.0: should be the name of a tool; tools themselves are defined under `tools`"),
         ("model_list:\n- model_name: gpt\n  litellm_params:\n  model: openai/gpt-5\n", "unknown key `model`; it belongs under `litellm_params`: indent it below that line"),
         ("model_list:\n- model_name: gpt\n  model: openai/gpt-5\n", "unknown key `model`; it belongs under `litellm_params`"),

@@ -146,10 +146,7 @@ def _compiled(
 
 def _bounded_size(schema: Mapping[str, Any]) -> int:
     """Return the size of a schema with its references written out. Raises `SchemaError` where that is too large."""
-    try:
-        size = unfolded_size(schema)
-    except RecursionError:
-        raise SchemaError("it is nested too deep") from None
+    size = unfolded_size(schema)
     if size > MAX_UNFOLDED:
         raise SchemaError(f"with its references written out it is larger than {MAX_UNFOLDED:,} objects and lists")
     return size

@@ -3,59 +3,84 @@
 A schema of a kilobyte may refer twice to one that refers twice to another, and so on: a validator goes every way of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 
 def unfolded_size(schema: Mapping[str, Any]) -> int:
     """Return the objects and lists in a schema, those that it refers to as often as they are reached. What refers to itself is
-    counted once more. Raises `RecursionError` for one that is nested too deep to be counted."""
-    return _Unfolding(schema).size_of(schema)
+    not counted again."""
+    return _Unfolding(schema).size()
 
 
 def refers_to_itself(schema: Mapping[str, Any]) -> bool:
-    """Return whether a schema is as deep as what is held against it. Raises `RecursionError` as `unfolded_size` does."""
+    """Return whether a schema is as deep as what is held against it."""
     unfolding = _Unfolding(schema)
-    unfolding.size_of(schema)
+    unfolding.size()
     return unfolding.is_recursive
 
 
 class _Unfolding:
+    """Goes through a schema without recursion: a chain of references may have thousands of links."""
+
     def __init__(self, root: Mapping[str, Any]) -> None:
         self.is_recursive = False
         self._root = root
-        self._being_counted: set[int] = set()
         self._anchors: dict[str, Any] | None = None
-        self._sizes: dict[int, int] = {}
-        """By the identity of what is referred to; 1 while it is being counted."""
 
-    def size_of(self, value: Any) -> int:
-        if isinstance(value, list):
-            return 1 + sum(map(self.size_of, value))
-        if not isinstance(value, Mapping):
-            return 0
-        size = 1
-        for key, item in value.items():
-            if isinstance(item, str) and key in ("$ref", "$dynamicRef", "$recursiveRef"):
-                size += self._referred(item)
-            else:
-                size += self.size_of(item)
-        return size
+    def size(self) -> int:
+        """Return the size of the root, after that of all that it refers to."""
+        parts: dict[int, tuple[int, Sequence[Any]]] = {}
+        sizes: dict[int, int] = {}
+        being_counted: set[int] = set()
+        waiting: list[Any] = [self._root]
+        while waiting:
+            value = waiting[-1]
+            place = id(value)
+            if place in sizes:
+                waiting.pop()
+                continue
+            if place not in being_counted:
+                being_counted.add(place)
+                parts[place] = self._parts_of(value)
+                _, targets = parts[place]
+                if not being_counted.isdisjoint(map(id, targets)):
+                    self.is_recursive = True
+                uncounted = [
+                    target for target in targets if id(target) not in sizes and id(target) not in being_counted
+                ]
+                if uncounted:
+                    waiting += uncounted
+                    continue
+            own_size, targets = parts[place]
+            sizes[place] = own_size + sum(sizes.get(id(target), 1) for target in targets)
+            being_counted.remove(place)
+            waiting.pop()
+        return sizes[id(self._root)]
 
-    def _referred(self, reference: str) -> int:
-        target = self._target(reference)
-        if target is None:
-            return 1
-        known = self._sizes.get(id(target))
-        if known is None:
-            self._being_counted.add(id(target))
-            self._sizes[id(target)] = 1
-            known = self._sizes[id(target)] = self.size_of(target)
-            self._being_counted.remove(id(target))
-        elif id(target) in self._being_counted:
-            self.is_recursive = True
-        return known
+    def _parts_of(self, whole: Any) -> tuple[int, Sequence[Any]]:
+        """Return the objects and lists in a schema, and what it refers to, as often as it does."""
+        size = 0
+        targets: list[Any] = []
+        waiting: list[Any] = [whole]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, list):
+                size += 1
+                waiting += value
+            elif isinstance(value, Mapping):
+                size += 1
+                for key, item in value.items():
+                    if not isinstance(item, str):
+                        waiting.append(item)
+                    elif key in ("$ref", "$dynamicRef", "$recursiveRef"):
+                        target = self._target(item)
+                        if isinstance(target, list | Mapping):
+                            targets.append(target)
+                        else:
+                            size += 1
+        return size, targets
 
     def _target(self, reference: str) -> Any:
         """Return what a reference leads to; None where that is nothing in this schema."""
