@@ -5,7 +5,7 @@ A key gives away no more than it has: no right, no model, no tool and no limit b
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import structlog
@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from callgate.access.building import control_behind, key_entry
 from callgate.access.key_store import FileKeys, NameTaken, key_facts, written_moment
 from callgate.access.keys import KeyEntry, mint_key
-from callgate.access.ledger_keys import LedgerKeys
 from callgate.access.settings import Key
 from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema, in_path
@@ -30,6 +29,9 @@ from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.tool_patterns import unknown_models
 from callgate.tools.tool_filter import glob_matches, unmatched
 from callgate.untrusted.pydantic_readers import check_model
+
+if TYPE_CHECKING:
+    from callgate.access.ledger_keys import LedgerKeys
 
 BODY_BYTES: Final = 16_384
 EXAMPLE: Final = '{"name": "alice", "models": ["*"], "budget_per_day": 5}'
@@ -162,7 +164,7 @@ class _Keys:
         check_admin(self._manager.current, caller)
         return caller
 
-    def _store(self) -> FileKeys | LedgerKeys:
+    def _store(self) -> "FileKeys | LedgerKeys":
         store = control_behind(self._manager.shared.control).keys
         if store is None:
             message = "There is no key store: the config has no `data_dir`, as in `data_dir: ./data`."
