@@ -17,7 +17,7 @@ from jsonschema_rs import FancyRegexOptions, RegexOptions, ValidationError, Vali
 
 from callgate.calls.offer import Check
 from callgate.calls.states import FlawDetail
-from callgate.tools.schema_size import refers_to_itself, unfolded_size
+from callgate.tools.schema_size import Unfolded, unfolded
 
 MAX_UNFOLDED = 1_000_000
 """The objects and lists of a schema with its references written out. A validator goes every way of them, in one step of the event
@@ -67,16 +67,15 @@ def _about_type(value: Any) -> str:
 
 def compile_schema(parameters: Mapping[str, Any]) -> Check:
     """Compile a schema into a check. Raises `SchemaError` for an invalid schema, or one that refers to others."""
-    validator, schema, size = _compiled(parameters)
+    validator, schema, measured = _compiled(parameters)
     is_valid = validator.is_valid
-    is_recursive = refers_to_itself(schema)
 
     def check(arguments: dict[str, Any]) -> FlawDetail | None:
         if is_valid(arguments):
             return None
-        if size > MAX_EXPLAINED:
+        if measured.size > MAX_EXPLAINED:
             return FlawDetail(expected="what its schema says", note="the schema is too large to say what does not fit")
-        if is_recursive and _is_deeper(arguments, MAX_LEVELS_EXPLAINED):
+        if measured.is_recursive and _is_deeper(arguments, MAX_LEVELS_EXPLAINED):
             return FlawDetail(expected="what its schema says", note="it is nested too deep to say what does not fit")
         error = _most_telling(islice(validator.iter_errors(arguments), MAX_ERRORS))
         return msgspec.structs.replace(_problem(error, schema), rule=_pointer(error.schema_path))
@@ -105,10 +104,10 @@ def _compiled(
     parameters: Mapping[str, Any],
     linear: RegexOptions = _LINEAR,
     backtracking: FancyRegexOptions = _BACKTRACKING,
-) -> tuple[Any, Mapping[str, Any], int]:
-    """Return the validator of a schema, the schema as it has it, and its size with its references written out."""
+) -> tuple[Any, Mapping[str, Any], Unfolded]:
+    """Return the validator of a schema, the schema as it has it, and what it is with its references written out."""
     schema = dict(parameters)
-    size = _bounded_size(schema)
+    measured = _bounded(schema)
     outside: list[str] = []
 
     def deny(uri: str) -> NoReturn:
@@ -141,15 +140,15 @@ def _compiled(
     except (ValueError, TypeError) as error:  # nested too deep; a key or value that JSON does not have
         raise SchemaError(str(error)) from None
 
-    return validator, schema, size
+    return validator, schema, measured
 
 
-def _bounded_size(schema: Mapping[str, Any]) -> int:
-    """Return the size of a schema with its references written out. Raises `SchemaError` where that is too large."""
-    size = unfolded_size(schema)
-    if size > MAX_UNFOLDED:
+def _bounded(schema: Mapping[str, Any]) -> Unfolded:
+    """Measure a schema with its references written out. Raises `SchemaError` where that is too large."""
+    measured = unfolded(schema)
+    if measured.size > MAX_UNFOLDED:
         raise SchemaError(f"with its references written out it is larger than {MAX_UNFOLDED:,} objects and lists")
-    return size
+    return measured
 
 
 def _with_bounded_patterns(schema: Any) -> Any:

@@ -4,21 +4,24 @@ A schema of a kilobyte may refer twice to one that refers twice to another, and 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 
-def unfolded_size(schema: Mapping[str, Any]) -> int:
-    """Return the objects and lists in a schema, those that it refers to as often as they are reached. What refers to itself is
-    not counted again."""
-    return _Unfolding(schema).size()
+class Unfolded(NamedTuple):
+    """A schema with its references written out."""
+
+    size: int
+    """Its objects and lists, those that it refers to as often as they are reached. What refers to itself is not counted again."""
+    is_recursive: bool
+    """It refers to itself, so that it is as deep as what is held against it."""
 
 
-def refers_to_itself(schema: Mapping[str, Any]) -> bool:
-    """Return whether a schema is as deep as what is held against it."""
+def unfolded(schema: Mapping[str, Any]) -> Unfolded:
+    """Measure a schema with its references written out."""
     unfolding = _Unfolding(schema)
-    unfolding.size()
-    return unfolding.is_recursive
+    size = unfolding.size()
+    return Unfolded(size, unfolding.is_recursive)
 
 
 class _Unfolding:

@@ -16,7 +16,7 @@ from callgate.calls.outcome import Failed, Outcome, ResultFacts, Returned
 from callgate.calls.states import ReadyCall
 from callgate.tools.executor import CallContext, Executor, Tool
 from callgate.tools.schema import SchemaError, compile_validity
-from callgate.tools.schema_size import unfolded_size
+from callgate.tools.schema_size import unfolded
 from callgate.tools.tool_filter import glob_matches, is_glob
 from callgate.untrusted.doors import Door, TooMuch, Untrusted
 from callgate.untrusted.readers import READ_ERRORS, read_value
@@ -156,7 +156,7 @@ def _compiled(schema: Mapping[str, Any]) -> tuple[Callable[[Any], bool], int]:
     try:
         text = msgspec.json.encode(schema)
         if len(text) <= MAX_OUTPUT_SCHEMA and text.count(b'"pattern') <= MAX_PATTERNS:
-            return compile_validity(schema), unfolded_size(schema)
+            return compile_validity(schema), unfolded(schema).size
     except (SchemaError, TypeError, ValueError, RecursionError):
         pass
     return lambda value: True, 0

@@ -120,6 +120,23 @@ async def _facts_in(id: str, facts: str) -> dict[str, Any]:
         ) from None
 
 
+def _note_remembered(
+    tool: Tool, call: ReadyCall, decision: ApprovalOutcome, by: str, *, id: str, hash: str, caller: str, run_id: str
+) -> None:
+    """Log that what an earlier process of a durable run asked was decided already."""
+    audit.info(
+        "approval_remembered",
+        decision=str(decision),
+        by=by,
+        approval=id,
+        tool=tool.name,
+        hash=hash,
+        caller=caller,
+        run_id=run_id,
+        call_id=call.id,
+    )
+
+
 class SharedApprovals:
     """Shares the calls that wait in this process through the ledger, and shows those of the others."""
 
@@ -165,17 +182,7 @@ class SharedApprovals:
                 id = "apr_" + hashlib.sha256(f"{key} {hash}".encode()).hexdigest()[:16]
                 if (decided := await self._remembered(self._database, id, hash)) is not None:
                     decision, by, reason = decided
-                    audit.info(
-                        "approval_remembered",
-                        decision=str(decision),
-                        by=by,
-                        approval=id,
-                        tool=tool.name,
-                        hash=hash,
-                        caller=caller,
-                        run_id=run_id,
-                        call_id=call.id,
-                    )
+                    _note_remembered(tool, call, decision, by, id=id, hash=hash, caller=caller, run_id=run_id)
                     await report(waits_for_approval(id))
                     if (refusal := refusal_of(decision, by, reason, seconds)) is None:
                         await report(approved_by(by, reason))
@@ -220,17 +227,7 @@ class SharedApprovals:
                     _, by, sealed = decided
                     decision, content = self._opened(id, sealed)
                     answer = PersonsAnswer(ACTIONS.get(decision, "cancel"), content)
-                    audit.info(
-                        "approval_remembered",
-                        decision=str(decision),
-                        by=by,
-                        approval=id,
-                        tool=tool.name,
-                        hash=hash,
-                        caller=caller,
-                        run_id=run_id,
-                        call_id=call.id,
-                    )
+                    _note_remembered(tool, call, decision, by, id=id, hash=hash, caller=caller, run_id=run_id)
                     await report(waits_for_input(id))
                     await report(told_of(question, answer, by))
                     return answer
