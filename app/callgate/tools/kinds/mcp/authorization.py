@@ -33,7 +33,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """The `Authorization` header that was sent with it; empty for none. One that has been replaced since is no reason to renew it again."""
 
 
-class NeedsLogin(Exception):  # noqa: N818 - a state that a person ends, told to the model as a failure
+class NeedsLogin(Exception):
     """No request can be made as this identity until somebody logs in."""
 
     def __init__(self, words: str, *, address: str = "") -> None:
