@@ -40,9 +40,10 @@ UNGUARDED = {
     "Logging": "level format",
     "Loop": "max_iterations max_failed_turns max_repeats max_parallel_calls diagnostics",
     "Parsers": "processes seconds memory_bytes",
-    "McpServer": "type command args env cwd url prefix",
+    "McpServer": "type command args env cwd url oauth prefix",
     "ModelEntry": "model_name litellm_params model_info tools tool_search hosted_tools fallbacks tool_calling thinking constrain_calls lane"
     " events usage finish_reasons concurrency response_format_with_tools schema_dialect timeout stream_timeout responses context",
+    "OAuthSection": "grant client_id client_secret private_key redirect client_name",
     "OpenApiTool": "kind name document base_url auth prefix rename",
     "PlacedTool": "run_on",
     "Pool": "queue_seconds fresh_process",
@@ -103,6 +104,10 @@ def server(**more: Any) -> dict[str, Any]:
     return {"mcp_servers": {"files": {"command": "x", **more}}}
 
 
+def remote(**more: Any) -> dict[str, Any]:
+    return {"mcp_servers": {"notes": {"url": "https://x.example", "oauth": more}}}
+
+
 def http(**more: Any) -> dict[str, Any]:
     return {"tools": [{"kind": "http", "name": "rows", "description": "d", "url": "https://x.example", **more}]}
 
@@ -135,6 +140,11 @@ def command(**more: Any) -> dict[str, Any]:
         (server(safety="write"), server(), "mcp_servers.files.safety"),
         (server(), server(safety="read_only"), "mcp_servers.files.safety"),
         (server(disabled=True), server(), "mcp_servers.files.disabled"),
+        (remote(per="user"), remote(per="key"), "mcp_servers.notes.oauth.per"),
+        (remote(per="key"), remote(), "mcp_servers.notes.oauth.per"),
+        (remote(issuer="https://a.example"), remote(), "mcp_servers.notes.oauth.issuer"),
+        (remote(scopes=["read"]), remote(), "mcp_servers.notes.oauth.scopes"),
+        (remote(), remote(legacy=True), "mcp_servers.notes.oauth.legacy"),
         (server(allowed_tools=["a"]), server(), "mcp_servers.files.allowed_tools"),
         (server(), server(allow_private=True), "mcp_servers.files.allow_private"),
         (http(), http(allow_private=True), "tools.rows.allow_private"),

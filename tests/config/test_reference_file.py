@@ -28,6 +28,8 @@ VARIABLES = {
     "SEARCH_API_KEY": "search-123456",
     "TICKETS_TOKEN": "tt-1",
     "PETSTORE_KEY": "pk-1",
+    "NOTES_CLIENT_SECRET": "ns-1",
+    "BUILD_CLIENT_KEY": "-----BEGIN PRIVATE KEY-----",
 }
 
 EXAMPLE_LINE = re.compile(r"^( *)#: ", re.MULTILINE)
@@ -78,7 +80,7 @@ def test_with_every_example_in_use_it_is_valid(tmp_path):
     names = ["lookup", "weather", "open_ticket", "petstore", "git_log", "web_search", "web_fetch"]
     assert [tool.name for tool in config.tools] == [None, *names]
     assert [key.name for key in config.keys] == ["alice"]
-    assert sorted(config.mcp_servers) == ["files", "memory", "tickets"]
+    assert sorted(config.mcp_servers) == ["build", "files", "memory", "notes", "tickets"]
 
 
 ALL_SECTIONS: list[type[BaseModel]] = sorted({*sections(), ToolSection}, key=lambda section: section.__name__)

@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.guards import ADMITS, FIXED, MAY_BE_PRIVATE, WIDENS_OFF, WIDENS_ON, Guard, WidensTo
 from callgate.config.schema.values import BesideFile, Globs, Switch, WebAddress, off_or_on, shape
+from callgate.tools.kinds.mcp.oauth.settings import OAuthSection
 from callgate.tools.settings import ToolSection
 
 
@@ -67,6 +68,8 @@ class McpServer(ToolSection):
     """The address of a server that runs elsewhere."""
     headers: Annotated[Mapping[str, SecretStr], FIXED] = Field(default_factory=dict)
     """Headers to send to it. A caller's credentials never are."""
+    oauth: OAuthSection | None = None
+    """How to log in to it by OAuth; `oauth: {}` is enough for most servers."""
     allow_private: Annotated[Switch | None, MAY_BE_PRIVATE] = None
     """Allow its host to have a private address. Not set: if the address is plainly your own, as localhost is."""
     disabled: Annotated[Switch, WIDENS_OFF] = False
@@ -103,6 +106,10 @@ class McpServer(ToolSection):
             )
         if self.command is not None and self.headers:
             raise PydanticCustomError("one_of", "`headers` go with `url`")
+        if self.command is not None and self.oauth is not None:
+            raise PydanticCustomError("one_of", "`oauth` goes with `url`")
+        if self.oauth is not None and self.oauth.grant != "none" and "authorization" in map(str.lower, self.headers):
+            raise PydanticCustomError("one_of", "`oauth` sets `Authorization` itself: it cannot stand in `headers` too")
         if self.url is not None and (self.args or self.env or self.cwd):
             raise PydanticCustomError("one_of", "`args`, `env` and `cwd` go with `command`")
         return self
