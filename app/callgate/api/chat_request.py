@@ -24,7 +24,7 @@ from callgate.hosted.returned import ReturnedCall
 from callgate.policy.judge import NamedThings
 from callgate.runtime.route import ClientTools
 from callgate.untrusted.doors import Door, TooMuch, open_text
-from callgate.untrusted.readers import json_reader
+from callgate.untrusted.readers import json_reader, read_value
 
 ATTRIBUTES: Final = frozenset(
     {"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"}
@@ -243,6 +243,13 @@ class ChatRequest(msgspec.Struct, frozen=True):
         """Return the size of its messages and tools."""
         parts = [self.normalized[name] for name in ("messages", "tools") if name in self.normalized]
         return sum(memoryview(part).nbytes for part in parts)
+
+    def user(self) -> str:
+        """Return who the client says is asking: `user`, or else `safety_identifier`; empty where it says nothing."""
+        for name in ("user", "safety_identifier"):
+            if name in self.normalized and isinstance(user := read_value(self.normalized[name]), str) and user:
+                return user
+        return ""
 
     def end_user(self) -> str:
         """Return the end user that the client names: `user`, `safety_identifier`, or both."""

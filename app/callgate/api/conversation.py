@@ -16,7 +16,7 @@ from callgate.api.judged_request import JudgedRequest
 from callgate.api.middleware import RequestContext
 from callgate.api.rights import RightfulModel, rights_of_chat
 from callgate.api.run_ports import KeptChoice, KeptRun
-from callgate.callers.caller import ANONYMOUS, Caller, owner_name
+from callgate.callers.caller import ANONYMOUS, Caller, Principal, owner_name
 from callgate.callers.metering import RequestMeter
 from callgate.conversation.approved_calls import ClientApprovalToolbox, run_approved
 from callgate.conversation.diagnosis import Diagnosis
@@ -81,6 +81,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     delivery: Delivery
     """How its answer is sent: as the request, its key and its model say."""
     caller: Caller
+    principal: Principal
+    """On whose behalf its tools are called."""
     headers: AnswerHeaders
     diagnoses: Sequence[Diagnosis] = ()
     """One for each choice."""
@@ -304,6 +306,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             None if durable is None else durable.calls,
             rights,
             None if self._meter is None else self._meter.charge,
+            self.principal,
         )
         if self.replay is not None and self.replay.tools is not None:
             setup = replace(setup, toolbox=self.replay.tools)

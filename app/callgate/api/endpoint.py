@@ -37,7 +37,8 @@ from callgate.api.run_ports import (
     not_durable,
 )
 from callgate.callers.admission import Place
-from callgate.callers.caller import Caller, owner_name
+from callgate.callers.caller import NOBODY, Caller, Principal, owner_name
+from callgate.callers.principals import principal_of
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.events import Attempt
 from callgate.conversation.ids import new_run_id
@@ -47,6 +48,7 @@ from callgate.runtime.runtime import Runtime
 from callgate.untrusted.doors import Opened
 
 NONE_DECLARED: Final[frozenset[str]] = frozenset()
+NO_TOOLS: Final[frozenset[str]] = frozenset()
 SLOW_BODY_SECONDS: Final = 1.0
 """A body that takes longer is read under the keys of then: a revoked key works no longer than that."""
 
@@ -197,7 +199,10 @@ class FaceEndpoint:
     ) -> Conversation:
         """Return the conversation that answers a request. Raises `ChatError` where the request may not be answered."""
         request = exchange.request
-        route = route_of(runtime, request, caller)
+        principal = NOBODY
+        if runtime.knows_identities:
+            principal = principal_of(caller, request.user(), context.headers)
+        route = route_of(runtime, request, caller, principal)
         if is_lost_key and route.server_tools is not None and route.server_tools.writes:
             raise not_durable()
         delivery = delivery_of(request, runtime, route, context, caller)
@@ -251,6 +256,7 @@ class FaceEndpoint:
             judged=judged,
             delivery=delivery,
             caller=caller,
+            principal=principal,
             headers=AnswerHeaders(run_id, context.aftermath, warnings),
             diagnoses=diagnoses,
             durable=run,
@@ -322,9 +328,12 @@ class FaceEndpoint:
         return keepers
 
 
-def route_of(runtime: Runtime, request: ChatRequest, caller: Caller) -> Route:
-    """Return the route of a request, by what its key and the request itself allow."""
+def route_of(runtime: Runtime, request: ChatRequest, caller: Caller, principal: Principal = NOBODY) -> Route:
+    """Return the route of a request, by what its key and the request itself allow, and what servers list for who asks."""
     tools = request.tools
+    unlisted: frozenset[str] = NO_TOOLS
+    if principal is not NOBODY:
+        unlisted = runtime.registry.unlisted(principal)
     return runtime.choose(
         request.model,
         caller,
@@ -333,6 +342,7 @@ def route_of(runtime: Runtime, request: ChatRequest, caller: Caller) -> Route:
         allowed=tools.allowed,
         client_tools=tools.client_list,
         declared=NONE_DECLARED if tools.hosted is None else tools.hosted.tool_names(),
+        unlisted=unlisted,
     )
 
 

@@ -2,10 +2,12 @@
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
+
+import msgspec
 
 from callgate.callers.allowance import UNLIMITED, Allowance
 from callgate.calls.search_setting import SearchSetting
@@ -60,6 +62,26 @@ def _is_named(name: str, globs: Sequence[str]) -> bool:
 
 
 ANONYMOUS: Final = Caller("anonymous", anonymous=True)
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """On whose behalf calls are made, where a tool's server is to know: of this its identities are made."""
+
+    owner: str = ""
+    """The owner of the request's key (`owner_name` of its caller); empty where calls are made for nobody's request."""
+    user: str = ""
+    """The user that the request names."""
+    headers: Mapping[str, str] = {}
+    """The request's headers without credentials, of which those may be sent on that an entry lists."""
+    withheld: frozenset[str] = frozenset()
+    """Headers that are left out because they have the credential of the request."""
+
+    def kept_for(self) -> str:
+        """Return whose things are kept apart from everybody else's."""
+        return f"{self.owner}\0{self.user}"
+
+
+NOBODY: Final = Principal()
 
 
 def owner_name(caller: Caller) -> str:

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from callgate.callers.caller import Caller, owner_name
+from callgate.callers.caller import NOBODY, Caller, Principal, owner_name
 from callgate.calls.legal_names import RESERVED_PREFIX
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.config.schema.whole import Config
@@ -137,16 +137,18 @@ class Toolboxes:
         ledger: Ledger | None = None,
         rights: RightsNow | None = None,
         charge: Charge | None = None,
+        principal: Principal = NOBODY,
     ) -> ChatSetup:
-        """`rights`: asked before each call. `charge`: charges those that cost something."""
+        """`rights`: asked before each call. `charge`: charges those that cost something. `principal`: on whose behalf they are."""
         server_tools = route.server_tools
-        pages = self._pages(caller, run_id)
+        pages = self._pages(caller, run_id, principal)
         if not server_tools:
             return ChatSetup(ClientsOnly(lambda: client_tools), pages.recall)
         if allowed is not None:
             client_tools = only_named(client_tools, allowed)
         toolbox = self._toolbox(server_tools, client_tools, pages, caller, run_id, ledger, rights)
         toolbox.charge = charge
+        toolbox.principal = principal
         if server_tools.writes and self._registry.untrusted:
             toolbox.taint = Taint(lambda name: toolbox.is_untrusted(name) or self._was_untrusted(name))
         return ChatSetup(
@@ -195,9 +197,13 @@ class Toolboxes:
             speaks = self._speaking[model] = has_messages_wire(entry) and lane_of(entry) == "translated"
         return speaks
 
-    def of_server(self, tools: ToolSet, caller: Caller, run_id: str, rights: RightsNow) -> Toolbox:
+    def of_server(
+        self, tools: ToolSet, caller: Caller, run_id: str, rights: RightsNow, principal: Principal = NOBODY
+    ) -> Toolbox:
         """Return a toolbox of server tools for calls that no model makes, with the same rules."""
-        return self._toolbox(tools, (), self._pages(caller, run_id), caller, run_id, rights=rights)
+        toolbox = self._toolbox(tools, (), self._pages(caller, run_id, principal), caller, run_id, rights=rights)
+        toolbox.principal = principal
+        return toolbox
 
     def _toolbox(
         self,
@@ -228,8 +234,11 @@ class Toolboxes:
             results=pages,
         )
 
-    def _pages(self, caller: Caller, run_id: str) -> ResultPages:
-        return ResultPages(self._kept_results, caller.name, run_id, self._result_bytes)
+    def _pages(self, caller: Caller, run_id: str, principal: Principal) -> ResultPages:
+        owner = caller.name
+        if principal is not NOBODY:
+            owner = principal.kept_for()
+        return ResultPages(self._kept_results, owner, run_id, self._result_bytes)
 
     def _journal(self, caller: Caller, run_id: str, ledger: Ledger) -> LedgerJournal | None:
         """Return the journal that writes each call into the ledger, if there is one."""

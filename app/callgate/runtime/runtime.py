@@ -73,6 +73,8 @@ class Runtime:
             fleet=shared.fleet,
             parsers=shared.parsers,
         )
+        self.knows_identities = self.registry.knows_identities
+        """Whether servers are told on whose behalf their tools are called."""
         check_patterns(config, self.registry)
         self.models = Models(
             config,
@@ -188,14 +190,16 @@ class Runtime:
         allowed: frozenset[str] | None = None,
         client_tools: ClientTools = "absent",
         declared: frozenset[str] = frozenset(),
+        unlisted: frozenset[str] = frozenset(),
     ) -> Route:
         """Return the route of a caller's request; `allowed` names the tools that it may use, the client's and ours, `declared` those of
-        ours that stand for tools which it declares. Cached until the tools change."""
+        ours that stand for tools which it declares, `unlisted` those that their servers do not list for who asks. Cached until the tools
+        change."""
         rights = caller.models, caller.tools, caller.offer, caller.tool_search
         demanded = declared
         if isinstance(tool_choice, dict):
             demanded |= _demanded(tool_choice)
-        place = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools, demanded)
+        place = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools, demanded, unlisted)
         route = self._routes.get(place)
         if route is not None and not route.may_offer_tools and not route.warnings:
             return route  # also if our tools have changed
@@ -207,7 +211,7 @@ class Runtime:
             route = None
         if allowed is not None:
             allowed &= self.offered.names  # a client may send any number of other names
-            place = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools, demanded)
+            place = (model, rights, wanted_tools, tool_choice == "none", allowed, client_tools, demanded, unlisted)
             route = self._routes.get(place)
         if route is None:
             if len(self._routes) >= REMEMBERED_ROUTES:
@@ -217,7 +221,9 @@ class Runtime:
             offered = None
             if may_offer_tools:
                 plan = self._search_plan(entry, caller)
-                offered = self.offered.narrowed(entry.tools, caller.tools, wanted_tools, allowed, plan, demanded)
+                offered = self.offered.narrowed(
+                    entry.tools, caller.tools, wanted_tools, allowed, plan, demanded, unlisted
+                )
             server_tools = offered if offered is not None and offered.by_name else None
             warnings: tuple[str, ...] = ()
             if server_tools is not None and not may_offer(client_tools, caller.offer or entry.offer):

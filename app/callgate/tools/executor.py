@@ -1,12 +1,13 @@
 """The protocol of executors, and the description of a tool for the rest of the program."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
+from callgate.callers.caller import NOBODY, Principal
 from callgate.calls.offer import Check
 from callgate.calls.outcome import Outcome
 from callgate.calls.states import FlawDetail, ReadyCall
@@ -72,6 +73,8 @@ class CallContext(msgspec.Struct, frozen=True, gc=False):
     """Whether the result for programs is taken, where the tool gives one beside the text."""
     ask: "AskPerson | None" = None
     """Asks a person, for tools that may; None where nobody can be asked."""
+    principal: Principal = NOBODY
+    """On whose behalf it is, where a tool's server is to know."""
 
 
 class Executor(Protocol):
@@ -123,6 +126,8 @@ class Tool:
     """Why its schema cannot be compiled."""
     queue: "ConcurrencyLimiter | None" = None
     """The limiter of its executor, shared with other tools. A call takes a place before its timeout begins."""
+    identify: "Callable[[Principal], str] | None" = None
+    """Returns what its results depend on beside its arguments, where its source knows on whose behalf it is called."""
     services: "tuple[Source, ...]" = ()
     """What has to be open for its calls, and has no tools of its own."""
 
@@ -165,6 +170,15 @@ class HasIntroduction(Protocol):
 
     def introduction(self) -> str:
         """Return its own words; empty where it has none."""
+        ...
+
+
+@runtime_checkable
+class KnowsIdentities(Protocol):
+    """A source that is used by each caller as himself, and may list other tools for each."""
+
+    def unlisted(self, principal: Principal) -> frozenset[str]:
+        """Return its tools that are not there for a caller."""
         ...
 
 

@@ -70,14 +70,15 @@ class OfferedTools:
         allowed: frozenset[str] | None,
         plan: SearchPlan | None = None,
         demanded: frozenset[str] = frozenset(),
+        unlisted: frozenset[str] = frozenset(),
     ) -> ToolSet:
         """Return the tools that the model's entry, the caller's key and the request all allow. `plan`: how they are searched, where
-        they are. `demanded`: the tools that the model has to be shown."""
+        they are. `demanded`: the tools that the model has to be shown. `unlisted`: those that their servers do not list for the caller."""
         tools = self.all()
         if allowed is not None:
             allowed &= self.names  # a client may send any number of other names
         demanded &= self.names
-        cache_key = (by_entry, by_key, wanted, allowed, plan, demanded)
+        cache_key = (by_entry, by_key, wanted, allowed, plan, demanded, unlisted)
         tool_set = self._narrowed.get(cache_key)
         if tool_set is None:
             if len(self._narrowed) >= REMEMBERED_SELECTIONS:
@@ -88,6 +89,8 @@ class OfferedTools:
                 chosen = tuple(selected(narrowed(tools, filters), wanted))
             else:
                 chosen = narrowed(tools, [*filters, requested_filter(wanted)])
+            if unlisted:
+                chosen = tuple(tool for tool in chosen if tool.name not in unlisted)
             search = None
             if plan is not None and sum(prompt_tokens(tool.definition) for tool in chosen) > plan.over:
                 search = self._searching(plan, named_tools(chosen, wanted, allowed, demanded))

@@ -19,12 +19,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 import structlog
 
+from callgate.callers.caller import Principal
 from callgate.calls.legal_names import MAX_STEM
 from callgate.calls.offer import Check, OfferedTool
 from callgate.calls.selection import ToolOrigin
 from callgate.tools.approvals.rules import NO_RULE, ApprovalRule
 from callgate.tools.concurrency import ConcurrencyLimits
-from callgate.tools.executor import HasHeld, HasIntroduction, HasLeftOut, HasPrefix, Safety, Source, Tool, not_compiled
+from callgate.tools.executor import (
+    HasHeld,
+    HasIntroduction,
+    HasLeftOut,
+    HasPrefix,
+    KnowsIdentities,
+    Safety,
+    Source,
+    Tool,
+    not_compiled,
+)
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.tools.shaped_results import ResultRules, shaped
 from callgate.tools.source_pool import SourcePool
@@ -163,6 +174,8 @@ class Registry:
         else:
             self._pool = pool
         self._sources: dict[str, _RegisteredSource] = {}
+        self.knows_identities = False
+        """Whether any source is used by each caller as himself."""
         self._config_tools: dict[str, Tool] = {}
         self._supervisors: dict[str, SourceSupervisor] = {}
         self._sorted_supervisors: list[tuple[str, SourceSupervisor]] = []
@@ -227,6 +240,7 @@ class Registry:
         if identity is None:
             identity = object()
         self._sources[source.name] = _RegisteredSource(identity, source)
+        self.knows_identities = self.knows_identities or isinstance(source, KnowsIdentities)
         self._approval_of[source.name] = approval
         if results is not None:
             self._results_of[source.name] = results
@@ -356,6 +370,16 @@ class Registry:
             for name, supervisor in self._sorted_supervisors
             if isinstance(supervisor.source, HasIntroduction)
         }
+
+    def unlisted(self, principal: Principal) -> frozenset[str]:
+        """Return the names of the tools that their servers do not list for a caller."""
+        unlisted: dict[str, frozenset[str]] = {}
+        for name, supervisor in self._sorted_supervisors:
+            if isinstance(supervisor.source, KnowsIdentities) and (tools := supervisor.source.unlisted(principal)):
+                unlisted[name] = tools
+        if not unlisted:
+            return frozenset()
+        return frozenset(tool.name for tool in self.tools() if tool.original in unlisted.get(tool.source, ()))
 
     def handed_over(self) -> tuple[str, ...]:
         """Return the sources that are already open in the pool. To be called before the registry is opened."""
@@ -520,7 +544,12 @@ class Registry:
         version = b"\0".join((address(*identity).encode("utf-8", "replace"), definition))
         seconds = rules.cache_seconds
         executor = CachedTool(
-            tool.executor, self._result_cache, version=version, seconds=seconds, shared=rules.cache_shared
+            tool.executor,
+            self._result_cache,
+            version=version,
+            seconds=seconds,
+            shared=rules.cache_shared,
+            identify=tool.identify,
         )
         return replace(tool, executor=executor)
 

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from callgate.callers.caller import Principal
 from callgate.calls.outcome import Failed, FailureKind, Outcome, ResultFacts, Returned
 from callgate.calls.states import ReadyCall
 from callgate.tools.executor import CallContext, Executor
@@ -86,14 +87,24 @@ class ResultCache:
 class CachedTool:
     """Runs calls by another executor, unless the result of an equal call is kept or on its way."""
 
-    def __init__(self, executor: Executor, cache: ResultCache, *, version: bytes, seconds: float, shared: bool) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        cache: ResultCache,
+        *,
+        version: bytes,
+        seconds: float,
+        shared: bool,
+        identify: Callable[[Principal], str] | None = None,
+    ) -> None:
         """`version`: differs with all that a result depends on beside the arguments and the caller. `shared`: results are the same
-        for all callers."""
+        for all callers. `identify`: returns as whom a call is made at its server, where that knows its callers: never shared."""
         self._executor = executor
         self._cache = cache
         self._version = version
         self._seconds = seconds
-        self._shared = shared
+        self._shared = shared and identify is None
+        self._identify = identify
 
     async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
         cache = self._cache
@@ -127,6 +138,8 @@ class CachedTool:
 
     def _key(self, call: ReadyCall, context: CallContext) -> bytes:
         caller = "" if self._shared else f"of {context.caller}"
+        if self._identify is not None:
+            caller += f" as {self._identify(context.principal)}"
         text = _encode([caller, call.arguments])
         return hashlib.sha256(self._version + b"\0" + text).digest()
 

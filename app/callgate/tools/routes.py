@@ -16,7 +16,8 @@ from callgate.api.json_body import read_json_body
 from callgate.api.middleware import CLIENT_CLOSED, RequestContext, context_of
 from callgate.api.recording import private_to, wants_content
 from callgate.api.rights import caller_of, check_admin, rights_of_chat
-from callgate.callers.caller import Caller
+from callgate.callers.caller import NOBODY, Caller
+from callgate.callers.principals import principal_of
 from callgate.calls.outcome import Failed, Outcome, Returned
 from callgate.calls.states import Call
 from callgate.conversation import feedback
@@ -52,6 +53,8 @@ class CallBody(msgspec.Struct, forbid_unknown_fields=True):
 
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
     """An object, or a text as a model would write it."""
+    user: str = ""
+    """For whom, where a tool's server wants to know."""
 
     def text(self) -> str:
         """Return the arguments unparsed, so that the gate sees duplicate keys."""
@@ -161,7 +164,11 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
                                 "arguments": {
                                     "anyOf": [{"type": "object"}, {"type": "string"}],
                                     "description": "The arguments, or the text that a model might have written for them.",
-                                }
+                                },
+                                "user": {
+                                    "type": "string",
+                                    "description": "For whom, where a tool's server is used by each user as himself.",
+                                },
                             },
                         }
                     }
@@ -181,7 +188,7 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
             raw_body = await read_counted(request.receive, runtime.limits.body_bytes, context.hold)
             body = read_json_body(raw_body, CallBody, EXAMPLE)
             rights = rights_of_chat(manager, context, runtime, model=None, check_caller=check_admin)
-            calling = _Calling(runtime, context, caller, rights.ask, request.path_params["name"], body.text())
+            calling = _Calling(runtime, context, caller, rights.ask, request.path_params["name"], body)
             return await calling.answer(request)
 
     return router
@@ -197,14 +204,18 @@ class _Calling:
         caller: Caller,
         rights: RightsNow,
         name: str,
-        arguments: str,
+        body: CallBody,
     ) -> None:
+        arguments = body.text()
         self._run_id = context.ids["run_id"] = new_run_id()
         self._context = context
         self._runtime = runtime
         self._caller = caller
         tools = runtime.offered.of_key(caller.tools)
-        self._toolbox = runtime.toolboxes.of_server(tools, caller, self._run_id, rights)
+        principal = NOBODY
+        if runtime.knows_identities:
+            principal = principal_of(caller, body.user, context.headers)
+        self._toolbox = runtime.toolboxes.of_server(tools, caller, self._run_id, rights, principal)
         if name not in self._toolbox.offer:
             raise _no_such_tool(name)
         self._name = name

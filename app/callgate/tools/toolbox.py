@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from callgate.callers.caller import NOBODY, Principal
 from callgate.calls.legal_names import MAX_LENGTH, RESERVED_PREFIX, hashed_name
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
@@ -206,6 +207,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     server_tools: ToolSet
     caller: str = ""
     """Whose chat it is."""
+    principal: Principal = NOBODY
+    """On whose behalf it is, where a tool's server is to know."""
     charge: Charge | None = None
     """Charges calls that cost something to the budget of its key."""
     client_tools: Sequence[msgspec.Raw] = ()
@@ -436,6 +439,7 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             max_bytes=max(KEPT_BYTES, tool.policy.max_result_bytes),
             caller=self.caller,
             charge=self.charge,
+            principal=self.principal,
         )
 
 

@@ -26,6 +26,8 @@ from callgate.tools.kinds.http.client import (
     shown_address,
     tls_failure,
 )
+from callgate.tools.kinds.mcp.authorization import NeedsLogin
+from callgate.tools.kinds.mcp.sender import CHALLENGE, Sender, is_at, refused_again
 from callgate.tools.kinds.mcp.wire import FOR_SDK, MAX_MESSAGE_BYTES, ListBudget
 from callgate.untrusted.doors import TooMuch, Untrusted
 from callgate.untrusted.slices import open_in_slices
@@ -80,11 +82,29 @@ class Tap(httpx2.AsyncBaseTransport):
         self.trouble = ""
         self.budget: ListBudget | None = None
         """What may still come of the list that is being read."""
+        self.needs_login: NeedsLogin | None = None
+        """Why the last request was not authorized, if it was not."""
+        self._sender: Sender | None = None
+        self._server = ""
+        self._below = False
+
+    def send_as(self, sender: Sender, server: str, *, below: bool) -> None:
+        """Send requests to the server's address as somebody; `below`: also those to what is in its folder."""
+        self._sender = sender
+        self._server = server
+        self._below = below
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         try:
             async with asyncio.timeout(GOODBYE_SECONDS if request.method == "DELETE" else None):
-                response = await self._transport.handle_async_request(request)
+                if self._sender is None or not is_at(str(request.url), self._server, below=self._below):
+                    response = await self._transport.handle_async_request(request)
+                else:
+                    response = await self._sent_as(self._sender, request)
+        except NeedsLogin as needs_login:
+            self.needs_login = needs_login
+            self.trouble = needs_login.words
+            return _refusal(self.trouble, request)
         except TimeoutError as error:
             raise httpx2.ReadTimeout("no answer to the goodbye", request=request) from error
         except (httpx2.ConnectError, httpx2.ConnectTimeout, AddressRefused) as error:
@@ -105,15 +125,31 @@ class Tap(httpx2.AsyncBaseTransport):
             self.trouble = ""
         if response.is_redirect:
             await response.aclose()
-            # A protocol error, which the SDK passes on.
-            body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": self.trouble}}
-            return httpx2.Response(502, json=body, request=request)
+            return _refusal(self.trouble, request)
         self.session_id = response.headers.get("mcp-session-id", self.session_id)
         response.stream = _Bounded(
             response,
             self.budget,
             partial(self._lost, "the stream ended") if self._stream_is_life and request.method == "GET" else None,
         )
+        return response
+
+    async def _sent_as(self, sender: Sender, request: httpx2.Request) -> httpx2.Response:
+        """Send a request as somebody; once more where the server refused what authorized it."""
+        sent_headers = await sender.headers()
+        request.headers.update(sent_headers)
+        response = await self._transport.handle_async_request(request)
+        challenges = response.headers.get_list(CHALLENGE)
+        if not sender.is_refusal(response.status_code, challenges):
+            self.needs_login = None
+            return response
+        await response.aclose()
+        request.headers.update(await sender.headers_after(response.status_code, challenges, sent_headers))
+        response = await self._transport.handle_async_request(request)
+        if sender.is_refusal(response.status_code, response.headers.get_list(CHALLENGE)):
+            await response.aclose()
+            raise refused_again(sender.server)
+        self.needs_login = None
         return response
 
     async def aclose(self) -> None:
@@ -188,6 +224,12 @@ def host_of(url: str) -> str:
     if not host:
         raise ValueError("not an address that can be used: it names no host")
     return host
+
+
+def _refusal(words: str, request: httpx2.Request) -> httpx2.Response:
+    """Return a protocol error, which the SDK passes on."""
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": words}}
+    return httpx2.Response(502, json=body, request=request)
 
 
 def _unreachable(url: httpx2.URL, error: BaseException) -> str:

@@ -1,14 +1,14 @@
 """MCP transports over HTTP: streamable HTTP, and the older SSE.
 
 The SDK has the session, on a transport that checks every address and follows no redirects. A tool call over streamable HTTP
-bypasses the SDK: one POST in its session, with an answer in JSON or events. Only the operator's headers are sent, and no
-caller's.
+bypasses the SDK: one POST in its session, with an answer in JSON or events. The operator's headers are sent, those by which the
+session's sender is known and authorized, and no caller's credentials.
 """
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -29,9 +29,11 @@ from callgate.http.interface import Broken, ConnectFailed, Deadlines, Response, 
 from callgate.tools.kinds.http.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.kinds.http.client import CONNECT_TIMEOUT, MAX_CONNECTIONS, AddressRefused, Web
 from callgate.tools.kinds.http.own_hosts import rules_of_host
+from callgate.tools.kinds.mcp.authorization import NeedsLogin
 from callgate.tools.kinds.mcp.clients import EVENTS, Tap, direct_client, host_of, sdk_client
 from callgate.tools.kinds.mcp.elicitation import Elicitations
 from callgate.tools.kinds.mcp.sdk_streams import MAX_REQUESTS, with_few_requests
+from callgate.tools.kinds.mcp.sender import CHALLENGE, Sender, refused_again
 from callgate.tools.kinds.mcp.wire import (
     MAX_MESSAGE_BYTES,
     SESSION_FORGOTTEN,
@@ -100,9 +102,13 @@ class _Link:
 
     transport = "tcp"
 
-    def __init__(self, spec: HttpSpec, web: Web, *, stream_is_life: bool = False) -> None:
+    def __init__(self, spec: HttpSpec, web: Web, sender: Sender | None = None, *, stream_is_life: bool = False) -> None:
+        """`sender`: as whom its requests are sent, where that is anybody in particular."""
         self.spec = spec
+        self._sender = sender
         self._tap = Tap(web, spec.rules, self._lost, stream_is_life=stream_is_life)
+        if sender is not None:
+            self._tap.send_as(sender, spec.url, below=stream_is_life)
         self._stack = AsyncExitStack()
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.capabilities: Mapping[str, Any] = {}
@@ -118,6 +124,10 @@ class _Link:
     @trouble.setter
     def trouble(self, problem: str) -> None:
         self._tap.trouble = problem
+
+    @property
+    def needs_login(self) -> NeedsLogin | None:
+        return self._tap.needs_login
 
     @property
     def budget(self) -> ListBudget | None:
@@ -148,8 +158,8 @@ class HttpLink(_Link):
 
     direct = True
 
-    def __init__(self, spec: HttpSpec, web: Web) -> None:
-        super().__init__(spec, web)
+    def __init__(self, spec: HttpSpec, web: Web, sender: Sender | None = None) -> None:
+        super().__init__(spec, web, sender)
         self._web = web
         self._client: HttpClient | None = None
         self._room = asyncio.Semaphore(MAX_CONNECTIONS)
@@ -243,15 +253,40 @@ class HttpLink(_Link):
                 self._nothing_asked.set()
 
     async def _ask_over_http(self, method: str, params: Mapping[str, Any], reading: "_AnswerStream") -> RpcAnswer:
-        id = reading.id
         headers = self._headers
         if self._terms.modern:
             headers = {**headers, "Mcp-Method": method}
             if (name := params.get("name") or params.get("uri")) is not None:
                 headers["Mcp-Name"] = encode_header_value(name)
-        body = request(id, method, params, self._terms)
+        body = request(reading.id, method, params, self._terms)
+        if self._sender is None:
+            answer = await self._answer_of(headers, body, reading)
+        else:
+            answer = await self._authorized_answer(self._sender, headers, body, reading)
+        if answer is not None:
+            return answer
+        return await self._resumed(reading)
+
+    async def _authorized_answer(
+        self, sender: Sender, headers: Mapping[str, str], body: bytes, reading: "_AnswerStream"
+    ) -> RpcAnswer | None:
+        """Send a request as somebody; once more where the server refused what authorized it, and so has not carried it out."""
+        sent_headers = {**headers, **await sender.headers()}
+        try:
+            return await self._answer_of(sent_headers, body, reading)
+        except _Unauthorized as refused:
+            renewed = {**headers, **await sender.headers_after(refused.status, refused.challenges, sent_headers)}
+        try:
+            return await self._answer_of(renewed, body, reading)
+        except _Unauthorized:
+            raise refused_again(sender.server) from None
+
+    async def _answer_of(self, headers: Mapping[str, str], body: bytes, reading: "_AnswerStream") -> RpcAnswer | None:
+        """Send a request and read the answer; None where its stream ends before."""
+        id = reading.id
         async with self._room, self._http.post(self.spec.url, headers, body, _DEADLINES) as response:
             if response.status != 200:
+                self._check_authorized(response)
                 return await self._refused(response, id)
             answered = response.headers()
             kind = _type(answered)
@@ -259,10 +294,15 @@ class HttpLink(_Link):
                 return _whole(id, *await _read(response, answered, MAX_MESSAGE_BYTES))
             if kind != EVENTS:
                 raise Unreadable(f"The tool's server answered with {kind[:80]}, which is not the protocol's.")
-            answer = await self._follow(response, reading)
-        if answer is not None:
-            return answer
-        return await self._resumed(reading)
+            return await self._follow(response, reading)
+
+    def _check_authorized(self, response: Response) -> None:
+        """Raise where what authorized a request was refused."""
+        if self._sender is None:
+            return
+        challenges = [response.headers().get(CHALLENGE, "")]
+        if self._sender.is_refusal(response.status, challenges):
+            raise _Unauthorized(response.status, challenges)
 
     async def _follow(self, response: Response, reading: "_AnswerStream") -> RpcAnswer | None:
         """Read events until the answer; None where the stream ends before."""
@@ -315,6 +355,7 @@ class HttpLink(_Link):
 
     async def _resumed(self, reading: "_AnswerStream") -> RpcAnswer:
         """Resume an answer whose stream ended early, as long as the server sends event ids."""
+        renewed: dict[str, str] = {}
         for _ in range(MAX_RESUMPTIONS):
             if reading.last_id is None:
                 break
@@ -325,17 +366,33 @@ class HttpLink(_Link):
             await asyncio.sleep(min(wait, LONGEST_RESUME_SECONDS))
             try:
                 headers = {**self._headers, "Accept": EVENTS, "Last-Event-ID": reading.last_id}
+                if self._sender is not None:
+                    headers |= renewed or await self._sender.headers()
                 async with self._room, self._http.get(self.spec.url, headers, _DEADLINES) as response:
                     if response.status != 200 or _type(response.headers()) != EVENTS:
+                        self._check_authorized(response)
                         raise Gone("the server does not go on where it ended")
                     reading.again()
                     answer = await self._follow(response, reading)
+            except _Unauthorized as refused:
+                renewed = await self._renewed_for(refused, headers)
+                continue
+            except NeedsLogin as needs_login:
+                raise Gone("nobody is logged in to go on where it ended") from needs_login
             except (TransportError, AddressRefused):
                 break  # the call itself was sent
             if answer is not None:
                 return answer
         self._check()
         raise Gone("the stream ended without an answer")
+
+    async def _renewed_for(self, refused: "_Unauthorized", sent_headers: Mapping[str, str]) -> dict[str, str]:
+        """Return the headers to resume an answer with, after a refusal. What was called goes on at the server."""
+        assert self._sender is not None, "only what is sent as somebody is refused so"
+        try:
+            return await self._sender.headers_after(refused.status, refused.challenges, sent_headers)
+        except NeedsLogin as needs_login:
+            raise Gone("nobody is logged in to go on where it ended") from needs_login
 
     async def _refused(self, response: Response, id: str) -> RpcAnswer:
         body, _ = await _read(response, response.headers(), EXCERPT_BYTES)
@@ -383,13 +440,13 @@ class HttpLink(_Link):
         task.add_done_callback(self._aside.discard)
 
     async def _sent_aside(self, body: bytes) -> None:
-        with contextlib.suppress(TransportError, TimeoutError, AddressRefused):
-            async with (
-                asyncio.timeout(ASIDE_SECONDS),
-                self._room,
-                self._http.post(self.spec.url, self._headers, body, _DEADLINES) as response,
-            ):
-                response.settle()
+        with contextlib.suppress(TransportError, TimeoutError, AddressRefused, NeedsLogin):
+            async with asyncio.timeout(ASIDE_SECONDS):
+                headers = self._headers
+                if self._sender is not None:
+                    headers = {**headers, **await self._sender.headers()}
+                async with self._room, self._http.post(self.spec.url, headers, body, _DEADLINES) as response:
+                    response.settle()
 
 
 class SseLink(_Link):
@@ -397,8 +454,8 @@ class SseLink(_Link):
 
     direct = False
 
-    def __init__(self, spec: HttpSpec, web: Web) -> None:
-        super().__init__(spec, web, stream_is_life=True)
+    def __init__(self, spec: HttpSpec, web: Web, sender: Sender | None = None) -> None:
+        super().__init__(spec, web, sender, stream_is_life=True)
 
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
         """Do nothing: the SDK keeps the terms."""
@@ -416,6 +473,15 @@ class SseLink(_Link):
         return with_few_requests(
             await self._stack.enter_async_context(transport), self._asked_too_fast, self.capabilities
         )
+
+
+class _Unauthorized(Exception):
+    """Raised where the server refused what authorized a request."""
+
+    def __init__(self, status: int, challenges: Sequence[str]) -> None:
+        super().__init__(status)
+        self.status = status
+        self.challenges = challenges
 
 
 class _AnswerStream:

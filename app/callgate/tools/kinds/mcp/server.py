@@ -6,8 +6,9 @@ list, and outcomes of its answers.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import mcp_types as types
@@ -19,15 +20,18 @@ from callgate.calls.unseen import visible
 from callgate.conversation.ports import ProgressReport
 from callgate.parsers.jobs import ParserFailed
 from callgate.parsers.pool import ParserPool
-from callgate.tools.executor import DEFAULT_POLICY, CallContext, Policy, Safety, Tool
+from callgate.tools.executor import DEFAULT_POLICY, CallContext, Executor, Policy, Safety, Tool
 from callgate.tools.kinds.http.client import Web
+from callgate.tools.kinds.mcp.authorization import OPERATOR, Authorization, NeedsLogin
 from callgate.tools.kinds.mcp.descriptors import Descriptor, described, is_allowed, is_callable
 from callgate.tools.kinds.mcp.elicitation import Elicitations, Mode
 from callgate.tools.kinds.mcp.http import HttpLink, HttpSpec, SseLink
+from callgate.tools.kinds.mcp.identities import Per, place_of
 from callgate.tools.kinds.mcp.pins import Holds, PinMode, Pins, what_is_held
 from callgate.tools.kinds.mcp.process import StdioSpec
 from callgate.tools.kinds.mcp.results import for_user, outcome_of
 from callgate.tools.kinds.mcp.rounds import CannotAsk, in_rounds
+from callgate.tools.kinds.mcp.sender import OPERATORS, Sender, Visitor
 from callgate.tools.kinds.mcp.session import CALL, READ, Link, ResourceList, Session
 from callgate.tools.kinds.mcp.stdio import StdioLink
 from callgate.tools.kinds.mcp.wire import SESSION_FORGOTTEN, Forgotten, Gone, NotSent, RpcAnswer, Unreadable
@@ -72,6 +76,12 @@ class ServerSpec:
     """The ways in which it may ask a person while a tool runs."""
     resources: bool = True
     """Whether its resources can be read."""
+    per: Per = "server"
+    """Whose identity its requests have."""
+    authorization: Authorization | None = None
+    """Authorizes its requests, where it wants that."""
+    forwards: Mapping[str, str] = field(default_factory=dict)
+    """The request's header for each header that is sent on to it."""
     pins: PinMode | None = None
     """What becomes of a tool that is new or different; by default held if it may write, where it is remembered what it was."""
 
@@ -81,9 +91,21 @@ class McpSource:
 
     kind = "mcp"
 
-    def __init__(self, spec: ServerSpec, web: Web, pins: Pins | None = None, parsers: ParserPool | None = None) -> None:
-        """`parsers` compiles the schemas of its tools first, where these are many or large."""
+    def __init__(
+        self,
+        spec: ServerSpec,
+        web: Web,
+        pins: Pins | None = None,
+        parsers: ParserPool | None = None,
+        visitor: Visitor = OPERATORS,
+    ) -> None:
+        """`parsers` compiles the schemas of its tools first, where these are many or large. `visitor`: as whom it is asked."""
         self.name = spec.name
+        self._pinned_as = place_of(spec.name, visitor)
+        self._sender: Sender | None = None
+        """As whom it is asked, where it is told that."""
+        if spec.authorization is not None or visitor.forwarded:
+            self._sender = Sender(server=spec.name, visitor=visitor, authorization=spec.authorization)
         self._schemas = SourceSchemas(spec.name, parsers or ParserPool())
         self._spec = spec
         self._web = web
@@ -101,6 +123,8 @@ class McpSource:
         self._renewing = False
         """Whether a running server is getting a new session, for which calls wait."""
         self._speaks_sse = False
+        self.needs_login: NeedsLogin | None = None
+        """Why it could not be opened, where that was because nobody is logged in."""
 
     @property
     def prefix(self) -> str:
@@ -110,12 +134,14 @@ class McpSource:
         link = self._link()
         try:
             self._session = await self._open_session(link)
+            self.needs_login = None
         except CannotOpen as refusal:
+            self.needs_login = link.needs_login
             if not (isinstance(link, HttpLink) and link.may_be_older):
                 raise
             # The protocol's fallback to SSE for a URL that refuses POST. If that fails too, the first failure is raised.
             try:
-                session = await self._open_session(SseLink(link.spec, self._web))
+                session = await self._open_session(SseLink(link.spec, self._web, self._sender))
             except CannotOpen:
                 raise refusal from None
             self._speaks_sse = True
@@ -130,11 +156,11 @@ class McpSource:
         return self._tools
 
     def held_back(self) -> tuple[tuple[str, str], ...]:
-        return tuple((prefixed(self.prefix, tool.name), tool.reason) for tool in self._pins.held(self.name))
+        return tuple((prefixed(self.prefix, tool.name), tool.reason) for tool in self._pins.held(self._pinned_as))
 
     def is_held(self, name: str) -> bool:
         """Return whether a tool is held by now: chats that began before still have it."""
-        return self._pins.is_held(self.name, name)
+        return self._pins.is_held(self._pinned_as, name)
 
     def introduction(self) -> str:
         """Return the server's instructions. Nothing compares them with what they were, so that `pins: hold` leaves them out."""
@@ -145,7 +171,7 @@ class McpSource:
     def _offer(self) -> None:
         """Offer all tools but those that are held."""
         self._pins_seen = self._pins.generation
-        tools = tuple(tool for name, tool in self._listed_tools if not self._pins.is_held(self.name, name))
+        tools = tuple(tool for name, tool in self._listed_tools if not self._pins.is_held(self._pinned_as, name))
         if tools != self._tools:
             self._tools = tools
 
@@ -192,6 +218,8 @@ class McpSource:
         direct: bool,
     ) -> RpcAnswer:
         """Send a request; a second time on a new session, where the server only refused the old one."""
+        if self._session is None and self.needs_login is not None:
+            raise self.needs_login
         session = self._session or await self._renewed(None)
         try:
             answer = await session.call(params, context.report, direct=direct, elicitations=asking, method=method)
@@ -219,9 +247,9 @@ class McpSource:
             case StdioSpec() as spec:
                 return StdioLink(spec)
             case HttpSpec() as spec if spec.sse or self._speaks_sse:
-                return SseLink(spec, self._web)
+                return SseLink(spec, self._web, self._sender)
             case HttpSpec() as spec:
-                return HttpLink(spec, self._web)
+                return HttpLink(spec, self._web, self._sender)
 
     async def _open_session(self, link: Link) -> Session:
         session = Session(link, self._listed, self._spec.modes)
@@ -240,12 +268,12 @@ class McpSource:
             allowed = [tool for tool in descriptors if is_allowed(tool.name, spec.allowed_tools)]
             # What is not allowed is remembered too: when the operator allows it one day, it is known from the first list on.
             others = [tool for tool in descriptors if tool not in allowed]
-            pins.look(spec.name, others, told=False)
-            pinned = pins.look(spec.name, allowed, holds, told=spec.pins != "off")
+            pins.look(self._pinned_as, others, told=False)
+            pinned = pins.look(self._pinned_as, allowed, holds, told=spec.pins != "off")
             names += [tool.name for tool in pinned]
             described_tools += map(self._tool, pinned)
             await asyncio.sleep(0)
-        pins.listed(spec.name, frozenset(names))
+        pins.listed(self._pinned_as, frozenset(names))
         try:
             tools_of_server = await self._schemas.compile(described_tools)
         except ParserFailed as failure:
@@ -270,7 +298,7 @@ class McpSource:
             name=name,
             description=about_resources(spec.name, resources, named=spec.pins != "hold"),
             parameters=URI,
-            executor=McpResources(self),
+            executor=self._after_login(McpResources(self)),
             policy=policy,
             kind="mcp",
             source=spec.name,
@@ -279,13 +307,22 @@ class McpSource:
             title="Read a resource",
         )
 
+    def _after_login(self, executor: Executor) -> Executor:
+        """Return an executor whose calls wait for the operator's login, or say that it is missing, where there is one."""
+        spec = self._spec
+        if spec.authorization is None or spec.per != "server":
+            return executor
+        from callgate.tools.kinds.mcp.login_wait import AfterLogin
+
+        return AfterLogin(executor, spec.authorization, OPERATOR, spec.name, spec.modes)
+
     def _holds(self) -> Holds | None:
         """Return which tools are held if they are new or different: none of the first list that is seen."""
         which = what_is_held(self._spec.pins, are_kept=self._pins.are_kept)
         if not self._has_said:
             self._has_said = True
             log.info("tools_pinned", server=self.name, pins=self._spec.pins or "default", held=which)
-        if which == "none" or not self._pins.knows(self.name):
+        if which == "none" or not self._pins.knows(self._pinned_as):
             return None
         if which == "all":
             return lambda descriptor: True
@@ -304,7 +341,7 @@ class McpSource:
             name=descriptor.name,
             description=descriptor.description,
             parameters=descriptor.parameters,
-            executor=McpTool(self, descriptor, read_only=policy.safety is Safety.READ_ONLY),
+            executor=self._after_login(McpTool(self, descriptor, read_only=policy.safety is Safety.READ_ONLY)),
             policy=policy,
             kind="mcp",
             source=spec.name,
@@ -326,8 +363,8 @@ class McpTool:
     async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
         if self.server.is_held(self.descriptor.name):
             return Failed(HELD, FailureKind.REFUSED)
-        asking = self.server.call(self.descriptor, call.arguments, context)
-        return await _outcome(self.server, asking, context, read_only=self.read_only)
+        ask = partial(self.server.call, self.descriptor, call.arguments, context)
+        return await _outcome(self.server, ask, context, read_only=self.read_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,16 +374,16 @@ class McpResources:
     server: McpSource
 
     async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
-        asking = self.server.read(call.arguments["uri"], context)
-        return await _outcome(self.server, asking, context, read_only=True)
+        ask = partial(self.server.read, call.arguments["uri"], context)
+        return await _outcome(self.server, ask, context, read_only=True)
 
 
 async def _outcome(
-    server: McpSource, asking: Awaitable[RpcAnswer], context: CallContext, *, read_only: bool
+    server: McpSource, ask: Callable[[], Awaitable[RpcAnswer]], context: CallContext, *, read_only: bool
 ) -> Outcome:
-    """Return what came of a request."""
+    """Return what came of a request. Raises `NeedsLogin`."""
     try:
-        answer = await asking
+        answer = await ask()
         result = answer.result
         is_annotated = result is not None and any(piece.annotations is not None for piece in result.content)
         if is_annotated and (text := for_user(answer)):
@@ -359,10 +396,10 @@ async def _outcome(
     except CannotAsk as error:
         return Failed(str(error), FailureKind.REFUSED)
     except TimeoutError:
-        return _unavailable(server)
+        return unavailable(server.name)
     except Gone as gone:
         if not gone.sent:
-            return _unavailable(server)
+            return unavailable(server.name)
         if read_only:
             return Failed(f"The tool's server, {server.name}, went away while the tool ran.", FailureKind.UNAVAILABLE)
         return Failed(
@@ -372,9 +409,9 @@ async def _outcome(
         )
 
 
-def _unavailable(server: McpSource) -> Failed:
+def unavailable(server: str) -> Failed:
     return Failed(
-        f"Not run: the tool's server, {server.name}, cannot be reached at the moment. Try again later, or go on without it.",
+        f"Not run: the tool's server, {server}, cannot be reached at the moment. Try again later, or go on without it.",
         FailureKind.UNAVAILABLE,
     )
 

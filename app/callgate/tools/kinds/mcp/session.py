@@ -24,6 +24,7 @@ from callgate import __version__
 from callgate.calls.unseen import visible
 from callgate.conversation.ports import ProgressReport, Report, ignore_progress
 from callgate.http.trace_context import TRACE, trace_headers
+from callgate.tools.kinds.mcp.authorization import NeedsLogin
 from callgate.tools.kinds.mcp.elicitation import CallsThatAsk, Elicitations, Mode, capabilities_of
 from callgate.tools.kinds.mcp.wire import (
     Gone,
@@ -85,6 +86,11 @@ class Link(Transport, Protocol):
     @property
     def session_id(self) -> str:
         """The server's id of the session; empty if there is none."""
+        ...
+
+    @property
+    def needs_login(self) -> NeedsLogin | None:
+        """Why the SDK's last request was not authorized, if it was not."""
         ...
 
     def agreed(self, terms: Terms, check: Callable[[], None]) -> None:
@@ -241,6 +247,9 @@ class Session:
             if error.code == types.CONNECTION_CLOSED:
                 self.check()
                 raise Gone("the connection was closed") from None
+            needs_login = self._link.needs_login
+            if needs_login is not None and error.message == needs_login.words:
+                raise needs_login from None
             return RpcAnswer(error=RpcError(error.code, error.message, error.error.data))
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
             raise Gone("the connection was closed") from error

@@ -62,6 +62,7 @@ class StdioLink:
     direct = True
     transport = "pipe"
     session_id = ""
+    needs_login = None
 
     def __init__(self, spec: StdioSpec) -> None:
         self._spec = spec
