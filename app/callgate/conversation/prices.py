@@ -1,5 +1,7 @@
 """The price of tokens, and the cost of usage."""
 
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Final
 
 import msgspec
@@ -33,10 +35,11 @@ class Price(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def of(self, counts: TokenCounts) -> int:
         """Return the cost of token counts in nanodollars. A part with a price of its own costs that instead of the usual one."""
         cost = counts.prompt * self.prompt + counts.completion * self.completion
-        for place, name, whole, usual in _PARTS:
-            tokens = counts[place]
-            if tokens and (price := getattr(self, name)) is not None:
-                cost += min(tokens, counts[whole]) * (price - getattr(self, usual))
+        if any(_parts(counts)):
+            for place, name, whole, usual in _PARTS:
+                tokens = counts[place]
+                if tokens and (price := getattr(self, name)) is not None:
+                    cost += min(tokens, counts[whole]) * (price - getattr(self, usual))
         return round(cost * NANO)
 
 
@@ -46,4 +49,5 @@ _PARTS: Final = tuple(
     if count.price and count.part_of
 )
 """The place in `TokenCounts` and the price of each part that has one, and those of the whole."""
+_parts: Final[Callable[[TokenCounts], tuple[int, ...]]] = itemgetter(*(place for place, *_ in _PARTS))
 FREE: Final = Price()

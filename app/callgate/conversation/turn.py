@@ -184,22 +184,25 @@ class TurnBuilder:
                 self._calls.add(event)
             elif type(event) is ReasoningDelta:
                 self._reasoning.setdefault(event.source, []).append(event.text)
-            else:  # the three above come by the thousand
+            elif type(event) is Finished:  # the three above come by the thousand; these four with nearly every answer
+                self._take_reason(event)
+            elif type(event) is Usage:
+                self._usage = event
+            elif type(event) is ProviderHead:
+                self._head = self._head or event
+            elif type(event) is CallWritten:
+                self._calls.add_written(event)
+            else:
                 self._take(event)
 
-    def _take(self, event: ModelEvent) -> None:  # noqa: PLR0912 - a case for each kind of event
+    def _take_reason(self, event: Finished) -> None:
+        meaning = meaning_if_said(event)
+        if meaning is not None:
+            self._reasons[event.reason] = meaning
+            self._calls.note_reason(orderly=meaning.is_orderly)
+
+    def _take(self, event: ModelEvent) -> None:
         match event:
-            case Finished():
-                meaning = meaning_if_said(event)
-                if meaning is not None:
-                    self._reasons[event.reason] = meaning
-                    self._calls.note_reason(orderly=meaning.is_orderly)
-            case Usage():
-                self._usage = event
-            case ProviderHead():
-                self._head = self._head or event
-            case CallWritten():
-                self._calls.add_written(event)
             case ExtraField():
                 self._extra_fields.setdefault(event.field, []).append(event.value)
             case ThinkingBlock():

@@ -262,7 +262,7 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
         if self._answers:
             last = self._answers[-1]
             by = last.by
-            if event.usage is last.usage:
+            if event.usage is last.usage or event.turn_usages == (last.usage,):  # the sum of one turn
                 counts = last.counts
         if len(self._answers) > 1 and any(answer.by != by for answer in self._answers):
             self._spend_by_turn()
