@@ -245,7 +245,7 @@ def test_compose_gives_the_container_nothing_it_does_not_need(service):
 def test_compose_asks_for_a_key_makes_the_first_and_publishes_to_this_machine_alone(service):
     config = load(ROOT / "deploy" / "config.yaml", environ={}).config
 
-    assert config.auth == "keys"
+    assert config.auth.mode == "keys"
     assert service["command"] == ["serve", "--create-key"]
     assert config.data_dir in {volume.partition(":")[2] for volume in service["volumes"]}
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])

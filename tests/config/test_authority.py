@@ -33,7 +33,12 @@ UNGUARDED = {
     " limits upstream parsers hosted_tools responses compaction store record traces reload logging",
     "FinishReasons": "content_filter",
     "HttpTool": "kind name description method",
-    "Key": "name hash old_hash tool_search events usage responses",
+    "AuthSection": "mode oidc",  # by the guard of `auth`; an issuer that is added is like a key that is added
+    "Claims": "name",
+    "Group": "per_member",
+    "Key": "name hash old_hash",
+    "Oidc": "claims client_id scopes",
+    "Rights": "tool_search events usage responses",
     "LedgerSection": "url namespace",
     "Limits": "body_bytes json_depth messages argument_bytes calls_per_turn answer_bytes tool_threads child_processes"
     " request_seconds request_tokens tool_result_bytes concurrent_requests queue_seconds",
@@ -112,6 +117,18 @@ def http(**more: Any) -> dict[str, Any]:
     return {"tools": [{"kind": "http", "name": "rows", "description": "d", "url": "https://x.example", **more}]}
 
 
+def oidc(**more: Any) -> dict[str, Any]:
+    return {
+        "auth": {
+            "oidc": {"issuer": "https://login.example", "audience": "callgate", "groups": {"dev": {}}} | more,
+        }
+    }
+
+
+def groups(**groups: dict[str, Any]) -> dict[str, Any]:
+    return oidc(groups=groups)
+
+
 def command(**more: Any) -> dict[str, Any]:
     return {"tools": [{"kind": "command", "name": "ls", "description": "d", "argv": ["ls"], **more}]}
 
@@ -169,6 +186,21 @@ def command(**more: Any) -> dict[str, Any]:
         (command(), command(allow_options=True), "tools.ls.allow_options"),
         (command(), command(pid_namespace=False), "tools.ls.pid_namespace"),
         (command(limits={"processes": 1}), command(), "tools.ls.limits.processes"),
+        (oidc(), oidc(audience=["callgate", "other"]), "auth.oidc.audience"),
+        (oidc(algorithms=["ES256"]), oidc(algorithms=["ES256", "RS256"]), "auth.oidc.algorithms"),
+        (oidc(jwks="https://a.example/keys"), oidc(), "auth.oidc.jwks"),
+        (oidc(clock_skew=0), oidc(), "auth.oidc.clock_skew"),
+        (oidc(), {"auth": "off"}, "auth"),
+        (groups(dev={"tools": []}), groups(dev={}), "auth.oidc.groups.dev.tools"),
+        (groups(dev={}), groups(dev={"approve": True}), "auth.oidc.groups.dev.approve"),
+        (groups(dev={}), groups(dev={"admin": True}), "auth.oidc.groups.dev.admin"),
+        (groups(dev={}), groups(dev={"see": "all"}), "auth.oidc.groups.dev.see"),
+        (groups(dev={"budget_per_day": 1}), groups(dev={}), "auth.oidc.groups.dev.budget_per_day"),
+        (
+            groups(dev={"per_member": {"parallel": 1}}),
+            groups(dev={"per_member": {"parallel": 2}}),
+            "auth.oidc.groups.dev.per_member.parallel",
+        ),
         ({}, {"logging": {"content": True}}, "logging.content"),
         ({}, {"record": {"content": True}}, "record.content"),
         ({"record": {"less": [{"models": ["demo"], "keep": "off"}]}}, {}, "record.less"),
@@ -193,6 +225,40 @@ def test_a_guard_that_is_loosened_widens_and_one_that_is_tightened_does_not(
     assert names(narrow, narrow) == names(wide, wide) == []
     assert name in names_after_restart(narrow, wide)
     assert names_after_restart(narrow, narrow) == names_after_restart(wide, wide) == []
+
+
+@pytest.mark.parametrize(
+    ("others", "name"),
+    [
+        ({"issuer": "https://other.example"}, "issuer"),
+        ({"jwks": "https://b.example/keys"}, "jwks"),
+        ({"claims": {"sub": "email"}}, "claims.sub"),
+        ({"claims": {"groups": "roles"}}, "claims.groups"),
+    ],
+    ids=lambda it: it if isinstance(it, str) else "",
+)
+def test_who_is_let_in_stays_who_he_was(others: dict[str, Any], name: str) -> None:
+    before = oidc(jwks="https://a.example/keys")
+    now = oidc(**{"jwks": "https://a.example/keys"} | others)
+    assert names(before, now) == names(now, before) == names_after_restart(before, now) == [f"auth.oidc.{name}"]
+
+
+def test_the_order_of_groups_counts_where_somebody_may_be_in_several() -> None:
+    before = groups(contractors={"tools": []}, staff={})
+    for now in (
+        groups(staff={}, contractors={"tools": []}),  # who is in both had no tool
+        groups(staff={}),
+        groups(admins={}, contractors={"tools": []}, staff={}),
+        groups(contractors={"tools": []}, others={}),
+    ):
+        assert names(before, now) == ["auth.oidc.groups"]
+        assert names_after_restart(before, now) == ["auth.oidc.groups"]
+    for now in (groups(contractors={"tools": []}), groups(contractors={"tools": []}, staff={}, others={})):
+        assert names(before, now) == names_after_restart(before, now) == []
+
+
+def test_keys_may_stand_where_an_issuer_stood_and_the_other_way_round() -> None:
+    assert names(oidc() | key(), key()) == names(key(), oidc() | key()) == []
 
 
 def names_after_restart(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

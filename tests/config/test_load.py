@@ -143,7 +143,7 @@ loop: 5
         "2:1: sever: unknown key `sever`; did you mean `server`?",
         "4:9: server.port: should be a whole number",
         "5:18: server.drain_seconds: should be a number",
-        "6:7: auth: should be `keys` or `off`; did you mean `keys`?",
+        "6:7: auth: should be `keys`, `off`, or a mapping with `oidc`; did you mean `keys`?",
         (
             "7:1: litellm_settings: unknown key `litellm_settings`; of a litellm proxy's file only `model_list` is read: `num_retries` is `upstream.retries` here, `request_timeout` is "
             "`upstream.total_seconds`, `fallbacks` belong into entries of `model_list`, `callbacks` are `traces`"
@@ -303,7 +303,7 @@ def test_every_flavour_of_on_and_off_is_understood(write):
         config = load(write(f"loop: {{diagnostics: {text}}}\n" + DEMO), environ={}).config
         assert config.loop.diagnostics is on
     for text in ("off", "'off'"):
-        assert load(write(f"auth: {text}\n" + DEMO), environ={}).config.auth == "off"
+        assert load(write(f"auth: {text}\n" + DEMO), environ={}).config.auth.mode == "off"
 
 
 SECRETIVE = """

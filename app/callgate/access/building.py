@@ -9,9 +9,10 @@ from callgate.access.key_store import FileKeys
 from callgate.access.keys import KeyEntry, Keyring, KeySource, KeysUnknown, WatchedKeys, warn_of_first_key
 from callgate.access.limits import Limiter, MemoryLimiter
 from callgate.access.meter import Meter
-from callgate.access.settings import Key
+from callgate.access.oidc.settings import Group
+from callgate.access.settings import Key, RateLimits, Rights
 from callgate.callers.admission import Admission, SharedPlaces
-from callgate.callers.allowance import Allowance
+from callgate.callers.allowance import UNLIMITED, Allowance
 from callgate.callers.caller import Caller
 from callgate.callers.exposure import check_exposure, keyless_may_approve
 from callgate.callers.origin_guard import OriginGuard, is_loopback, origin_guard
@@ -23,23 +24,19 @@ from callgate.conversation.events import Responder
 from callgate.conversation.prices import Price
 from callgate.runtime.access_control import AccessControl
 from callgate.state.ledger import SharedLedger
+from callgate.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from callgate.access.ledger_keys import LedgerKeys
+    from callgate.access.oidc.building import IssuersInUse
+    from callgate.access.oidc.people import People
 
 
-def keyring_of(config: Config, source: KeySource | None = None) -> Keyring:
-    return Keyring(map(key_entry, config.keys), off=config.auth == "off", source=source)
+def keyring_of(config: Config, source: KeySource | None = None, people: "People | None" = None) -> Keyring:
+    return Keyring(map(key_entry, config.keys), off=config.auth.mode == "off", source=source, people=people)
 
 
 def key_entry(key: Key) -> KeyEntry:
-    allowance = Allowance(
-        requests_per_minute=key.requests_per_minute,
-        tokens_per_minute=key.tokens_per_minute,
-        parallel=key.parallel,
-        budget_per_day=key.budget_per_day,
-        budget_per_month=key.budget_per_month,
-    )
     return KeyEntry(
         key.name,
         key.hash,
@@ -51,12 +48,48 @@ def key_entry(key: Key) -> KeyEntry:
         events=key.events,
         usage=key.usage,
         offer=key.offer,
-        tool_search=None if key.tool_search is None else SearchSetting(**key.tool_search.values()),
-        allowance=allowance,
+        tool_search=search_setting_of(key),
+        allowance=allowance_of(key),
         expires_at=_moment(key.expires),
         old_hash=key.old_hash,
         old_expires_at=_moment(key.old_expires),
     )
+
+
+def caller_of_group(name: str, group: Group) -> Caller:
+    """Return what each member of a group may, with the limits of all together."""
+    return Caller(
+        name,
+        group.models,
+        group.tools,
+        approve=group.approve,
+        admin=group.admin,
+        see=group.see,
+        events=group.events,
+        usage=group.usage,
+        offer=group.offer,
+        tool_search=search_setting_of(group),
+        allowance=allowance_of(group),
+    )
+
+
+def allowance_of(limits: RateLimits) -> Allowance:
+    allowance = Allowance(
+        requests_per_minute=limits.requests_per_minute,
+        tokens_per_minute=limits.tokens_per_minute,
+        parallel=limits.parallel,
+        budget_per_day=limits.budget_per_day,
+        budget_per_month=limits.budget_per_month,
+    )
+    if allowance == UNLIMITED:
+        return UNLIMITED  # compared by identity
+    return allowance
+
+
+def search_setting_of(rights: Rights) -> SearchSetting | None:
+    if rights.tool_search is None:
+        return None
+    return SearchSetting(**rights.tool_search.values())
 
 
 def _moment(text: str | None) -> float | None:
@@ -74,6 +107,7 @@ class KeyedControl:
         ledger: SharedLedger | None,
         keys: "FileKeys | LedgerKeys | None",
         source: KeySource | None,
+        metrics: Metrics,
     ) -> None:
         """Made by `open`, of what is open already."""
         self.keys = keys
@@ -81,9 +115,28 @@ class KeyedControl:
         self.admission = admission_of(config, self.places)
         self.limiter: Limiter = limiter_of(config, ledger)
         self._source = source
+        self._metrics = metrics
+        self._issuers: IssuersInUse | None = None
+        """None where no config had an issuer yet."""
 
     def access(self, config: Config) -> Access:
-        return access_of(config, self._source)
+        people = None
+        if config.auth.oidc is not None and self._issuers is None:
+            from callgate.access.oidc.building import IssuersInUse
+
+            self._issuers = IssuersInUse(self._metrics)
+        if self._issuers is not None:
+            people = self._issuers.people(config.auth.oidc)
+        return access_of(config, self._source, people)
+
+    def issuer_is_away(self) -> bool:
+        """Return whether the issuer of the config did not give its keys when it was asked last."""
+        issuer = None if self._issuers is None else self._issuers.current
+        return issuer is not None and issuer.failure is not None
+
+    async def close_issuers(self) -> None:
+        if self._issuers is not None:
+            await self._issuers.close()
 
     def stored_keys(self) -> Sequence[str]:
         if self.keys is None:
@@ -122,7 +175,7 @@ class WithAccess:
 
     @contextlib.asynccontextmanager
     async def open(
-        self, config: Config, ledger: SharedLedger | None, on_made: Callable[[str, str], None]
+        self, config: Config, ledger: SharedLedger | None, on_made: Callable[[str, str], None], metrics: Metrics
     ) -> AsyncIterator[KeyedControl]:
         """Open the key store and the limits. `on_made` is told of each key with rights that is made meanwhile, with its hash."""
         async with contextlib.AsyncExitStack() as stack:
@@ -130,13 +183,14 @@ class WithAccess:
             keys = await key_store_of(config, ledger)
             if keys is not None:
                 stack.callback(keys.close)
-                mistake = check_exposure(config.server.host, config.auth, keys=0)
+                mistake = check_exposure(config.server.host, config.auth.mode, keys=0)
                 source = WatchedKeys(keys, on_made, may_be_keyless=mistake is None)
-            control = KeyedControl(config, ledger, keys, source)
+            control = KeyedControl(config, ledger, keys, source, metrics)
             if control.places is not None:
                 stack.push_async_callback(control.places.close)
             stack.push_async_callback(control.admission.close)
             stack.push_async_callback(control.limiter.close)
+            stack.push_async_callback(control.close_issuers)
             yield control
 
 
@@ -222,9 +276,9 @@ def limiter_of(config: Config, ledger: SharedLedger | None) -> Limiter:
     return MemoryLimiter(spent, calls.remember_spending)
 
 
-def access_of(config: Config, source: KeySource | None = None) -> Access:
-    """Return who may do what by a config, and by the keys of a source beside it."""
-    keyring = keyring_of(config, source)
+def access_of(config: Config, source: KeySource | None = None, people: "People | None" = None) -> Access:
+    """Return who may do what by a config, by the keys of a source beside it, and by the tokens of people."""
+    keyring = keyring_of(config, source, people)
     guard = origin_guard_of(config, keyring)
     host = config.server.host
     return Access(

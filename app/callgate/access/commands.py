@@ -114,7 +114,7 @@ def create(
     loaded = whole.config
     if any(other.name == name for other in loaded.keys):
         raise give_up(f"the config has a key called `{name}` already")
-    if loaded.auth == "keys" and not count_keys(loaded):
+    if loaded.auth.mode == "keys" and not count_keys(loaded):
         since = "From now on" if keeps_keys(loaded) else "Once it is there,"
         say(FIRST_KEY.format(since=since), err=True)
     for note in _names_nothing(whole, key):
@@ -263,7 +263,7 @@ def revoke(name: Names, config: ConfigOption = None) -> None:
         say(f"callgate: there is no key called `{name}` in use", err=True)
         raise typer.Exit(WRONG)
     say(f"{name}: revoked")
-    if loaded.auth == "keys" and not in_use and not loaded.keys:
+    if loaded.auth.mode == "keys" and not in_use and not loaded.keys_and_issuers():
         say(LAST_KEY, err=True)
 
 

@@ -11,14 +11,27 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
 from callgate.callers.allowance import UNLIMITED, Allowance
-from callgate.callers.caller import ANONYMOUS, Caller, OfferSetting, See, ToolEvents, UsageSetting, owner_name
+from callgate.callers.caller import (
+    ANONYMOUS,
+    OF_PERSON,
+    Caller,
+    OfferSetting,
+    See,
+    ToolEvents,
+    UsageSetting,
+    owner_name,
+)
+from callgate.callers.tokens import looks_like_token
 from callgate.calls.search_setting import SearchSetting
 from callgate.conversation.errors import ChatError
+
+if TYPE_CHECKING:
+    from callgate.access.oidc.people import People
 
 log = structlog.get_logger("callgate.keys")
 
@@ -121,10 +134,18 @@ def rights_of(entry: KeyEntry) -> set[str]:
 
 
 class Keyring:
-    """The keys of one config, and of a source beside it. With `off`, or where there never was a key, every request has the
-    anonymous caller."""
+    """The keys of one config, and of a source beside it, and who may come with a token instead. With `off`, or where there never was
+    a key and nobody has tokens, every request has the anonymous caller."""
 
-    def __init__(self, entries: Iterable[KeyEntry], *, off: bool = False, source: KeySource | None = None) -> None:
+    def __init__(
+        self,
+        entries: Iterable[KeyEntry],
+        *,
+        off: bool = False,
+        source: KeySource | None = None,
+        people: "People | None" = None,
+    ) -> None:
+        self._people = None if off else people
         self._static = () if off else _callers(entries)
         self._source = None if off else source
         self._seen: Sequence[KeyEntry] = ()
@@ -140,12 +161,12 @@ class Keyring:
     @property
     def open(self) -> bool:
         """True if no key is required."""
-        return not self._callers and not (self._source is not None and self._source.in_use)
+        return not self._callers and self._people is None and not (self._source is not None and self._source.in_use)
 
     @property
     def may_be_open(self) -> bool:
         """True if no key is required, also where that is not known yet."""
-        return self.open or (not self._callers and self._unknown is not None)
+        return self.open or (not self._callers and self._people is None and self._unknown is not None)
 
     def generation(self) -> int:
         """Return a number that changes with every change of the keys, here or in another process, and when one expires."""
@@ -153,10 +174,14 @@ class Keyring:
         if time.time() >= self._next_end:
             self._generation += 1
             self._next_end = _next_end(self._callers)
+        if self._people is not None:
+            return self._generation + self._people.generation()
         return self._generation
 
     def last_generation(self) -> int:
         """Return that number as it was when somebody looked last. Who compares it later misses no change since."""
+        if self._people is not None:
+            return self._generation + self._people.last_generation()
         return self._generation
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
@@ -167,7 +192,7 @@ class Keyring:
         scheme, _, credential = headers.get("authorization", "").strip().partition(" ")
         key = credential.strip() if scheme.lower() == "bearer" else None
         key = key or headers.get("api-key", "").strip() or headers.get("x-api-key", "").strip()
-        if not key and self._unknown is not None and not self._callers:
+        if not key and self._unknown is not None and not self._callers and self._people is None:
             raise self._unknown  # perhaps none is needed
         if not key:
             raise _unauthorized(
@@ -175,6 +200,8 @@ class Keyring:
                 None,
             )
         caller = self._caller_of(key)
+        if caller is None and self._people is not None and scheme.lower() == "bearer" and looks_like_token(key):
+            return self._people.identify(key)
         if caller is None and self._unknown is not None:
             raise self._unknown
         if caller is None:
@@ -191,6 +218,8 @@ class Keyring:
         for _, caller, expires_at in self._callers:
             if owner_name(caller) == owner and (expires_at is None or time.time() < expires_at):
                 return caller
+        if self._people is not None and owner.startswith(OF_PERSON):
+            return self._people.known(owner.removeprefix(OF_PERSON))
         if self._unknown is not None:
             raise self._unknown
         return None

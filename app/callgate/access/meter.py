@@ -1,12 +1,12 @@
 """Charges one chat to its key's allowance: an estimate when it begins, the actual usage when it ends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import ClassVar, Final, Self
 
 from callgate.access.limits import Amount, Limiter, Reservation
 from callgate.callers.allowance import Allowance, OverLimit
-from callgate.callers.caller import Caller
+from callgate.callers.caller import Caller, accounts_of
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ChatEnded, Responder, TurnEnded, TurnStarted
 from callgate.conversation.listeners import Handlers, Listener, handles
@@ -101,7 +101,7 @@ class Meter:
         "_limiter",
         "_price",
         "_price_of",
-        "_reservation",
+        "_reservations",
         "_tallies",
         "headers",
     )
@@ -135,7 +135,7 @@ class Meter:
             nano += price.of_use()
         self._each = Amount(prompt + answer, nano)
         self._estimate = Amount(self._each.tokens * choices, self._each.nano * choices, choices)
-        self._reservation: Reservation | None = None
+        self._reservations: Sequence[Reservation] = ()
         self._tallies: list[Tally] = []
         self._charged: set[str] = set()
         """The calls of tools that were charged."""
@@ -154,40 +154,57 @@ class Meter:
 
     async def charge(self, key: str, nano: int, /) -> str | None:
         """Charge a call of a tool before it runs. Return why it may not run: its price is more than is left of a budget."""
-        allowance = self._caller.allowance
-        if not allowance.has_budget or key in self._charged:
+        if key in self._charged:
             return None
-        budgets = Allowance(budget_per_day=allowance.budget_per_day, budget_per_month=allowance.budget_per_month)
         price = Amount(0, nano, requests=0)
+        budgets = [
+            (name, Allowance(budget_per_day=allowance.budget_per_day, budget_per_month=allowance.budget_per_month))
+            for name, allowance in accounts_of(self._caller)
+            if allowance.has_budget
+        ]
         try:
-            reservation = await self._limiter.reserve(self._caller.name, budgets, price)
+            reservations = await self._reserve(budgets, price)
         except OverLimit:
             return "the budget of this key does not allow what the tool costs."
         except ChatError as failure:
             return failure.message
-        self._limiter.settle(reservation, price)
-        self._charged.add(key)
+        for reservation in reservations:
+            self._limiter.settle(reservation, price)
+            self._charged.add(key)
         return None
 
     async def __aenter__(self) -> Self:
-        allowance = self._caller.allowance
-        if allowance.is_metered:
-            try:
-                self._reservation = await self._limiter.reserve(self._caller.name, allowance, self._estimate)
-            except OverLimit as over:
-                self.headers = over.headers
-                raise
-            self.headers = self._reservation.headers
+        accounts = [account for account in accounts_of(self._caller) if account[1].is_metered]
+        try:
+            self._reservations = await self._reserve(accounts, self._estimate)
+        except OverLimit as over:
+            self.headers = over.headers
+            raise
+        for reservation in self._reservations:
+            self.headers = tighter(self.headers, reservation.headers)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._reservation is not None:
+        if self._reservations:
             used = [self._used(tally) for tally in self._tallies]
             uses = sum(tally.uses for tally in self._tallies)
             total = Amount(sum(amount.tokens for amount in used), sum(amount.nano for amount in used), uses=uses)
-            self._limiter.settle(self._reservation, total)
+            for reservation in self._reservations:
+                self._limiter.settle(reservation, total)
+
+    async def _reserve(self, accounts: Sequence[tuple[str, Allowance]], amount: Amount) -> Sequence[Reservation]:
+        """Take an amount from each account, or raise and take nothing."""
+        reservations: list[Reservation] = []
+        try:
+            for name, allowance in accounts:
+                reservations.append(await self._limiter.reserve(name, allowance, amount))
+        except BaseException:
+            for reservation in reservations:
+                self._limiter.settle(reservation, Amount(uses=-amount.requests))
+            raise
+        return reservations
 
     def _used(self, tally: Tally) -> Amount:
         """Return the usage of a chat. A turn that did not end was billed as well, and counts as estimated."""
@@ -198,3 +215,13 @@ class Meter:
             answers = tally.answers
             return Amount(used.tokens + per_answer.tokens * answers, used.nano + per_answer.nano * answers)
         return used
+
+
+def tighter(headers: Mapping[str, str], others: Mapping[str, str]) -> Mapping[str, str]:
+    """Return of two accounts' rate-limit headers, by requests and by tokens, those of which less is left."""
+    chosen = dict(headers)
+    for counter in ("requests", "tokens"):
+        remaining = f"x-ratelimit-remaining-{counter}"
+        if remaining in others and int(others[remaining]) <= int(headers.get(remaining, others[remaining])):
+            chosen |= {name: value for name, value in others.items() if name.endswith(f"-{counter}")}
+    return chosen

@@ -41,19 +41,24 @@ class EndOfKey(Guard):
 ENDS = EndOfKey()
 
 
-class Key(Section):
-    """One client's key."""
+class RateLimits(Section):
+    """How much may be used, of requests, tokens and money."""
 
-    name: KeyName
-    """Who it is; appears in logs."""
-    hash: KeyHash
-    """`sha256:` and the hex digest of the key. The key itself is never written down."""
-    expires: Annotated[Moment | None, ENDS] = None
-    """When it ends: from this date (UTC) or moment on it is refused. Never, where it is not set."""
-    old_hash: KeyHash | None = None
-    """The hash of the key that this one replaces, which is taken as well while clients change over."""
-    old_expires: Annotated[Moment | None, ENDS] = None
-    """When that key ends."""
+    requests_per_minute: Annotated[Count | None, CEILING] = None
+    """How many requests it may make in any minute; no limit where it is not set."""
+    tokens_per_minute: Annotated[Count | None, CEILING] = None
+    """How many tokens, of questions and answers, it may use in any minute."""
+    parallel: Annotated[Count | None, CEILING] = None
+    """How many of its requests may be under way at once: in each process, or in all together with `store.redis_url`."""
+    budget_per_day: Annotated[Money | None, CEILING] = None
+    """US dollars it may spend in a day (UTC), by litellm's prices or those in `model_info`."""
+    budget_per_month: Annotated[Money | None, CEILING] = None
+    """US dollars it may spend in a month (UTC)."""
+
+
+class Rights(RateLimits):
+    """What a key, or a group of the issuer, may."""
+
     models: Annotated[Globs, ADMITS] = ("*",)
     """The models it may ask, as names or globs."""
     tools: Annotated[Globs, ADMITS] = ("*",)
@@ -75,18 +80,23 @@ class Key(Section):
     usage: UsageSetting | None = None
     """Which token counts answers report, unless the request sets it: `auto`, `sum`, or `last_turn` for agents that take them
     for the size of their context, such as Copilot CLI and Cline."""
-    requests_per_minute: Annotated[Count | None, CEILING] = None
-    """How many requests it may make in any minute; no limit where it is not set."""
-    tokens_per_minute: Annotated[Count | None, CEILING] = None
-    """How many tokens, of questions and answers, it may use in any minute."""
-    parallel: Annotated[Count | None, CEILING] = None
-    """How many of its requests may be under way at once: in each process, or in all together with `store.redis_url`."""
-    budget_per_day: Annotated[Money | None, CEILING] = None
-    """US dollars it may spend in a day (UTC), by litellm's prices or those in `model_info`."""
-    budget_per_month: Annotated[Money | None, CEILING] = None
-    """US dollars it may spend in a month (UTC)."""
     responses: ResponsesOfOne = ResponsesOfOne()
     """How responses are served to it."""
+
+
+class Key(Rights):
+    """One client's key."""
+
+    name: KeyName
+    """Who it is; appears in logs."""
+    hash: KeyHash
+    """`sha256:` and the hex digest of the key. The key itself is never written down."""
+    expires: Annotated[Moment | None, ENDS] = None
+    """When it ends: from this date (UTC) or moment on it is refused. Never, where it is not set."""
+    old_hash: KeyHash | None = None
+    """The hash of the key that this one replaces, which is taken as well while clients change over."""
+    old_expires: Annotated[Moment | None, ENDS] = None
+    """When that key ends."""
 
     @model_validator(mode="after")
     def _an_old_key_is_another(self) -> "Key":

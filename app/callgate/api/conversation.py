@@ -102,7 +102,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     def _answer_limited(self, emit: EmitAny) -> Awaitable[None]:
         """Answer within the limits of the key and the model."""
         work: Work = self._answer if self.request.n == 1 else self._answer_choices
-        if (allowance := self.caller.allowance) is not UNLIMITED and allowance.is_metered:
+        caller = self.caller
+        if caller.allowance is not UNLIMITED and (caller.allowance.is_metered or caller.person is not None):
             work = partial(self._metered, work)
         if self.route.places is not None:
             work = partial(self._placed, work)

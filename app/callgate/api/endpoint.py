@@ -37,7 +37,7 @@ from callgate.api.run_ports import (
     not_durable,
 )
 from callgate.callers.admission import Place
-from callgate.callers.caller import NOBODY, Caller, Principal, owner_name
+from callgate.callers.caller import NOBODY, Caller, Principal, account_of, owner_name
 from callgate.callers.principals import principal_of
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.events import Attempt
@@ -181,7 +181,7 @@ class FaceEndpoint:
                     recording.end(conversation.recording, runtime, context, state, error)
             wrote = bool(context.aftermath.started)
             if error is not None:
-                runtime.metrics.model(route.name, caller.name).failed_request()
+                runtime.metrics.model(route.name, account_of(caller)).failed_request()
                 context.notes |= {"error": error.code or error.type, "detail": error.detail}
             elif not wrote:
                 return WELL

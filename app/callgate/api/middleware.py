@@ -28,6 +28,7 @@ from callgate.api.errors import (
 )
 from callgate.callers.admission import Place
 from callgate.callers.caller import Caller
+from callgate.callers.tokens import KeysWanted, TokenRefused
 from callgate.config import redaction
 from callgate.config.secret_mask import SecretMask
 from callgate.conversation.errors import ChatError
@@ -185,19 +186,21 @@ class Middleware:
                 scope = {**scope, "method": method}  # a HEAD is handled as GET; the server sends only the response head
                 route_fast = self._routes_fast.get((method, path))
             runtime = self._manager.current
-            length = headers.get("content-length")
-            if length is not None and (len(length) > MAX_LENGTH_DIGITS or int(length) > runtime.limits.body_bytes):
-                raise ChatError(
-                    413, f"The request body is larger than {runtime.limits.body_bytes} bytes.", code="request_too_large"
-                )
+            _check_length(headers.get("content-length"), runtime.limits.body_bytes)
             inner = route_fast or self._app
-            caller = context.caller = runtime.access.admit(headers) if route_fast else _caller(runtime, path, context)
+            try:
+                caller = runtime.access.admit(headers) if route_fast else _caller(runtime, path, context)
+            except KeysWanted as wanted:
+                await wanted.fetch()
+                caller = _caller(runtime, path, context)
+            context.caller = caller
             _count_connection(scope, caller)
             is_light = route_fast is None and (method in LIGHT_METHODS or path.startswith(LIGHT_PATHS))
             if caller is None or is_light:
                 await inner(scope, receive, send_marked)
             else:
-                with await runtime.admission.request(caller.name, caller.allowance.parallel) as context.place:
+                parallel = caller.allowance.parallel
+                with await runtime.admission.request(caller.name, parallel, caller.person) as context.place:
                     await inner(scope, receive, send_marked)
         except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
             await self._refuse(as_chat_error(failure), context, send_marked)
@@ -230,7 +233,7 @@ class Middleware:
         context.notes.setdefault("error", error.code or error.type)
         if not context.status:
             if error.status == 401:
-                headers = {"www-authenticate": "Bearer"}
+                headers = {"www-authenticate": challenge_of(error)}
             else:
                 headers = {}
             if context.wrote:
@@ -258,6 +261,18 @@ class Middleware:
             ms=round(seconds * 1000, 1),
             **context.notes,
         )
+
+
+def _check_length(length: str | None, most: int) -> None:
+    if length is not None and (len(length) > MAX_LENGTH_DIGITS or int(length) > most):
+        raise ChatError(413, f"The request body is larger than {most} bytes.", code="request_too_large")
+
+
+def challenge_of(error: ChatError) -> str:
+    """Return what a 401 asks for (RFC 6750)."""
+    if isinstance(error, TokenRefused):
+        return 'Bearer error="invalid_token"'
+    return "Bearer"
 
 
 def _marked(send: Send, context: RequestContext, marks: Sequence[tuple[bytes, bytes]]) -> Send:

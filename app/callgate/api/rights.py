@@ -11,6 +11,7 @@ from starlette.types import Message, Send
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.run_ports import StreamEnd
 from callgate.callers.caller import ANONYMOUS, Caller, owner_name
+from callgate.callers.tokens import TokenEnded
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, TurnModel
@@ -120,7 +121,13 @@ class Capability(msgspec.Struct, Generic[Given], eq=False, kw_only=True):
             if known is None:
                 raise no_key_any_more()
             return known
-        caller = runtime.access.admit(self._headers)
+        try:
+            caller = runtime.access.admit(self._headers)
+        except TokenEnded:
+            with_newer_token = runtime.access.caller_named(self.owner())
+            if with_newer_token is None:
+                raise
+            return with_newer_token
         if owner_name(caller) != self.owner():
             raise _forbidden("This key is another's by now.", "key_changed")
         return caller

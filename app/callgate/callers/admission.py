@@ -8,6 +8,7 @@ from collections import deque
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from callgate.callers.caller import Person
 from callgate.conversation.errors import ChatError
 
 RETRY_SECONDS: Final = 1.0
@@ -112,6 +113,10 @@ class Place:
         self._limiters = ()
         return Place(*limiters)
 
+    def leave(self) -> None:
+        with self:
+            pass
+
     def __enter__(self) -> Self:
         return self
 
@@ -146,21 +151,18 @@ class Admission:
         self._wait_seconds = wait_seconds
         self.all.resize(places)
 
-    async def request(self, key: str, parallel: int | None) -> Place:
-        """Take a place for a request of a key. Raises `ChatError`: 429 when the key has too many, 503 when the server has."""
+    async def request(self, key: str, parallel: int | None, person: Person | None = None) -> Place:
+        """Take a place for a request of a key, or of a person. Raises `ChatError`: 429 when there are too many of the key's, of the
+        person's or of his group's, 503 when the server has too many."""
+        if person is not None:
+            return await self._request_of(person, key, parallel)
         if parallel is None:
             if not self.all.enter_now() and not await self.all.enter(self._wait_seconds):
                 raise _over_capacity()
             return Place(self.all)
         own = await self._of_key(key, parallel)
         if own is None:
-            raise ChatError(
-                429,
-                f"This key may have {parallel} request(s) running at once. Wait for one of them to end.",
-                type="rate_limit_error",
-                code="too_many_parallel_requests",
-                retry_after=RETRY_SECONDS,
-            )
+            raise _too_many(parallel)
         try:
             inside = await self.all.enter(self._wait_seconds)
         except BaseException:
@@ -170,6 +172,22 @@ class Admission:
             own.leave()
             raise _over_capacity()
         return Place(own, self.all)
+
+    async def _request_of(self, person: Person, name: str, parallel: int | None) -> Place:
+        """`parallel`: of all who share his account."""
+        place = await self.request(person.account, parallel)
+        of_his_own = person.alone.parallel
+        if of_his_own is None:
+            return place
+        try:
+            alone = await self._of_key(name, of_his_own)
+        except BaseException:
+            place.leave()
+            raise
+        if alone is None:
+            place.leave()
+            raise _too_many(of_his_own)
+        return Place(alone, place)
 
     async def _of_key(self, key: str, parallel: int) -> Held | None:
         place: Held | bool = True
@@ -227,6 +245,16 @@ def _sized(limiters: dict[str, CapacityLimiter], name: str, places: int) -> Capa
     elif limiter.places != places:
         limiter.resize(places)
     return limiter
+
+
+def _too_many(parallel: int) -> ChatError:
+    return ChatError(
+        429,
+        f"This key may have {parallel} request(s) running at once. Wait for one of them to end.",
+        type="rate_limit_error",
+        code="too_many_parallel_requests",
+        retry_after=RETRY_SECONDS,
+    )
 
 
 def _over_capacity() -> ChatError:

@@ -24,8 +24,25 @@ OF_PROVIDERS: Final = "provider:"
 
 
 @dataclass(frozen=True, slots=True)
+class Person:
+    """Somebody who signed in at the company's issuer."""
+
+    issuer: str
+    subject: str
+    """What the issuer tells people apart by."""
+    shown: str
+    """What people call him, by his token."""
+    group: str
+    """The group whose rights he has."""
+    account: str
+    """Under which name his limits are counted: his group's, or his own where it has none."""
+    alone: Allowance = UNLIMITED
+    """His limits beside those of his group."""
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
-    """The client of a request, identified by its key."""
+    """The client of a request, identified by its key or by the token of a person."""
 
     name: str
     models: tuple[str, ...] = ("*",)
@@ -47,6 +64,8 @@ class Caller:
     tool_search: SearchSetting | None = None
     """How its tools are kept out of prompts; None where its model says."""
     allowance: Allowance = UNLIMITED
+    person: Person | None = None
+    """Who signed in; None for a key."""
 
     def may_ask(self, model: str) -> bool:
         return _is_named(model, self.models)
@@ -83,12 +102,39 @@ class Principal(msgspec.Struct, frozen=True):
 
 NOBODY: Final = Principal()
 
+OF_PERSON: Final = "person "
+"""What the owner of stored things begins with where that is a person who signed in."""
+
 
 def owner_name(caller: Caller) -> str:
-    """Return the owner of stored things. No key's name can be taken for anonymous."""
+    """Return the owner of stored things. No key's name can be taken for anonymous, or for a person."""
     if caller.anonymous:
         return "anonymous"
+    if caller.person is not None:
+        return OF_PERSON + caller.name
     return f"key {caller.name}"
+
+
+def account_of(caller: Caller) -> str:
+    """Return the name under which the limits of a caller are counted, which has few values: its key's or its group's."""
+    if caller.person is None:
+        return caller.name
+    return caller.person.account
+
+
+def accounts_of(caller: Caller) -> Sequence[tuple[str, Allowance]]:
+    """Return the names under which the use of a caller is counted, each with its limits: his own before those that he shares."""
+    person = caller.person
+    if person is None or person.alone is UNLIMITED:
+        return ((account_of(caller), caller.allowance),)
+    return ((caller.name, person.alone), (person.account, caller.allowance))
+
+
+def words_for(caller: Caller) -> str:
+    """Return who a caller is, for people who read what he decided: a name that may be anybody's with one that is his alone."""
+    if caller.person is None or caller.person.shown == caller.person.subject:
+        return caller.name
+    return f"{caller.person.shown} ({caller.name})"
 
 
 @lru_cache(maxsize=4096)

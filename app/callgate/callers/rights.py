@@ -69,9 +69,14 @@ class Access:
         return caller.see == "all" or self.may_administer(caller)
 
     def rights(self, caller: Caller) -> dict[str, Any]:
-        """Describe what a caller may, whether its key says so or the server has no keys."""
+        """Describe what a caller may, whether its key or its group says so or the server has no keys."""
+        person = caller.person
+        signed_in = {}
+        if person is not None:
+            signed_in = {"signed_in": {"name": person.shown, "group": person.group, "issuer": person.issuer}}
         return {
             "name": caller.name,
+            **signed_in,
             "anonymous": caller.anonymous,
             "see": "all" if self.may_see_all(caller) else caller.see,
             "approve": self.may_approve(caller),

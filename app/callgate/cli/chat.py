@@ -365,6 +365,7 @@ def _own_server(path: Any) -> Iterator[str]:
     """Run a server for one config on a loopback port during the conversation."""
     import uvicorn
 
+    from callgate.access.oidc.settings import AuthSection
     from callgate.application import create_app
     from callgate.cli.own_tools import keep_quiet
 
@@ -372,12 +373,11 @@ def _own_server(path: Any) -> Iterator[str]:
     keep_quiet(loaded)
     options: dict[str, Any] = {"lifespan": "on", "log_config": None, "access_log": False, "ws": "none"}
     # The config without what another server with the same file may be using.
-    private = loaded.config.server.model_copy(update={"host": "127.0.0.1", "port": 0, "public_url": None})
+    server_section = loaded.config.server.model_copy(update={"host": "127.0.0.1", "port": 0, "public_url": None})
+    private = {"server": server_section, "auth": AuthSection(mode="off"), "keys": (), "data_dir": None}
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(
-                loaded.config.model_copy(update={"server": private, "auth": "off", "keys": (), "data_dir": None})
-            ),
+            create_app(loaded.config.model_copy(update=private)),
             timeout_graceful_shutdown=2,
             **options,
         )

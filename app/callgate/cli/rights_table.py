@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from callgate.access.building import access_of, key_entry
+from callgate.access.building import access_of, caller_of_group, key_entry
 from callgate.access.key_store import FILE, written_moment
 from callgate.access.keys import KeyEntry
 from callgate.access.keys import caller_of as caller_of_key
@@ -40,9 +40,16 @@ def callers_of(config: Config, registry: Registry) -> list[dict[str, Any]]:
         _facts(config, registry, access, f"{entry.name} (store)", caller_of_key(entry), entry)
         for entry in _stored(config)
     ]
-    if config.auth == "off" or not (rows or stored):
+    people = list(_groups(config, registry, access))
+    if config.auth.mode == "off" or not (rows or stored or people):
         return [_facts(config, registry, access, "anybody without a key", ANONYMOUS, None)]
-    return [*rows, *stored, _facts(config, registry, access, "without a key", NOBODY, None)]
+    return [*rows, *stored, *people, _facts(config, registry, access, "without a key", NOBODY, None)]
+
+
+def _groups(config: Config, registry: Registry, access: Access) -> Iterator[dict[str, Any]]:
+    """Yield what the members of each group of the issuer may."""
+    for name, group in config.groups().items():
+        yield _facts(config, registry, access, f"group:{name}", caller_of_group(name, group), None)
 
 
 def _entries(config: Config) -> Iterator[KeyEntry]:

@@ -85,7 +85,7 @@ def check_exposure(loaded: "Loaded", *, with_unknown_keys: bool = False) -> None
 
     config = loaded.config
     try:
-        keys = len(config.keys) + stored_key_count(config)
+        keys = config.keys_and_issuers() + stored_key_count(config)
         had_keys = _had_keys(config)
     except KeysUnreadable as error:
         if with_unknown_keys:
@@ -93,7 +93,7 @@ def check_exposure(loaded: "Loaded", *, with_unknown_keys: bool = False) -> None
         raise give_up(error) from None
     mistake = exposure.check_exposure(
         config.server.host,
-        config.auth,
+        config.auth.mode,
         keys,
         had_keys=had_keys,
         has_empty_list="keys" in config.model_fields_set,
@@ -107,9 +107,9 @@ class KeysUnreadable(Exception):
 
 
 def count_keys(config: "Config") -> int:
-    """Return the number of keys in the config and the key store; exits where they cannot be read."""
+    """Return the number of keys in the config and the key store, and of its issuer; exits where they cannot be read."""
     try:
-        return len(config.keys) + stored_key_count(config)
+        return config.keys_and_issuers() + stored_key_count(config)
     except KeysUnreadable as error:
         raise give_up(error) from None
 

@@ -15,7 +15,7 @@ from callgate.api.answers import STREAM_HEADERS, ClientDisconnected, run_unless_
 from callgate.api.bodies import check_body, read_body
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.strict_json import LARGE_BODY, PASSED_ON, Fields, open_body, read_fields
-from callgate.callers.caller import Caller
+from callgate.callers.caller import Caller, account_of
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ChatEnded, Ending, EndingKind, TurnStarted
 from callgate.conversation.ids import new_run_id
@@ -86,7 +86,7 @@ class ProxyEndpoint:
                 if "traceparent" in context.headers:
                     runtime.traces.pass_on(context.headers)
                 proxied = await self._read_request(runtime, context, context.caller, body)
-                used = runtime.metrics.model(context.model, context.caller.name)
+                used = runtime.metrics.model(context.model, account_of(context.caller))
                 began = time.time()
                 since = time.monotonic()
                 try:
@@ -199,7 +199,7 @@ class _ProxiedRequest:
         self._way = way
 
     async def answer(self, send: Send) -> None:
-        if not self._caller.allowance.is_metered:
+        if not self._caller.allowance.is_metered and self._caller.person is None:
             self.usage = usage_in(await self._pass_on(send, {}))
             return
         meter = self._runtime.meter(self._caller, self.model, self._size, None, self._answers)

@@ -39,7 +39,8 @@ class WithRecorder:
 def is_for_one_person(config: Config) -> bool:
     """Return whether only people at this machine reach a server, and need no key there."""
     server = config.server
-    return is_alone(server.host, config.auth, server.public_url, server.allowed_hosts) and not config.keys
+    is_open_here = is_alone(server.host, config.auth.mode, server.public_url, server.allowed_hosts)
+    return is_open_here and not config.keys_and_issuers()
 
 
 def recorder_behind(port: RunRecorder) -> Recorder:

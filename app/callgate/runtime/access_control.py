@@ -12,6 +12,7 @@ from callgate.config.schema.whole import Config
 from callgate.conversation.events import Responder
 from callgate.conversation.prices import Price
 from callgate.state.ledger import SharedLedger
+from callgate.telemetry.metrics import Metrics
 
 
 class AccessControl(Protocol):
@@ -35,6 +36,10 @@ class AccessControl(Protocol):
 
     def keys_are_away(self) -> bool:
         """Return whether the keys beside those of the config cannot be read at the moment."""
+        ...
+
+    def issuer_is_away(self) -> bool:
+        """Return whether the issuer of the config did not give its keys when it was asked last."""
         ...
 
     def remember_keys(self) -> None:
@@ -64,7 +69,7 @@ class AccessParts(Protocol):
     """Builds access control."""
 
     def open(
-        self, config: Config, ledger: SharedLedger | None, on_made: Callable[[str, str], None]
+        self, config: Config, ledger: SharedLedger | None, on_made: Callable[[str, str], None], metrics: Metrics
     ) -> AbstractAsyncContextManager[AccessControl]:
         """Open it until the end of the block. `on_made` is told of each key with rights that is made meanwhile, with its hash. Raises `BadEntry`
         where it cannot check what the config says."""

@@ -11,13 +11,15 @@ def may_have_more_keys(config: Config) -> bool:
 
 def nobody_may_answer(config: Config) -> bool:
     """True if no caller may answer what a tool asks while it runs."""
-    if config.approvals.input == "own" and (config.keys or may_have_more_keys(config)):
+    if config.approvals.input == "own" and (config.keys_and_issuers() or may_have_more_keys(config)):
         return False
     return nobody_may_approve(config)
 
 
 def nobody_may_approve(config: Config) -> bool:
     """True if no caller may decide about approvals: none of the keys, or nobody without one where none is required."""
-    if config.auth == "off" or not (config.keys or may_have_more_keys(config)):
+    if config.auth.mode == "off" or not (config.keys_and_issuers() or may_have_more_keys(config)):
         return not keyless_may_approve(config.server.host, config.approvals.keyless)
-    return not may_have_more_keys(config) and not any(key.approve for key in config.keys)
+    return not may_have_more_keys(config) and not any(
+        rights.approve for rights in (*config.keys, *config.groups().values())
+    )

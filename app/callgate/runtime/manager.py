@@ -119,7 +119,7 @@ class RuntimeManager:
 
     def _stores_away(self) -> list[tuple[str, bool]]:
         shared = self.shared
-        stores = [("keys", shared.control.keys_are_away())]
+        stores = [("keys", shared.control.keys_are_away()), ("issuer", shared.control.issuer_is_away())]
         if shared.shared_ledger is not None:
             stores.append(("ledger", shared.shared_ledger.presence.is_away))
         return stores
@@ -293,7 +293,7 @@ class RuntimeManager:
         self.current = next_runtime.runtime
 
     def _remember_keys(self) -> None:
-        if self.config.keys and self.config.auth == "keys":
+        if self.config.keys_and_issuers() and self.config.auth.mode == "keys":
             self.shared.control.remember_keys()
 
     async def _compare_with_last_start(self) -> None:

@@ -160,10 +160,10 @@ class Reloader:
         loaded = await asyncio.to_thread(source.read)
         source.on_read(loaded)  # before anything is built from it, because errors are logged
         # A reload must not remove the last key of a server.
-        keys = len(loaded.config.keys) + self._in_use.stored_keys()
+        keys = loaded.config.keys_and_issuers() + self._in_use.stored_keys()
         had_keys = not self._in_use.is_keyless
         has_list = "keys" in loaded.config.model_fields_set
-        mistake = check_exposure(self._host, loaded.config.auth, keys, had_keys=had_keys, has_empty_list=has_list)
+        mistake = check_exposure(self._host, loaded.config.auth.mode, keys, had_keys=had_keys, has_empty_list=has_list)
         if mistake is not None:
             raise loaded.complaint((("keys",), mistake))
         digest = " ".join(digest_of(source.files()))

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from callgate.callers.admission import Place
-from callgate.callers.caller import Caller
+from callgate.callers.caller import Caller, accounts_of
 from callgate.callers.exposure import is_alone
 from callgate.callers.metering import RequestMeter
 from callgate.calls.search_setting import SearchPlan
@@ -59,7 +59,7 @@ class Runtime:
         self._control = shared.control
         self.access = shared.control.access(config)
         server = config.server
-        self._is_for_one_person = is_alone(server.host, config.auth, server.public_url, server.allowed_hosts)
+        self._is_for_one_person = is_alone(server.host, config.auth.mode, server.public_url, server.allowed_hosts)
         self.registry: Registry = registry_of(
             config,
             shared.web,
@@ -96,6 +96,7 @@ class Runtime:
         self.traces = RequestTraces()
         self._tracing = shared.tracing
         self._tools_shown = {("key", key.name): key.responses.tools_shown for key in config.keys}
+        self._tools_shown |= {("group", name): group.responses.tools_shown for name, group in config.groups().items()}
         self._tools_shown |= {("model", entry.model_name): entry.responses.tools_shown for entry in config.model_list}
         self.prices = Prices(
             self.catalogue,
@@ -104,7 +105,11 @@ class Runtime:
 
     async def open(self) -> None:
         modes = {entry.tool_search.mode for entry in self.config.model_list}
-        modes |= {key.tool_search.mode for key in self.config.keys if key.tool_search is not None}
+        modes |= {
+            rights.tool_search.mode
+            for rights in (*self.config.keys, *self.config.groups().values())
+            if rights.tool_search is not None
+        }
         if "auto" in modes:
             await asyncio.to_thread(load_contexts)
         await self.registry.open()
@@ -141,7 +146,10 @@ class Runtime:
 
     def tools_shown(self, route: Route, caller: Caller) -> str:
         """Return how responses show calls of our tools, by the key's setting or else the model's."""
-        of_key = self._tools_shown.get(("key", caller.name))
+        if caller.person is None:
+            of_key = self._tools_shown.get(("key", caller.name))
+        else:
+            of_key = self._tools_shown.get(("group", caller.person.group))
         of_model = self._tools_shown.get(("model", route.entry.configured_name))
         return of_key or of_model or self.config.responses.tools_shown
 
@@ -160,7 +168,7 @@ class Runtime:
         hosted: bool = False,
     ) -> RequestMeter:
         """Return the meter that holds one request to the limits of its key. `hosted`: it names a tool that its provider runs."""
-        priced = caller.allowance.has_budget
+        priced = any(allowance.has_budget for _, allowance in accounts_of(caller))
         price = self.prices.for_budget(model) if priced else FREE
         price_of = self.prices.for_budget_of if priced else None
         return self._control.meter(caller, price, prompt_bytes, max_tokens, choices, price_of, hosted=hosted)
@@ -280,12 +288,13 @@ class Runtime:
                 )
 
     def listeners(self, model_name: str, run_id: str, caller: Caller) -> tuple[Listener, ...]:
+        counted_as = caller.name if caller.person is None else caller.person.account
         return (
             self.log_listener(run_id),
             # The tools at the time when the route was chosen.
             MetricsListener(
                 _metrics=self.metrics,
-                _of_model=self.metrics.model(model_name, caller.name),
+                _of_model=self.metrics.model(model_name, counted_as),
                 _tools=self.offered.names,
                 _price=self.prices.of_responder,
             ),

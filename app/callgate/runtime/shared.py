@@ -103,7 +103,7 @@ class SharedResources:
                 stack.push_async_callback(ledger.close)
             widenings = Widenings(metrics, recorder, claims_of(config, store, ledger))
             stack.push_async_callback(widenings.close)
-            control = await stack.enter_async_context(parts.access.open(config, ledger, widenings.by_command))
+            control = await stack.enter_async_context(parts.access.open(config, ledger, widenings.by_command, metrics))
             shared = cls(config, metrics, recorder, tracing, sealer, ledger, control, widenings, parts)
             await shared._open(config, stack)
             yield shared

@@ -77,6 +77,9 @@ def _wrong_names(config: Config) -> Iterator[BadEntry]:
     for index, key in enumerate(config.keys):
         for at, why in unknown_models(config, key.models):
             yield BadEntry(("keys", index, "models", at), key.name, why)
+    for group, rights in config.groups().items():
+        for at, why in unknown_models(config, rights.models):
+            yield BadEntry(("auth", "oidc", "groups", group, "models", at), group, why)
     for index, less in enumerate(config.record.less):
         for at, why in unknown_models(config, less.models):
             yield BadEntry(("record", "less", index, "models", at), None, why)
@@ -88,6 +91,8 @@ def unknown_keys(patterns: Sequence[str], config: Config, others: Sequence[str] 
     """Yield the patterns that match no key, with their indexes; `others` are the names of keys that are not in the config."""
     names = [ANONYMOUS.name, *(key.name for key in config.keys), *others]
     for at, pattern in enumerate(patterns):
+        if config.auth.oidc is not None and "@" in pattern:
+            continue  # of people, of whom there is no list
         if not any(glob_matches(pattern, name) for name in names):
             yield at, pattern
 
@@ -137,8 +142,10 @@ def approvals_by_nobody(config: Config, registry: Registry) -> tuple[Path, str] 
         return None
     if not nobody_may_approve(config):
         return None
-    if config.auth == "keys" and config.keys:
+    if config.auth.mode == "keys" and config.keys:
         return ("keys",), "none has `approve: on`: calls that need approval are refused"
+    if config.auth.oidc is not None:
+        return ("auth", "oidc", "groups"), "none has `approve: on`: calls that need approval are refused"
     why = "nobody may approve calls, because everybody is let in without a key: those that need approval are refused"
     return ("auth",), f"{why}; add `keys`, one with `approve: on`, or say who may in `approvals.keyless`"
 
@@ -162,6 +169,8 @@ def _places(config: Config) -> Iterator[tuple[Path, str | None, tuple[str, ...]]
         yield from _stand_ins(("model_list", index, "hosted_tools"), model.model_name, model.hosted_tools)
     for index, key in enumerate(config.keys):
         yield ("keys", index, "tools"), key.name, key.tools
+    for group, rights in config.groups().items():
+        yield ("auth", "oidc", "groups", group, "tools"), group, rights.tools
     yield from _stand_ins(("hosted_tools",), None, config.hosted_tools)
 
 

@@ -16,6 +16,7 @@ from callgate.config.schema.whole import Config
 from callgate.conversation.events import Responder
 from callgate.conversation.prices import Price
 from callgate.state.ledger import SharedLedger
+from callgate.telemetry.metrics import Metrics
 
 NO_KEYS = "this server has no part that checks keys, and would let everyone in"
 
@@ -53,6 +54,9 @@ class KeylessControl:
     def keys_are_away(self) -> bool:
         return False
 
+    def issuer_is_away(self) -> bool:
+        return False
+
     def remember_keys(self) -> None:
         """Remember nothing: a config with keys is refused."""
 
@@ -78,7 +82,7 @@ class WithoutAccess:
 
     @contextlib.asynccontextmanager
     async def open(
-        self, config: Config, ledger: SharedLedger | None, on_made: Callable[[str, str], None]
+        self, config: Config, ledger: SharedLedger | None, on_made: Callable[[str, str], None], metrics: Metrics
     ) -> AsyncIterator[KeylessControl]:
         _check(config)
         if config.data_dir is not None and _had_keys(Path(config.data_dir) / KEYS_FILE):
@@ -93,11 +97,13 @@ class WithoutAccess:
 def _check(config: Config) -> None:
     if config.keys:
         raise BadEntry(("keys",), None, NO_KEYS)
+    if config.auth.oidc is not None:
+        raise BadEntry(("auth", "oidc"), None, "this server has no part that checks tokens, and would let everyone in")
     if config.store.redis_url is not None or config.server.workers > 1:
         where = ("server", "workers") if config.store.redis_url is None else ("store", "redis_url")
         raise BadEntry(where, None, "this server has no part that counts for several processes")
     has_list = "keys" in config.model_fields_set
-    mistake = check_exposure(config.server.host, config.auth, 0, has_empty_list=has_list)
+    mistake = check_exposure(config.server.host, config.auth.mode, 0, has_empty_list=has_list)
     if mistake is not None:
         raise BadEntry(("server", "host"), None, mistake)
 

@@ -47,7 +47,7 @@ def banner(loaded: Loaded, listening: socket.socket) -> str:
 
 
 def _keys(config: Config) -> str:
-    if config.auth == "off":
+    if config.auth.mode == "off":
         return "off: everyone is let in"
     keys = len(config.keys)
     if config.data_dir:
@@ -55,6 +55,9 @@ def _keys(config: Config) -> str:
             keys += stored_keys(Path(config.data_dir))
         except (DamagedStore, OSError):
             return f"{keys}, and those of the key store, which cannot be read"
+    oidc = config.auth.oidc
+    if oidc is not None:
+        return f"{keys}, and tokens of {oidc.issuer}"
     if not keys:
         return "none needed on loopback"
     return str(keys)

@@ -281,6 +281,10 @@ class Metrics:
             "approval_webhooks", "Messages of calls that wait, by what became of them.", "result"
         )
         self.reloads = self._counter("config_reloads", "Times the config was read again, by what came of it.", "result")
+        self.sign_ins = self._counter(
+            "sign_ins", "Tokens of the issuer that were verified, by what came of it.", "outcome"
+        )
+        self.issuer_looks = self._counter("issuer_looks", "Times the keys of the issuer were asked for.", "result")
         self.widened = self._counter(
             "authority_widened", "What allows more: by a reload that was told to, a restart, or a key made with rights."
         ).of()

@@ -169,7 +169,7 @@ class _Keys:
         if store is None:
             message = "There is no key store: the config has no `data_dir`, as in `data_dir: ./data`."
             raise ChatError(409, message, code="no_key_store")
-        if self._manager.current.config.auth == "off":
+        if self._manager.current.config.auth.mode == "off":
             message = "The config says `auth: off`, by which everyone is let in: a key would count for nothing."
             raise ChatError(409, message, code="keys_not_in_use")
         return store

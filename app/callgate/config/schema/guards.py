@@ -121,6 +121,21 @@ ADMITS: Final = Admits()
 
 
 @dataclass(frozen=True)
+class OnlyThese(Guard):
+    """The words of which one has to be met, each as it stands."""
+
+    def loosened(self, old: Iterable[str], new: Iterable[str]) -> str | None:
+        earlier = set(old)
+        added = [word for word in new if word not in earlier]
+        if added:
+            return f"would also take {_shortened_list(added)}"
+        return None
+
+
+ONLY_THESE: Final = OnlyThese()
+
+
+@dataclass(frozen=True)
 class Excludes(Guard):
     """Names and globs of what is refused."""
 

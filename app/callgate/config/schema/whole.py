@@ -4,18 +4,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from callgate.access.oidc.settings import LETS_IN, Auth, AuthSection, Group
 from callgate.access.settings import Key
 from callgate.config.problems import near
 from callgate.config.schema.faces import Compaction, Responses
-from callgate.config.schema.guards import SAME, WAITS, WidensTo
+from callgate.config.schema.guards import SAME, WAITS
 from callgate.config.schema.hosted import HostedToolsSetting
 from callgate.config.schema.limits import Limits, Loop, Upstream
 from callgate.config.schema.process import LedgerSection, Logging, Reload, RunsSection, Store
 from callgate.config.schema.server import Server
-from callgate.config.schema.values import BesideFile, Globs, Section, off_or_on
+from callgate.config.schema.values import BesideFile, Globs, Section
 from callgate.fleet.settings import Pool, PoolName
 from callgate.models.settings import ModelEntry, ProviderName, ProviderSection
 from callgate.parsers.settings import Parsers
@@ -42,8 +43,9 @@ class Config(Section):
     """The version of this file's format."""
     server: Server = Server()
     """Where Callgate listens, and how it treats connections."""
-    auth: Annotated[Literal["keys", "off"], BeforeValidator(off_or_on), WidensTo(("keys", "off"))] = "keys"
-    """`keys`: clients need one of `keys`; without any, only loopback is served. `off`: everyone is let in."""
+    auth: Annotated[Auth, LETS_IN] = AuthSection()
+    """Who is let in. `keys`: clients need one of `keys`; without any, only loopback is served. `off`: everyone is let in. A mapping
+    with `oidc`: tokens of the company's issuer are taken beside keys."""
     keys: tuple[Key, ...] = ()
     """The clients' keys."""
     model_list: Annotated[
@@ -98,6 +100,16 @@ class Config(Section):
     """Reading this file again while Callgate runs."""
     logging: Logging = Logging()
     """What is written to standard error."""
+
+    def groups(self) -> Mapping[str, Group]:
+        """Return the groups of the issuer, if there is one."""
+        if self.auth.oidc is None:
+            return {}
+        return self.auth.oidc.groups
+
+    def keys_and_issuers(self) -> int:
+        """Return how many there are by whom somebody may be let in, beside keys that are made while the server runs."""
+        return len(self.keys) + (self.auth.oidc is not None)
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> "Config":
