@@ -8,6 +8,9 @@ import sys
 from importlib.abc import MetaPathFinder
 from typing import Any
 
+SETTINGS = {"", "settings", "oidc", "oidc.settings"}
+"""Modules of a subject that are there, because they are settings or a package that has some."""
+
 
 class Absent(MetaPathFinder):
     """Fails the import of each module of some subjects."""
@@ -18,7 +21,7 @@ class Absent(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         root, _, inner = fullname.partition(".")
         subject, _, module = inner.partition(".")
-        if root == "callgate" and subject in self._subjects and module not in {"", "settings"}:
+        if root == "callgate" and subject in self._subjects and module not in SETTINGS:
             raise ModuleNotFoundError(f"{fullname} is absent")
 
 

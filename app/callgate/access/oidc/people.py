@@ -51,7 +51,7 @@ class NoGroup(ChatError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Visit:
+class _SignIn:
     """Somebody whose token was verified."""
 
     identity: TokenIdentity
@@ -63,9 +63,9 @@ class _Visit:
 class SignedIn(msgspec.Struct, kw_only=True):
     """Whose tokens were verified."""
 
-    of_token: dict[bytes, _Visit] = {}
+    of_token: dict[bytes, _SignIn] = {}
     """By the hash of the token; the one that was not seen for longest first."""
-    of_name: dict[str, _Visit] = {}
+    of_name: dict[str, _SignIn] = {}
     """By the caller's name, of the token that he began to show last."""
     keys_seen: int
     """The generation of the issuer's keys by which they were verified."""
@@ -149,20 +149,20 @@ class People:
             signed_in.next_end = min((end for end in ends if end > now), default=math.inf)
         self._generation = self._ends + signed_in.keys_seen
 
-    def _of_published_keys(self, visits: Mapping[Key, _Visit]) -> dict[Key, _Visit]:
+    def _of_published_keys(self, visits: Mapping[Key, _SignIn]) -> dict[Key, _SignIn]:
         keys = () if self._issuer.keys is None else self._issuer.keys.keys
         return {name: visit for name, visit in visits.items() if visit.key in keys}
 
-    def _with_rights_of_now(self, visits: Mapping[Key, _Visit]) -> dict[Key, _Visit]:
+    def _with_rights_of_now(self, visits: Mapping[Key, _SignIn]) -> dict[Key, _SignIn]:
         """Return who is known with what the groups of this config say."""
-        now: dict[Key, _Visit] = {}
+        now: dict[Key, _SignIn] = {}
         for name, visit in visits.items():
             caller = self._caller_of(visit.identity)
             if caller is not None:
                 now[name] = replace(visit, caller=caller)
         return now
 
-    def _first_seen(self, token: str, now: float) -> _Visit:
+    def _first_seen(self, token: str, now: float) -> _SignIn:
         try:
             visit = self._verified(token, now)
         except TokenRefused as refused:
@@ -174,7 +174,7 @@ class People:
         self._on_token("accepted")
         return visit
 
-    def _verified(self, token: str, now: float) -> _Visit:
+    def _verified(self, token: str, now: float) -> _SignIn:
         parts = taken_apart(token, self._rules)
         keys = self._issuer.keys
         key = None
@@ -188,7 +188,7 @@ class People:
         caller = self._caller_of(identity)
         if caller is None:
             raise NoGroup(identity)
-        return _Visit(identity, key, caller)
+        return _SignIn(identity, key, caller)
 
     async def _look_at_keys(self) -> None:
         if self._issuer.may_look():
@@ -212,7 +212,7 @@ class People:
         return replace(rights, name=name, person=person)
 
 
-def _put(visits: dict[Key, _Visit], name: Key, newest: _Visit) -> None:
+def _put(visits: dict[Key, _SignIn], name: Key, newest: _SignIn) -> None:
     """Put somebody at the end, and forget who was not seen for longest where there are too many."""
     visits.pop(name, None)
     if len(visits) >= REMEMBERED:
