@@ -1,7 +1,7 @@
 """The subjects around chat: durable runs, Responses, keys, recorded runs. Their routes, and their OpenAPI descriptions."""
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -10,7 +10,9 @@ from starlette.types import ASGIApp
 
 from callgate.access.routes import admin_routes
 from callgate.api.endpoint import FaceEndpoint
+from callgate.api.mcp_errors import MCP_PATH
 from callgate.config.schema.whole import Config
+from callgate.mcp_server.routes import McpDoor, mcp_operation
 from callgate.recorder.routes.replay import PATH as REPLAY_PATH
 from callgate.recorder.routes.replay import replay_endpoint, replay_operation
 from callgate.recorder.routes.runs import run_routes
@@ -40,10 +42,18 @@ class AllSubjects:
 
     def __init__(self, config: Config, manager: RuntimeManager) -> None:
         self.runs = DurableRuns(manager, MemoryRunLedger(config.store.entries, config.store.bytes))
+        self._mcp = McpDoor(manager)
         self._manager = manager
 
     def opened(self) -> AbstractAsyncContextManager[object]:
-        return self.runs
+        return self._opened()
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.runs)
+            await stack.enter_async_context(self._mcp)
+            yield
 
     def add_routes(self, app: FastAPI) -> Mapping[tuple[str, str], ASGIApp]:
         """Add the routes; return those that the middleware calls directly."""
@@ -57,8 +67,9 @@ class AllSubjects:
             Route(REPLAY_PATH, replay_endpoint(manager, runs), methods=["POST"], name="replay_run")
         )
         app.include_router(usage_routes(manager))
+        app.router.routes.extend(self._mcp.routes())
         _describe(app)
-        return routes_fast
+        return {**routes_fast, ("POST", MCP_PATH): self._mcp}
 
     def _add_responses(self, app: FastAPI) -> Mapping[tuple[str, str], ASGIApp]:
         manager = self._manager
@@ -93,6 +104,7 @@ def _describe(app: FastAPI) -> None:
         document = described()
         if is_new:
             document["paths"][REPLAY_PATH] = {"post": replay_operation(error_answers())}
+            document["paths"][MCP_PATH] = {"post": mcp_operation(error_answers())}
             document["paths"]["/v1/responses"] = {"post": response_operation(error_answers())}
         return document
 

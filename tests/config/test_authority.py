@@ -29,7 +29,7 @@ UNGUARDED = {
     "Compaction": "model prompt",
     "ContextSection": "clear_results_above tokens",
     "CommandTool": "kind name description argv stdin cwd env ok_codes limits",
-    "Config": "version server keys model_list providers ledger runs pools tools mcp_servers mcp_config approvals loop"
+    "Config": "version server keys model_list providers ledger runs pools tools mcp_servers mcp_config mcp approvals loop"
     " limits upstream parsers hosted_tools responses compaction store record traces reload logging",
     "FinishReasons": "content_filter",
     "HttpTool": "kind name description method",
@@ -45,6 +45,7 @@ UNGUARDED = {
     "Logging": "level format",
     "Loop": "max_iterations max_failed_turns max_repeats max_parallel_calls diagnostics",
     "Parsers": "processes seconds memory_bytes",
+    "McpServing": "tool_search",
     "McpServer": "type command args env cwd url oauth prefix",
     "ModelEntry": "model_name litellm_params model_info tools tool_search hosted_tools fallbacks tool_calling thinking constrain_calls lane"
     " events usage finish_reasons concurrency response_format_with_tools schema_dialect timeout stream_timeout responses context",

@@ -39,6 +39,7 @@ NOT_RUN = {
     "docker.md: dockerfile": "needs a container engine; tests/deploy",
     "scaling.md: sql": "rights of a role in Postgres; tests/fleet/worker/test_worker.py",
     "mcp.md: json": "read in tests/tools/kinds/mcp/test_mcp_page.py",
+    "mcp-server.md: json": "settings of other programs; read in tests/mcp_server/test_page.py",
     "errors.md: json": "a part of an answer",
     "reload.md: json": "a part of an answer",
     "tools.md: json": "an answer",

@@ -93,8 +93,10 @@ async def test_metrics_are_for_keys_that_may_see_every_model_and_tool(rights: di
 
 
 def _code(answer: httpx.Response) -> object:
-    """In OpenAI's shape or Anthropic's."""
+    """In OpenAI's shape, Anthropic's or that of MCP."""
     error = answer.json()["error"]
+    if isinstance(error.get("code"), int):
+        return error["data"]["error_code"]
     return error["code"] if "code" in error else error.get("details", {}).get("error_code")
 
 

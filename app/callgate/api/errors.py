@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from callgate.api import anthropic_errors as anthropics
+from callgate.api import mcp_errors
 from callgate.api.not_served import not_served
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import Attempt
@@ -64,7 +65,7 @@ OF_PROVIDERS: Final = frozenset(
 REASON_CHARACTERS: Final = 500
 REASON_END: Final = " (Told because this server is for this machine alone.)"
 NO_HEADERS: Mapping[str, str] = {}
-SHAPES: Mapping[str, ErrorShape] = {MESSAGES: anthropics.error_shape}
+SHAPES: Mapping[str, ErrorShape] = {MESSAGES: anthropics.error_shape, mcp_errors.MCP_PATH: mcp_errors.error_shape}
 """The formats of errors by path prefix; OpenAI's for all others."""
 
 SERVER_ERROR = "The server had an error while processing your request."

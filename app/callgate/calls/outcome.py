@@ -3,7 +3,7 @@
 import base64
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -40,6 +40,18 @@ class Image:
     def size(self) -> int:
         """Return the bytes of the image, decoded."""
         return len(self.data) * 3 // 4 - self.data[-2:].count("=")
+
+
+class File(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A sound or a resource that a tool returns beside its text, for clients that take more than text and images."""
+
+    kind: Literal["audio", "resource", "link"]
+    mime_type: str = ""
+    data: str = ""
+    """Base64; empty where it is a text or a link."""
+    text: str | None = None
+    uri: str = ""
+    name: str = ""
 
 
 class ResultFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -86,6 +98,8 @@ class Returned(msgspec.Struct, frozen=True, gc=False):
     facts: ResultFacts | None = None
     structured: msgspec.Raw | None = None
     """The same for programs, as JSON, where the executor was asked for it and the tool gave it."""
+    files: tuple[File, ...] = ()
+    """What is neither text nor image, where the executor was asked for it; else the text describes it."""
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False):

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from callgate.records.row import RunRow
+from callgate.records.row import WITHOUT_MODEL, RunRow
 
 Subject: TypeAlias = Literal["run", "answer", "call", "broken"]
 """What a total is about: recorded runs, answers of models, calls of tools, and broken calls, which did not run."""
@@ -196,7 +196,7 @@ class HourTotals:
             group[0].append(row)
             group[1].extend(notes)
         for (minute, key, model), (rows, notes_of_rows) in groups.items():
-            of_models = [row for row in rows if row.route != "tool"]
+            of_models = [row for row in rows if row.route not in WITHOUT_MODEL]
             if of_models:
                 _add_rows(self._total(minute, HourPlace("run", key, model)), of_models)
             self._add_notes(minute, key, model, notes_of_rows)

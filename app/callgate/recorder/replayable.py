@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from callgate.records.row import RECORDED_TEXT, UNDER_WAY, Kept, RecordedRun
+from callgate.records.row import RECORDED_TEXT, UNDER_WAY, WITHOUT_MODEL, Kept, RecordedRun
 from callgate.untrusted.doors import TooMuch, open_text
 from callgate.untrusted.readers import read_value
 
@@ -35,7 +35,7 @@ def request_of(recording: RecordedRun) -> dict[str, Any]:
     row = recording.row
     if row.state == UNDER_WAY:
         raise NotReplayable("it is still under way")
-    if row.route == "tool":
+    if row.route in WITHOUT_MODEL:
         raise NotReplayable("it is a call of a tool without a model; call the tool again")
     if row.choices > 1:
         raise NotReplayable(f"it has {row.choices} choices, which are conversations of their own")

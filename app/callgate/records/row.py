@@ -21,6 +21,8 @@ USUAL_STATES: Final = frozenset({"answered", "handed_back", UNDER_WAY})
 RECORDED_TEXT: Final = Door(name="a recorded text", bytes=OWN_BYTES)
 """Texts of a recording that are JSON: a client, a model or a tool wrote them."""
 
+WITHOUT_MODEL: Final = frozenset({"tool", "mcp"})
+"""The routes of calls that no model made: of `/v1/tools/{name}/call`, and of MCP clients."""
 NAME_CHARACTERS: Final = 64
 """The kept length of a tool's name. No offered tool has a longer one, but a model may invent names."""
 
@@ -50,6 +52,7 @@ class RunRow(msgspec.Struct, omit_defaults=True, gc=False):
     request_id: str = ""
     process: str = ""
     route: str = "chat"
+    """The API; one of `WITHOUT_MODEL` for a call of a tool that no model made."""
     key: str = ""
     end_user: str = ""
     """A hash of the request's `user`."""

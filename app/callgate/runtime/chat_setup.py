@@ -199,7 +199,7 @@ class Toolboxes:
 
     def of_server(
         self, tools: ToolSet, caller: Caller, run_id: str, rights: RightsNow, principal: Principal = NOBODY
-    ) -> Toolbox:
+    ) -> RequestToolbox:
         """Return a toolbox of server tools for calls that no model makes, with the same rules."""
         toolbox = self._toolbox(tools, (), self._pages(caller, run_id, principal), caller, run_id, rights=rights)
         toolbox.principal = principal

@@ -71,6 +71,8 @@ class CallContext(msgspec.Struct, frozen=True, gc=False):
     """Charges a call to its caller's budget, where it has one."""
     wants_structured: bool = False
     """Whether the result for programs is taken, where the tool gives one beside the text."""
+    for_client: bool = False
+    """Whether a client takes the result as the tool gave it: what is structured, and files."""
     ask: "AskPerson | None" = None
     """Asks a person, for tools that may; None where nobody can be asked."""
     principal: Principal = NOBODY

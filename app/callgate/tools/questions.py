@@ -58,6 +58,8 @@ class Question(msgspec.Struct, frozen=True):
     """The schema of the answer, of keywords that are known here."""
     url: str = ""
     """The page to open, where there is no form."""
+    key: str = ""
+    """What its server calls it, where it does."""
 
     @property
     def mode(self) -> Literal["form", "url"]:

@@ -68,6 +68,14 @@ def _named(name: str) -> OwnTool:
     return OwnTool(name=name, offered=offered, definition=encoded(name, DESCRIPTION, PARAMETERS))
 
 
+def pointer_in(text: str) -> str | None:
+    """Return the id that a result which was cut names, by which the rest is read."""
+    pointer = _POINTER.search(text)
+    if pointer is None:
+        return None
+    return pointer["id"]
+
+
 @dataclass(frozen=True, slots=True)
 class StoredResult:
     """One result, as far as it was read from the tool."""

@@ -121,6 +121,7 @@ def is_plainly_fit(outcome: Outcome, max_bytes: int) -> bool:
         and len(outcome.text) <= min(max_bytes, PLAIN_LETTERS)
         and not outcome.images
         and not outcome.cut_bytes
+        and not outcome.files
         and outcome.text.isascii()
     )
 
@@ -133,6 +134,16 @@ def bounded(outcome: Outcome, max_bytes: int) -> Outcome:
     text = "\n".join(part for part in (outcome.text, *notes) if part)
     short, missing = cut(text, max_bytes, already_missing=outcome.cut_bytes)
     return replace(outcome, text=_clean(short), images=images, cut_bytes=missing)
+
+
+def with_fitting_files(result: Returned, max_bytes: int) -> Returned:
+    """Return a result whose resources, with its text, are at most `max_bytes` of text; else they are a part of the text, to be cut."""
+    texts = [file for file in result.files if file.text]
+    if size_of(result.text) + sum(size_of(file.text or "") for file in texts) <= max_bytes:
+        return result
+    written = (f"[{file.uri}]\n{file.text}" for file in texts)
+    rest = tuple(file for file in result.files if not file.text)
+    return replace(result, text="\n".join(part for part in (result.text, *written) if part), files=rest)
 
 
 def cut(text: str, max_bytes: int, already_missing: int = 0) -> tuple[str, int]:

@@ -1,8 +1,7 @@
 """`/v1/tools`: the tools that a key may use, the servers they come from, and calling one without a model."""
 
 import asyncio
-import time
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -10,27 +9,21 @@ from fastapi.responses import Response
 
 from callgate.api.answers import ClientDisconnected, run_unless_disconnected
 from callgate.api.bodies import check_body, read_counted
-from callgate.api.conversation import WriteNote
+from callgate.api.direct_call import CallResult, DirectCall
 from callgate.api.errors import encode, envelope_schema, error_response, in_path
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import CLIENT_CLOSED, RequestContext, context_of
-from callgate.api.recording import private_to, wants_content
 from callgate.api.rights import caller_of, check_admin, rights_of_chat
 from callgate.callers.caller import NOBODY, Caller
 from callgate.callers.principals import principal_of
-from callgate.calls.outcome import Failed, Outcome, Returned
-from callgate.calls.states import Call
+from callgate.calls.outcome import Failed, Returned
+from callgate.calls.states import BrokenCall
 from callgate.conversation import feedback
 from callgate.conversation.errors import ChatError
-from callgate.conversation.events import CallEnded, CallWritten, Finished, ModelEvent, TurnEnded
 from callgate.conversation.ids import new_run_id
-from callgate.conversation.listeners import Handlers, Listener, emit_to_listeners, handles
-from callgate.conversation.loop import converse
-from callgate.conversation.ports import ModelRequest, emit_nothing
-from callgate.conversation.preloaded_model import PreloadedTurns
-from callgate.records.row import RunRow
+from callgate.conversation.ports import Toolbox
 from callgate.runtime.chat_setup import RightsNow
-from callgate.runtime.manager import RuntimeManager, new_call_id
+from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
 from callgate.tools.kinds.mcp.pins import NotHeld
 from callgate.untrusted.readers import read_shape
@@ -188,140 +181,63 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
             raw_body = await read_counted(request.receive, runtime.limits.body_bytes, context.hold)
             body = read_json_body(raw_body, CallBody, EXAMPLE)
             rights = rights_of_chat(manager, context, runtime, model=None, check_caller=check_admin)
-            calling = _Calling(runtime, context, caller, rights.ask, request.path_params["name"], body)
-            return await calling.answer(request)
+            return await _answer(runtime, context, caller, rights.ask, request, body)
 
     return router
 
 
-class _Calling:
-    """One call, run as a chat with a model that makes the call and then answers nothing."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        context: RequestContext,
-        caller: Caller,
-        rights: RightsNow,
-        name: str,
-        body: CallBody,
-    ) -> None:
-        arguments = body.text()
-        self._run_id = context.ids["run_id"] = new_run_id()
-        self._context = context
-        self._runtime = runtime
-        self._caller = caller
-        tools = runtime.offered.of_key(caller.tools)
-        principal = NOBODY
-        if runtime.knows_identities:
-            principal = principal_of(caller, body.user, context.headers)
-        self._toolbox = runtime.toolboxes.of_server(tools, caller, self._run_id, rights, principal)
-        if name not in self._toolbox.offer:
-            raise _no_such_tool(name)
-        self._name = name
-        self._arguments = arguments
-
-    async def answer(self, request: Request) -> Response:
-        runtime = self._runtime
-        call_result = _CallResult()
-        row = RunRow(
-            id=self._run_id,
-            began=time.time(),
-            request_id=self._context.request_id,
-            key=self._caller.name,
-            route="tool",
+async def _answer(
+    runtime: Runtime, context: RequestContext, caller: Caller, rights: RightsNow, request: Request, body: CallBody
+) -> Response:
+    """Call the tool that the path names."""
+    name = request.path_params["name"]
+    arguments = body.text()
+    run_id = context.ids["run_id"] = new_run_id()
+    principal = NOBODY
+    if runtime.knows_identities:
+        principal = principal_of(caller, body.user, context.headers)
+    tools = runtime.offered.of_key(caller.tools)
+    toolbox = runtime.toolboxes.of_server(tools, caller, run_id, rights, principal)
+    if name not in toolbox.offer:
+        raise _no_such_tool(name)
+    calling = DirectCall(runtime, context, caller, toolbox, run_id=run_id, route="tool", name=name, arguments=arguments)
+    try:
+        call_result = await calling.result(
+            lambda work: run_unless_disconnected(work, request.receive, runtime.limits.request_seconds)
         )
-        policy = runtime.recording.policy(
-            self._caller.name,
-            content=wants_content(self._context),
-            private_to=private_to(runtime, self._context, self._caller),
-        )
-        trace = runtime.traces.begin(self._context.headers, self._run_id)
-        recording = runtime.recorder.begin(row, policy, trace=trace)
-        status = 200
-        error = ""
-        state = "cut_off"
-        try:
-            listeners: list[Listener] = [
-                recording.events_listener(0),
-                call_result,
-                WriteNote(_context=self._context),
-                runtime.log_listener(self._run_id),
-            ]
-            if recording.policy.content_bytes is not None:
-                listeners.append(recording.texts_listener(0))
-            await run_unless_disconnected(self._run(listeners), request.receive, runtime.limits.request_seconds)
-            state = ""
-        except ClientDisconnected:
-            status = CLIENT_CLOSED
-            state = "client_left"
-            self._context.notes["ending"] = state
-            return Response(status_code=CLIENT_CLOSED)
-        except ChatError as failure:
-            status = failure.status
-            error = failure.code or failure.type
-            state = "failed"
-            return error_response(request, failure, self._headers())
-        finally:
-            runtime.recorder.end(recording, state=state, status=status, error=error)
-        return Response(encode(self._facts(call_result)), media_type="application/json", headers=self._headers())
-
-    async def _run(self, listeners: list[Listener]) -> None:
-        written: list[ModelEvent] = [CallWritten(self._name, self._arguments, new_call_id()), Finished("tool_calls")]
-        await converse(
-            ModelRequest(()),
-            PreloadedTurns("", [written, [Finished("stop")]]),
-            self._toolbox,
-            emit_to_listeners(listeners, emit_nothing),
-            new_id=new_call_id,
-            rules=self._runtime.rules,
-        )
-
-    def _headers(self) -> dict[str, str]:
-        headers = {"x-callgate-run": self._run_id, "cache-control": "no-store"}
-        if self._context.wrote:
-            return headers | {"x-should-retry": "false"}
-        return headers
-
-    def _facts(self, call_result: "_CallResult") -> dict[str, Any]:
-        call = call_result.call
-        outcome = call_result.outcome
-        assert call is not None, "the model has written one call"
-        facts: dict[str, Any] = {"object": "tool.call", "run": self._run_id, "id": call.id, "name": self._name}
-        if outcome is None:
-            facts |= {"verdict": "broken", "flaw": str(call.flaw), "outcome": "not_run"}
-            return facts | {"text": feedback.explain(call, self._toolbox.offer)}
-        facts |= {"verdict": "ready", "repairs": [str(finding) for finding in call.findings]}
-        facts |= {
-            "outcome": str(outcome.kind) if isinstance(outcome, Failed) else "returned",
-            "ms": round(call_result.seconds * 1000, 1),
-            "text": outcome.text,
-        }
-        if isinstance(outcome, Returned):
-            facts["cut_bytes"] = outcome.cut_bytes
-            facts["images"] = [f"data:{image.mime_type};base64,{image.data}" for image in outcome.images]
-        return facts
+    except ClientDisconnected:
+        return Response(status_code=CLIENT_CLOSED)
+    except ChatError as failure:
+        return error_response(request, failure, _headers(context, run_id))
+    facts = {"object": "tool.call", "run": run_id, **_facts(call_result, name, toolbox)}
+    return Response(encode(facts), media_type="application/json", headers=_headers(context, run_id))
 
 
-class _CallResult(Listener):
-    """Takes the outcome of the call."""
+def _headers(context: RequestContext, run_id: str) -> dict[str, str]:
+    headers = {"x-callgate-run": run_id, "cache-control": "no-store"}
+    if context.wrote:
+        return headers | {"x-should-retry": "false"}
+    return headers
 
-    handlers: ClassVar[Handlers] = {}
 
-    def __init__(self) -> None:
-        self.call: Any = None
-        self.outcome: Outcome | None = None
-        self.seconds = 0.0
-
-    @handles(handlers, TurnEnded)
-    def _turn_ended(self, event: TurnEnded) -> None:
-        calls: list[Call] = [*event.answer.run, *event.answer.broken]
-        self.call = self.call or next(iter(calls), None)
-
-    @handles(handlers, CallEnded)
-    def _call_ended(self, event: CallEnded) -> None:
-        self.outcome = event.outcome
-        self.seconds = event.seconds
+def _facts(call_result: CallResult, name: str, toolbox: Toolbox) -> dict[str, Any]:
+    call = call_result.call
+    outcome = call_result.outcome
+    facts: dict[str, Any] = {"id": call.id, "name": name}
+    if isinstance(call, BrokenCall) or outcome is None:
+        assert isinstance(call, BrokenCall), "a whole call has an outcome"
+        facts |= {"verdict": "broken", "flaw": str(call.flaw), "outcome": "not_run"}
+        return facts | {"text": feedback.explain(call, toolbox.offer)}
+    facts |= {"verdict": "ready", "repairs": [str(finding) for finding in call.findings]}
+    facts |= {
+        "outcome": str(outcome.kind) if isinstance(outcome, Failed) else "returned",
+        "ms": round(call_result.seconds * 1000, 1),
+        "text": outcome.text,
+    }
+    if isinstance(outcome, Returned):
+        facts["cut_bytes"] = outcome.cut_bytes
+        facts["images"] = [f"data:{image.mime_type};base64,{image.data}" for image in outcome.images]
+    return facts
 
 
 def _listed(runtime: Runtime, caller: Caller) -> list[dict[str, Any]]:

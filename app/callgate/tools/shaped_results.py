@@ -102,9 +102,12 @@ class ShapedResults:
             outcome = replace(outcome, text=shaped)
         if findings:
             facts = replace(facts, findings=(*facts.findings, *findings))
+        structured = None
+        if context.for_client and not self._select and OUTPUT_SCHEMA_VIOLATION not in findings:
+            structured = outcome.structured
         if facts == ResultFacts():
-            return replace(outcome, structured=None)
-        return replace(outcome, structured=None, facts=facts)
+            return replace(outcome, structured=structured)
+        return replace(outcome, structured=structured, facts=facts)
 
     async def _shaped(self, outcome: Returned, findings: list[str]) -> str | None:
         """Return the text instead of that of a result; None where it stays."""

@@ -32,7 +32,7 @@ from callgate.tools.own_tool import OwnTool
 from callgate.tools.questions import PersonsAnswer, Question
 from callgate.tools.read_more import ResultPages, read_more_apart_from
 from callgate.tools.registry import RegisteredTool
-from callgate.tools.results import bounded, is_plainly_fit
+from callgate.tools.results import bounded, is_plainly_fit, with_fitting_files
 from callgate.tools.untrusted_results import Taint, reason_to_wait
 from callgate.untrusted.readers import json_reader
 
@@ -224,6 +224,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     queue_seconds: float = QUEUE_SECONDS
     results: ResultPages | None = None
     """Keeps the results that are cut, where the set has `read_more`."""
+    for_client: bool = False
+    """Whether results are for a client that takes more than text and images."""
     delay: Callable[[int], float] = retry_delay
     offer: Offer = {}
     deferred: DeferredTools | None = None
@@ -377,6 +379,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             return whole
         if isinstance(whole, Returned):
             whole = replace(whole, text=without_files(whole.text))
+            if whole.files:
+                whole = with_fitting_files(whole, max_bytes)
         outcome = bounded(whole, max_bytes)
         if self.results is None or self._read_more is None or isinstance(whole, Failed) or isinstance(outcome, Failed):
             return outcome
@@ -440,6 +444,7 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             caller=self.caller,
             charge=self.charge,
             principal=self.principal,
+            for_client=self.for_client,
         )
 
 

@@ -18,6 +18,7 @@ from callgate.config.schema.process import LedgerSection, Logging, Reload, RunsS
 from callgate.config.schema.server import Server
 from callgate.config.schema.values import BesideFile, Globs, Section
 from callgate.fleet.settings import Pool, PoolName
+from callgate.mcp_server.settings import McpServing, McpSetting
 from callgate.models.settings import ModelEntry, ProviderName, ProviderSection
 from callgate.parsers.settings import Parsers
 from callgate.recorder.settings import Record
@@ -71,6 +72,8 @@ class Config(Section):
     """MCP servers by name, as other programs write them; the block may also be called `mcpServers` or `servers`."""
     mcp_config: str | None = None
     """A file with such a block, for example `./mcp.json`; JSON, comments allowed."""
+    mcp: McpSetting = McpServing()
+    """How MCP clients are served at `/mcp`; `off` for not at all."""
     require_approval: Annotated[RequireApproval, WAITS] = ApprovalLists()
     """Which tools' calls wait for approval, where a tool's own entry does not say."""
     approvals: Approvals = Approvals()

@@ -158,7 +158,7 @@ export function wordsOf({ role, content, ...more }) {
 /** Why a run cannot be asked again; empty where it can. @param {any} run */
 export function whyNoReplay(run) {
   if (run.state === "under_way") return "it is under way";
-  if (run.route === "tool") return "it is a call of a tool without a model";
+  if (run.route === "tool" || run.route === "mcp") return "it is a call of a tool without a model";
   if (run.choices > 1) return `it has ${run.choices} choices`;
   if (run.kept === "cut") return "some of its texts were cut at record.content_bytes";
   if (run.kept === "aged_out") return "its texts were removed to make room";

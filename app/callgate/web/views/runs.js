@@ -300,6 +300,6 @@ function line(row, /** @type {number} */ place) {
     <td class="number more">${row.turns} / ${row.calls + row.broken_calls}</td>
     <td class="number took">${format.seconds(took)}${row.first_seconds === null ? nothing : html`<small title="until the first words">${format.seconds(row.first_seconds)} to first</small>`}</td>
     <td class="number tokens">${format.count(row.tokens_in)} + ${format.count(row.tokens_out)}</td>
-    <td class="number">${row.turns && row.route !== "tool" ? format.money(row.cost) : "–"}</td>
+    <td class="number">${row.turns && row.route !== "tool" && row.route !== "mcp" ? format.money(row.cost) : "–"}</td>
   </tr>`;
 }

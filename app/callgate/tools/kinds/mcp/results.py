@@ -4,17 +4,21 @@ from collections.abc import Iterator
 
 import msgspec
 
-from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
+from callgate.calls.outcome import Failed, FailureKind, File, Image, Outcome, Returned
 from callgate.conversation.readable_content import IMAGE_TYPES, decoded_text, is_text_type
 from callgate.tools.kinds.mcp.wire import INPUT_REQUIRED, NOBODY_HERE, Content, Resource, RpcAnswer
 from callgate.tools.results import described
 
+MAX_FILES = 16
+"""Sounds and resources of one result; further ones are described."""
 FOR_USER = "[a part of this result is for the user only, and not shown here]"
 
 
-def outcome_of(answer: RpcAnswer, *, with_structured: bool = False, reader: str = "") -> Outcome:
+def outcome_of(
+    answer: RpcAnswer, *, with_structured: bool = False, with_files: bool = False, reader: str = ""
+) -> Outcome:
     """Turn an answer into an outcome for the model. The toolbox bounds its size. `with_structured`: also with its content for
-    programs, where it has some. `reader`: the tool that reads what links lead to; empty where there is none."""
+    programs, where it has some; `with_files`: with sounds and resources as they are, which the text describes otherwise. `reader`: the tool that reads what links lead to; empty where there is none."""
     if answer.error is not None:
         return Failed(answer.error.message or f"The tool's server answered with error {answer.error.code}.")
     result = answer.result
@@ -23,17 +27,23 @@ def outcome_of(answer: RpcAnswer, *, with_structured: bool = False, reader: str 
     if result.kind == INPUT_REQUIRED:
         return Failed(NOBODY_HERE, FailureKind.REFUSED)
     for_model = [piece for piece in result.content if not _is_for_user_alone(piece)]
+    is_all = len(for_model) == len(result.content)
+    files: tuple[File, ...] = ()
+    if with_files:
+        files = tuple(file for piece in for_model if (file := _file_of(piece)) is not None)[:MAX_FILES]
+        for_model = [piece for piece in for_model if _file_of(piece) not in files]
     texts, images = _read([*for_model, *map(_of_resource, result.contents)], reader)
-    if len(for_model) < len(result.content):
+    if not is_all:
         texts.append(FOR_USER)
     text = "\n".join(texts)
-    if not (texts or images) and bytes(result.structured):  # the same content for programs, used if there is no other
+    if not (texts or images or files) and bytes(
+        result.structured
+    ):  # the same content for programs, used if there is no other
         text = msgspec.json.format(result.structured, indent=-1).decode("utf-8", "replace")
     if result.is_error:
         return Failed(text or "The tool failed and did not say why.")
-    if with_structured and bytes(result.structured):
-        return Returned(text, images=images, cut_bytes=answer.missing, structured=result.structured)
-    return Returned(text, images=images, cut_bytes=answer.missing)
+    structured = result.structured if with_structured and bytes(result.structured) else None
+    return Returned(text, images=images, cut_bytes=answer.missing, structured=structured, files=files)
 
 
 def for_user(answer: RpcAnswer) -> str:
@@ -62,6 +72,20 @@ def _read(content: list[Content], reader: str) -> tuple[list[str], tuple[Image, 
             else:
                 texts.append(part)
     return texts, tuple(images)
+
+
+def _file_of(piece: Content) -> File | None:
+    """Return what is neither text nor image."""
+    match piece:
+        case Content(type="audio", data=str(data)):
+            return File(kind="audio", mime_type=piece.mime_type or "audio/wav", data=data)
+        case Content(type="resource", resource=Resource(uri=str(uri)) as resource) if uri:
+            mime_type = resource.mime_type or ""
+            return File(kind="resource", mime_type=mime_type, data=resource.blob or "", text=resource.text, uri=uri)
+        case Content(type="resource_link", uri=str(uri)) if uri:
+            return File(kind="link", mime_type=piece.mime_type or "", uri=uri, name=piece.name or uri)
+        case _:
+            return None
 
 
 def _parts(piece: Content, reader: str) -> Iterator[str | Image]:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from callgate.tools.kinds.mcp.elicitation import (
     CREATE,
@@ -26,6 +27,8 @@ from callgate.untrusted.readers import READ_ERRORS, json_reader
 URL_REQUIRED: Final = -32042
 """The error by which servers of 2025-11-25 want a page to be opened before a call."""
 MAX_ROUNDS: Final = 5
+MAX_KEY: Final = 64
+"""Characters of a server's name for a question."""
 
 Send: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[RpcAnswer]]
 """Sends the request with some more parameters."""
@@ -116,7 +119,7 @@ def _questions(result: Result, asking: Elicitations) -> dict[str, Question]:
     for key, request in requests.items():
         if request.method != CREATE:
             raise Unreadable(f"The tool's server asked for {request.method[:80]!r}, which is not done here.")
-        questions[key] = _question(request.params, asking)
+        questions[key] = replace(_question(request.params, asking), key=key[:MAX_KEY])
     return questions
 
 

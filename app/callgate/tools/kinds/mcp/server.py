@@ -390,7 +390,12 @@ async def _outcome(
             await context.report(
                 ProgressReport("a part of the result is for the user only", answer=text[:MAX_FOR_USER])
             )
-        return outcome_of(answer, with_structured=context.wants_structured, reader=server.reader)
+        return outcome_of(
+            answer,
+            with_structured=context.wants_structured or context.for_client,
+            with_files=context.for_client,
+            reader=server.reader,
+        )
     except Unreadable as error:
         return Failed(str(error))
     except CannotAsk as error:
