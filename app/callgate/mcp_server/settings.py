@@ -24,7 +24,7 @@ class McpServing(Section):
     themselves."""
 
 
-class _OrTheWord:
+class _OrServeAlone:
     """Allows the word alone instead of the whole."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -42,4 +42,4 @@ class _OrTheWord:
         return value
 
 
-McpSetting: TypeAlias = Annotated[McpServing, _OrTheWord()]
+McpSetting: TypeAlias = Annotated[McpServing, _OrServeAlone()]
