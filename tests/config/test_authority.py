@@ -32,6 +32,11 @@ UNGUARDED = {
     "Config": "version server keys model_list providers ledger runs pools tools mcp_servers mcp_config mcp approvals loop"
     " limits upstream parsers hosted_tools responses compaction store record traces reload logging",
     "FinishReasons": "content_filter",
+    "HookSection": "name at on_error timeout_seconds hold_characters models keys tools",  # compared together, as the next four
+    "PatternsHook": "kind find own then",
+    "PythonHook": "kind function",
+    "SizesHook": "kind max_bytes max_tokens",
+    "WebhookHook": "kind url api_key params",
     "HttpTool": "kind name description method",
     "AuthSection": "mode oidc",  # by the guard of `auth`; an issuer that is added is like a key that is added
     "Claims": "name",
@@ -134,6 +139,14 @@ def command(**more: Any) -> dict[str, Any]:
     return {"tools": [{"kind": "command", "name": "ls", "description": "d", "argv": ["ls"], **more}]}
 
 
+def hooks(**more: Any) -> dict[str, Any]:
+    return {
+        "guardrails": [
+            {"name": "h", "kind": "patterns", "at": ["request", "answer"], "find": ["cards", "emails"], **more}
+        ]
+    }
+
+
 @pytest.mark.parametrize(
     ("narrow", "wide", "name"),
     [
@@ -150,6 +163,13 @@ def command(**more: Any) -> dict[str, Any]:
         (key(budget_per_month=1), key(budget_per_month=2), "keys.ann.budget_per_month"),
         (key(expires="2027-01-01"), key(), "keys.ann.expires"),
         ({"data_dir": "data"}, {}, "data_dir"),
+        (hooks(), {}, "guardrails"),
+        (hooks(), hooks(at=["answer"]), "guardrails"),
+        (hooks(), hooks(find=["emails"]), "guardrails"),
+        (hooks(), hooks(on_error="open"), "guardrails"),
+        (hooks(), hooks(models=["demo"]), "guardrails"),
+        (hooks(keys=["a", "b"]), hooks(keys=["a"]), "guardrails"),
+        (hooks(then="block"), hooks(), "guardrails"),
         ({"require_approval": "always"}, {}, "require_approval"),
         ({}, {"require_approval": {"never": ["x"]}}, "require_approval"),
         (server(require_approval="always"), server(), "mcp_servers.files.require_approval"),
@@ -389,3 +409,17 @@ def test_a_rule_that_names_more_loosely_is_weaker_beside_one_that_frees() -> Non
 
 def test_settings_that_are_compared_when_tools_are_built_are_settings() -> None:
     assert {"safety", "require_approval"} == set(SEEN_WHEN_BUILT)
+
+
+@pytest.mark.parametrize("new", [hooks(name="other"), hooks(own={"x": "xyzz"}), {}], ids=["name", "expression", "gone"])
+def test_a_guardrail_that_becomes_another_widens_and_one_that_was_removed_is_forgotten(new: dict[str, Any]) -> None:
+    old = config(**hooks(own={"x": "xyz"}))
+    assert [found.name for found in widenings(old, config(**new))] == ["guardrails"]
+    assert [found.name for found in widened_since(written(old), config(**new))] == ["guardrails"]
+    known = with_removed(old, config(**new))  # somebody said `--widen`
+    assert widenings(known, config(**new)) == []
+
+
+def test_what_is_written_of_a_guardrail_has_no_secret() -> None:
+    hook = {"name": "h", "kind": "webhook", "at": ["request"], "url": "https://x.example", "api_key": "planted-secret"}
+    assert "planted-secret" not in json.dumps(written(config(guardrails=[hook])))

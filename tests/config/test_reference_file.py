@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from callgate.config.load import DEFAULT_FILE, load
 from callgate.config.schema.editors import json_schema, json_schema_text
 from callgate.config.schema.whole import Config
+from callgate.guardrails.settings import HookSection
 from callgate.models.settings import LitellmParams, TextFormat
 from callgate.text_calls.reader import FORMATS
 from callgate.tools.settings import ToolSection
@@ -30,6 +31,7 @@ VARIABLES = {
     "PETSTORE_KEY": "pk-1",
     "NOTES_CLIENT_SECRET": "ns-1",
     "BUILD_CLIENT_KEY": "-----BEGIN PRIVATE KEY-----",
+    "GUARDRAIL_KEY": "gk-1",
 }
 
 EXAMPLE_LINE = re.compile(r"^( *)#: ", re.MULTILINE)
@@ -83,15 +85,17 @@ def test_with_every_example_in_use_it_is_valid(tmp_path):
     assert sorted(config.mcp_servers) == ["build", "files", "memory", "notes", "tickets"]
 
 
-ALL_SECTIONS: list[type[BaseModel]] = sorted({*sections(), ToolSection}, key=lambda section: section.__name__)
+BASES = (ToolSection, HookSection)
+ALL_SECTIONS: list[type[BaseModel]] = sorted({*sections(), *BASES}, key=lambda section: section.__name__)
 
 
 @pytest.mark.parametrize("section", ALL_SECTIONS, ids=lambda it: it.__name__)
 def test_every_setting_is_shown(section):
     tree = yaml.safe_load(with_examples())
     settings = {field.alias or name for name, field in section.model_fields.items()}
-    if section is not ToolSection and issubclass(section, ToolSection):
-        settings -= ToolSection.model_fields.keys()
+    for base in BASES:
+        if section is not base and issubclass(section, base):
+            settings -= base.model_fields.keys()
     keys = {key for block in shown(section, tree) for key in block}
 
     assert settings <= keys

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 from msgspec.structs import replace
@@ -43,6 +43,9 @@ from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.route import EMPTY_TOOLS_LIST, Route
 from callgate.runtime.runtime import Runtime
 from callgate.untrusted.readers import read_value
+
+if TYPE_CHECKING:
+    from callgate.runtime.chat_setup import ChatGuard, RequestGuard
 
 BEST_OF = "best_of"
 MOST_ANSWERS = 100_000
@@ -91,6 +94,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     replay: Replay | None = None
     recording: Recording | None = None
     trace: RunTrace | None = None
+    guard: "RequestGuard | None" = None
+    """The guardrails that look at it, where there are any."""
     _meter: RequestMeter | None = None
 
     def answer(self, emit: EmitAny) -> Awaitable[None]:
@@ -133,6 +138,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     def _may_pass(self) -> bool:
         """Return whether the request may be passed through. Not a stream that is also stored in one piece, nor where the answer has
         to say that our tools were held back."""
+        if self.guard is not None and self.guard.hooks.looks_behind_requests:
+            return False  # a hook looks at the answer, which is read for it
         if self.recording is not None and self.context.headers.get("x-callgate-record") == "own":
             return False  # who looks at it afterwards looks for its text, which is read where it does not pass through
         if (
@@ -170,11 +177,17 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         listeners = self._listeners(choice)
         if request.context is not None:
             model = self.runtime.models.with_summaries(model)
+        guard: ChatGuard | None = None
+        if self.guard is not None:
+            guard = self.guard.chat(listeners, emit)
+            model = guard.model(model)
         if (recording := self.recording) is not None and recording.policy.content_bytes is not None:
             model = recording.wrap_model(model, choice, request.read_history())
         if self._meter is not None:
             listeners.append(self._meter.tally(request.n if passes_through else 1))
         try:
+            if guard is not None:
+                await self._tell_of_request(choice, guard)
             if passes_through:
                 ending = await converse(
                     self.judged.passed_through(),
@@ -185,7 +198,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
                     rules=rules,
                 )
             else:
-                ending = await self._with_tools(choice, model, listeners, emit, rules)
+                ending = await self._with_tools(choice, model, listeners, emit, rules, guard)
         except SeparateChoices:
             raise  # nothing has happened yet
         except BaseException as failure:
@@ -195,6 +208,13 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         notes["ending"] = str(ending.kind)
         if ending.note:
             notes["note"] = ending.note
+
+    async def _tell_of_request(self, choice: int, guard: "ChatGuard") -> None:
+        """Tell once what hooks said of the request, and raise where they blocked it."""
+        if choice == 0:
+            await guard.hear(self.context.judged)
+        if self.context.blocked is not None:
+            raise self.context.blocked
 
     def _listeners(self, choice: int) -> list[Listener]:
         listeners: list[Listener] = []
@@ -213,13 +233,19 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         if request.outline.parallel_tool_calls is False:
             rules = replace(rules, one_call_per_turn=True)
         if self.delivery.tool_events == "trace":
-            rules = replace(rules, emit_fragments=True)
+            rules = replace(rules, emit_fragments=self.guard is None or not self.guard.hooks.arguments)
         if request.tools.max_calls is not None:
             rules = replace(rules, max_calls=request.tools.max_calls)
         return rules
 
     async def _with_tools(
-        self, choice: int, model: TurnModel, listeners: list[Listener], emit: Emit, rules: Rules
+        self,
+        choice: int,
+        model: TurnModel,
+        listeners: list[Listener],
+        emit: Emit,
+        rules: Rules,
+        guard: "ChatGuard | None" = None,
     ) -> Ending:
         request = self.request
         client_tools = request.read_tools()
@@ -228,8 +254,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         options = request.outline.stream_options
         if options is not None and options.include_obfuscation:
             self.judged.leave_out("stream_options.include_obfuscation")  # chunks that are made here are not padded
-        setup, model = await self._set_up(choice, model, client_tools)
-        toolbox = setup.toolbox
+        setup, model = await self._set_up(choice, model, client_tools, guard)
+        toolbox = setup.toolbox if guard is None else guard.toolbox(setup.toolbox)
         has_tools = self.route.server_tools is not None
         if has_tools and (self.replay is None or self.replay.tools is None):
             self._note_writes(choice, listeners)
@@ -244,6 +270,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             keep = partial(self._keep, history)
             messages = await self._restored(messages, toolbox, listeners)
             await setup.recall(messages)
+        toolbox = setup.toolbox
         if request.tools.hosted is not None:
             keep_call = partial(self.manager.conversations.keep_call, owner_of(self.caller, request), self.run_id)
             toolbox = request.tools.limited(toolbox, keep_call)
@@ -251,6 +278,9 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             toolbox = setup.taint.watch(toolbox, messages)
         if (approvals := request.tools.approvals) is not None:
             toolbox = ClientApprovalToolbox(toolbox, lambda name: approvals.asks(self.route.origin_of(name)))
+        if guard is not None:
+            toolbox = guard.toolbox(toolbox)
+        if approvals is not None:
             await approvals.claim(self.run_id)
             emit_calls = emit_to_listeners(listeners, emit)
             messages = await run_approved(
@@ -281,10 +311,11 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             sees_images=setup.sees_images,
             format_with_tools=setup.format_with_tools,
             context=context,
+            judge=None if guard is None else guard.judge,
         )
 
     async def _set_up(
-        self, choice: int, model: TurnModel, client_tools: Sequence[msgspec.Raw]
+        self, choice: int, model: TurnModel, client_tools: Sequence[msgspec.Raw], guard: "ChatGuard | None" = None
     ) -> tuple[ChatSetup, TurnModel]:
         """Return the toolbox of a chat, and the model; both wrapped where its run outlives its process."""
         durable: KeptChoice | None = None
@@ -308,6 +339,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             rights,
             None if self._meter is None else self._meter.charge,
             self.principal,
+            guard,
         )
         if self.replay is not None and self.replay.tools is not None:
             setup = replace(setup, toolbox=self.replay.tools)

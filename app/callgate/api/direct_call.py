@@ -16,6 +16,7 @@ from callgate.conversation.events import CallEnded, CallWritten, TurnEnded
 from callgate.conversation.listeners import Handlers, Listener, emit_to_listeners, handles
 from callgate.conversation.ports import Emit, Toolbox, emit_nothing
 from callgate.conversation.single_call import call_once
+from callgate.conversation.turn import TurnJudge
 from callgate.records.row import RunRow
 from callgate.runtime.manager import new_call_id
 from callgate.runtime.runtime import Runtime
@@ -96,12 +97,19 @@ class DirectCall:
         return call_result
 
     async def _carried_out(self, listeners: list[Listener], emit: Emit) -> None:
+        toolbox = self._toolbox
+        judge: TurnJudge | None = None
+        if (guarding := self._runtime.guarding) is not None:
+            guard = guarding.calls(self._caller, self._run_id, listeners)
+            toolbox = guard.watched(toolbox)
+            judge = guard.judge
         await call_once(
             CallWritten(self._name, self._arguments, new_call_id()),
-            self._toolbox,
+            toolbox,
             emit_to_listeners(listeners, emit),
             new_id=new_call_id,
             rules=self._runtime.rules,
+            judge=judge,
         )
 
 

@@ -20,6 +20,7 @@ from callgate.api.conversation import Conversation
 from callgate.api.delivery import delivery_of
 from callgate.api.errors import TAKEN_OVER
 from callgate.api.faces import ATTACHED, Face, FaceExchange
+from callgate.api.guarded_bodies import check_not_blocked, judged_body
 from callgate.api.judged_request import judged_request
 from callgate.api.left_out import FieldsLeftOut, note_hosted
 from callgate.api.middleware import RequestContext
@@ -73,6 +74,8 @@ class FaceEndpoint:
         body = await read_counted(receive, config.limits.body_bytes, context.hold)
         if time.perf_counter() - context.started > SLOW_BODY_SECONDS:
             caller = let_in_again(self._manager, context)
+        if self._manager.current.guarding is not None:
+            body = await judged_body(self._manager.current, context, caller, body)
         exchange = await self._face.read(body, context, config)
         key = context.headers.get("idempotency-key")
         if key is None and exchange.detached is None:
@@ -99,6 +102,7 @@ class FaceEndpoint:
         send: Send,
     ) -> None:
         detached = exchange.detached or ATTACHED
+        check_not_blocked(self._manager.current, context)
         is_lost_key = key is not None and not self._runs.are_kept
         if detached.needs_ledger and not self._runs.are_kept:
             raise no_background()
@@ -261,6 +265,7 @@ class FaceEndpoint:
             diagnoses=diagnoses,
             durable=run,
             replay=exchange.replay,
+            guard=None if runtime.guarding is None else runtime.guarding.request(request.model, caller, run_id),
         )
 
     def _answer_of(self, exchange: FaceExchange, conversation: Conversation, began: int) -> EventStream | WholeAnswer:

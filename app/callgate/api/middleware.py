@@ -32,6 +32,7 @@ from callgate.callers.tokens import KeysWanted, TokenRefused
 from callgate.config import redaction
 from callgate.config.secret_mask import SecretMask
 from callgate.conversation.errors import ChatError
+from callgate.conversation.events import GuardrailJudged
 from callgate.conversation.ids import new_request_id
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
@@ -88,6 +89,10 @@ class RequestContext(msgspec.Struct, eq=False):
     """The calls with side effects that were started."""
     started: float = msgspec.field(default_factory=time.perf_counter)
     notes: dict[str, Any] = {}
+    judged: Sequence[GuardrailJudged] = ()
+    """What hooks said of its body."""
+    blocked: ChatError | None = None
+    """The error that it is answered with, because a hook blocked it."""
     connection_memory: Any = None
     """The responses that its WebSocket keeps, if it came over one."""
     large_bodies: LargeBodies | None = None

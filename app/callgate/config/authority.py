@@ -51,7 +51,11 @@ def with_removed(old: Config, new: Config) -> Config:
     A file that is written in several steps may lose an entry in one and get it back, without its end, in the next.
     """
     return new.model_copy(
-        update={field: _joined(getattr(old, field), getattr(new, field)) for field in Config.model_fields}
+        update={
+            field: _joined(getattr(old, field), getattr(new, field))
+            for field in Config.model_fields
+            if guard_of(Config, field) is None  # one that is compared whole has no entries to remember
+        }
     )
 
 

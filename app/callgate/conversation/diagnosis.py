@@ -21,6 +21,7 @@ from callgate.conversation.events import (
     ChatEnded,
     ChatEvent,
     ContextChanged,
+    GuardrailJudged,
     Responder,
     TurnAccount,
     TurnEnded,
@@ -57,6 +58,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     """With the time when each ended. Empty where the first deployment answered at once."""
     _recovered: list[dict[str, Any]] = []
     _changes: list[dict[str, Any]] = []
+    _judged: list[dict[str, Any]] = []
+    """What guardrails did, beside letting things pass."""
     _outcomes: dict[tuple[int, str], dict[str, Any]] = {}
     _found: set[str] = set()
     """The tools that searches gave."""
@@ -114,6 +117,18 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
             shown["cut"] = True
         self._changes.append(shown)
 
+    @handles(handlers, GuardrailJudged)
+    def _guardrail_judged(self, event: GuardrailJudged) -> None:
+        if event.verdict == "passed":
+            return
+        shown: dict[str, Any] = {"turn": event.turn, "hook": event.hook, "point": event.point, "verdict": event.verdict}
+        if event.tool:
+            shown["tool"] = event.tool
+        if event.kinds:
+            shown["kinds"] = list(event.kinds)
+        if shown not in self._judged:
+            self._judged.append(shown)
+
     @property
     def usage(self) -> Usage | None:
         """The sum of the usage of all turns, once the chat has ended."""
@@ -147,6 +162,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
         report["ms"] = _milliseconds(self._clock() - self._began)
         if self._changes:
             report["context"] = self._changes
+        if self._judged:
+            report["guardrails"] = self._judged
         if self._recovered:
             report["recovered"] = self._recovered
         if self.failed_attempts:

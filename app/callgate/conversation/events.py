@@ -397,6 +397,27 @@ class ContextChanged(msgspec.Struct, frozen=True, gc=False):
     """The summary was cut off at its length."""
 
 
+Judgement: TypeAlias = Literal["passed", "masked", "blocked", "failed_open", "failed_closed"]
+"""What came of a guardrail's look; the last two where it could give no verdict."""
+
+
+class GuardrailJudged(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A guardrail has looked at something. Of what it saw there is nothing here."""
+
+    turn: int
+    hook: str
+    """The guardrail's name."""
+    point: str
+    """Where it looked: `request`, `answer`, `arguments`, `result`, `description`."""
+    verdict: Judgement
+    tool: str = ""
+    call_id: str = ""
+    reason: str = ""
+    """Why it blocked, in its own words."""
+    kinds: tuple[str, ...] = ()
+    """What it noticed, where it says so: the names of patterns."""
+
+
 class HiddenTurns(msgspec.Struct, frozen=True, gc=False):
     """The part of a history that its client was not shown."""
 
@@ -468,6 +489,7 @@ ChatEvent: TypeAlias = (
     | CallEnded
     | Attempt
     | ContextChanged
+    | GuardrailJudged
     | CallsHandedBack
     | ChatEnded
     | ChatFailed

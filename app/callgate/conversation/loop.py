@@ -43,7 +43,7 @@ from callgate.conversation.model_requests import as_model_request
 from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel
 from callgate.conversation.response_items import ITEMS, run_by_provider, thoughts_in
 from callgate.conversation.transcript import Transcript
-from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
+from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder, TurnJudge
 from callgate.conversation.turn_calls import run_calls
 from callgate.conversation.usage import Usage, add_usage
 
@@ -107,18 +107,21 @@ def converse(
     sees_images: bool = False,
     format_with_tools: bool = True,
     context: ContextKeeper | None = None,
+    judge: TurnJudge | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Coroutine[Any, Any, Ending]:
     """Run a chat from the client's request to its ending, and emit its events.
 
     `format_with_tools`: whether the model takes a `response_format` beside tools. If not, its text in turns with tools is
-    not the answer, which is requested in one more turn without tools. `context`: edits the history before each turn.
+    not the answer, which is requested in one more turn without tools. `context`: edits the history before each turn. `judge`:
+    judges the calls of each.
     """
     messages = () if isinstance(request, Passthrough) else request.messages
     conversation = _Conversation(request, model, toolbox, emit, new_id, rules, clock, Transcript(messages, sees_images))
     if not format_with_tools and isinstance(request, ModelRequest):
         conversation.format_kept_back = "response_format" in request.params
     conversation.context = context
+    conversation.judge = judge
     return conversation.run()
 
 
@@ -161,6 +164,7 @@ class _Conversation(msgspec.Struct):
     format_kept_back: bool = False
     """The `response_format` is withheld because tools are offered."""
     context: ContextKeeper | None = None
+    judge: TurnJudge | None = None
     summaries: int = 0
     """Turns that summarized the conversation."""
     summary_usages: frozenset[int] = frozenset()
@@ -305,6 +309,8 @@ class _Conversation(msgspec.Struct):
             if is_shown or not await attempts.go_on(failure):
                 break
             attempt_began = self.clock()
+        if self.judge is not None:
+            turn = await self.judge.settled(turn, self.toolbox.offer)
         self.is_cut = self._is_cut(turn)
         plan = self._plan(turn) if turn.calls else NO_PLAN
         account = TurnAccount(

@@ -19,7 +19,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.loop import Rules
 from callgate.conversation.ports import Emit, Toolbox
-from callgate.conversation.turn import TurnBuilder
+from callgate.conversation.turn import TurnBuilder, TurnJudge
 from callgate.conversation.turn_calls import run_calls
 
 ONLY = 0
@@ -33,9 +33,10 @@ async def call_once(
     *,
     new_id: Callable[[], str],
     rules: Rules,
+    judge: TurnJudge | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Settle a call and run it if it is whole, with the events that a chat has for it."""
+    """Settle a call and run it if it is whole, with the events that a chat has for it. `judge`: judges it before that."""
     began = clock()
     await emit(TurnStarted(ONLY))
     builder = TurnBuilder(toolbox.offer, new_id, argument_bytes=rules.argument_bytes)
@@ -46,6 +47,8 @@ async def call_once(
         turn = await asyncio.to_thread(builder.finish, StreamEnd.DONE)
     else:
         turn = builder.finish(StreamEnd.DONE)
+    if judge is not None:
+        turn = await judge.settled(turn, toolbox.offer)
     plan = toolbox.plan(turn.calls)
     account = TurnAccount(
         reasons=turn.reasons,

@@ -6,7 +6,7 @@
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -108,6 +108,14 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
         if self.calls:
             message["tool_calls"] = [_call_in_history(call) for call in self.calls]
         return message
+
+
+class TurnJudge(Protocol):
+    """Judges the calls of a turn before anybody hears of them."""
+
+    async def settled(self, turn: Turn, offer: Offer) -> Turn:
+        """Return the turn with its calls as they may go on."""
+        ...
 
 
 class PassedTurn(msgspec.Struct, eq=False, kw_only=True):

@@ -11,6 +11,7 @@ from callgate.api.answers import send_whole
 from callgate.api.bodies import check_body, read_counted
 from callgate.api.endpoint import route_of
 from callgate.api.errors import encode
+from callgate.api.guarded_bodies import check_not_blocked, judged_body
 from callgate.api.judged_request import judged_request
 from callgate.api.middleware import context_of
 from callgate.api.strict_json import LARGE_BODY
@@ -37,6 +38,9 @@ class CountEndpoint:
         limits = self._manager.current.config.limits
         check_body(context.headers, limits.body_bytes)
         body = await read_counted(receive, limits.body_bytes, context.hold)
+        if self._manager.current.guarding is not None:
+            body = await judged_body(self._manager.current, context, caller, body)
+            check_not_blocked(self._manager.current, context)
         reading = partial(
             read_messages_request,
             body,

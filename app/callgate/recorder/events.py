@@ -23,6 +23,7 @@ from callgate.conversation.events import (
     ChatEvent,
     ChatFailed,
     ContextChanged,
+    GuardrailJudged,
     Responder,
     TurnAccount,
     TurnEnded,
@@ -351,6 +352,18 @@ class EventReader:
             facts["cut"] = True
         return "context_changed", at, choice, event.turn, facts
 
+    def guardrail_judged(self, at: float, choice: int, event: GuardrailJudged) -> StoredEvent:
+        facts: dict[str, Any] = {"hook": event.hook, "point": event.point, "verdict": event.verdict}
+        if event.tool:
+            facts["name"] = event.tool
+        if event.call_id:
+            facts["id"] = event.call_id
+        if event.kinds:
+            facts["kinds"] = list(event.kinds)
+        if event.reason:
+            facts["reason"] = self._run.mask(event.reason[:MASKED_BEYOND])[:PREVIEW_CHARACTERS]
+        return "guardrail_judged", at, choice, event.turn, facts
+
     def handed_back(self, at: float, choice: int, event: CallsHandedBack) -> StoredEvent:
         calls = [{"id": call.id, "name": call.name} for call in event.calls]
         return "calls_handed_back", at, choice, None, {"calls": calls}
@@ -376,6 +389,7 @@ _READERS: Final[dict[type, Callable[[EventReader, float, int, Any], StoredEvent]
     CallEnded: EventReader.call_ended,
     Attempt: EventReader.attempt,
     ContextChanged: EventReader.context_changed,
+    GuardrailJudged: EventReader.guardrail_judged,
     CallsHandedBack: EventReader.handed_back,
     ChatEnded: EventReader.chat_ended,
     ChatFailed: EventReader.chat_failed,

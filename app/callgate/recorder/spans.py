@@ -128,7 +128,7 @@ class _SpanReader:
         )
         began: dict[tuple[str, int, Any], RunEvent] = {}
         attempts: dict[tuple[int, Any], list[RunEvent]] = {}
-        handed_back: list[SpanEvent] = []
+        moments: list[SpanEvent] = []
         spans = [run]
         for event in events:
             match event.kind:
@@ -155,19 +155,30 @@ class _SpanReader:
                         spans = [earlier for earlier in spans if earlier.id != span.id]
                     attempts_before.append(event)
                     spans.append(span)
-                case "calls_handed_back":
-                    names = [call["name"] for call in event.facts["calls"]]
-                    at = self._moment(event.at)
-                    handed_back.append(SpanEvent(at, "callgate.calls.handed_back", {"callgate.tools": names}))
+                case "calls_handed_back" | "guardrail_judged":
+                    moments.append(self._of_run(event))
                 case "call_started":
                     began["call", event.choice, event.facts["id"]] = event
                 case "call_progress":
                     self._note_wait(event)
                 case "call_ended":
                     spans.append(self._call(event, began.get(("call", event.choice, event.facts["id"]), event)))
-        run.events = handed_back
+        run.events = moments
         spans += self._without_end(began, attempts, spans)
         return spans
+
+    def _of_run(self, event: RunEvent) -> SpanEvent:
+        """Return the event of the run's span for one of the run."""
+        facts = event.facts
+        at = self._moment(event.at)
+        if event.kind == "calls_handed_back":
+            return SpanEvent(
+                at, "callgate.calls.handed_back", {"callgate.tools": [call["name"] for call in facts["calls"]]}
+            )
+        attributes = {f"callgate.guardrail.{name}": facts[name] for name in ("hook", "point", "verdict")}
+        if facts.get("name"):
+            attributes["gen_ai.tool.name"] = facts["name"]
+        return SpanEvent(at, "callgate.guardrail", attributes)
 
     def _without_end(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -28,6 +28,12 @@ from callgate.tools.read_more import ResultPages
 from callgate.tools.registry import RegisteredTool, Registry
 from callgate.tools.toolbox import ClientsOnly, RequestToolbox, ToolSet, only_named
 from callgate.tools.untrusted_results import Taint
+
+if TYPE_CHECKING:  # imported where there are guardrails
+    from callgate.runtime import guarding
+
+    ChatGuard: TypeAlias = guarding.ChatGuard
+    RequestGuard: TypeAlias = guarding.RequestGuard
 
 REMEMBERED = 1024
 """Models whose `sees_images` is cached; wildcards let clients choose names."""
@@ -109,6 +115,12 @@ class Toolboxes:
 
     def __init__(self, config: Config, shared: SharedResources, registry: Registry, catalogue: Catalogue) -> None:
         self._registry = registry
+        self.guarding: guarding.Guarding | None = None
+        """The guardrails of the config, if it has any."""
+        if config.guardrails:
+            from callgate.runtime.guarding import Guarding
+
+            self.guarding = Guarding(config, shared, catalogue)
         self._limits = registry.limits
         self._result_bytes = config.limits.tool_result_bytes
         self._log_content = config.logging.content
@@ -138,8 +150,10 @@ class Toolboxes:
         rights: RightsNow | None = None,
         charge: Charge | None = None,
         principal: Principal = NOBODY,
+        guard: "ChatGuard | None" = None,
     ) -> ChatSetup:
-        """`rights`: asked before each call. `charge`: charges those that cost something. `principal`: on whose behalf they are."""
+        """`rights`: asked before each call. `charge`: charges those that cost something. `principal`: on whose behalf they are. `guard`: has
+        hooks judge their results."""
         server_tools = route.server_tools
         pages = self._pages(caller, run_id, principal)
         if not server_tools:
@@ -149,6 +163,8 @@ class Toolboxes:
         toolbox = self._toolbox(server_tools, client_tools, pages, caller, run_id, ledger, rights)
         toolbox.charge = charge
         toolbox.principal = principal
+        if guard is not None:
+            guard.watch(toolbox)
         if server_tools.writes and self._registry.untrusted:
             toolbox.taint = Taint(lambda name: toolbox.is_untrusted(name) or self._was_untrusted(name))
         return ChatSetup(

@@ -86,6 +86,7 @@ class Runtime:
         self.catalogue: Catalogue = self.models.catalogue
         self.offered = OfferedTools(self.registry)
         self.toolboxes = Toolboxes(config, shared, self.registry, self.catalogue)
+        self.guarding = self.toolboxes.guarding
         self._routes: dict[Any, Route] = {}
         self._routed_tools: object = None
         self._patterns_checked = False
@@ -113,11 +114,16 @@ class Runtime:
         if "auto" in modes:
             await asyncio.to_thread(load_contexts)
         await self.registry.open()
+        if self.guarding is not None:
+            await self.guarding.screen(self.registry)
         self._check_patterns()
         stored_keys = self._control.stored_keys()
         for index, less in enumerate(self.config.record.less):
             for _, pattern in unknown_keys(less.keys, self.config, stored_keys):
                 audit.warning("record_rule_unmatched", where=f"record.less.{index}.keys", pattern=pattern)
+        for index, hook in enumerate(self.config.guardrails):
+            for _, pattern in unknown_keys(hook.keys or (), self.config, stored_keys):
+                audit.warning("guardrail_rule_unmatched", where=f"guardrails.{index}.keys", pattern=pattern)
         self._notices.use(self.config.approvals.webhook)
         self.traces.tracer = self._tracing.use(self.config)
         self.metrics.watch_cooldowns(self.catalogue.known_deployments)

@@ -80,6 +80,9 @@ def _wrong_names(config: Config) -> Iterator[BadEntry]:
     for group, rights in config.groups().items():
         for at, why in unknown_models(config, rights.models):
             yield BadEntry(("auth", "oidc", "groups", group, "models", at), group, why)
+    for index, hook in enumerate(config.guardrails):
+        for at, why in unknown_models(config, hook.models or ()):
+            yield BadEntry(("guardrails", index, "models", at), hook.name, why)
     for index, less in enumerate(config.record.less):
         for at, why in unknown_models(config, less.models):
             yield BadEntry(("record", "less", index, "models", at), None, why)
@@ -113,6 +116,9 @@ def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]
         if matching and not any(registry.may_free(tool.source, pattern) for tool in matching):
             near = f"{matching[0].source}/{pattern}"
             problems.append(PatternProblem(("require_approval", "never"), None, Unmatched(pattern, near)))
+    for index, hook in enumerate(config.guardrails):  # a client's tool may have any name
+        for missing in unmatched(hook.tools or (), tools):
+            problems.append(PatternProblem(("guardrails", index, "tools"), hook.name, missing))
     for path, source, patterns in _places_of_sources(config):
         tools_of_source = [tool.at_source() for tool in tools if tool.source == source]
         if tools_of_source:

@@ -20,6 +20,7 @@ from callgate.conversation.events import (
     ChatEnded,
     ChatFailed,
     ContextChanged,
+    GuardrailJudged,
     Responder,
     TurnAccount,
     TurnEnded,
@@ -118,6 +119,11 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
         else:
             log.info("context_changed", turn=event.turn, kind=event.kind, count=event.count, tokens=event.tokens)
 
+    @handles(handlers, GuardrailJudged)
+    def _guardrail_judged(self, event: GuardrailJudged) -> None:
+        if event.verdict != "passed":
+            log_judged(self._logger(), event)
+
     @handles(handlers, TurnEnded)
     def _turn_ended(self, event: TurnEnded) -> None:
         """Log all unusual facts about a turn in one line."""
@@ -194,6 +200,20 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
         )
 
 
+def log_judged(log: Log, event: GuardrailJudged) -> None:
+    """Log what a guardrail did, without anything of what it saw: a reason may quote it."""
+    say = log.info if event.verdict == "masked" else log.warning
+    say(
+        "guardrail_judged",
+        turn=event.turn,
+        hook=event.hook,
+        point=event.point,
+        verdict=event.verdict,
+        tool=event.tool or None,
+        kinds=list(event.kinds),
+    )
+
+
 def no_price(by: Responder) -> Price | None:
     """Return no price for any deployment."""
     return None
@@ -251,6 +271,10 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
         result = "failed" if event.failure else "done"
         self._metrics.context_changes.of(self._model, event.kind, result).inc()
         self._metrics.context_tokens.of(self._model, event.kind).inc(event.tokens)
+
+    @handles(handlers, GuardrailJudged)
+    def _guardrail_judged(self, event: GuardrailJudged) -> None:
+        self._metrics.guardrail_verdicts.of(event.hook, event.point, event.verdict).inc()
 
     @handles(handlers, ChatEnded)
     def _chat_ended(self, event: ChatEnded) -> None:

@@ -257,6 +257,9 @@ class Metrics:
         self.context_tokens = self._counter(
             "context_tokens", "Tokens, estimated, that prompts had fewer by that.", "model", "kind"
         )
+        self.guardrail_verdicts = self._counter(
+            "guardrail_verdicts", "What guardrails looked at, by what came of it.", "hook", "point", "verdict"
+        )
         self.tool_cost = self._counter("tool_cost_dollars", "What calls of tools with a price cost.", "tool")
         self.server_failures = self._counter(
             "tool_server_failures", "Tool servers that were lost or could not be opened.", "server"

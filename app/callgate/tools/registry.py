@@ -10,11 +10,11 @@ source, if the unopened one could claim that name too.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 import structlog
@@ -96,6 +96,10 @@ class RegisteredTool:
     def name(self) -> str:
         return self.offered.name
 
+    def names(self) -> tuple[str, ...]:
+        """Return all names that it has or claims."""
+        return (self.name, self.original, self.address, self.claimed)
+
     def origin(self) -> ToolOrigin:
         read_only = self.tool.policy.safety is Safety.READ_ONLY
         return ToolOrigin(source=self.source, names=frozenset((self.name, self.original)), read_only=read_only)
@@ -148,6 +152,18 @@ SourceTools: TypeAlias = tuple[str, tuple[Tool, ...]]
 """A source by its name, with its current tools."""
 
 
+class DescriptionJudge(Protocol):
+    """Judges what tools say of themselves."""
+
+    async def look(self, tools: Iterable[tuple[str, Tool]]) -> None:
+        """Judge tools, each with the name of its source."""
+        ...
+
+    def judged(self, source: str, tool: Tool) -> Tool:
+        """Return a tool as it may be offered. Raises `ValueError` with the reason where it may not."""
+        ...
+
+
 class Registry:
     """The tools of one runtime, opened and closed with it."""
 
@@ -198,6 +214,7 @@ class Registry:
         self._definitions: frozenset[bytes] = frozenset()
         self.untrusted: frozenset[str] = frozenset()
         """The tools whose results hold words of others, also those whose source is away by now: a history may have them."""
+        self._screen: DescriptionJudge | None = None
         self._names = ToolNames()
         self._checks: dict[bytes, Check] = {}
         """The compiled schemas of the current tools, by their encoded parameters."""
@@ -293,6 +310,12 @@ class Registry:
             self._indexing = asyncio.create_task(self._index(), name="index of tools")
         if self._indexing is not None:
             await asyncio.shield(self._indexing)
+
+    async def screen_with(self, screen: DescriptionJudge) -> None:
+        """Have what tools say of themselves judged, from now on before it is taken."""
+        self._screen = screen
+        self._built_from = None
+        await self.settle()
 
     def tools(self) -> tuple[RegisteredTool, ...]:
         """Return all tools, sorted by name. Cheap while nothing changes; after a long list has changed, the ones of before until
@@ -409,7 +432,8 @@ class Registry:
         current = self._current()
         if current == self._built_from:
             return
-        if self._built_from is not None and sum(len(tools) for _, tools in current) > SHARE and _is_on_a_loop():
+        is_long = self._built_from is not None and sum(len(tools) for _, tools in current) > SHARE
+        if (is_long or self._screen is not None) and _is_on_a_loop():
             self._indexing = asyncio.create_task(self._index(), name="index of tools")
             return
         at_once(self._build(current))
@@ -425,6 +449,8 @@ class Registry:
         """Build the tools in steps, until they are those that the sources list."""
         try:
             while (current := self._current()) != self._built_from:
+                if self._screen is not None:
+                    await self._screen.look((source, tool) for source, tools in current for tool in tools)
                 for _ in self._build(current):
                     await asyncio.sleep(0)
         finally:
@@ -500,6 +526,8 @@ class Registry:
         """Return a tool with its name and its schema, whose check is also put into `checks`."""
         if tool.schema_error:
             raise SchemaError(tool.schema_error)
+        if self._screen is not None:
+            tool = self._judged(identity, tool, self._screen)
         parameters = whole_schema(tool.parameters)
         definition = encoded(name, tool.description, parameters)
         check = tool.check
@@ -534,6 +562,13 @@ class Registry:
             return registered
         policy = replace(tool.policy, require_approval=required, waits_by_default=by_default)
         return replace(registered, tool=replace(registered.tool, policy=policy))
+
+    def _judged(self, identity: ToolIdentity, tool: Tool, screen: DescriptionJudge) -> Tool:
+        """Return a tool with what it may say of itself."""
+        try:
+            return screen.judged(identity.source, tool)
+        except ValueError as error:
+            raise SchemaError(str(error)) from error
 
     def _cached(self, tool: Tool, identity: ToolIdentity, definition: bytes, rules: ResultRules) -> Tool:
         """Return a tool whose results are kept."""

@@ -66,6 +66,9 @@ Approve: TypeAlias = Callable[[Tool, ReadyCall, Report, str], Awaitable[Failed |
 """Waits for the approval of a call, and reports the wait; None lets the call run. The last argument is the call's key."""
 
 
+Screen: TypeAlias = Callable[[ReadyCall, Outcome, Collection[str]], Awaitable[Outcome]]
+"""Returns what may be read and kept of a tool's outcome. The last argument is all names that the tool has."""
+
 PutQuestion: TypeAlias = Callable[[Question, Tool, ReadyCall, Report, str, int], Awaitable[PersonsAnswer]]
 """Puts a question of a running call to a person. The last arguments are the call's key, and the number of the question in it."""
 
@@ -220,6 +223,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     """Where a tool's results may hold words of others, what the chat has read of them."""
     refusal: Callable[[RegisteredTool], Failed | None] | None = None
     """Returns why a tool may not be called any more, where what its caller may can change while it runs."""
+    screen: Screen | None = None
+    """Screens what tools return, where a guardrail looks at it."""
     journal: Journal | None = None
     queue_seconds: float = QUEUE_SECONDS
     results: ResultPages | None = None
@@ -307,6 +312,12 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             return False
         return self._tools[name].tool.policy.untrusted
 
+    def names_of(self, name: str) -> Collection[str]:
+        """Return all names of a tool, by the one that it has in this chat."""
+        if name not in self._tools:
+            return (name,)
+        return (name, *self._tools[name].names())
+
     def is_ordered(self, call: ReadyCall) -> bool:
         if not self.writes(call):
             return False
@@ -336,6 +347,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             outcome = await self._admitted(entry, attempts, slots, record, begin)
             if outcome is None:
                 outcome = await attempts.outcome(slots)
+                if self.screen is not None:
+                    outcome = await self.screen(call, outcome, entry.names())
             outcome = self._bounded(outcome, entry.tool.policy.max_result_bytes)
         except BaseException as error:
             record.cut_off(error)

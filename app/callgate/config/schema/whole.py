@@ -18,6 +18,7 @@ from callgate.config.schema.process import LedgerSection, Logging, Reload, RunsS
 from callgate.config.schema.server import Server
 from callgate.config.schema.values import BesideFile, Globs, Section
 from callgate.fleet.settings import Pool, PoolName
+from callgate.guardrails.settings import HOOKS, HookEntry
 from callgate.mcp_server.settings import McpServing, McpSetting
 from callgate.models.settings import ModelEntry, ProviderName, ProviderSection
 from callgate.parsers.settings import Parsers
@@ -78,6 +79,8 @@ class Config(Section):
     """Which tools' calls wait for approval, where a tool's own entry does not say."""
     approvals: Approvals = Approvals()
     """How calls wait for approval."""
+    guardrails: Annotated[tuple[HookEntry, ...], HOOKS] = ()
+    """Hooks that look at requests, answers, calls, results and descriptions, and let them pass, mask them or block them, in this order."""
     loop: Loop = Loop()
     """How long a chat may go on."""
     limits: Limits = Limits()
@@ -122,6 +125,7 @@ class Config(Section):
             *_lost_fallbacks(self),
             *_lost_compaction(self),
             *_repeated_tools(self),
+            *_repeated_hooks(self),
         ]
         mistakes += [*_pools_without_stores(self), *_unknown_pools(self), *_workers_without_stores(self)]
         if mistakes:
@@ -193,6 +197,14 @@ def _repeated_tools(config: Config) -> Iterator[Mistake]:
         if isinstance(tool, OpenApiTool) and tool.name in config.mcp_servers:
             yield ("tools", index, "name"), f"an MCP server is called `{tool.name}`"
         names.add(tool.name)
+
+
+def _repeated_hooks(config: Config) -> Iterator[Mistake]:
+    names: set[str] = set()
+    for index, hook in enumerate(config.guardrails):
+        if hook.name in names:
+            yield ("guardrails", index, "name"), f"another guardrail is called `{hook.name}`"
+        names.add(hook.name)
 
 
 def _pools_without_stores(config: Config) -> Iterator[Mistake]:

@@ -1,0 +1,52 @@
+"""Has the hooks of the config judge the bodies of requests, before anything reads them."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from callgate.api.middleware import RequestContext
+from callgate.callers.caller import Caller
+from callgate.conversation.errors import ChatError
+from callgate.runtime.runtime import Runtime
+from callgate.untrusted.doors import Opened
+from callgate.untrusted.readers import json_reader
+
+if TYPE_CHECKING:
+    from callgate.guardrails.hook import Blocked
+
+
+class _ModelNamed(msgspec.Struct):
+    model: str = ""
+
+
+_named = json_reader(_ModelNamed)
+
+
+async def judged_body(runtime: Runtime, context: RequestContext, caller: Caller, body: Opened) -> Opened:
+    """Return the body as it goes on. What hooks say of it is noted in the context, for the run."""
+    guarding = runtime.guarding
+    assert guarding is not None, "nobody asks where there are no hooks"
+    try:
+        model = _named(body).model
+    except (msgspec.DecodeError, RecursionError):
+        return body  # no request, as its reader will say
+    judged = await guarding.body(model, caller, body)
+    context.judged = judged.verdicts
+    if judged.blocked is not None:
+        context.blocked = blocked_request(judged.blocked)
+    return judged.body
+
+
+def check_not_blocked(runtime: Runtime, context: RequestContext) -> None:
+    """Raise where a request was blocked that gets no run, in which its hooks could be heard."""
+    if context.blocked is None:
+        return
+    if runtime.guarding is not None:
+        for verdict in context.judged:
+            runtime.guarding.tell(verdict)
+    raise context.blocked
+
+
+def blocked_request(blocked: "Blocked") -> ChatError:
+    """Return the error of a request that hooks do not let on."""
+    return ChatError(400, f"The request was {blocked}.", code="content_filter")

@@ -1,0 +1,117 @@
+"""The texts inside a JSON value: which there are, and the value with others in their places."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+Leaves = list[str]
+
+NOT_READ: Final = frozenset(
+    {
+        *(
+            "type",
+            "role",
+            "id",
+            "call_id",
+            "tool_call_id",
+            "tool_use_id",
+            "item_id",
+            "status",
+            "detail",
+            "format",
+            "media_type",
+        ),
+        *(
+            "mime_type",
+            "signature",
+            "encrypted_content",
+            "file_id",
+            "container_id",
+            "cache_control",
+            "index",
+            "server_label",
+        ),
+    }
+)
+"""Fields of messages, of every API, whose texts are for programs."""
+_DATA: Final = frozenset({"data", "file_data"})
+"""Fields with base64."""
+_JSON: Final = frozenset({"arguments"})
+"""Fields with JSON in a text."""
+MAX_DEPTH: Final = 200
+
+
+class TooDeep(ValueError):
+    """Raised for a value in which no hook looks to the ground."""
+
+
+def texts_in(value: Any, *, is_message: bool = False) -> Leaves:
+    """Return the texts in a value, and its numbers as texts, in their order. `is_message`: leave out what is for programs."""
+    leaves: Leaves = []
+
+    def take(text: str) -> str:
+        leaves.append(text)
+        return text
+
+    _changed(value, take, is_message=is_message, depth=0)
+    return leaves
+
+
+def with_texts(value: Any, texts: Sequence[str], *, is_message: bool = False) -> Any:
+    """Return the value with other texts, which are in the order of `texts_in`. A number whose text differs becomes a text."""
+    following: Iterator[str] = iter(texts)
+    return _changed(value, lambda text: next(following), is_message=is_message, depth=0)
+
+
+def _changed(value: Any, change: Callable[[str], str], *, is_message: bool, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise TooDeep("it is nested too deeply to be checked")
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int | float):
+        if is_message:
+            return value
+        text = json.dumps(value)
+        changed = change(text)
+        if changed == text:
+            return value
+        return changed
+    if isinstance(value, list | tuple):
+        return [_changed(entry, change, is_message=is_message, depth=depth + 1) for entry in value]
+    if isinstance(value, dict):
+        return _object(value, change, is_message=is_message, depth=depth + 1)
+    return value
+
+
+def _object(value: dict[Any, Any], change: Callable[[str], str], *, is_message: bool, depth: int) -> dict[Any, Any]:
+    changed: dict[Any, Any] = {}
+    for name, entry in value.items():
+        if not is_message:
+            changed[change(str(name))] = _changed(entry, change, is_message=False, depth=depth)
+        elif name in NOT_READ or (isinstance(entry, str) and _is_data(name, entry)):
+            changed[name] = entry
+        elif name in _JSON and isinstance(entry, str):
+            changed[name] = _json_text(entry, change, depth)
+        else:
+            changed[name] = _changed(
+                entry, change, is_message=name != "input" or isinstance(entry, list | str), depth=depth
+            )
+    return changed
+
+
+def _is_data(name: str, text: str) -> bool:
+    return name in _DATA or text.startswith("data:")
+
+
+def _json_text(text: str, change: Callable[[str], str], depth: int) -> str:
+    """Change the texts in JSON that is a text itself; one that is no JSON is changed whole."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return change(text)
+    changed = _changed(value, change, is_message=False, depth=depth)
+    if changed == value:
+        return text
+    return json.dumps(changed, ensure_ascii=False)
