@@ -81,7 +81,7 @@ clients: .venv/.dev ## play the real clients against a served Callgate, and writ
 conformance: .venv/.dev ## hold /v1/responses to the suite of Open Responses, in the folder CALLGATE_OPENRESPONSES
 	@PYTHONPATH=app $(PY) -m tests.conformance
 
-mcp-conformance: .venv/.dev ## hold our MCP client to the official suite, at both revisions of the protocol
+mcp-conformance: .venv/.dev ## hold our MCP client and /mcp to the official suite, at both revisions of the protocol
 	@PYTHONPATH=app $(PY) -m tests.mcp_conformance $(ARGS)
 
 docs: .venv/.made ## build the documentation as a site, into build/docs

@@ -49,7 +49,7 @@ def required(revision: str) -> list[str]:
     """The client scenarios that a revision requires, as the suite has frozen them."""
     import subprocess
 
-    said = subprocess.run([*_suite(), "list", "--requirements", revision], capture_output=True, text=True, check=True)
+    said = subprocess.run([*program(), "list", "--requirements", revision], capture_output=True, text=True, check=True)
     listed = said.stdout.partition("Client scenarios")[2].partition("never scored")[0]
     return re.findall(r"^  - (\S+)$", listed, re.MULTILINE)
 
@@ -61,14 +61,14 @@ async def run(revision: str, *scenarios: str) -> Verdicts:
             await _run(folder, "--requirements", revision)
         for scenario in scenarios:
             await _run(folder, "--scenario", scenario, "--spec-version", revision)
-        return _read(Path(folder))
+        return read(Path(folder))
 
 
 async def _run(folder: str, *options: str) -> None:
     driver = f"{sys.executable} -m tests.mcp_conformance.driver"
     words = ["client", "--command", driver, "--timeout", str(SCENARIO_MILLISECONDS), *options, "-o", folder]
     process = await asyncio.create_subprocess_exec(
-        *_suite(),
+        *program(),
         *words,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'app'}:{ROOT}", "NO_COLOR": "1"},
@@ -84,13 +84,13 @@ async def _run(folder: str, *options: str) -> None:
             await process.wait()
 
 
-def _suite() -> list[str]:
+def program() -> list[str]:
     environment = Environment(MCP_CONFORMANCE)
     program = environment.folder / "node_modules" / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
     return [str(environment.interpreter), str(program)]
 
 
-def _read(folder: Path) -> Verdicts:
+def read(folder: Path) -> Verdicts:
     passed: dict[str, int] = {}
     failed: dict[str, list[str]] = {}
     for file in sorted(folder.rglob("checks.json")):
@@ -105,4 +105,4 @@ def _read(folder: Path) -> Verdicts:
 def _scenario_of(place: Path, folder: Path) -> str:
     """The scenario of a folder of results, whose name ends with the time."""
     name = str(place.relative_to(folder))
-    return re.sub(r"^(client/)?client-|^client/|-\d{4}-\d{2}-\d{2}T.*$", "", name)
+    return re.sub(r"^(client/)?client-|^client/|^server-|-\d{4}-\d{2}-\d{2}T.*$", "", name)
