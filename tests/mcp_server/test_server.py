@@ -396,3 +396,57 @@ async def test_a_call_with_an_idempotency_key_runs_once_and_has_one_result(tmp_p
     assert bobs["_meta"] != later["_meta"]
     assert other["code"] == -32602
     assert toolshed.steps == ["+a", "-a", "+a", "-a"]
+
+
+OIDC = {"issuer": "https://login.example.com", "audience": "callgate", "groups": {"*": {}}}
+KEY_OF_ALICE = {"name": "alice", "hash": ALICE_HASH}
+
+
+@pytest.mark.parametrize("public", [None, "https://tools.example.com"], ids=["here", "behind a proxy"])
+async def test_a_client_without_a_token_is_told_where_its_user_signs_in(public: str | None) -> None:
+    server = {"public_url": public} if public else {}
+    config = config_of("add", auth={"oidc": OIDC}, keys=[KEY_OF_ALICE], server=server)
+    async with served_mcp(config) as client:
+        refused = await client.post("tools/list")
+        wrong = await client.as_key("no-such-key").post("tools/list")
+        base = public or str(client.http.base_url).rstrip("/")
+        documents = [
+            await client.http.get(f"/.well-known/oauth-protected-resource{path}") for path in ("", "/mcp", "/other")
+        ]
+        elsewhere = await client.http.get("/v1/models")
+    for answer in (refused, wrong):
+        assert answer.status_code == 401
+        assert (
+            f'resource_metadata="{base}/.well-known/oauth-protected-resource/mcp"' in answer.headers["www-authenticate"]
+        )
+    assert "resource_metadata" not in elsewhere.headers["www-authenticate"]
+    assert [document.status_code for document in documents] == [200, 200, 401]
+    assert documents[0].json() == documents[1].json()
+    assert documents[0].json()["resource"] == f"{base}/mcp"
+    assert documents[0].json()["authorization_servers"] == ["https://login.example.com"]
+
+
+async def test_without_an_issuer_there_is_nothing_to_be_told() -> None:
+    async with served_mcp(keyed("add")) as client:
+        refused = await client.post("tools/list")
+        document = await client.http.get("/.well-known/oauth-protected-resource/mcp")
+        with_key = await client.http.get(
+            "/.well-known/oauth-protected-resource/mcp", headers={"authorization": f"Bearer {ALICE}"}
+        )
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    assert (document.status_code, with_key.status_code) == (401, 404)
+
+
+async def test_who_has_no_key_is_refused_before_a_body_is_read() -> None:
+    async with served_mcp(keyed("add")) as client:
+        host = client.http.base_url.host
+        reader, writer = await asyncio.open_connection(host, client.http.base_url.port)
+        head = (
+            b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+        )
+        writer.write(head)
+        async with asyncio.timeout(10):
+            status = await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+    assert status.split()[1] == b"401"

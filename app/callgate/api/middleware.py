@@ -26,6 +26,7 @@ from callgate.api.errors import (
     shutting_down,
     status_at,
 )
+from callgate.api.protected_resource import challenge_with_metadata, has_metadata
 from callgate.callers.admission import Place
 from callgate.callers.caller import Caller
 from callgate.callers.tokens import KeysWanted, TokenRefused
@@ -167,7 +168,11 @@ class Middleware:
         path = scope["path"]
         headers = read_headers(scope)
         context = scope["context"] = RequestContext(
-            headers, path, large_bodies=self._large_bodies, connection_memory=scope.get(CONNECTION_MEMORY)
+            headers,
+            path,
+            scope.get("scheme", "http"),
+            large_bodies=self._large_bodies,
+            connection_memory=scope.get(CONNECTION_MEMORY),
         )
         marks = [(b"x-request-id", context.request_id.encode())]
         if path.startswith(MESSAGES) or ANTHROPIC_VERSION in headers:
@@ -208,10 +213,10 @@ class Middleware:
                 with await runtime.admission.request(caller.name, parallel, caller.person) as context.place:
                     await inner(scope, receive, send_marked)
         except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
-            await self._refuse(as_chat_error(failure), context, send_marked)
+            await self._refuse(as_chat_error(failure), context, send_marked, scope)
         except asyncio.CancelledError:
             # Only the server cancels a whole request, at the end of the drain.
-            await self._refuse(shutting_down(), context, send_marked)
+            await self._refuse(shutting_down(), context, send_marked, scope)
         finally:
             self._end(scope, context)
 
@@ -233,17 +238,22 @@ class Middleware:
         await send(start_message(204, fields))
         await send({"type": "http.response.body", "body": b""})
 
-    async def _refuse(self, error: ChatError, context: RequestContext, send: Send) -> None:
+    async def _refuse(self, error: ChatError, context: RequestContext, send: Send, scope: Scope) -> None:
         error = context.aftermath.client_error(error)
         context.notes.setdefault("error", error.code or error.type)
         if not context.status:
             if error.status == 401:
-                headers = {"www-authenticate": challenge_of(error)}
+                headers = {"www-authenticate": self._challenge(error, context, scope)}
             else:
                 headers = {}
             if context.wrote:
                 headers["x-should-retry"] = "false"
             await send_whole(send, error.status, context.error_body(error), headers, error)
+
+    def _challenge(self, error: ChatError, context: RequestContext, scope: Scope) -> str:
+        config = self._manager.current.config
+        scheme = scope.get("scheme", "http")
+        return challenge_with_metadata(challenge_of(error), config, context.path, context.headers, scheme)
 
     def _end(self, scope: Scope, context: RequestContext) -> None:
         if context.held_bytes:
@@ -335,7 +345,7 @@ def read_headers(scope: Scope) -> dict[str, str]:
 
 def _caller(runtime: Runtime, path: str, context: RequestContext) -> Caller | None:
     """Return the caller of a request; None on open routes."""
-    if path in OPEN_PATHS:
+    if path in OPEN_PATHS or has_metadata(runtime.config, path):
         return None
     if is_page(path):
         runtime.access.check_origin(context.headers)

@@ -3,12 +3,16 @@
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from callgate.api.answers import send_whole
+from callgate.api.errors import encode
 from callgate.api.mcp_errors import MCP_PATH
 from callgate.api.middleware import context_of
+from callgate.api.protected_resource import METADATA_PATHS, has_metadata, metadata_of
 from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
 
@@ -26,7 +30,20 @@ class McpDoor:
         self.server: McpEndpoint | None = None
 
     def routes(self) -> list[Route]:
-        return [Route(MCP_PATH, self, methods=METHODS, name="mcp")]
+        describing = [Route(path, self._describe, methods=["GET"], name=path) for path in sorted(METADATA_PATHS)]
+        return [Route(MCP_PATH, self, methods=METHODS, name="mcp"), *describing]
+
+    async def _describe(self, request: Request) -> Response:
+        """Say which issuer's tokens are taken."""
+        config = self._manager.current.config
+        context_of(request.scope).route = "mcp"
+        if not has_metadata(config, request.url.path):
+            raise ChatError(404, f"Unknown request URL: GET {request.url.path}.", code="unknown_url")
+        return Response(
+            encode(metadata_of(config, context_of(request.scope).headers, request.url.scheme)),
+            media_type="application/json",
+            headers={"cache-control": "max-age=300"},
+        )
 
     async def __aenter__(self) -> Self:
         return self
