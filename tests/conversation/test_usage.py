@@ -33,7 +33,7 @@ def test_each_row_of_the_table_has_its_field_in_the_counts() -> None:
 def test_each_column_is_one_of_a_recorded_run_and_each_price_one_that_a_model_has() -> None:
     assert COLUMNS.keys() <= set(RunRow.__struct_fields__)
     assert {row.price for row in COUNTS} <= {"", *Price.__struct_fields__}
-    assert METRICS.keys() >= {"prompt", "completion", "cached", "reasoning"}
+    assert {*METRICS} >= {"prompt", "completion", "cached", "reasoning"}
 
 
 def test_every_place_of_a_count_is_read() -> None:

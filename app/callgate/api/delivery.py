@@ -44,7 +44,10 @@ def delivery_of(
     elif tool_events == "trace":
         seen_by(runtime, caller, "trace runs")
     scope = usage_scope(context.headers, caller.usage, route.entry.usage)
-    return replace(request.delivery, tool_events=tool_events, usage_scope=scope)
+    delivery = request.delivery
+    if tool_events == delivery.tool_events and scope == delivery.usage_scope:
+        return delivery
+    return replace(delivery, tool_events=tool_events, usage_scope=scope)
 
 
 def usage_scope(headers: Mapping[str, str], of_key: UsageSetting | None, of_entry: UsageSetting) -> UsageScope:

@@ -151,6 +151,12 @@ class Admission:
         self._wait_seconds = wait_seconds
         self.all.resize(places)
 
+    def place_now(self, parallel: int | None, person: Person | None) -> Place | None:
+        """Take a place for a request without a limit of its own, if one is free; None where `request` has to wait or look."""
+        if parallel is None and person is None and self.all.enter_now():
+            return Place(self.all)
+        return None
+
     async def request(self, key: str, parallel: int | None, person: Person | None = None) -> Place:
         """Take a place for a request of a key, or of a person. Raises `ChatError`: 429 when there are too many of the key's, of the
         person's or of his group's, 503 when the server has too many."""

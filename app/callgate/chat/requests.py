@@ -58,6 +58,10 @@ _metadata = json_reader(_Metadata)
 _objects = json_reader(dict[str, Any])
 _objects_of = json_reader(list[dict[str, Any]])
 NO_METADATA = _Metadata()
+AS_USUAL: Final = Delivery()
+"""The delivery of a request that says nothing about it."""
+NO_TOOLS: Final = RequestedTools()
+"""What a request without tools says about them."""
 NO_HINTS: Mapping[int, Hint] = {}
 
 _encode = msgspec.json.Encoder().encode
@@ -120,22 +124,8 @@ def _read(
     tool_events: Dialect | None = None
     if (events_mode := headers.get("x-callgate-events") or ours.tool_events) is not None:
         tool_events = _tool_events(events_mode)
-    is_trace = tool_events == "trace"
-    include_usage = False
-    if outline.stream_options is not None:
-        include_usage = bool(outline.stream_options.include_usage)
-    delivery = Delivery(
-        stream=bool(outline.stream),
-        include_usage=include_usage,
-        tool_events=tool_events,
-        rename_calls=with_derived_id if legacy else None,
-        every_event=is_trace,
-    )
-    tools = RequestedTools(
-        filter=headers.get("x-callgate-tools") or ours.tools,
-        client_list=client_tools,
-        takes_calls=outline.tool_choice != "none" and client_tools != "empty",
-    )
+    delivery = _delivery(outline, tool_events, legacy=legacy)
+    tools = _requested_tools(outline, headers.get("x-callgate-tools") or ours.tools, client_tools)
     if own is not NOTHING_OWN:
         tools = _with_own(tools, own)
     if outline.tool_choice is not None and "tool_choice" in normalized:
@@ -153,8 +143,28 @@ def _read(
         delivery=delivery,
         tools=tools,
         origin=origin,
-        may_pass=not is_trace and own is NOTHING_OWN,
+        may_pass=not delivery.every_event and own is NOTHING_OWN,
     )
+
+
+def _delivery(outline: ChatOutline, tool_events: Dialect | None, *, legacy: bool) -> Delivery:
+    options = outline.stream_options
+    if not outline.stream and options is None and tool_events is None and not legacy:
+        return AS_USUAL
+    return Delivery(
+        stream=bool(outline.stream),
+        include_usage=options is not None and bool(options.include_usage),
+        tool_events=tool_events,
+        rename_calls=with_derived_id if legacy else None,
+        every_event=tool_events == "trace",
+    )
+
+
+def _requested_tools(outline: ChatOutline, wanted: str | None, client_tools: ClientTools) -> RequestedTools:
+    if wanted is None and client_tools == "absent" and outline.tool_choice is None:
+        return NO_TOOLS
+    takes_calls = outline.tool_choice != "none" and client_tools != "empty"
+    return RequestedTools(filter=wanted, client_list=client_tools, takes_calls=takes_calls)
 
 
 def _too_many(outline: ChatOutline, max_messages: int) -> ChatError:

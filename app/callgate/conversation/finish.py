@@ -30,12 +30,8 @@ def meaning_of(event: Finished) -> Meaning:
 
 def meaning_if_said(event: Finished) -> Meaning | None:
     """Return the meaning of a finish reason; None for one without a word, which says nothing, like a missing one."""
-    if event.meaning is not None:
-        listed = None
-    else:
-        listed = _LISTED.get(event.reason)
-    if listed is not None:
-        return listed  # all that is listed has a word
+    if event.meaning is None and event.reason in _LISTED:
+        return _LISTED[event.reason]  # all that is listed has a word
     if is_value(event.reason):
         return meaning_of(event)
     return None
@@ -67,11 +63,11 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
 def judge_finish(reasons: Mapping[str, Meaning], end: StreamEnd, *, error: bool) -> Finish:
     """Combine the finish reasons of a turn, an error in it and the end of its body into one `Finish`."""
     if len(reasons) == 1 and not error:
-        usual = _usual_finish(reasons)
-    else:
-        usual = None
-    if usual is not None:
-        return usual
+        ((reason, meaning),) = reasons.items()
+        if reason in _USUAL:
+            listed, finish = _USUAL[reason]
+            if meaning is listed:
+                return finish
     winner: FinishClass | None = None
     says_failed = disagree = False
     not_known: tuple[str, ...] = ()
@@ -104,16 +100,7 @@ _USUAL: Mapping[str, tuple[Meaning, Finish]] = {
     if meaning.kind <= FinishClass.LENGTH
 }
 
-
-def _usual_finish(reasons: Mapping[str, Meaning]) -> Finish | None:
-    """Return what `judge_finish` returns of one reason of the usual list and no error; None of any others."""
-    (reason,) = reasons
-    if reason not in _USUAL:
-        return None
-    listed, finish = _USUAL[reason]
-    if reasons[reason] is listed:
-        return finish
-    return None
+"""The finish of a turn with one of these reasons, that has the meaning of the list, and no error."""
 
 
 def finish_findings(finish: Finish, *, calls_found: bool, from_text: bool) -> list[Finding]:

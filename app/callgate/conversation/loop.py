@@ -120,8 +120,10 @@ def converse(
     conversation = _Conversation(request, model, toolbox, emit, new_id, rules, clock, Transcript(messages, sees_images))
     if not format_with_tools and isinstance(request, ModelRequest):
         conversation.format_kept_back = "response_format" in request.params
-    conversation.context = context
-    conversation.judge = judge
+    if context is not None:
+        conversation.context = context
+    if judge is not None:
+        conversation.judge = judge
     return conversation.run()
 
 
@@ -184,6 +186,8 @@ class _Conversation(msgspec.Struct):
             if self.context is not None and await self._fit(self.context):
                 return await self._end(Ending(EndingKind.ANSWERED, "stop", SUMMARIZED), None)
             turn, plan = await self._take_turn()
+            if self.context is not None:
+                self.context.turn_was_taken()
             ending = self._passed_ending(turn) if turn.passed else await self._ending(turn, plan)
             if ending is not None:
                 if self.held_text:
@@ -261,18 +265,14 @@ class _Conversation(msgspec.Struct):
 
     # -- one turn
 
-    async def _take_turn(self) -> tuple[Turn, Plan]:
+    def _take_turn(self) -> Coroutine[Any, Any, tuple[Turn, Plan]]:
         """Request one turn of the model, and plan its calls."""
-        request = self._next_request()
-        is_emitted = True
-        holds_text = False
-        if isinstance(request, ModelRequest):
-            is_emitted = not (self.format_kept_back and request.tools)
-            holds_text = self._holds_text(request)
-        turn, plan = await self._take(request, is_emitted=is_emitted, holds_text=holds_text)
-        if self.context is not None:
-            self.context.turn_was_taken()
-        return turn, plan
+        first = self.request
+        if isinstance(first, Passthrough):
+            return self._take(first, is_emitted=True)  # no tools of ours are offered, so that there is only this turn
+        request = self._next_request(first)
+        is_emitted = not (self.format_kept_back and request.tools)
+        return self._take(request, is_emitted=is_emitted, holds_text=self._holds_text(request))
 
     async def _take(
         self, request: ModelRequest | Passthrough, *, is_emitted: bool, holds_text: bool = False
@@ -290,7 +290,7 @@ class _Conversation(msgspec.Struct):
             failure: ChatError | None = None
             answer = await self._read_answer(request, attempts, began, is_emitted=is_emitted)
             builder = answer.builder
-            if builder.is_large():  # parsing its arguments would block the event loop
+            if type(builder) is TurnBuilder and builder.is_large():  # parsing its arguments would block the event loop
                 turn = await asyncio.to_thread(builder.finish, answer.end)
             else:
                 turn = builder.finish(answer.end)
@@ -468,10 +468,7 @@ class _Conversation(msgspec.Struct):
     def _builder(self) -> TurnBuilder:
         return TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
 
-    def _next_request(self) -> ModelRequest | Passthrough:
-        first = self.request
-        if isinstance(first, Passthrough):
-            return first  # no tools of ours are offered, so that there is only this turn
+    def _next_request(self, first: ModelRequest) -> ModelRequest:
         request = ModelRequest(
             self.transcript.messages,
             self.toolbox.definitions(),

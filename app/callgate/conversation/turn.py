@@ -137,9 +137,6 @@ class PassedTurn(msgspec.Struct, eq=False, kw_only=True):
         if len(events) > 1:
             self._error = next((event for event in events if isinstance(event, ProviderError)), None)
 
-    def is_large(self) -> bool:
-        return False  # it holds no arguments
-
     def finish(self, end: StreamEnd = StreamEnd.DONE) -> Turn:
         """Return the turn. One that ended in order has no failure, whatever its reasons: the client has all of it."""
         error = self._error

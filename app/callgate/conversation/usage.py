@@ -388,5 +388,5 @@ def counts_fast(report: Mapping[str, Any]) -> TokenCounts | None:
 
 COLUMNS: Final = {row.column: place for place, row in enumerate(COUNTS) if row.column}
 """The columns of recorded runs, and the place of each in `TokenCounts`."""
-METRICS: Final = {row.metric: place for place, row in enumerate(COUNTS) if row.metric}
-"""The kinds of tokens in metrics, and the place of each in `TokenCounts`."""
+METRICS: Final = tuple(row.metric for row in COUNTS)
+"""The kind in metrics of each of `TokenCounts`; empty for one that is not there."""

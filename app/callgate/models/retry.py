@@ -118,7 +118,7 @@ class RetryingModel:
         """Ask the model. With `attempts` of an earlier call it continues after the failed ones."""
         if attempts is not None and attempts.chooser is not None:
             assert isinstance(attempts.chooser, _TurnChooser)
-            return _Sending(attempts.chooser)
+            return attempts.chooser
         order = next(self.pools[0].orders)
         turn = 0 if attempts is None else attempts.turn
         emit = emit_nothing if attempts is None else attempts.emit
@@ -127,29 +127,12 @@ class RetryingModel:
         )
         if attempts is not None:
             attempts.chooser = chooser
-        return _Sending(chooser)
-
-
-class _Sending(msgspec.Struct, eq=False):
-    """The context manager of an answer: it is entered when the answer of a deployment has begun."""
-
-    chooser: "_TurnChooser"
-    exchange: AbstractAsyncContextManager[ModelAnswer] | None = None
-
-    def __aenter__(self) -> Coroutine[Any, Any, ModelAnswer]:
-        # No coroutine of its own, because this is used in every turn.
-        return self.chooser.begin(self)
-
-    def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Coroutine[Any, Any, bool | None]:
-        assert self.exchange is not None
-        return self.exchange.__aexit__(kind, error, trace)
+        return chooser
 
 
 class _TurnChooser(msgspec.Struct, eq=False, kw_only=True):
     """Asks one deployment after the other for a turn until an answer has begun, and again where that answer breaks off before
-    any of it was sent to the client."""
+    any of it was sent to the client. The context manager of each of these answers."""
 
     model: RetryingModel
     request: ModelRequest | Passthrough
@@ -171,6 +154,8 @@ class _TurnChooser(msgspec.Struct, eq=False, kw_only=True):
     """How long was waited before it."""
     has_begun: bool = False
     """Whether its answer has begun."""
+    exchange: AbstractAsyncContextManager[ModelAnswer] | None = None
+    """The exchange that its answer comes in."""
 
     # All attempts.
     began_at: float = 0.0
@@ -182,8 +167,8 @@ class _TurnChooser(msgspec.Struct, eq=False, kw_only=True):
             deployment.find_host(deployment.place)
         return deployment.responder
 
-    async def begin(self, sending: _Sending) -> ModelAnswer:
-        """Return the first answer that begins; its exchange is closed by `sending`."""
+    async def __aenter__(self) -> ModelAnswer:
+        """Return the first answer that begins."""
         if not self.number:
             self._start()
         while True:
@@ -200,7 +185,7 @@ class _TurnChooser(msgspec.Struct, eq=False, kw_only=True):
                     except BaseException as error:
                         await exchange.__aexit__(type(error), error, error.__traceback__)
                         raise
-                sending.exchange = exchange
+                self.exchange = exchange
                 self.has_begun = True
                 if self.queue is not None and self._is_unusual():
                     await self._report(200)
@@ -210,6 +195,13 @@ class _TurnChooser(msgspec.Struct, eq=False, kw_only=True):
                 if not failure.retryable:
                     raise
                 await self.go_on(failure)
+
+    def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Coroutine[Any, Any, bool | None]:
+        # No coroutine of its own, because this is used in every turn.
+        assert self.exchange is not None
+        return self.exchange.__aexit__(kind, error, trace)
 
     def _start(self) -> None:
         """Count the request, and pass over a first deployment that is cooling down."""

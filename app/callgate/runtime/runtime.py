@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -91,6 +92,7 @@ class Runtime:
         self._routed_tools: object = None
         self._patterns_checked = False
         self._logged_words = LoggedWords()
+        self._of_model = cache(shared.metrics.model)
         self._places = concurrency_of(config)
         self.recorder = shared.recorder
         self.recording = shared.parts.recorder.rules(config, shared.recorder)
@@ -300,7 +302,7 @@ class Runtime:
             # The tools at the time when the route was chosen.
             MetricsListener(
                 _metrics=self.metrics,
-                _of_model=self.metrics.model(model_name, counted_as),
+                _of_model=self._of_model(model_name, counted_as),
                 _tools=self.offered.names,
                 _price=self.prices.of_responder,
             ),

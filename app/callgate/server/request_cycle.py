@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import structlog
 
+from callgate.conversation.listeners import NOTHING
 from callgate.server.limits import HELD_BYTES
 from callgate.server.response_head import STATUS_LINES, header_lines
 
@@ -131,12 +132,22 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
         self._parts = []
         return {"type": "http.request", "body": b"".join(parts), "more_body": not self.is_whole}
 
-    async def send(self, message: Message) -> None:
-        connection = self.connection
-        if connection.full is not None and not self.abandoned:
-            await connection.full.wait()
+    def send(self, message: Message) -> Awaitable[None]:
+        # No coroutine, because every chunk of every stream goes through here.
+        if self.connection.full is not None and not self.abandoned:
+            return self._send_later(self.connection.full, message)
+        self._send(message)
+        return NOTHING
+
+    async def _send_later(self, full: asyncio.Event, message: Message) -> None:
+        """Wait until the client reads again, and send a message then."""
+        await full.wait()
+        self._send(message)
+
+    def _send(self, message: Message) -> None:
         if self.abandoned:
             return
+        connection = self.connection
         stage = self._stage
         if message["type"] != EXPECTED[stage]:
             kind = message["type"]

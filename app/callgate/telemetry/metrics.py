@@ -462,10 +462,10 @@ class OfModel:
 
     def ended(self, ending: str, finish_reason: str) -> None:
         """Count the end of a chat."""
-        count = self._ends.get((ending, finish_reason))
-        if count is None:
-            count = self._ends[ending, finish_reason] = self._metrics.chats.of(self.name, ending, finish_reason)
-        count.amount += 1
+        place = (ending, finish_reason)
+        if place not in self._ends:
+            self._ends[place] = self._metrics.chats.of(self.name, ending, finish_reason)
+        self._ends[place].amount += 1
         self.requests += 1
 
     def failed_request(self) -> None:
@@ -521,9 +521,8 @@ class OfModel:
 
     def reported(self, counts: TokenCounts) -> None:
         """Count tokens in the metrics."""
-        for kind, place in METRICS.items():
-            if tokens := counts[place]:
-                count = self._tokens.get(kind)
-                if count is None:
-                    count = self._tokens[kind] = self._metrics.tokens.of(self.name, kind)
-                count.amount += tokens
+        for kind, tokens in zip(METRICS, counts, strict=True):
+            if tokens and kind:
+                if kind not in self._tokens:
+                    self._tokens[kind] = self._metrics.tokens.of(self.name, kind)
+                self._tokens[kind].amount += tokens
