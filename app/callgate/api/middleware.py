@@ -210,10 +210,9 @@ class Middleware:
                 await inner(scope, receive, send_marked)
             else:
                 parallel = caller.allowance.parallel
-                person = caller.person
-                admission = runtime.admission
-                place_now = admission.place_now(parallel, person)
-                with place_now or await admission.request(caller.name, parallel, person) as context.place:
+                with runtime.admission.place_now(parallel, caller.person) or await runtime.admission.request(
+                    caller.name, parallel, caller.person
+                ) as context.place:
                     await inner(scope, receive, send_marked)
         except Exception as failure:  # noqa: BLE001 - the last place where a failure can still become an answer
             await self._refuse(as_chat_error(failure), context, send_marked, scope)
