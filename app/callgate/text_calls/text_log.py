@@ -168,6 +168,8 @@ class ProseReader:
     def read(self) -> str:
         """Return the prose that was added since the last call of this."""
         items = self._log.items
+        if not items or (len(items) == self._place + 1 and items[-1].end <= self._read_to):
+            return ""
         pieces: list[str] = []
         for item in items[self._place :]:
             if item.kind == TEXT and item.end > self._read_to:
