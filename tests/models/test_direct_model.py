@@ -640,3 +640,12 @@ async def test_a_whole_answer_with_one_call_is_parsed_once(model, monkeypatch):
     async with raw_provider(serve) as server:
         assert await events(model(server), asking(stream=False))
     assert texts == []
+
+
+async def test_a_question_is_forgotten_once_its_answer_has_begun(model):
+    question = asking("x" * 1_000_000)
+    async with raw_provider(streaming(chunk({"content": "hi"}))) as server:
+        exchange = model(server).send(question)
+        async with asyncio.timeout(60), exchange as answer:
+            assert not exchange.body
+            assert text_of([event async for batch in answer for event in batch]) == "hi"

@@ -155,6 +155,7 @@ class HttpRequest(msgspec.Struct, eq=False):
             model.endpoint.secrets,
             self.record_body,
         )
+        self.body = b""  # the answer may take minutes, and the question hold megabytes
         try:
             answer = self._answer(response)
         except TransportError as error:  # the response head already shows that the body cannot be read
