@@ -1,11 +1,18 @@
+import subprocess
+import sys
 import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from callgate.calls.states import FlawDetail
-from callgate.tools.schema import SchemaError, compile_schema
+from callgate.tools.schema import SchemaError, _compile, _compile_late_fast, compile_schema
 from tests.chaos.scale import held_to
+from tests.harness.process import child_environment
+
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -259,3 +266,63 @@ def test_what_does_not_fit_deep_inside_a_schema_that_refers_to_itself_is_not_loo
     assert "too deep" not in near.note
     assert deep is not None
     assert "too deep" in deep.note
+
+
+NAMES = st.sampled_from(["a", "b", "é", "\ud800"])
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["a", "x" * 20, "\ud800"])
+SCHEMAS = st.recursive(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "$schema": st.sampled_from(["http://json-schema.org/draft-07/schema#", "https://example.org/s", 1]),
+            "type": st.sampled_from(["string", "integer", "object", "array", "null", "text", ["string"], 1]),
+            "title": st.sampled_from(["t", None]),
+            "description": st.sampled_from(["d", "\ud800", 1]),
+            "enum": st.lists(VALUES, max_size=3),
+            "default": VALUES | st.just([]),
+            "minimum": VALUES,
+            "maxLength": st.integers(-2, 5) | st.sampled_from([2**60, 2.0]),
+            "minItems": st.integers(-1, 3),
+            "pattern": st.sampled_from(["^a", "("]),
+            "$ref": st.sampled_from(["#", "https://example.org/s"]),
+        },
+    ),
+    lambda inner: st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["object", "array"]),
+            "properties": st.dictionaries(NAMES, inner, max_size=3) | st.just([]),
+            "required": st.lists(NAMES | st.just(1), max_size=3),
+            "additionalProperties": st.booleans() | inner,
+            "items": inner | st.lists(inner, max_size=2),
+            "anyOf": st.lists(inner, max_size=2),
+        },
+    ),
+    max_leaves=6,
+)
+"""Schemas of all plain keywords, with right and wrong values, and some others."""
+ARGUMENTS = st.dictionaries(
+    st.sampled_from(["a", "b", "é"]), st.sampled_from([None, True, 1, 2.5, "a", [], [1], {"a": 1}])
+)
+
+
+@given(SCHEMAS, st.lists(ARGUMENTS, max_size=4))
+def test_a_check_that_is_compiled_late_equals_one_that_is_compiled_at_once(schema, written):
+    late = _compile_late_fast(schema)
+    if late is None:
+        return
+    at_once = _compile(schema)
+    for arguments in written:
+        assert late(arguments) == at_once(arguments)
+
+
+def test_plain_schemas_are_compiled_when_they_are_first_used_and_others_at_once():
+    assert _compile_late_fast({**SCHEMA, "properties": {"city": {"type": "string"}}, "$schema": DRAFT_7}) is not None
+    assert _compile_late_fast({"type": "object", "properties": {"city": {"type": "town"}}}) is None
+    assert _compile_late_fast({"properties": {"city": {"pattern": "^O"}}}) is None
+
+
+def test_a_server_with_plain_tools_does_not_load_the_compiler():
+    script = "import sys\nfrom callgate.tools import registry, toolbox\nassert 'jsonschema_rs' not in sys.modules"
+    ran = subprocess.run([sys.executable, "-c", script], env=child_environment(), capture_output=True, check=False)
+    assert ran.returncode == 0, ran.stderr.decode()

@@ -1,7 +1,7 @@
 """Compiles a tool's JSON Schema into a check of arguments.
 
 Schemas are not trusted: a `$ref` to another document is refused and never fetched. Errors are returned as a `FlawDetail` that
-a model can act on.
+a model can act on. The compiler takes five megabytes, and is imported with the first schema that needs it.
 """
 
 import difflib
@@ -9,15 +9,18 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import jsonschema_rs
 import msgspec
-from jsonschema_rs import FancyRegexOptions, RegexOptions, ValidationError, ValidationErrorKind
 
 from callgate.calls.offer import Check
 from callgate.calls.states import FlawDetail
 from callgate.tools.schema_size import Unfolded, unfolded
+from callgate.untrusted.doors import written_here
+from callgate.untrusted.readers import json_reader
+
+if TYPE_CHECKING:
+    from jsonschema_rs import ValidationError
 
 MAX_UNFOLDED = 1_000_000
 """The objects and lists of a schema with its references written out. A validator goes every way of them, in one step of the event
@@ -31,11 +34,8 @@ above."""
 MAX_LOOKED_AT = 512
 """The longest value that is matched with a pattern with look-around or back references, which may take superlinear time. A
 longer value does not satisfy it."""
-_LINEAR = RegexOptions()
-_BACKTRACKING = FancyRegexOptions(backtrack_limit=100_000)
+_BACKTRACKS = 100_000
 _PATTERN_BYTES = 512 * 1024
-_SMALL_LINEAR = RegexOptions(size_limit=_PATTERN_BYTES)
-_SMALL_BACKTRACKING = FancyRegexOptions(backtrack_limit=100_000, size_limit=_PATTERN_BYTES)
 """For schemas of results. A pattern of twenty characters may take ten megabytes."""
 _OF_DATA = frozenset({"const", "default", "enum", "example", "examples"})
 """Keywords whose values are data and no schemas."""
@@ -54,6 +54,12 @@ class SchemaError(ValueError):
 
 
 _TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
+_PLAIN_BYTES: Final = 65_536
+_PLAIN_LEVELS: Final = 12
+_PLAIN_INTEGERS: Final = range(-(2**53), 2**53)
+_DRAFTS: Final = frozenset({"http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"})
+_encode = msgspec.json.Encoder().encode
+_decode = json_reader(dict[str, Any])
 
 
 def _about_type(value: Any) -> str:
@@ -67,6 +73,86 @@ def _about_type(value: Any) -> str:
 
 def compile_schema(parameters: Mapping[str, Any]) -> Check:
     """Compile a schema into a check. Raises `SchemaError` for an invalid schema, or one that refers to others."""
+    return _compile_late_fast(parameters) or _compile(parameters)
+
+
+def _compile_late_fast(parameters: Mapping[str, Any]) -> Check | None:
+    """Return a check that compiles its schema when it is first used. Equals `_compile` for every schema, or returns None."""
+    if not _is_surely_valid(parameters, _PLAIN_LEVELS):
+        return None
+    try:
+        text = _encode(parameters)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return None
+    if len(text) > _PLAIN_BYTES:
+        return None
+    compiled: Check | None = None
+
+    def check(arguments: dict[str, Any]) -> FlawDetail | None:
+        nonlocal compiled
+        if compiled is None:
+            compiled = _compile(_decode(written_here(text)))
+        return compiled(arguments)
+
+    return check
+
+
+def _is_surely_valid(schema: Any, levels: int) -> bool:
+    """Return True only for a schema that no validator refuses: one of a few keywords, without references and patterns."""
+    if type(schema) is not dict or not levels:
+        return False
+    return all(key in _SURE and _SURE[key](value, levels - 1) for key, value in schema.items())
+
+
+def _is_text(value: Any, _: int) -> bool:
+    return type(value) is str
+
+
+def _is_bound(value: Any, _: int) -> bool:
+    return type(value) is int and 0 <= value < _PLAIN_INTEGERS.stop
+
+
+def _are_different_texts(values: Any, _: int) -> bool:
+    return type(values) is list and all(type(value) is str for value in values) and len({*values}) == len(values)
+
+
+def _are_named_schemas(value: Any, levels: int) -> bool:
+    if type(value) is not dict:
+        return False
+    return all(type(name) is str and _is_surely_valid(inner, levels) for name, inner in value.items())
+
+
+def _are_schemas(value: Any, levels: int) -> bool:
+    return type(value) is list and bool(value) and all(_is_surely_valid(inner, levels) for inner in value)
+
+
+def _is_plain_value(value: Any, _: int) -> bool:
+    return value is None or type(value) in (str, bool) or (type(value) is int and value in _PLAIN_INTEGERS)
+
+
+_SURE: Final[Mapping[str, Callable[[Any, int], bool]]] = {
+    "$schema": lambda value, _: type(value) is str and value in _DRAFTS,
+    "type": lambda value, _: type(value) is str and value in _TYPES,
+    "description": _is_text,
+    "title": _is_text,
+    "properties": _are_named_schemas,
+    "required": _are_different_texts,
+    "additionalProperties": lambda value, levels: type(value) is bool or _is_surely_valid(value, levels),
+    "items": _is_surely_valid,
+    "anyOf": _are_schemas,
+    "enum": lambda value, levels: _are_different_texts(value, levels) and bool(value),
+    "default": _is_plain_value,
+    "minimum": _is_bound,
+    "maximum": _is_bound,
+    "minLength": _is_bound,
+    "maxLength": _is_bound,
+    "minItems": _is_bound,
+    "maxItems": _is_bound,
+}
+"""The keywords of schemas that are surely valid, and which of their values are."""
+
+
+def _compile(parameters: Mapping[str, Any]) -> Check:
     validator, schema, measured = _compiled(parameters)
     is_valid = validator.is_valid
 
@@ -96,16 +182,21 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 def compile_validity(schema: Mapping[str, Any]) -> Callable[[Any], bool]:
     """Compile a schema where nobody wants to know what is wrong: looking for that takes much longer. Raises like `compile_schema`."""
-    is_valid: Callable[[Any], bool] = _compiled(schema, _SMALL_LINEAR, _SMALL_BACKTRACKING)[0].is_valid
+    is_valid: Callable[[Any], bool] = _compiled(schema, pattern_bytes=_PATTERN_BYTES)[0].is_valid
     return is_valid
 
 
 def _compiled(
-    parameters: Mapping[str, Any],
-    linear: RegexOptions = _LINEAR,
-    backtracking: FancyRegexOptions = _BACKTRACKING,
+    parameters: Mapping[str, Any], *, pattern_bytes: int | None = None
 ) -> tuple[Any, Mapping[str, Any], Unfolded]:
-    """Return the validator of a schema, the schema as it has it, and what it is with its references written out."""
+    """Return the validator of a schema, the schema as it has it, and what it is with its references written out. `pattern_bytes`: the
+    most memory that a pattern may take, compiled."""
+    import jsonschema_rs
+    from jsonschema_rs import FancyRegexOptions, RegexOptions, ValidationError, ValidationErrorKind
+
+    size = {} if pattern_bytes is None else {"size_limit": pattern_bytes}
+    linear = RegexOptions(**size)
+    backtracking = FancyRegexOptions(backtrack_limit=_BACKTRACKS, **size)
     schema = dict(parameters)
     measured = _bounded(schema)
     outside: list[str] = []
@@ -181,15 +272,20 @@ def _with_bounded_patterns(schema: Any) -> Any:
 
 
 def _is_linear(pattern: str) -> bool:
+    import jsonschema_rs
+    from jsonschema_rs import RegexOptions, ValidationError
+
     try:
-        jsonschema_rs.validator_for({"pattern": pattern}, pattern_options=_LINEAR)
+        jsonschema_rs.validator_for({"pattern": pattern}, pattern_options=RegexOptions())
     except ValidationError:
         return False
     return True
 
 
-def _most_telling(errors: Iterable[ValidationError]) -> ValidationError:
+def _most_telling(errors: Iterable["ValidationError"]) -> "ValidationError":
     """Return the most useful error: an unknown property comes before a missing one, and that before a wrong value."""
+    from jsonschema_rs import ValidationErrorKind
+
     most_telling = min(errors, key=_rank)
     match most_telling.kind:
         case ValidationErrorKind.AnyOf(context=branches) | ValidationErrorKind.OneOfNotValid(context=branches):
@@ -197,7 +293,9 @@ def _most_telling(errors: Iterable[ValidationError]) -> ValidationError:
     return most_telling
 
 
-def _rank(error: ValidationError) -> int:
+def _rank(error: "ValidationError") -> int:
+    from jsonschema_rs import ValidationErrorKind
+
     match error.kind:
         case ValidationErrorKind.AdditionalProperties() | ValidationErrorKind.UnevaluatedProperties():
             return 0
@@ -206,15 +304,19 @@ def _rank(error: ValidationError) -> int:
     return 2
 
 
-def _inside(branches: Sequence[Sequence[ValidationError]]) -> ValidationError | None:
+def _inside(branches: Sequence[Sequence["ValidationError"]]) -> "ValidationError | None":
     """Return the error of the alternative that was meant: the only one of the value's type."""
+    from jsonschema_rs import ValidationErrorKind
+
     near = [branch for branch in branches if not any(isinstance(e.kind, ValidationErrorKind.Type) for e in branch)]
     if len(near) == 1 and near[0]:
         return _most_telling(near[0])
     return None
 
 
-def _problem(error: ValidationError, schema: Mapping[str, Any]) -> FlawDetail:
+def _problem(error: "ValidationError", schema: Mapping[str, Any]) -> FlawDetail:
+    from jsonschema_rs import ValidationErrorKind
+
     pointer = _pointer(error.instance_path)
     got = _short(error.instance)
     match error.kind:
