@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from callgate.callers.caller import NOBODY, Caller, Principal, owner_name
+from callgate.callers.caller import NOBODY, Caller, Principal, owner_name, words_for
 from callgate.calls.legal_names import RESERVED_PREFIX
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.config.schema.whole import Config
@@ -232,11 +232,12 @@ class Toolboxes:
         rights: RightsNow | None = None,
     ) -> RequestToolbox:
         approve = None
+        asked_by = caller.name if caller.person is None else words_for(caller)
         if self._ask is not None:
-            approve = partial(self._ask, run_id=run_id, caller=caller.name)
+            approve = partial(self._ask, run_id=run_id, caller=asked_by)
         put = None
         if self._put is not None and tools.asks:
-            put = partial(self._put, run_id=run_id, caller=caller.name, owner=owner_name(caller))
+            put = partial(self._put, run_id=run_id, caller=asked_by, owner=owner_name(caller))
         return RequestToolbox(
             server_tools=tools,
             caller="" if caller.anonymous else caller.name,

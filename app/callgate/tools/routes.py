@@ -14,7 +14,7 @@ from callgate.api.errors import encode, envelope_schema, error_response, in_path
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import CLIENT_CLOSED, RequestContext, context_of
 from callgate.api.rights import caller_of, check_admin, rights_of_chat
-from callgate.callers.caller import NOBODY, Caller
+from callgate.callers.caller import NOBODY, Caller, words_for
 from callgate.callers.principals import principal_of
 from callgate.calls.outcome import Failed, Returned
 from callgate.calls.states import BrokenCall
@@ -110,7 +110,7 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
         body = await read_counted(request.receive, ACCEPTANCE_BYTES)
         wanted = read_json_body(body, Acceptance, '{"server": "…", "tool": "…", "digest": "…"}')
         try:
-            held = manager.shared.pins.accept(wanted.server, wanted.tool, wanted.digest, caller.name)
+            held = manager.shared.pins.accept(wanted.server, wanted.tool, wanted.digest, words_for(caller))
         except NotHeld:
             message = "No such tool is held, or it is another by now than the one that was shown. Look again."
             raise ChatError(409, message, param="digest", code="tool_not_held") from None

@@ -179,7 +179,7 @@ FORGED: dict[str, tuple[str, Forger]] = {
     "a subject with a line break": ("subject", lambda it: it.token("ada\nadmin")),
     "a subject with a zero byte": ("subject", lambda it: it.token("ada\0")),
     "a subject with a blank behind": ("subject", lambda it: it.token("ada ")),
-    "a subject with a letter that looks like another": ("subject", lambda it: it.token("аda")),  # noqa: RUF001 - it is
+    "a subject with a letter that looks like another": ("subject", lambda it: it.token("аda")),
     "a subject written from right to left": ("subject", lambda it: it.token("ada\u202enimda")),
     "a subject that is too long": ("subject", lambda it: it.token("a" * 256)),
 }  # fmt: skip

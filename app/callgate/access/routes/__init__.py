@@ -17,7 +17,8 @@ from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema
 from callgate.api.json_body import read_json_body
 from callgate.api.rights import caller_of, check_admin
-from callgate.callers.caller import Caller
+from callgate.callers.allowance import Allowance
+from callgate.callers.caller import Caller, accounts_of, words_for
 from callgate.config.problems import ConfigError
 from callgate.conversation.errors import ChatError
 from callgate.conversation.prices import NANO
@@ -69,7 +70,7 @@ def admin_routes(manager: RuntimeManager) -> APIRouter:
         else:
             options = ReloadWanted()
         try:
-            moved = await manager.reload(widen=options.widen, by=caller.name, through="POST /admin/reload")
+            moved = await manager.reload(widen=options.widen, by=words_for(caller), through="POST /admin/reload")
         except ConfigWidens as refused:
             message = f'Nothing has changed, because this allows more: {refused}\nSend {{"widen": true}} (`callgate reload --widen`) if that is meant.'
             raise ChatError(409, message, code="config_widens") from None
@@ -109,18 +110,26 @@ def admin_routes(manager: RuntimeManager) -> APIRouter:
 
 
 async def _own_limits(manager: RuntimeManager, caller: Caller) -> dict[str, Any]:
-    """Return the limits of a key, what it has spent, and what is left of its budgets, in US dollars."""
-    allowance = caller.allowance
+    """Return the limits of a key, what it has spent, and what is left of its budgets, in US dollars; of somebody who signed in those
+    of his group, and under `member` those that he has beside them."""
+    (name, allowance), *others = reversed(accounts_of(caller))
+    facts = await _limits_of(manager, name, allowance)
+    for own, alone in others:
+        facts["member"] = await _limits_of(manager, own, alone)
+    return facts
+
+
+async def _limits_of(manager: RuntimeManager, name: str, allowance: Allowance) -> dict[str, Any]:
     limits = {name: value for name, value in asdict(allowance).items() if value is not None}
     spent: dict[str, float] | None = None
     if allowance.has_budget:
-        nano = await control_behind(manager.shared.control).limiter.spent(caller.name)
+        nano = await control_behind(manager.shared.control).limiter.spent(name)
         if nano is not None:
             spent = {"day": nano[0] / NANO, "month": nano[1] / NANO}
     else:
         used = await asyncio.to_thread(_used, manager.current, recorder_behind(manager.shared.recorder))
         if used is not None:
-            spent = used.get(caller.name, {"day": 0.0, "month": 0.0})
+            spent = used.get(name, {"day": 0.0, "month": 0.0})
     unspent = {}
     for period in ("day", "month"):
         budget = limits.get(f"budget_per_{period}")

@@ -22,7 +22,7 @@ from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.json_body import read_json_body
 from callgate.api.rights import caller_of, check_admin
 from callgate.callers.allowance import Allowance
-from callgate.callers.caller import Caller
+from callgate.callers.caller import Caller, words_for
 from callgate.config.schema.values import SHAPES
 from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
@@ -123,7 +123,7 @@ class _Keys:
         except NameTaken:
             message = f"`{entry.name}` is the name of another key, perhaps of a revoked one."
             raise ChatError(409, message, param="name", code="key_name_taken") from None
-        audit.warning("key_made", by=caller.name, key=entry.name, rights=_rights(entry), first=is_first)
+        audit.warning("key_made", by=words_for(caller), key=entry.name, rights=_rights(entry), first=is_first)
         facts = {**key_facts(entry), "kept_in": "store", "object": "key", "key": secret, "first": is_first}
         return _json({**facts, "notes": self._notes(entry)}, 201)
 
@@ -139,7 +139,7 @@ class _Keys:
         self._check_limits(caller, allowance)
         if not await self._store().limit(entry.name, allowance):
             raise _no_such_key(entry.name)
-        audit.warning("key_limited", by=caller.name, key=entry.name, limits=_limits(allowance))
+        audit.warning("key_limited", by=words_for(caller), key=entry.name, limits=_limits(allowance))
         return _json({**key_facts(replace(entry, allowance=allowance)), "kept_in": "store", "object": "key"})
 
     async def revoke(self, request: Request) -> Response:
@@ -150,7 +150,7 @@ class _Keys:
             raise ChatError(409, message, code="key_revokes_itself")
         if not await self._store().revoke(entry.name):
             raise _no_such_key(entry.name)
-        audit.warning("key_revoked", by=caller.name, key=entry.name)
+        audit.warning("key_revoked", by=words_for(caller), key=entry.name)
         return Response(status_code=204)
 
     def _notes(self, entry: KeyEntry) -> list[str]:

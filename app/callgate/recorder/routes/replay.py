@@ -15,6 +15,7 @@ from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.faces import FaceExchange
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import RequestContext
+from callgate.callers.caller import words_for
 from callgate.chat.requests import read_chat_request
 from callgate.chat.writers import AnswerHead, CompletionWriter
 from callgate.config.schema.whole import Config
@@ -90,7 +91,7 @@ class _ReplayFace:
                 tools = None
         except NotReplayable as why:
             raise not_replayable(run, why) from None
-        audit.info("run_replayed", by=caller.name, run=id, model=request.model, tools=settings.tools)
+        audit.info("run_replayed", by=words_for(caller), run=id, model=request.model, tools=settings.tools)
         return _Replay(id, settings, request, tools)
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 
 from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.rights import caller_of, check_sees_all, seen_by
-from callgate.callers.caller import owner_name
+from callgate.callers.caller import owner_name, words_for
 from callgate.calls.outcome import FailureKind
 from callgate.calls.states import Finding, Flaw
 from callgate.conversation.errors import ChatError
@@ -176,7 +176,7 @@ class _Runs:
         if len(text) > MOST_TEXT:
             raise ChatError(400, f"`q` should have at most {MOST_TEXT} characters.", param="q", code="invalid_value")
         if text:
-            audit.info("runs_searched", by=caller.name)
+            audit.info("runs_searched", by=words_for(caller))
         run_filter = RunFilter(
             model=query.get("model"),
             key=only or query.get("key"),
@@ -235,7 +235,7 @@ class _Runs:
         if not await read_runs(self._recorder.delete, id):  # which does not read it: one that is damaged goes too
             await self._run(request)
             raise no_such_run(id)
-        audit.info("run_deleted", by=caller.name, run=id)
+        audit.info("run_deleted", by=words_for(caller), run=id)
         return Response(status_code=204)
 
     def _only(self, request: Request) -> str | None:

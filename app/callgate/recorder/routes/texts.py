@@ -10,6 +10,7 @@ from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema
 from callgate.api.json_body import read_json_body
 from callgate.api.rights import caller_of, check_admin
+from callgate.callers.caller import words_for
 from callgate.conversation.errors import ChatError
 from callgate.recorder.building import is_for_one_person, recorder_behind
 from callgate.recorder.rules import policy_of
@@ -51,7 +52,7 @@ def texts_routes(manager: RuntimeManager) -> APIRouter:
         keeps_texts = wanted.content == "on"
         if keeps_texts and not recorder.keeps_texts:
             widened = ["record.content says nothing, and texts are kept as by `on` until the server ends"]
-            count_widened(manager.metrics, widened, by=caller.name, through="POST /admin/record")
+            count_widened(manager.metrics, widened, by=words_for(caller), through="POST /admin/record")
         recorder.keeps_texts = keeps_texts
         manager.current.record_as(policy_of(manager.current.config.record, keeps_texts=keeps_texts))
         return _json(_facts(manager))

@@ -10,6 +10,7 @@ from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.json_body import read_json_body
 from callgate.api.rights import caller_of, check_decider
+from callgate.callers.caller import words_for
 from callgate.runtime.manager import RuntimeManager
 from callgate.tools.approvals.queue import DECISIONS, INPUT
 
@@ -69,7 +70,7 @@ def approval_routes(manager: RuntimeManager) -> APIRouter:
         decided = await manager.shared.decisions.decide(
             request.path_params["id"],
             DECISIONS[decision.decision],
-            by=caller.name,
+            by=words_for(caller),
             reason=decision.reason,
             content=decision.content,
             hash=decision.hash,
