@@ -50,7 +50,7 @@ def add_routes(
     app.include_router(tool_routes(manager))
     app.include_router(approval_routes(manager))
     if page:
-        app.router.routes.extend(page_routes())
+        app.router.routes.extend(page_routes(manager))
     app.include_router(_health(manager))
     app.exception_handler(404)(answer_http_exception)
     app.exception_handler(405)(answer_http_exception)

@@ -17,6 +17,7 @@ from callgate.callers.caller import Caller
 from callgate.callers.exposure import check_exposure, keyless_may_approve
 from callgate.callers.origin_guard import OriginGuard, is_loopback, origin_guard
 from callgate.callers.rights import Access
+from callgate.callers.sign_in import SignIn
 from callgate.calls.search_setting import SearchSetting
 from callgate.config.schema.values import moment_of
 from callgate.config.schema.whole import Config
@@ -133,6 +134,12 @@ class KeyedControl:
         """Return whether the issuer of the config did not give its keys when it was asked last."""
         issuer = None if self._issuers is None else self._issuers.current
         return issuer is not None and issuer.failure is not None
+
+    async def sign_in(self, config: Config) -> SignIn | None:
+        """Return where the page signs people in; None where it cannot."""
+        if self._issuers is None or config.auth.oidc is None:
+            return None
+        return await self._issuers.sign_in(config.auth.oidc)
 
     async def close_issuers(self) -> None:
         if self._issuers is not None:

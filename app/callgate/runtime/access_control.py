@@ -8,6 +8,7 @@ from callgate.callers.admission import Admission, SharedPlaces
 from callgate.callers.caller import Caller
 from callgate.callers.metering import RequestMeter
 from callgate.callers.rights import Access
+from callgate.callers.sign_in import SignIn
 from callgate.config.schema.whole import Config
 from callgate.conversation.events import Responder
 from callgate.conversation.prices import Price
@@ -40,6 +41,10 @@ class AccessControl(Protocol):
 
     def issuer_is_away(self) -> bool:
         """Return whether the issuer of the config did not give its keys when it was asked last."""
+        ...
+
+    async def sign_in(self, config: Config) -> SignIn | None:
+        """Return where the page signs people in; None where it cannot."""
         ...
 
     def remember_keys(self) -> None:

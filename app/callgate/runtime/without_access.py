@@ -57,6 +57,9 @@ class KeylessControl:
     def issuer_is_away(self) -> bool:
         return False
 
+    async def sign_in(self, config: Config) -> None:
+        """Sign nobody in."""
+
     def remember_keys(self) -> None:
         """Remember nothing: a config with keys is refused."""
 

@@ -4,6 +4,7 @@
 import { html, nothing, render } from "./lit.js";
 import { ApiError, askWho, currentKey, feed, get, hasKey, linkedKey, me, setKey } from "./api.js";
 import { icon } from "./icons.js";
+import * as signIn from "./sign_in.js";
 import * as texts from "./texts.js";
 import * as approvals from "./views/approvals.js";
 import * as compare from "./views/compare.js";
@@ -57,7 +58,13 @@ function rights() {
   if (!me) return "";
   const sees = { all: "sees all runs", own: "sees its own runs", none: "sees no runs" }[/** @type {"all" | "own" | "none"} */ (me.see)];
   const lists = [me.models, me.tools].map((names, place) => `${place ? "tools" : "models"}: ${names.includes("*") ? "all" : names.join(", ") || "none"}`);
-  return [me.anonymous ? "no key" : `key ${me.name}`, sees, me.approve ? "decides about calls" : "", me.admin ? "operates the server" : "", ...lists].filter(Boolean).join(" · ");
+  return [me.anonymous ? "no key" : me.signed_in ? `${me.signed_in.name} (${me.name}), of the group ${me.signed_in.group}` : `key ${me.name}`, sees, me.approve ? "decides about calls" : "", me.admin ? "operates the server" : "", ...lists].filter(Boolean).join(" · ");
+}
+
+/** Who is asking, for the button. */
+function who() {
+  if (me?.signed_in) return me.signed_in.name;
+  return `Key: ${me ? (me.anonymous ? "none" : me.name) : hasKey() ? "…" : "none"}`;
 }
 
 function drawBar() {
@@ -73,7 +80,7 @@ function drawBar() {
       </nav>
       ${texts.button()}
       <span class="feed ${state}" title="The feed of runs">${icon(state === "live" ? "live" : "ring")} ${STATE_WORDS[state]}</span>
-      <button class="quiet" title=${rights()} @click=${() => askForKey()}>Key: ${me ? (me.anonymous ? "none" : me.name) : hasKey() ? "…" : "none"}</button>`,
+      <button class="quiet" title=${rights()} @click=${() => askForKey()}>${who()}</button>`,
     bar,
   );
   document.title = `${waiting ? `(${waiting}) ` : ""}${VIEWS[current].title} · Callgate`;
@@ -98,19 +105,37 @@ function askForKey(why = "", known = "") {
         draw(failure.message);
       });
   };
-  const draw = (/** @type {string} */ message) =>
+  /** @type {signIn.Place | null} */
+  let there = null;
+  let shown = "";
+  const goThere = (/** @type {Event} */ event) => {
+    const form = /** @type {HTMLFormElement} */ (/** @type {HTMLElement} */ (event.target).closest("form"));
+    if (there) signIn.leaveFor(there, new FormData(form).get("keep") === "on");
+  };
+  const draw = (/** @type {string} */ message) => {
+    shown = message;
     render(
       html`<form @submit=${save}>
-        <h2>API key</h2>
+        <h2>${there ? "Sign in" : "API key"}</h2>
         ${me ? html`<p>Now: ${rights()}</p>` : nothing}
         <p role="alert">${message}</p>
-        <label>Key <input name="key" type="password" autocomplete="off" .value=${known} required autofocus /></label>
+        ${there
+          ? html`<p><button type="button" @click=${goThere}>Sign in with ${new URL(there.issuer).host}</button>
+              ${me?.signed_in ? html`<button type="button" class="quiet" @click=${() => signIn.leave(there)}>Sign out</button>` : nothing}</p>
+              <p>or with a key:</p>`
+          : nothing}
+        <label>Key <input name="key" type="password" autocomplete="off" .value=${known} required ?autofocus=${!there} /></label>
         <label class="check"><input name="keep" type="checkbox" /> keep it until this tab is closed</label>
         <menu><button type="button" class="quiet" @click=${() => dialog.close()}>Cancel</button><button>Use it</button></menu>
       </form>`,
       dialog,
     );
+  };
   draw(typeof why === "string" ? why : "");
+  signIn.place().then((known) => {
+    there = known;
+    if (there) draw(shown);
+  }, () => {}); // a key will do
   dialog.addEventListener("close", () => {
     dialog.remove();
     if (!isStarted) start();
@@ -205,4 +230,8 @@ window.addEventListener("hashchange", route);
 window.addEventListener("key", start); // which a view has made and uses
 window.addEventListener("report", (event) => report(/** @type {CustomEvent} */ (event).detail));
 if (linkedKey) askForKey("This link brings a key: whoever made it may see what is done with it. Use it only if it is yours.", linkedKey);
-else start();
+else if (signIn.isBack()) signIn.arrive().then(start, (failure) => askForKey(failure.message));
+else {
+  signIn.resume();
+  start();
+}

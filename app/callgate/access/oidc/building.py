@@ -11,6 +11,7 @@ from callgate.access.oidc.issuer import DOCUMENT_BYTES, Fetch, Issuer, IssuerNew
 from callgate.access.oidc.people import GroupRights, People
 from callgate.access.oidc.settings import Group, Oidc
 from callgate.access.oidc.tokens import TokenRules
+from callgate.callers.sign_in import SignIn
 from callgate.calls.outcome import Failed
 from callgate.config.entry_errors import BadEntry
 from callgate.telemetry.metrics import Metrics
@@ -56,6 +57,18 @@ class IssuersInUse:
             del self._people[next(iter(self._people))]
         self._people[rules, oidc.jwks] = people
         return people
+
+    async def sign_in(self, oidc: Oidc) -> SignIn | None:
+        """Return where a page signs in; None where the config has no client for it, or the issuer does not say."""
+        issuer = self.current
+        if issuer is None or oidc.client_id is None:
+            return None
+        if issuer.discovered is None and issuer.may_look():
+            await issuer.look()
+        told = issuer.discovered
+        if told is None or told.authorization is None or told.token is None:
+            return None
+        return SignIn(oidc.issuer, oidc.client_id, oidc.scopes, told.authorization, told.token, told.end_session)
 
     async def close(self) -> None:
         for issuer in self._issuers.values():

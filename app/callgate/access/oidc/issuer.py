@@ -130,11 +130,14 @@ class Issuer:
 
     async def _read(self) -> SigningKeys:
         place = self._jwks
-        if place is None:
+        try:
             self.discovered = read_discovery(await self._fetch(self.address.rstrip("/") + DISCOVERY), self.address)
-            place = self.discovered.jwks
+            place = place or self.discovered.jwks
+        except NotFetched:
             if place is None:
-                raise NotFetched("its discovery document has no `jwks_uri`")
+                raise
+        if place is None:
+            raise NotFetched("its discovery document has no `jwks_uri`")
         return SigningKeys.of_document(await self._fetch(place))
 
     def _take(self, keys: SigningKeys) -> None:
