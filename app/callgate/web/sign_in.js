@@ -66,7 +66,7 @@ export async function arrive() {
   if (claims.nonce !== way.nonce || claims.iss !== there.issuer || ![claims.aud].flat().includes(there.client_id)) {
     throw new Error("Nobody signed in: the answer was meant for another page.");
   }
-  take(there, got, way.keep);
+  take(there, got, way.keep, false);
 }
 
 /** Go on renewing the token that this tab has kept. */
@@ -88,11 +88,11 @@ export function leave(there) {
   location.assign(end);
 }
 
-/** @param {Place} there @param {any} got @param {boolean} keep */
-function take(there, got, keep) {
+/** @param {Place} there @param {any} got @param {boolean} keep @param {boolean} isRenewed */
+function take(there, got, keep, isRenewed) {
   // The access token, where it is one that can be checked; else the ID token, as at Google.
   const isToken = String(got.access_token ?? "").split(".").length === 3;
-  setKey(isToken ? got.access_token : got.id_token, keep);
+  setKey(isToken ? got.access_token : got.id_token, keep, isRenewed);
   renewal = { refresh: got.refresh_token ?? "", id: got.id_token ?? renewal.id };
   if (keep) sessionStorage.setItem(KEPT, JSON.stringify(renewal));
   else sessionStorage.removeItem(KEPT);
@@ -105,7 +105,7 @@ function take(there, got, keep) {
 async function renew(there, keep) {
   try {
     const got = await tokens(there, { grant_type: "refresh_token", refresh_token: renewal.refresh });
-    take(there, { refresh_token: renewal.refresh, ...got }, keep);
+    take(there, { refresh_token: renewal.refresh, ...got }, keep, true);
   } catch {
     renewal = { ...renewal, refresh: "" }; // the token counts until its end, and then the page asks
     sessionStorage.removeItem(KEPT);

@@ -83,6 +83,18 @@ class IssuersInUse:
         self._metrics.issuer_looks.of("ok" if news.failure is None else "failed").inc()
 
 
+async def looked_at(oidc: Oidc) -> Issuer:
+    """Return the issuer of a config, looked at once. Raises `BadEntry`."""
+    check_addresses(oidc)
+    web = Web()
+    try:
+        issuer = Issuer(oidc.issuer, oidc.jwks, fetch_of(oidc.issuer, web), lambda _: None)
+        await issuer.look()
+    finally:
+        await web.close()
+    return issuer
+
+
 def rules_of(oidc: Oidc) -> TokenRules:
     claims = oidc.claims
     return TokenRules(
