@@ -146,7 +146,7 @@ async def test_a_chats_entry_asks_the_operator_first_and_excludes_the_rest(upstr
     upstream.script("m", [Reply(calls=[ADD, MAIL]), Reply(text="done")])
     config = make_config(upstream.url, tools=ALL)
     async with serve(create_app(config)) as url, http_client(url) as http, http_client(url) as operator:
-        tools = [entry(allowed_tools=["add"], require_approval="always", headers={"x": "y"})]
+        tools = [entry(allowed_tools=["add"], require_approval="always")]
         asking = asyncio.create_task(posted(http, "chat", body_of("chat", None, tools=tools, stream=stream)))
         async with asyncio.timeout(30):
             while not (waiting := (await operator.get("/v1/approvals")).json()["data"]):
@@ -198,25 +198,20 @@ async def test_an_entry_of_a_chat_and_the_header_are_not_given_together(upstream
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-@pytest.mark.parametrize("background", [False, True])
-async def test_credentials_of_an_entry_are_neither_echoed_nor_stored(
-    upstream: Upstream, tmp_path: Path, api: str, background: bool, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["authorization", "headers"])
+async def test_credentials_beside_a_label_are_refused_and_neither_echoed_nor_stored(
+    upstream: Upstream, tmp_path: Path, api: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     upstream.script("m", lambda request: Reply(text="ok"))
     config = make_config(upstream.url, tools=ALL, data_dir=str(tmp_path), record={"runs": "all", "content": "on"})
-    secret = {"authorization": "tok-s3cr3t-1234", "headers": {"X-Api": "hdr-s3cr3t-1234"}}
+    secret = {"authorization": "tok-s3cr3t-1234", "headers": {"X-Api": "hdr-s3cr3t-1234"}}[name]
     async with serve(create_app(config)) as url, http_client(url, headers={"idempotency-key": "k-1"}) as http:
-        more: dict[str, Any] = {"background": True} if background and api == "responses" else {}
-        answer = await posted(http, api, body_of(api, None, tools=[entry(**secret)], **more))
-        assert answer.status_code == 200, answer.text
-        texts = [answer.text]
-        if api == "responses":
-            texts.append((await http.get(f"/v1/responses/{answer.json()['id']}")).text)
-            texts.append((await http.get(f"/v1/responses/{answer.json()['id']}/input_items")).text)
-            assert answer.json()["tools"] == [entry(allowed_tools=None)] or answer.json()["tools"] == [entry()]
-        for run in (await http.get("/v1/runs")).json()["data"]:
-            texts.append((await http.get(f"/v1/runs/{run['id']}")).text)
-    texts += stored_in(tmp_path)
+        answer = await posted(http, api, body_of(api, None, tools=[entry(**{name: secret})]))
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == f"tools[0].{name}"
+        plain = await posted(http, api, body_of(api, None, tools=[entry(**{name: None})]))
+        assert plain.status_code in (200, 400, 409), plain.text
+    texts = [answer.text, plain.text, *stored_in(tmp_path)]
     texts += [capsys.readouterr().out, json.dumps([request.body for request in upstream.requests])]
     assert not [text for text in texts if "s3cr3t" in text]
 

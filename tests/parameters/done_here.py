@@ -57,7 +57,7 @@ DONE: Sequence[Done] = (
     ),
     Done("responses", r"reasoning\.(summary|generate_summary)", "What the model thinks is shown."),
     Done("messages", r"thinking\[adaptive\]", "Leaves it to the model, as it does by itself."),
-    Done("responses", r"tools\[mcp\]\.(server_description|headers|authorization)", "Of a server that is the config's."),
+    Done("responses", r"tools\[mcp\]\.server_description", "Of a server that is the config's."),
     Done("responses", r"tools\[mcp\]\.require_approval", "Calls wait for the approval of the client."),
     Done("messages", r"thinking\[.*\]\.display", "Whether what the model thinks is shown."),
     Done("responses", r"tools\[shell\]\.environment\[local\]", "Says what is done anyway."),
@@ -94,7 +94,12 @@ DONE: Sequence[Done] = (
     Done("responses", "background", "The response is made without the connection, and asked for by its id."),
     Done("responses", r"previous_response_id|input\[\]", "Goes on with a response that is stored here."),
     Done("responses", r"input\[mcp_approval_response\]", "Decides about a call of a tool of the config."),
-    Done("messages", r"tools\[mcp_toolset\]|mcp_servers\[url\]", "Selects tools of the config."),
+    Done("messages", r"tools\[mcp_toolset\](\.tools\[\])?|mcp_servers\[url\]", "Selects tools of the config."),
+    Done(
+        "messages",
+        r"messages\[assistant\]\.content\[mcp_tool_listing\]",
+        "A list of tools that Callgate or another server showed; the model is offered the tools themselves.",
+    ),
     Done(
         "messages", r"mcp_servers\[url\]\.tool_configuration\.(enabled|allowed_tools)", "Selects tools of the config."
     ),

@@ -32,6 +32,7 @@ from callgate.conversation.errors import ChatError
 
 if TYPE_CHECKING:
     from callgate.access.oidc.people import People
+    from callgate.callers.client_mcp import ClientMcp
 
 log = structlog.get_logger("callgate.keys")
 
@@ -59,6 +60,7 @@ class KeyEntry:
     usage: UsageSetting | None = None
     offer: OfferSetting | None = None
     tool_search: SearchSetting | None = None
+    client_mcp: "ClientMcp | None" = None
     expires_at: float | None = None
     """Seconds since the epoch."""
     old_hash: str | None = None
@@ -296,6 +298,7 @@ def caller_of(entry: KeyEntry) -> Caller:
         usage=entry.usage,
         offer=entry.offer,
         tool_search=entry.tool_search,
+        client_mcp=entry.client_mcp,
         allowance=UNLIMITED if entry.allowance == UNLIMITED else entry.allowance,  # compared by identity
     )
 

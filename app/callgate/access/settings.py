@@ -1,10 +1,11 @@
 """The clients' keys."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from callgate.config.schema.faces import ResponsesOfOne
 from callgate.config.schema.guards import ADMITS, CEILING, OFFERED, WIDENS_ON, Guard, WidensTo
@@ -17,12 +18,14 @@ from callgate.config.schema.values import (
     Moment,
     Money,
     OfferSetting,
+    Seconds,
     Section,
     Switch,
     ToolEvents,
     UsageSetting,
     moment_of,
     off_or_on,
+    shape,
 )
 
 
@@ -39,6 +42,70 @@ class EndOfKey(Guard):
 
 
 ENDS = EndOfKey()
+
+
+_CLIENT_MCP_MODES = ("off", "on")
+
+
+def _named_host(text: str) -> str:
+    from callgate.callers.client_mcp import HostPattern, NoAddress  # where there is such a setting
+
+    try:
+        HostPattern.of(text)
+    except NoAddress as problem:
+        raise PydanticCustomError("host", "is no host: {why}", {"why": str(problem)}) from None
+    return text
+
+
+HostGlob: TypeAlias = Annotated[
+    str,
+    shape(
+        r"^(https?://)?(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._*?-]{1,253})(:[0-9]{1,5})?$",
+        "should be a host or a glob like `*.example.com`, with `:port` where it is another, and `http://` where it is not encrypted",
+    ),
+    AfterValidator(_named_host),
+]
+
+
+class ClientMcpSection(Section):
+    """Which MCP servers requests may name by their addresses, and what holds for these."""
+
+    mode: Annotated[Literal["off", "on"], BeforeValidator(off_or_on), WidensTo(("off", "on"))] = "on"
+    """`off` for none. The word alone stands for the whole."""
+    hosts: Annotated[tuple[HostGlob, ...] | None, ADMITS] = None
+    """The hosts that may be named. Not set: any that is public, by `https` at port 443."""
+    max_servers: Annotated[Count, CEILING] = 4
+    """How many servers one request may name."""
+    tools: Annotated[Count, CEILING] = 64
+    """How many tools they may have, all servers of a request together."""
+    result_bytes: Count | None = None
+    """How much of a result a model gets; `limits.tool_result_bytes` where it is not set."""
+    timeout: Seconds = 30.0
+    """Seconds that a call of such a tool may take."""
+    trust_annotations: Annotated[Switch, WIDENS_ON] = False
+    """Believe what such a server says of the safety of its tools. Without, each of them counts as one that writes."""
+
+
+class _OrTheClientMcpMode:
+    """Allows the mode alone instead of the whole."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._section, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"enum": [*_CLIENT_MCP_MODES, True, False]}, handler(schema)]}
+
+    def _section(self, value: Any) -> Any:
+        mode = off_or_on(value)
+        if isinstance(mode, str) and mode in _CLIENT_MCP_MODES:
+            return {"mode": mode}
+        if not isinstance(value, (Mapping, ClientMcpSection)):
+            raise PydanticCustomError("client_mcp", "should be `off`, `on`, or a mapping with `hosts`")
+        return value
+
+
+ClientMcpSetting: TypeAlias = Annotated[ClientMcpSection, _OrTheClientMcpMode()]
+NO_SERVERS = ClientMcpSection(mode="off")
 
 
 class RateLimits(Section):
@@ -69,6 +136,8 @@ class Rights(RateLimits):
     tool_search: ToolSearch | None = None
     """Whether its requests search for tools instead of having all in the prompt, as at a model's entry, which counts where this is
     not set; the tools that are pinned there stay so."""
+    client_mcp: ClientMcpSetting = NO_SERVERS
+    """Whether its requests may name MCP servers by their addresses: `off`, `on`, or which of them."""
     approve: Annotated[Switch, WIDENS_ON] = False
     """It may decide about calls that wait for approval, its own and those of others."""
     admin: Annotated[Switch, WIDENS_ON] = False

@@ -4,7 +4,7 @@ It is made once and never changed. What a passed-through request does not need i
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +25,9 @@ from callgate.policy.judge import NamedThings
 from callgate.runtime.route import ClientTools
 from callgate.untrusted.doors import Door, TooMuch, open_text
 from callgate.untrusted.readers import json_reader, read_value
+
+if TYPE_CHECKING:
+    from callgate.callers.client_mcp import NamedServers
 
 ATTRIBUTES: Final = frozenset(
     {"model", "messages", "tools", "tool_choice", "stream", "stream_options", "metadata", "n"}
@@ -90,6 +93,8 @@ class RequestedTools(msgspec.Struct, frozen=True):
     """The limit of calls of our tools, in all turns together."""
     hosted: HostedTools | None = None
     """The tools that the client declares for a provider to run, and that tools of ours stand for, if any."""
+    servers: "NamedServers | None" = None
+    """The MCP servers that it names by their addresses, or whose tools its client is to be told; None for none."""
 
     def limited(self, toolbox: Toolbox, keep: Keep) -> Toolbox:
         """Return a toolbox with the limits of the declared tools. `keep` keeps a call of which the client is shown less than the

@@ -29,6 +29,7 @@ from callgate.conversation.events import (
     CallStarted,
     ChatFailed,
     Ending,
+    ToolsListed,
 )
 from callgate.conversation.hidden_history import has_calls, without_repeats
 from callgate.conversation.ids import new_id
@@ -97,6 +98,10 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     guard: "RequestGuard | None" = None
     """The guardrails that look at it, where there are any."""
     _meter: RequestMeter | None = None
+    adds_servers: Callable[["Conversation", Work, EmitAny], Awaitable[None]] | None = None
+    """Does the work with the tools of the servers that the request names; None where it names none."""
+    lists: Sequence[ToolsListed] = ()
+    """The tools of servers that the request names, for its client."""
 
     def answer(self, emit: EmitAny) -> Awaitable[None]:
         """Answer the request. Events of several choices are emitted as `ForChoice`."""
@@ -107,6 +112,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     def _answer_limited(self, emit: EmitAny) -> Awaitable[None]:
         """Answer within the limits of the key and the model."""
         work: Work = self._answer if self.request.n == 1 else self._answer_choices
+        if self.adds_servers is not None:
+            work = partial(self.adds_servers, self, work)
         caller = self.caller
         if caller.allowance is not UNLIMITED and (caller.allowance.is_metered or caller.person is not None):
             work = partial(self._metered, work)
@@ -174,7 +181,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         if choice and self.trace is not None:
             self.trace.use(choice)
         rules = self._rules()
-        listeners = self._listeners(choice)
+        listeners = self._listeners(choice, request.n if passes_through else 1)
         if request.context is not None:
             model = self.runtime.models.with_summaries(model)
         guard: ChatGuard | None = None
@@ -183,8 +190,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             model = guard.model(model)
         if (recording := self.recording) is not None and recording.policy.content_bytes is not None:
             model = recording.wrap_model(model, choice, request.read_history())
-        if self._meter is not None:
-            listeners.append(self._meter.tally(request.n if passes_through else 1))
+        for listed in self.lists:
+            await emit_to_listeners(listeners, emit)(listed)
         try:
             if guard is not None:
                 await self._tell_of_request(choice, guard)
@@ -216,7 +223,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         if self.context.blocked is not None:
             raise self.context.blocked
 
-    def _listeners(self, choice: int) -> list[Listener]:
+    def _listeners(self, choice: int, answers: int) -> list[Listener]:
+        """`answers`: how many the chat makes."""
         listeners: list[Listener] = []
         recording = self.recording
         if recording is not None:
@@ -225,6 +233,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         listeners += self.runtime.listeners(self.route.name, self.run_id, self.caller)
         if recording is not None and recording.policy.content_bytes is not None:
             listeners.append(recording.texts_listener(choice))
+        if self._meter is not None:
+            listeners.append(self._meter.tally(answers))
         return listeners
 
     def _rules(self) -> Rules:

@@ -4,6 +4,7 @@ An ASGI callable, because FastAPI's handling of a function costs more than all o
 """
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -77,11 +78,36 @@ class FaceEndpoint:
         if self._manager.current.guarding is not None:
             body = await judged_body(self._manager.current, context, caller, body)
         exchange = await self._face.read(body, context, config)
+        servers = exchange.request.tools.servers
+        if servers is None or not servers.clients:
+            await self._answer_or_begin_run(context, exchange, caller, body, receive, send)
+            return
+        from callgate.api.request_servers import with_secrets  # few requests name any
+
+        if (listening := scope.get("server")) is not None:
+            context.own_ports = (listening[1],)
+        with with_secrets(servers):
+            await self._answer_or_begin_run(context, exchange, caller, body, receive, send)
+
+    async def _answer_or_begin_run(
+        self,
+        context: RequestContext,
+        exchange: FaceExchange,
+        caller: Caller,
+        body: Opened,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         key = context.headers.get("idempotency-key")
         if key is None and exchange.detached is None:
             await self._answer(context, exchange, caller, None, receive, send)
-        else:
-            await self._answer_by_run(context, exchange, caller, key, body, receive, send)
+            return
+        servers = exchange.request.tools.servers
+        if servers is not None and servers.has_credentials:
+            from callgate.api.request_servers import credentials_not_kept
+
+            raise credentials_not_kept()
+        await self._answer_by_run(context, exchange, caller, key, body, receive, send)
 
     async def resume(self, request: RunRequest, caller: Caller, run: KeptRun, receive: Receive, send: Send) -> Ended:
         """Answer a request whose run began in another process."""
@@ -207,8 +233,12 @@ class FaceEndpoint:
         if runtime.knows_identities:
             principal = principal_of(caller, request.user(), context.headers)
         route = route_of(runtime, request, caller, principal)
-        if is_lost_key and route.server_tools is not None and route.server_tools.writes:
+        servers = request.tools.servers
+        names_servers = servers is not None and bool(servers.clients)
+        if is_lost_key and (names_servers or (route.server_tools is not None and route.server_tools.writes)):
             raise not_durable()
+        if names_servers:
+            route = dataclasses.replace(route, is_recorded=runtime.recording.records(with_tools=True))
         delivery = delivery_of(request, runtime, route, context, caller)
         context.model = route.name
         context.notes["model"] = request.model
@@ -221,7 +251,7 @@ class FaceEndpoint:
             warnings.append(LOST_KEY)
         if self._face.adapts_requests:
             request = exchange.request_for(route, warnings.append)
-        if request.tools.choice is not None:
+        if request.tools.choice is not None and not names_servers:
             request.check_choice(route.offers)
         if request.tools.hosted is not None:
             note_hosted(warnings.append, request.tools.hosted, route.offers, takes_calls=request.tools.takes_calls)
@@ -250,6 +280,11 @@ class FaceEndpoint:
             route = route.asking_for(request.tools.approval_policies)
         if exchange.replay is not None and exchange.replay.tools is None:
             route = route.asking_first()
+        adds_servers = None
+        if servers is not None:
+            from callgate.api.request_servers import answer_with_servers  # few requests name any
+
+            adds_servers = partial(answer_with_servers, servers)
         return Conversation(
             run_id=run_id,
             runtime=runtime,
@@ -266,6 +301,7 @@ class FaceEndpoint:
             durable=run,
             replay=exchange.replay,
             guard=None if runtime.guarding is None else runtime.guarding.request(request.model, caller, run_id),
+            adds_servers=adds_servers,
         )
 
     def _answer_of(self, exchange: FaceExchange, conversation: Conversation, began: int) -> EventStream | WholeAnswer:

@@ -1,8 +1,8 @@
-"""Reads the `mcp` entries of a request's tools: a server of the operator's, which of its tools, and which calls are to be
-approved. An entry names no address; none from a request is ever called, or sent to a provider that would call it."""
+"""Reads the `mcp` entries of a request's tools: a server, which of its tools, and which calls are to be approved. It is one of the
+operator's, or one that the client names by its address, if its key may. No address is sent to a provider that would call it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -12,13 +12,20 @@ from callgate.conversation.errors import ChatError
 from callgate.untrusted.doors import written_here
 from callgate.untrusted.readers import EMPTY_LIST, json_reader
 
+if TYPE_CHECKING:  # imported with the first entry that has an address
+    from callgate.callers.client_mcp import ClientMcp, NamedServers, RequestedServer
+
 OWN_LABEL: Final = "callgate"
 """The server label of our tools that are from no MCP server."""
 OWN_SOURCE: Final = ""
-ADDRESSES: Final = ("server_url", "connector_id", "tunnel_id", "url")
-"""Fields that name a server of the client's choice."""
-CREDENTIALS: Final = frozenset({"authorization", "headers"})
-"""Fields for such a server, which nobody here needs."""
+CALLED_ELSEWHERE: Final = {
+    "connector_id": "OpenAI's connectors are called from OpenAI alone",
+    "tunnel_id": "OpenAI's tunnels are reached from OpenAI alone",
+    "url": "an address stands in `server_url`",
+}
+"""Fields that name a server that cannot be called from here."""
+CREDENTIALS: Final = ("authorization", "headers")
+"""Fields for a server that is named by its address."""
 FILTER_KEYS: Final = ("tool_names", "read_only")
 MAX_NAMES: Final = 1000
 
@@ -28,20 +35,93 @@ class McpEntry(msgspec.Struct, frozen=True):
 
     selection: ToolSelection
     approval: ApprovalPolicy | None
+    server: "RequestedServer | None" = None
+    """Set where it names one by its address."""
 
 
-def read_entry(entry: Mapping[str, Any], labels: frozenset[str], where: str) -> McpEntry:
-    """Read an entry. `labels`: the names of the MCP servers. Raises `ChatError`."""
-    for name in ADDRESSES:
+def read_entry(
+    entry: Mapping[str, Any],
+    labels: frozenset[str],
+    where: str,
+    client: "ClientMcp | None" = None,
+    *,
+    approves_itself: bool = False,
+) -> McpEntry:
+    """Read an entry. `labels`: the names of the MCP servers; `client`: which others its key may name; `approves_itself`: whether the
+    client is asked for approvals by its API. Raises `ChatError`."""
+    for name, why in CALLED_ELSEWHERE.items():
         if entry.get(name) is not None:
-            message = f"Addresses of the client's are not called; name one of our servers. '{where}.{name}' is refused."
+            message = (
+                f"'{where}.{name}' is refused: {why}. Give a 'server_label' of this server's config, or a 'server_url'."
+            )
             raise ChatError(400, message, param=f"{where}.{name}", code="unsupported_value")
+    if entry.get("server_url") is not None:
+        return _entry_with_address(entry, labels, where, client, approves_itself=approves_itself)
     label = entry.get("server_label")
     if not isinstance(label, str) or (label != OWN_LABEL and label not in labels):
         raise wrong(f"{where}.server_label", f"Invalid value for '{where}.server_label': no such server.")
+    for name in CREDENTIALS:
+        if entry.get(name) is not None:
+            message = (
+                f"'{where}.{name}' is refused: the credentials of this server's own MCP servers stand in its config."
+            )
+            raise ChatError(400, message, param=f"{where}.{name}", code="unsupported_value")
     source = OWN_SOURCE if label == OWN_LABEL else label
     selection = read_filter(entry.get("allowed_tools"), source, f"{where}.allowed_tools")
-    return McpEntry(selection, _approval_policy(entry.get("require_approval"), source, f"{where}.require_approval"))
+    return McpEntry(selection, approval_policy(entry.get("require_approval"), source, f"{where}.require_approval"))
+
+
+def _entry_with_address(
+    entry: Mapping[str, Any],
+    labels: frozenset[str],
+    where: str,
+    client: "ClientMcp | None",
+    *,
+    approves_itself: bool,
+) -> McpEntry:
+    from callgate.api.client_servers import ServerEntry, read_server  # few requests have one
+
+    named = ServerEntry(
+        label=entry.get("server_label"),
+        url=entry["server_url"],
+        token=entry.get("authorization"),
+        headers=entry.get("headers"),
+        places={
+            "label": f"{where}.server_label",
+            "url": f"{where}.server_url",
+            "token": f"{where}.authorization",
+            "headers": f"{where}.headers",
+        },
+    )
+    tools = read_filter(entry.get("allowed_tools"), None, f"{where}.allowed_tools")
+    wish = entry.get("require_approval")
+    server = read_server(named, client, {OWN_LABEL, *labels}, tools, waits=wish is None and not approves_itself)
+    if wish is None and approves_itself:
+        wish = "always"
+    approval = approval_policy(wish, server.source(), f"{where}.require_approval")
+    return McpEntry(server.tools, approval, server)
+
+
+def servers_of(entries: Sequence[McpEntry], client: "ClientMcp | None", demanded: str = "") -> "NamedServers | None":
+    """Return the servers that entries name by their addresses; None where there are none. Raises `ChatError` for too many."""
+    servers = [entry.server for entry in entries if entry.server is not None]
+    if not servers:
+        return None
+    from callgate.api.client_servers import check_together
+    from callgate.callers.client_mcp import NamedServers
+
+    check_together(servers, client)
+    return NamedServers(clients=servers, demanded=demanded)
+
+
+def shown_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry as an answer repeats it: without credentials, and of an address no more than its host."""
+    shown = {name: value for name, value in entry.items() if name not in CREDENTIALS}
+    if shown.get("server_url") is not None:
+        from callgate.callers.client_mcp import ServerAddress
+
+        shown["server_url"] = f"{ServerAddress.of(shown['server_url']).origin}/<redacted>"
+    return shown
 
 
 def without_credentials(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +153,7 @@ def read_filter(filter: Any, source: str | None, where: str) -> ToolSelection:
     return ToolSelection(source=source, names=frozenset(names), read_only=read_only)
 
 
-def _approval_policy(wish: Any, source: str, where: str) -> ApprovalPolicy | None:
+def approval_policy(wish: Any, source: str, where: str) -> ApprovalPolicy | None:
     if wish in (None, "never"):
         return None  # then the rules of the config count
     if wish == "always":

@@ -100,6 +100,8 @@ class RequestContext(msgspec.Struct, eq=False):
     """The counter of its body's bytes, if it is large."""
     held_bytes: int = 0
     """The number of counted bytes."""
+    own_ports: tuple[int, ...] = ()
+    """The port at which its client found this server, where that matters."""
 
     @property
     def wrote(self) -> bool:

@@ -5,12 +5,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
 from callgate.callers.allowance import UNLIMITED, Allowance
 from callgate.calls.search_setting import SearchSetting
+
+if TYPE_CHECKING:  # imported with the first key that may name servers
+    from callgate.callers.client_mcp import ClientMcp
 
 See: TypeAlias = Literal["none", "own", "all"]
 ToolEvents: TypeAlias = Literal["off", "x", "reasoning", "openwebui"]
@@ -63,6 +66,8 @@ class Caller:
     """Which requests our tools are offered to; None where its model says."""
     tool_search: SearchSetting | None = None
     """How its tools are kept out of prompts; None where its model says."""
+    client_mcp: "ClientMcp | None" = None
+    """Which MCP servers its requests may name by their addresses; None for none."""
     allowance: Allowance = UNLIMITED
     person: Person | None = None
     """Who signed in; None for a key."""

@@ -1,8 +1,12 @@
 """Which of our tools a request speaks of: by their server, their names, and whether they only read."""
 
 from collections.abc import Collection
+from typing import Final
 
 import msgspec
+
+OF_REQUESTS: Final = "request/"
+"""The beginning of the source of a tool whose server a request named by its address. No server of the config is called so."""
 
 
 class ToolOrigin(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -20,6 +24,8 @@ class ToolSelection(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     source: str | None = None
     names: frozenset[str] | None = None
+    without: frozenset[str] = frozenset()
+    """Names that it does not admit."""
     read_only: bool | None = None
 
     def admits(self, tool: ToolOrigin) -> bool:
@@ -27,11 +33,13 @@ class ToolSelection(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             return False
         if self.names is not None and self.names.isdisjoint(tool.names):
             return False
+        if not self.without.isdisjoint(tool.names):
+            return False
         return self.read_only is None or self.read_only == tool.read_only
 
     def chars(self) -> int:
         """Return the length of its names."""
-        return sum(map(len, self.names or ()))
+        return sum(map(len, (*(self.names or ()), *self.without)))
 
 
 class ApprovalPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):

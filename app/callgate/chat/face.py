@@ -55,7 +55,9 @@ class ChatFace:
 
     async def read(self, body: Opened, context: RequestContext, config: Config) -> "ChatExchange":
         limits = config.limits
-        arguments = (body, context.headers, limits.messages, limits.json_depth, self._labels)
+        assert context.caller is not None, "the middleware requires a caller here"
+        client_mcp = context.caller.client_mcp
+        arguments = (body, context.headers, limits.messages, limits.json_depth, self._labels, client_mcp)
         if len(body) <= LARGE_BODY:
             request = read_chat_request(*arguments)
         else:

@@ -4,7 +4,7 @@ Messages and the client's tools are checked and not turned into objects here, be
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ from callgate.api.chat_request import (
 )
 from callgate.api.client_names import legal_names, renamed_chat
 from callgate.api.field_errors import from_validation, wrong
-from callgate.api.mcp_entries import McpEntry, read_entry
+from callgate.api.mcp_entries import McpEntry, read_entry, servers_of
 from callgate.api.strict_json import (
     Fields,
     check_text,
@@ -40,6 +40,9 @@ from callgate.policy.operator_ids import may_have_ids
 from callgate.runtime.route import ClientTools
 from callgate.untrusted.doors import Opened, written_here
 from callgate.untrusted.readers import json_reader, read_value
+
+if TYPE_CHECKING:
+    from callgate.callers.client_mcp import ClientMcp
 
 ABOUT_TOOLS = frozenset({"tools", "functions", "tool_choice", "function_call", "parallel_tool_calls"})
 """Fields that providers refuse without tools."""
@@ -73,10 +76,12 @@ def read_chat_request(
     max_messages: int,
     max_depth: int = 100,
     labels: Callable[[], frozenset[str]] = frozenset,
+    client: "ClientMcp | None" = None,
 ) -> ChatRequest:
-    """Read a request. Raises `ChatError` that names the wrong field. `labels`: returns the names of the MCP servers."""
+    """Read a request. Raises `ChatError` that names the wrong field. `labels`: returns the names of the MCP servers; `client`: which
+    others its key may name."""
     try:
-        return _read(body, headers, max_messages, max_depth, labels)
+        return _read(body, headers, max_messages, max_depth, labels, client)
     except msgspec.DecodeError as error:  # in a field that is mostly not decoded: a number that no double can hold
         raise invalid_json(str(error)) from None
 
@@ -87,6 +92,7 @@ def _read(
     max_messages: int,
     max_depth: int,
     labels: Callable[[], frozenset[str]],
+    client: "ClientMcp | None",
 ) -> ChatRequest:
     hints: Mapping[int, Hint] = NO_HINTS
     legacy = False
@@ -105,7 +111,7 @@ def _read(
         passed, normalized, hints = _in_words_of_chat(body, normalized)
         legacy = normalized is not passed
         outline = outline_of_any(written_here(_encode(normalized)))
-        normalized, outline, own = _with_tools_of_its_own(normalized, outline, labels)
+        normalized, outline, own = _with_tools_of_its_own(normalized, outline, labels, client)
         has_ids = may_have_ids(body)  # plain requests were checked, with cached tools
     client_tools: ClientTools = "absent"
     if outline.tools or own.entries:
@@ -197,13 +203,15 @@ class _OwnTools(msgspec.Struct, frozen=True):
     """Its entries about servers of ours; None where it has none."""
     names: Mapping[str, str] = {}
     """The legal names of the functions that have others."""
+    client: "ClientMcp | None" = None
+    """Which servers its key may name."""
 
 
 NOTHING_OWN: Final = _OwnTools()
 
 
 def _with_tools_of_its_own(
-    fields: Fields, outline: ChatOutline, labels: Callable[[], frozenset[str]]
+    fields: Fields, outline: ChatOutline, labels: Callable[[], frozenset[str]], client: "ClientMcp | None"
 ) -> tuple[Fields, ChatOutline, _OwnTools]:
     """Return the fields without entries about servers of ours, and with legal names."""
     tools = outline.tools or ()
@@ -214,7 +222,7 @@ def _with_tools_of_its_own(
         entries = []
         for place, tool in enumerate(_objects_of(fields["tools"])):
             if tool.get("type") == MCP:
-                entries.append(read_entry(tool, server_labels, f"tools[{place}]"))
+                entries.append(read_entry(tool, server_labels, f"tools[{place}]", client))
             else:
                 other_tools.append(tool)
         fields = {name: value for name, value in fields.items() if name != "tools"}
@@ -225,7 +233,7 @@ def _with_tools_of_its_own(
         fields = renamed_chat(fields, names)
     if entries is None and not names:
         return fields, outline, NOTHING_OWN
-    return fields, outline_of_any(written_here(_encode(fields))), _OwnTools(entries, names)
+    return fields, outline_of_any(written_here(_encode(fields))), _OwnTools(entries, names, client)
 
 
 def _with_own(tools: RequestedTools, own: _OwnTools) -> RequestedTools:
@@ -238,8 +246,9 @@ def _with_own(tools: RequestedTools, own: _OwnTools) -> RequestedTools:
     return replace(
         tools,
         own_names=own_names,
-        filter=tuple(entry.selection for entry in own.entries),
+        filter=tuple(entry.selection for entry in own.entries if entry.server is None),
         approval_policies=tuple(entry.approval for entry in own.entries if entry.approval is not None),
+        servers=servers_of(own.entries, own.client),
     )
 
 

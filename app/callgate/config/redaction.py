@@ -5,10 +5,12 @@ A secret is recognized by its registered value, by the name of its field (`api_k
 """
 
 import base64
+import contextlib
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 from urllib.parse import quote
@@ -97,6 +99,8 @@ class Redactor:
         self._pattern: re.Pattern[str] | None = None
         self.needles: Needles | None = None
         """Finds the registered secrets in bytes that are written; None without any."""
+        self.lent: Redactor | None = None
+        """Masks the secrets of running requests; None without any."""
         self.harmless: set[Any] = set()
         """The cached values without secrets."""
         self.add(*secrets)
@@ -113,8 +117,15 @@ class Redactor:
         self.needles = needles_for(tuple(sorted(form.encode(errors="surrogatepass") for form in self._in_answers)))
         self.harmless = set()
 
+    def lend(self, values: AbstractSet[str]) -> None:
+        """Mask these values of running requests, and none that were lent before."""
+        self.lent = Redactor(values) if values else None
+        self.harmless = set()
+
     def data(self, data: bytes) -> bytes:
         """Mask the registered secrets in bytes, whose length stays the same."""
+        if self.lent is not None:
+            data = self.lent.data(data)
         if self.needles is None:
             return data
         return self.needles.starred(data)
@@ -128,6 +139,8 @@ class Redactor:
 
     def registered(self, text: str) -> str:
         """Mask only the registered secrets in a text, and not what looks like one: for people who are told a new key."""
+        if self.lent is not None:
+            text = self.lent.registered(text)
         if self._pattern is None or not any(form in text for form in self._known):
             return text
         return _substituted(self._pattern, MASK, text)
@@ -146,6 +159,8 @@ class Redactor:
         return masked
 
     def _masked(self, text: str) -> str:
+        if self.lent is not None:
+            text = self.lent.registered(text)
         # In a long text, searching the secrets one by one takes a tenth of the time of one pattern.
         if (
             self._pattern is not None
@@ -200,6 +215,27 @@ def use(redactor: Redactor) -> None:
     """Have another masker for everything that this process writes."""
     global current  # noqa: PLW0603 - a process has one, which its logs, answers and commands share
     current = redactor
+    current.lend(_lent.keys())
+
+
+_lent: Counter[str] = Counter()
+"""The secrets of running requests, and of how many each is."""
+
+
+@contextlib.contextmanager
+def lent(values: Iterable[str]) -> Iterator[None]:
+    """Mask the secrets of a request in everything that this process writes meanwhile."""
+    secrets = list(values)
+    _lent.update(secrets)
+    current.lend(_lent.keys())
+    try:
+        yield
+    finally:
+        _lent.subtract(secrets)
+        for value in secrets:
+            if not _lent[value]:
+                del _lent[value]
+        current.lend(_lent.keys())
 
 
 def _substituted(pattern: re.Pattern[str], replacement: str, text: str) -> str:

@@ -23,6 +23,7 @@ from callgate.conversation.events import (
     ContextChanged,
     GuardrailJudged,
     Responder,
+    ToolsListed,
     TurnAccount,
     TurnEnded,
     TurnStarted,
@@ -61,6 +62,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     _judged: list[dict[str, Any]] = []
     """What guardrails did, beside letting things pass."""
     _outcomes: dict[tuple[int, str], dict[str, Any]] = {}
+    _servers: list[dict[str, Any]] = []
     _found: set[str] = set()
     """The tools that searches gave."""
 
@@ -129,6 +131,14 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
         if shown not in self._judged:
             self._judged.append(shown)
 
+    @handles(handlers, ToolsListed)
+    def _tools_listed(self, event: ToolsListed) -> None:
+        if event.is_ours:
+            return
+        self._servers.append(
+            {"server": event.server, **({"error": event.error} if event.error else {"tools": len(event.tools)})}
+        )
+
     @property
     def usage(self) -> Usage | None:
         """The sum of the usage of all turns, once the chat has ended."""
@@ -164,6 +174,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
             report["context"] = self._changes
         if self._judged:
             report["guardrails"] = self._judged
+        if self._servers:
+            report["servers"] = self._servers
         if self._recovered:
             report["recovered"] = self._recovered
         if self.failed_attempts:

@@ -418,6 +418,30 @@ class GuardrailJudged(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What it noticed, where it says so: the names of patterns."""
 
 
+class ToolAsListed(msgspec.Struct, frozen=True, gc=False):
+    """A tool of a server, by the server's own name for it."""
+
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+    annotations: Mapping[str, Any] | None = None
+
+
+class ToolsListed(msgspec.Struct, frozen=True, gc=False):
+    """The tools of a server that the request names were listed, or could not be."""
+
+    server: str
+    """Its label."""
+    tools: Sequence[ToolAsListed] = ()
+    """Those that are on offer."""
+    error: str = ""
+    """Why there are none; empty where they were listed."""
+    is_told: bool = True
+    """Its client is to be told. False where the list came from it."""
+    is_ours: bool = False
+    """It is a server of the config."""
+
+
 class HiddenTurns(msgspec.Struct, frozen=True, gc=False):
     """The part of a history that its client was not shown."""
 
@@ -490,6 +514,7 @@ ChatEvent: TypeAlias = (
     | Attempt
     | ContextChanged
     | GuardrailJudged
+    | ToolsListed
     | CallsHandedBack
     | ChatEnded
     | ChatFailed

@@ -16,6 +16,7 @@ from callgate.api.left_out import note_left_out, note_unplaced
 from callgate.api.middleware import RequestContext
 from callgate.api.strict_json import LARGE_BODY
 from callgate.callers.caller import owner_name
+from callgate.calls.selection import OF_REQUESTS
 from callgate.config.schema.whole import Config
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
@@ -23,6 +24,7 @@ from callgate.conversation.events import ChatEnded
 from callgate.hosted.declared import by_name_in
 from callgate.messages.context_edits import MANAGEMENT
 from callgate.messages.declared import stand_ins_of
+from callgate.messages.history import OUR_SERVER
 from callgate.messages.requests import (
     MessagesRequest,
     read_messages_request,
@@ -67,6 +69,8 @@ class MessagesFace:
             reads_files=runtime.toolboxes.reads_files,
             speaks_messages=runtime.toolboxes.speaks_messages,
             stand_ins=partial(stand_ins_of, runtime, context.caller),
+            labels=runtime.labels,
+            client=context.caller.client_mcp,
         )
         is_large = len(body) + earlier.size > LARGE_BODY
         if not is_large:
@@ -115,6 +119,12 @@ class MessagesExchange(FaceExchange):
     def stream_end(self, error: ChatError, written: bytes) -> bytes:
         return event_of(error_shape(error, self._request_id))
 
+    def _shown_as(self, conversation: Conversation) -> Callable[[str], tuple[str, str]] | None:
+        servers = self.request.tools.servers
+        if servers is None or not servers.clients:
+            return None
+        return partial(_shown_as, conversation)
+
     def _head(self, conversation: Conversation) -> MessageHead:
         parsed = self._read
         hosted = self.request.tools.hosted
@@ -128,8 +138,19 @@ class MessagesExchange(FaceExchange):
             parsed.shows_calls,
             conversation.delivery.usage_scope,
             hosted=by_name_in(hosted),
+            shown_as=self._shown_as(conversation),
+            tells_lists=parsed.takes_lists,
             says_edits=self.request.context is not None and MANAGEMENT in self.request.fields,
         )
+
+
+def _shown_as(conversation: Conversation, tool: str) -> tuple[str, str]:
+    """Return the server and the name by which the client knows a tool of ours."""
+    route = conversation.route
+    source = route.source_of(tool) or ""
+    if not source.startswith(OF_REQUESTS):
+        return OUR_SERVER, tool
+    return source.removeprefix(OF_REQUESTS), route.clients_name_of(tool)
 
 
 class _ThreadKeeper:

@@ -17,16 +17,29 @@ from callgate.hosted.returned import ReturnedCall, key_in
 from callgate.hosted.rows import OUR_BLOCK
 from callgate.messages.context_edits import text_of_summary
 from callgate.messages.hosted_blocks import NOT_KNOWN, RESULTS, text_of
-from callgate.messages.request_schema import IN_RESULTS, NEEDS, MessageBlock, MessagesMessage, blocks_in, wrong
+from callgate.messages.request_schema import (
+    IN_RESULTS,
+    NEEDS,
+    MessageBlock,
+    MessagesMessage,
+    ToolOfListing,
+    blocks_in,
+    listing_in,
+    wrong,
+)
 from callgate.untrusted.readers import NULL, json_reader, read_value
 
 OUR_SIGNATURE: Final = "callgate.unsigned."
 """The prefix of our signatures, for thinking of models that do not sign it. Such thinking is not sent to a provider that
 checks signatures."""
+OUR_SERVER: Final = "callgate"
+"""The name of the server of all our tools, in blocks."""
 OUR_CALL: Final = "mcptoolu_"
 """The prefix of our calls' ids where a client is shown them."""
 IMAGES: Final = "Images returned by the tools above:"
 FILES: Final = "Files returned by the tools above:"
+
+LISTING: Final = "mcp_tool_listing"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -60,6 +73,9 @@ class History(msgspec.Struct):
     """The calls of declared tools that the client was shown and sent back."""
     hosted_ids: set[str] = msgspec.field(default_factory=set)
     """Their ids."""
+
+    listings: dict[str, list[ToolOfListing]] = msgspec.field(default_factory=dict)
+    """The tools of MCP servers, as earlier answers listed them, by the names of the servers."""
 
     is_altered: bool = False
     """Whether it has blocks that this server made, which no provider knows."""
@@ -410,7 +426,7 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
     open_calls: dict[str, str] = {}
     ours: dict[str, str] = {}
     message = _AssistantMessage()
-    for placed in blocks:
+    for placed in _without_listings(history, blocks):
         block = placed.block
         if is_ours(block) and block.type in RESULTS:
             message.take_result(history, placed)
@@ -452,6 +468,26 @@ def _assistant(history: History, blocks: Sequence[_Placed]) -> dict[str, str]:
         raise wrong(next(iter(ours.values())), "`mcp_tool_use` without its `mcp_tool_result`")
     message.add_to(history)
     return open_calls
+
+
+def _without_listings(history: History, blocks: Sequence[_Placed]) -> Iterator[_Placed]:
+    """Yield the blocks of a turn that a model is told of; note the lists of tools among the others."""
+    for placed in blocks:
+        block = placed.block
+        if block.type != LISTING:
+            yield placed
+            continue
+        history.is_altered = True
+        if block.mcp_server_name is not None and (tools := _listing_of(block)) is not None:
+            history.listings[block.mcp_server_name] = tools
+
+
+def _listing_of(block: MessageBlock) -> list[ToolOfListing] | None:
+    """Return the tools of a list; None where it is not understood, so that the server is asked."""
+    try:
+        return listing_in(block.tools, "")
+    except ChatError:
+        return None
 
 
 def _behind_summary(history: History, blocks: Sequence[_Placed]) -> Sequence[_Placed]:
@@ -504,9 +540,14 @@ def _think(history: History, message: _AssistantMessage, block: MessageBlock) ->
 def _call(block: MessageBlock) -> dict[str, Any]:
     arguments = _encode(block.input or {}).decode()
     id = block.id or ""
+    name = block.name or ""
     if block.type == "mcp_tool_use":
         id = id.removeprefix(OUR_CALL)
-    return {"id": id, "type": "function", "function": {"name": block.name or "", "arguments": arguments}}
+        if block.server_name not in ("", OUR_SERVER):
+            from callgate.callers.client_mcp import claimed_name  # of a server that a request named by its address
+
+            name = claimed_name(str(block.server_name), name)
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _unanswered(calls: dict[str, str]) -> Exception:

@@ -67,6 +67,8 @@ class MessageBlock(msgspec.Struct, gc=False):
     cache_control: msgspec.Raw = msgspec.Raw()
     citations: msgspec.Raw = msgspec.Raw()
     caller: msgspec.Raw = msgspec.Raw()
+    mcp_server_name: str | None = None
+    tools: msgspec.Raw = msgspec.Raw()
 
 
 class MessagesMessage(msgspec.Struct, gc=False):
@@ -101,6 +103,7 @@ class MessagesTool(msgspec.Struct, gc=False):
     eager_input_streaming: msgspec.Raw = msgspec.Raw()
     input_examples: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
+    """Those of a server, as an earlier answer listed them."""
 
     @property
     def is_clients(self) -> bool:
@@ -146,6 +149,8 @@ class RequestedMcpServer(msgspec.Struct, gc=False):
     type: str | None = None
     url: str | None = None
     authorization_token: str | None = None
+    require_approval: Any = None
+    """As the `mcp` entries of OpenAI's APIs have it; Anthropic's have nothing of the kind."""
     tool_configuration: _ToolConfiguration | None = None
 
 
@@ -222,6 +227,28 @@ def _check_numbers(outline: MessagesOutline) -> None:
     for place, text in enumerate(outline.stop_sequences or ()):
         if not text.strip():
             raise wrong(f"stop_sequences.{place}", "each stop sequence must contain non-whitespace")
+
+
+class ToolOfListing(msgspec.Struct, gc=False):
+    """A tool of a server, as an answer listed it."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+
+
+_listing = json_reader(list[ToolOfListing])
+
+
+def listing_in(tools: msgspec.Raw, where: str) -> list[ToolOfListing] | None:
+    """Return the tools of a server that came back with a request; None where none came."""
+    if bytes(tools) in (b"", b"null"):
+        return None
+    try:
+        listing: list[ToolOfListing] = _listing(tools)
+    except msgspec.ValidationError as error:
+        raise from_validation(str(error), where) from None
+    return listing
 
 
 def blocks_in(content: msgspec.Raw, where: str) -> str | list[MessageBlock]:

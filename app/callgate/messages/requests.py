@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from callgate.api import chat_outline
 from callgate.api.chat_request import DIALECTS, ChatRequest, Delivery, RequestedTools, RequestOrigin
 from callgate.api.client_names import legal_names, renamed_messages
-from callgate.api.mcp_entries import OWN_LABEL, read_filter
 from callgate.api.strict_json import Fields, check_text, split
 from callgate.calls.selection import ToolSelection
 from callgate.conversation.client_run_tools import as_function, is_client_run
@@ -25,7 +24,6 @@ from callgate.messages.request_schema import (
     MessagesOutline,
     MessagesTool,
     MessagesToolChoice,
-    RequestedMcpServer,
     Thread,
     outline_of,
     wrong,
@@ -37,18 +35,21 @@ from callgate.policy.operator_ids import may_have_ids
 from callgate.untrusted.doors import Opened, written_here
 from callgate.untrusted.readers import EMPTY_LIST, json_reader, read_shape, read_value
 
+if TYPE_CHECKING:
+    from callgate.callers.client_mcp import ClientMcp
+
 MCP_BETA: Final = "mcp-client-"
 """The prefix of the beta feature of clients that take `mcp_tool_use` and `mcp_tool_result`."""
 LONGEST_USER: Final = 64
 """Characters that providers of Chat Completions take for `user`; some clients send three times as many."""
+LISTING_BETA: Final = "mcp-client-2026-09-15"
+"""The first of them that has `mcp_tool_listing`."""
 BUDGETS: Final = ((4096, "low"), (16384, "medium"))
 """The largest thinking budgets for the efforts; beyond the last it is high."""
 USUAL_THINKING: Final = ("disabled", "adaptive")
 """Types of `thinking` that leave it to the model, as its own default does, or want none of a model that is not known to think."""
 EFFORTS: Final = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Efforts in Chat Completions."""
-MCP_SCHEME: Final = "callgate:"
-"""The scheme of URLs for our MCP servers in a request. All other URLs are refused."""
 
 _encode = msgspec.json.Encoder().encode
 _objects = json_reader(list[dict[str, Any]])
@@ -68,6 +69,8 @@ class MessagesRequest(msgspec.Struct):
     """The types of content that a model of chats cannot read, which is left out for one."""
     unheard: Sequence[str] = ()
     """What is left out whoever answers."""
+    takes_lists: bool = False
+    """Whether the client takes the lists of MCP servers' tools."""
     asks_of_context: bool = False
     """Whether it has fields about its context."""
 
@@ -83,11 +86,14 @@ def read_messages_request(
     reads_files: Callable[[str], bool] = lambda model: False,
     speaks_messages: Callable[[str], bool] = lambda model: False,
     stand_ins: Callable[[str], StandIns] = lambda model: {},
+    labels: Callable[[], frozenset[str]] = frozenset,
+    client: "ClientMcp | None" = None,
 ) -> MessagesRequest:
     """Read a request. Raises `ChatError` that names the wrong field.
 
     `earlier`: the messages of the thread that it continues. `reads_files`: whether a model takes PDFs. `speaks_messages`: whether it has
-    Anthropic's own API, which reads its own `compaction` blocks. `stand_ins`: what stands for the tools that requests to a model declare.
+    Anthropic's own API, which reads its own `compaction` blocks. `stand_ins`: what stands for the tools that requests to a model declare. `labels`: returns the names of the MCP servers; `client`: which others its
+    key may name.
     """
     fields = split(body, max_depth)
     check_text(body, max_depth)
@@ -110,12 +116,18 @@ def read_messages_request(
     hosted, fields = _hosted(outline, fields, stand_ins)
     beyond = beyond_chats(outline, fields)
     foreign = [*history.foreign, *beyond.demanded]
-    tools, narrowing = _tools(outline, foreign, hosted)
+    tools, toolsets = _tools(outline, foreign, hosted)
+    servers = None
     tool_filter: str | tuple[ToolSelection, ...] | None = headers.get("x-callgate-tools")
-    if narrowing is not None:
+    if outline.mcp_servers is not None:
+        from callgate.messages.mcp_servers import read_servers  # few requests name any
+
         if tool_filter is not None:
             raise wrong("mcp_servers", "cannot be given beside the header `x-callgate-tools`")
-        tool_filter = tuple(narrowing)
+        servers = read_servers(outline.mcp_servers, toolsets, history.listings, labels(), client)
+        tool_filter = tuple(servers.narrowing)
+    elif toolsets:
+        raise wrong("tools", f"MCP server '{next(iter(toolsets))[:64]}' not found in `mcp_servers`")
     serial = False
     if outline.tool_choice is not None:
         serial = bool(outline.tool_choice.disable_parallel_tool_use)
@@ -139,6 +151,9 @@ def read_messages_request(
         own_names={legal: name for name, legal in names.items()},
         hosted=hosted,
     )
+    if servers is not None:
+        named = servers.named(tells=_takes_lists(betas))
+        requested = replace(requested, approval_policies=servers.approvals, servers=named)
     if outline.tools or outline.mcp_servers:
         requested = requested.with_list("some")
     elif outline.tools is not None:
@@ -177,6 +192,7 @@ def read_messages_request(
         thread=outline.thread,
         left_out=history.left_out,
         unheard=unheard_in(outline),
+        takes_lists=_takes_lists(betas),
         asks_of_context=MANAGEMENT in fields or COMPACTION in fields,
     )
 
@@ -292,8 +308,8 @@ def _hosted(
 
 def _tools(
     outline: MessagesOutline, foreign: list[tuple[str, str]], hosted: HostedTools | None
-) -> tuple[list[dict[str, Any]], list[ToolSelection] | None]:
-    """Return the client's own tools, and what selects ours, if there are any."""
+) -> tuple[list[dict[str, Any]], dict[str, MessagesTool]]:
+    """Return the client's own tools, and what it says of those of MCP servers, by the names of the servers."""
     tools: list[dict[str, Any]] = []
     toolsets: dict[str, MessagesTool] = {}
     for place, tool in enumerate(outline.tools or ()):
@@ -313,53 +329,12 @@ def _tools(
             tools.append({"type": "function", "function": function})
         elif hosted is None or not hosted.has_kind(tool.type):
             foreign.append((f"tools.{place}", str(tool.type)))
-    servers = outline.mcp_servers or ()
-    named = {server.name for server in servers}
-    for name in toolsets:
-        if name not in named:
-            raise wrong("tools", f"MCP server '{name[:64]}' not found in `mcp_servers`")
-    if outline.mcp_servers is None:
-        return tools, None
-    narrowing: list[ToolSelection] = []
-    for place, server in enumerate(servers):
-        _check_server(server, f"mcp_servers.{place}")
-        narrowing += _selections(server, toolsets.get(server.name), f"mcp_servers.{place}")
-    return tools, narrowing
+    return tools, toolsets
 
 
-def _check_server(server: RequestedMcpServer, where: str) -> None:
-    if server.url and server.url != MCP_SCHEME + server.name:
-        message = (
-            f"no address of a request is called from here; give '{MCP_SCHEME}NAME' with the name of an MCP server of this "
-            "server's config"
-        )
-        raise wrong(f"{where}.url", message, code="mcp_url_not_allowed")
-    if server.authorization_token:
-        raise wrong(f"{where}.authorization_token", "the credentials of MCP servers stand in this server's config")
-
-
-def _selections(server: RequestedMcpServer, toolset: MessagesTool | None, where: str) -> list[ToolSelection]:
-    """Return what selects the requested tools of a server. All of ours are under the name `callgate`."""
-    source = None if server.name == OWN_LABEL else server.name
-    every = [ToolSelection(source=source)]
-    configured = server.tool_configuration
-    if configured is not None:
-        if configured.enabled is False:
-            return []
-        if configured.allowed_tools is not None:
-            return [read_filter(configured.allowed_tools, source, f"{where}.tool_configuration.allowed_tools")]
-    if toolset is None:
-        return every
-    configs = toolset.configs or {}
-    if toolset.default_config is not None and toolset.default_config.enabled is False:
-        named = frozenset(name for name, config in configs.items() if config is not None and config.enabled)
-        return [ToolSelection(source=source, names=named)]
-    if off := [name for name, config in configs.items() if config is not None and config.enabled is False]:
-        where = "tools"
-        raise wrong(
-            where, f"tools are switched on one by one here: {', '.join(off)[:200]} cannot be switched off alone"
-        )
-    return every
+def _takes_lists(betas: Sequence[str]) -> bool:
+    """Return whether a client takes `mcp_tool_listing` blocks."""
+    return any(beta.startswith(MCP_BETA) and beta >= LISTING_BETA for beta in betas)
 
 
 def _choice(choice: MessagesToolChoice | None, hosted: HostedTools | None) -> str | dict[str, Any] | None:

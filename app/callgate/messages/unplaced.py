@@ -18,7 +18,7 @@ from callgate.messages.request_schema import (
 OF_BLOCKS: Final = ("cache_control", "citations", "caller")
 OF_TOOLS: Final = ("allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples")
 OF_CLIENT_RUN: Final = (*OF_TOOLS, "strict", "display_number", "enable_zoom", "max_characters")
-OF_TOOLSETS: Final = ("cache_control", "tools")
+OF_TOOLSETS: Final = ("cache_control",)
 _NULL: Final = b"null"
 
 

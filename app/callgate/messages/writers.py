@@ -5,7 +5,7 @@ consecutive from 0, and each is closed before the next is opened.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
@@ -35,6 +35,7 @@ from callgate.conversation.events import (
     ReasoningDelta,
     TextDelta,
     ThinkingBlock,
+    ToolsListed,
 )
 from callgate.conversation.listeners import Handlers, handles
 from callgate.conversation.messages_api import COMPACTED, CONTEXT, STOP_REASONS, STOP_SEQUENCE
@@ -43,13 +44,10 @@ from callgate.hosted.declared import HostedTool
 from callgate.hosted.rows import ROWS
 from callgate.messages import hosted_blocks
 from callgate.messages.context_edits import applied_edits, summary_in
-from callgate.messages.history import OUR_CALL, unsigned
+from callgate.messages.history import OUR_CALL, OUR_SERVER, unsigned
 from callgate.models.direct.model import TEXT_OF_A_MODEL
 from callgate.untrusted.doors import TooMuch, Untrusted, open_text
 from callgate.untrusted.readers import json_reader, read_value
-
-SERVER_NAME: Final = "callgate"
-"""The name of the MCP server where a client is shown a call of ours."""
 
 encode = msgspec.json.Encoder().encode
 _object = json_reader(dict[str, Any])
@@ -76,6 +74,10 @@ class MessageHead(msgspec.Struct, frozen=True, gc=False):
     """Whether the answer says what of its context was edited here."""
     hosted: Mapping[str, HostedTool] = {}
     """The tools that the client declares for a provider to run, by the names of those that stand for them."""
+    shown_as: Callable[[str], tuple[str, str]] | None = None
+    """Returns the server and the name by which the client knows one of our tools; None where all are of `callgate`."""
+    tells_lists: bool = False
+    """Whether the client takes the lists of servers' tools."""
 
     def shows(self, event: CallStarted | CallEnded) -> bool:
         """Whether the client is shown a call of ours: not one that runs again because its result is lost."""
@@ -160,6 +162,7 @@ class _Blocks:
         self._uses: Counter[str] = Counter()
         """The calls of declared tools that succeeded, by the names of their counts."""
 
+        self._lists: list[ToolsListed] = []
         self.changes: list[ContextChanged] = []
         """What was edited of the context here."""
         self.edits_of_provider: list[Any] | None = None
@@ -181,6 +184,28 @@ class _Blocks:
                 self._sink.delta(self._index, "compaction_delta", "content", text),
                 self._sink.stop(self._index),
             )
+        )
+
+    def listed(self, event: ToolsListed) -> None:
+        """Take what a server was listed with, to be written before the first block: a failure before it has its own status."""
+        if event.is_told and not event.error and self._head.tells_lists:
+            self._lists.append(event)
+
+    def _lists_so_far(self) -> bytes:
+        lists = self._lists
+        self._lists = []
+        return b"".join(
+            self._whole(
+                {
+                    "type": "mcp_tool_listing",
+                    "mcp_server_name": event.server,
+                    "tools": [
+                        {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
+                        for tool in event.tools
+                    ],
+                }
+            )
+            for event in lists
         )
 
     def uses(self) -> dict[str, Any]:
@@ -247,12 +272,11 @@ class _Blocks:
             return b""
         if (hosted := self._head.hosted.get(event.call.name)) is not None:
             return self._with_input(*hosted_blocks.use(hosted, event.call, self._head.run_id))
-        block = {
-            "type": "mcp_tool_use",
-            "id": OUR_CALL + event.call.id,
-            "name": event.call.name,
-            "server_name": SERVER_NAME,
-        }
+        server = OUR_SERVER
+        name = event.call.name
+        if self._head.shown_as is not None:
+            server, name = self._head.shown_as(name)
+        block = {"type": "mcp_tool_use", "id": OUR_CALL + event.call.id, "name": name, "server_name": server}
         return self._with_input(block, event.call.arguments)
 
     def call_ended(self, event: CallEnded) -> bytes:
@@ -335,7 +359,7 @@ class _Blocks:
 
     def _close(self, signature: str = "") -> bytes:
         if not self._open:
-            return b""
+            return self._lists_so_far() if self._lists else b""
         written = b""
         if self._open == "thinking":
             signature = signature or unsigned("".join(self._thought))
@@ -419,6 +443,9 @@ class MessageStreamWriter:
                     self._held += event.data
                     return b""
                 return event.data
+            case ToolsListed():
+                self._blocks.listed(event)
+                return b""
             case ContextChanged():
                 written = self._blocks.context_changed(event)
                 return self._opening() + written if written else b""
@@ -529,7 +556,7 @@ class MessageWriter:
         if (take := self._takes.get(type(event))) is not None:
             take(self, event)
 
-    @handles(_takes, ModelOutput, CallStarted, CallEnded, CallsHandedBack, ContextChanged)
+    @handles(_takes, ModelOutput, CallStarted, CallEnded, CallsHandedBack, ContextChanged, ToolsListed)
     def _keep(self, event: ChatEvent) -> None:
         self._events.append(event)
 
@@ -538,7 +565,7 @@ class MessageWriter:
         self._events = [
             other
             for other in self._events
-            if isinstance(other, ContextChanged) or getattr(other, "turn", None) != event.turn
+            if isinstance(other, ContextChanged | ToolsListed) or getattr(other, "turn", None) != event.turn
         ]
 
     @handles(_takes, Passed)
@@ -560,6 +587,8 @@ class MessageWriter:
             match event:
                 case ModelOutput():
                     blocks.write_output(event.turn, event.events)
+                case ToolsListed():
+                    blocks.listed(event)
                 case ContextChanged():
                     blocks.context_changed(event)
                 case CallStarted():

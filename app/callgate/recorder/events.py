@@ -25,6 +25,7 @@ from callgate.conversation.events import (
     ContextChanged,
     GuardrailJudged,
     Responder,
+    ToolsListed,
     TurnAccount,
     TurnEnded,
     TurnStarted,
@@ -364,6 +365,12 @@ class EventReader:
             facts["reason"] = self._run.mask(event.reason[:MASKED_BEYOND])[:PREVIEW_CHARACTERS]
         return "guardrail_judged", at, choice, event.turn, facts
 
+    def tools_listed(self, at: float, choice: int, event: ToolsListed) -> StoredEvent:
+        facts: dict[str, Any] = {"server": event.server, "tools": len(event.tools)}
+        if event.error:
+            facts["error"] = self._run.mask(event.error)
+        return "tools_listed", at, choice, None, facts
+
     def handed_back(self, at: float, choice: int, event: CallsHandedBack) -> StoredEvent:
         calls = [{"id": call.id, "name": call.name} for call in event.calls]
         return "calls_handed_back", at, choice, None, {"calls": calls}
@@ -390,6 +397,7 @@ _READERS: Final[dict[type, Callable[[EventReader, float, int, Any], StoredEvent]
     Attempt: EventReader.attempt,
     ContextChanged: EventReader.context_changed,
     GuardrailJudged: EventReader.guardrail_judged,
+    ToolsListed: EventReader.tools_listed,
     CallsHandedBack: EventReader.handed_back,
     ChatEnded: EventReader.chat_ended,
     ChatFailed: EventReader.chat_failed,

@@ -154,6 +154,7 @@ class ResponsesExchange(FaceExchange):
             self._offered.clients,
             lambda tool: self._offered.label_of(conversation.route.source_of(tool)),
             wrote=lambda: bool(self._context.aftermath.started),
+            tool_name=partial(_clients_name_of, conversation),
             asks=self._asks(conversation),
             decided=self._offered.decided,
             shows_calls=shows,
@@ -165,6 +166,10 @@ class ResponsesExchange(FaceExchange):
             hosted=self._offered.hosted_by_name,
             includes=frozenset(params.include or ()),
         )
+
+
+def _clients_name_of(conversation: Conversation, tool: str) -> str:
+    return conversation.route.clients_name_of(tool)
 
 
 def _warn_of_unheard(

@@ -88,7 +88,9 @@ class ResponsesFace:
         )
         is_large = is_large or response_input.is_large()
         stand_ins = partial(stand_ins_of, runtime, entry, context.caller)
-        offering = partial(offered_tools, params.tools or (), stand_ins, runtime.labels, response_input.items)
+        client_mcp = context.caller.client_mcp
+        tools = params.tools or ()
+        offering = partial(offered_tools, tools, stand_ins, runtime.labels, response_input.items, client_mcp)
         if is_large:
             offered = await asyncio.to_thread(offering)
         else:
@@ -144,6 +146,14 @@ class ResponsesFace:
     ) -> ChatRequest:
         parent = response_input.parent
         items = response_input.items
+        servers = None
+        if offered.entries:
+            from callgate.responses.named_servers import named_servers, under_names_for_models
+
+            assert context.caller is not None, "the middleware requires a caller here"
+            client_mcp = context.caller.client_mcp
+            servers = named_servers(offered.entries, client_mcp, params.tool_choice, items, parent)
+            items = under_names_for_models(items, servers)
         before = [] if parent is None else parent.history
         after = () if parent is None else parent.after
         if parent is None and isinstance(items, str):
@@ -161,7 +171,7 @@ class ResponsesFace:
         if not response_input.is_sent:
             check_whole([text], config.limits.body_bytes, response_input.place())
         request = read_chat_request(text, context.headers, config.limits.messages, config.limits.json_depth)
-        tools = replace(request.tools, max_calls=params.max_tool_calls, hosted=offered.hosted)
+        tools = replace(request.tools, max_calls=params.max_tool_calls, hosted=offered.hosted, servers=servers)
         if params.tools is not None:
             tools = tools.with_list("some" if params.tools else "empty")
         if offered.approvals or decisions.ids:

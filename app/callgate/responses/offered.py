@@ -1,14 +1,14 @@
 """Translates the tools of a response and its `tool_choice` into those of a chat."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from callgate.api.field_errors import wrong
-from callgate.api.mcp_entries import OWN_LABEL, read_entry, without_credentials
+from callgate.api.mcp_entries import OWN_LABEL, McpEntry, read_entry, shown_entry
 from callgate.calls.legal_names import legal_name
-from callgate.calls.selection import ApprovalPolicy, ToolOrigin, ToolSelection, needs_approval
+from callgate.calls.selection import OF_REQUESTS, ApprovalPolicy, ToolOrigin, ToolSelection, needs_approval
 from callgate.conversation.client_run_items import ClientRunItem, client_run
 from callgate.conversation.errors import ChatError
 from callgate.hosted.declared import AskStandIns, Declarations, HostedTool, HostedTools, by_name_in
@@ -16,6 +16,9 @@ from callgate.hosted.rows import row_of
 from callgate.policy.judge import check_left_out
 from callgate.responses.input_items import flat_name
 from callgate.responses.original import OriginalResponse
+
+if TYPE_CHECKING:
+    from callgate.callers.client_mcp import ClientMcp, RequestedServer
 
 MAX_NAME: Final = 64
 """Characters that providers allow for the name of a function."""
@@ -60,6 +63,8 @@ class Offered(msgspec.Struct):
     """The tools as the response shows them."""
     selections: list[ToolSelection] | None = None
     """The tools of ours that the request selects, if it does."""
+    entries: list[McpEntry] = []
+    """About MCP servers."""
     approvals: list[ApprovalPolicy] = []
     elsewhere: list[dict[str, Any]] = []
     """The tools that nobody here has; a provider may."""
@@ -81,8 +86,13 @@ class Offered(msgspec.Struct):
     """The same, by the names of those that stand for them."""
 
     def label_of(self, source: str | None) -> str:
-        """Return the server label of a tool of ours."""
-        return source or OWN_LABEL
+        """Return the server label of a tool of ours, or of a server that the request names by its address."""
+        return (source or OWN_LABEL).removeprefix(OF_REQUESTS)
+
+    def server(self, label: Any) -> "RequestedServer | None":
+        """Return the server that the request names by its address, and by this label."""
+        servers = (entry.server for entry in self.entries)
+        return next((server for server in servers if server is not None and server.label == label), None)
 
     def asks(self, origin: ToolOrigin | None) -> bool:
         """True if calls of a tool need the client's approval."""
@@ -102,8 +112,10 @@ def offered_tools(
     stand_ins: AskStandIns,
     labels: Callable[[], frozenset[str]],
     items: str | Sequence[Any] = (),
+    client: "ClientMcp | None" = None,
 ) -> Offered:
-    """Read the tools of a request. `labels` returns the names of MCP servers; `items`: the input, which may add tools."""
+    """Read the tools of a request. `labels` returns the names of MCP servers; `items`: the input, which may add tools; `client`: which
+    other servers its key may name."""
     places = [f"tools[{at}]" for at in range(len(entries))]
     if not isinstance(items, str) and any(map(_adds_tools, items)):
         from callgate.responses.added_tools import with_added  # few requests have such items
@@ -127,12 +139,8 @@ def offered_tools(
             case "namespace":
                 _add_namespace(offered, tool, where)
             case "mcp":
-                entry = read_entry(tool, labels(), where)
-                offered.unheard.update(f"{field} of an mcp entry" for field in OF_MCP if tool.get(field) is not None)
-                offered.selections = [*(offered.selections or ()), entry.selection]
-                if entry.approval is not None:
-                    offered.approvals.append(entry.approval)
-                offered.shown.append(without_credentials(tool))
+                may_name = client if where.startswith("tools[") else None  # items are stored as they came
+                _add_server(offered, tool, read_entry(tool, labels(), where, may_name, approves_itself=True))
             case kind if row_of(kind) is not None:
                 declared.append((where, tool))
                 offered.shown.append(tool)
@@ -143,6 +151,18 @@ def offered_tools(
                 offered.shown.append(tool)
     _add_declared(offered, declared, stand_ins)
     return offered
+
+
+def _add_server(offered: Offered, tool: dict[str, Any], entry: McpEntry) -> None:
+    """Add an entry about an MCP server."""
+    offered.entries.append(entry)
+    offered.unheard.update(f"{field} of an mcp entry" for field in OF_MCP if tool.get(field) is not None)
+    offered.selections = offered.selections or []
+    if entry.server is None:
+        offered.selections.append(entry.selection)
+    if entry.approval is not None:
+        offered.approvals.append(entry.approval)
+    offered.shown.append(shown_entry(tool))
 
 
 def _add_declared(offered: Offered, declared: Sequence[tuple[str, dict[str, Any]]], stand_ins: AskStandIns) -> None:
@@ -207,6 +227,8 @@ def chat_choice(choice: Any, offered: Offered) -> Any:
             return {"type": "allowed_tools", "allowed_tools": allowed}
         case "mcp" if not choice.get("name"):
             return "required"
+        case "mcp" if (server := offered.server(choice.get("server_label"))) is not None:
+            return _function(*server.names((str(choice["name"]),)))
         case _:
             return _function(*_chosen_names(choice, offered))
 

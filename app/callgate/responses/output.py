@@ -19,6 +19,7 @@ from callgate.conversation.client_run_items import ClientRunItem
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import (
+    BEFORE_ALL_TURNS,
     Attempt,
     CallEnded,
     CallProgress,
@@ -34,6 +35,7 @@ from callgate.conversation.events import (
     ReasoningDelta,
     TextDelta,
     ThinkingBlock,
+    ToolsListed,
     TurnEnded,
 )
 from callgate.conversation.listeners import Handlers, handles
@@ -88,6 +90,8 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     """Returns the server label of one of our tools."""
     wrote: Callable[[], bool]
     """Whether a tool with side effects was started."""
+    tool_name: Callable[[str], str] = str
+    """Returns the name by which a client knows one of our tools: at its server, where the client named that by its address."""
     asks: Callable[[str], bool] | None = None
     """Whether calls of a tool need the client's approval; None if no tool's do."""
     decided: Mapping[str, str] = {}
@@ -140,6 +144,8 @@ class ResponseItems:
         self._thought: OpenOutput | None = None
         self._blocks: list[Mapping[str, Any]] = []
         self._running: dict[str, int] = {}
+        self._lists: list[ToolsListed] = []
+        """Lists of servers' tools that are to be written."""
         self._sources: dict[str, NamedPage] = {}
         """The pages that results of declared tools named, by their addresses."""
         self._unfinished = False
@@ -271,6 +277,11 @@ class ResponseItems:
             message.annotations.append(annotation)
             self.emit("response.output_text.annotation.added", {**message.where, **place, "annotation": annotation})
 
+    @handles(_handlers, ToolsListed)
+    def _tools_listed(self, event: ToolsListed) -> None:
+        if event.is_told and self.head.shows_calls:
+            self._lists.append(event)
+
     @handles(_handlers, ContextChanged)
     def _context_changed(self, event: ContextChanged) -> None:
         if event.summary and self.head.seal_summary is not None:
@@ -327,7 +338,11 @@ class ResponseItems:
         if (hosted := self.head.hosted.get(call.name)) is not None:
             self._hosted_started(hosted, call)
             return
-        shown = {"server_label": self.head.label(call.name), "name": call.name, "arguments": ""}
+        shown = {
+            "server_label": self.head.label(call.name),
+            "name": self.head.tool_name(call.name),
+            "arguments": "",
+        }
         none = {"output": None, "error": None, "approval_request_id": self.head.decided.get(call.id)}
         output = self._open("mcp", {"type": "mcp_call", "status": "in_progress", **shown, **none})
         self._running[call.id] = output.index
@@ -392,7 +407,11 @@ class ResponseItems:
             if self.head.asks is not None and self.head.asks(call.name or ""):
                 self._handed = True
                 name = call.name or ""
-                shown = {"server_label": self.head.label(name), "name": name, "arguments": call.text or "{}"}
+                shown = {
+                    "server_label": self.head.label(name),
+                    "name": self.head.tool_name(name),
+                    "arguments": call.text or "{}",
+                }
                 output = self._open("mcpr", {"type": "mcp_approval_request", **shown})
                 self.approvals[output.item["id"]] = call.id
                 self._done(output.index)
@@ -444,12 +463,37 @@ class ResponseItems:
 
     def _open(self, kind: str, item: dict[str, Any], more: str = "") -> "OpenOutput":
         """`more`: what stands behind the usual id of an item."""
+        if self._lists:
+            self._write_lists()
         index = len(self._items)
         item = {"id": self.head.item_id(kind, index) + more, **item}
         self._items.append(item)
         self._turns.append(self._turn)
         self.emit("response.output_item.added", {"output_index": index, "item": {**item}})
         return OpenOutput(item, index)
+
+    def _write_lists(self) -> None:
+        """Write what servers were listed with. Held back until there is another item, so that a failure before has its own status."""
+        lists = self._lists
+        self._lists = []
+        turn = self._turn
+        self._turn = BEFORE_ALL_TURNS  # they stay, also where the first turn is asked again
+        for event in lists:
+            tools = [
+                {
+                    "name": tool.name,
+                    "input_schema": tool.input_schema,
+                    "description": tool.description,
+                    "annotations": tool.annotations,
+                }
+                for tool in event.tools
+            ]
+            listed = {"server_label": event.server, "tools": tools, "error": event.error or None}
+            output = self._open("mcpl", {"type": "mcp_list_tools", **listed})
+            self.emit("response.mcp_list_tools.in_progress", output.where)
+            self.emit(f"response.mcp_list_tools.{'failed' if event.error else 'completed'}", output.where)
+            self._done(output.index)
+        self._turn = turn
 
     def _done(self, index: int) -> None:
         self.emit("response.output_item.done", {"output_index": index, "item": self._items[index]})
@@ -518,6 +562,8 @@ class ResponseItems:
                 message.pieces.append(held_text)
             self._close_thought()
             self._close_message()
+            if self._lists:
+                self._write_lists()
             self.response = self._ended(ended)
         return self.response
 

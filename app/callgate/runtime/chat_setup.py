@@ -9,6 +9,7 @@ import msgspec
 from callgate.callers.caller import NOBODY, Caller, Principal, owner_name, words_for
 from callgate.calls.legal_names import RESERVED_PREFIX
 from callgate.calls.outcome import Failed, FailureKind
+from callgate.calls.selection import OF_REQUESTS
 from callgate.config.schema.whole import Config
 from callgate.conversation.context import ContextKeeper, ContextWishes, PutAway, PutAwayImage
 from callgate.conversation.errors import ChatError
@@ -29,8 +30,9 @@ from callgate.tools.registry import RegisteredTool, Registry
 from callgate.tools.toolbox import ClientsOnly, RequestToolbox, ToolSet, only_named
 from callgate.tools.untrusted_results import Taint
 
-if TYPE_CHECKING:  # imported where there are guardrails
+if TYPE_CHECKING:  # imported where there are guardrails, and with the first request that names a server
     from callgate.runtime import guarding
+    from callgate.runtime.client_servers import ClientServers
 
     ChatGuard: TypeAlias = guarding.ChatGuard
     RequestGuard: TypeAlias = guarding.RequestGuard
@@ -82,17 +84,28 @@ class ChatSetup(msgspec.Struct, frozen=True):
 class ToolsNow:
     """The tools that a caller may use by the keys and the config of now."""
 
-    def __init__(self, tools: ToolSet) -> None:
+    def __init__(self, tools: ToolSet, caller: Caller) -> None:
         self._policies = {tool.address: tool.tool.policy for tool in tools.by_name.values()}
+        self._client_mcp = caller.client_mcp
 
     def refusal(self, tool: RegisteredTool) -> Failed | None:
         """Return why a tool may not be called any more; None where it may."""
+        if tool.source.startswith(OF_REQUESTS):
+            return self._refusal_of_request(tool)
         policy = self._policies.get(tool.address)
         if policy is None:
             return Failed("Not run: this tool may not be used any more.", FailureKind.REFUSED)
         if policy.require_approval and not tool.tool.policy.require_approval:
             return Failed("Not run: this tool needs approval by now.", FailureKind.REFUSED)
         return None
+
+    def _refusal_of_request(self, tool: RegisteredTool) -> Failed | None:
+        """Return why a tool of a server that the request names may not be called any more."""
+        from callgate.callers.client_mcp import ServerAddress
+
+        if self._client_mcp is not None and self._client_mcp.admits(ServerAddress.of(tool.tool.source)):
+            return None
+        return Failed("Not run: this key may not name this server any more.", FailureKind.REFUSED)
 
 
 RightsNow: TypeAlias = Callable[[], ToolsNow | None]
@@ -138,6 +151,28 @@ class Toolboxes:
         self._catalogue = catalogue
         self._seeing: dict[tuple[str, bool], bool] = {}
         self._speaking: dict[str, bool] = {}
+        self._port = config.server.port
+        self._client_servers: ClientServers | None = None
+        """Made with the first request that names servers by their addresses."""
+
+    async def close(self) -> None:
+        if self._client_servers is not None:
+            await self._client_servers.close()
+
+    def client_servers(self) -> "ClientServers":
+        """Return what opens the servers that requests name by their addresses."""
+        if self._client_servers is None:
+            from callgate.runtime.client_servers import ClientServers
+
+            self._client_servers = ClientServers(
+                self._registry,
+                self._shared.web(),
+                self._shared.parsers,
+                self._shared.metrics,
+                result_bytes=self._result_bytes,
+                port=self._port,
+            )
+        return self._client_servers
 
     def engage(
         self,
@@ -165,8 +200,10 @@ class Toolboxes:
         toolbox.principal = principal
         if guard is not None:
             guard.watch(toolbox)
-        if server_tools.writes and self._registry.untrusted:
-            toolbox.taint = Taint(lambda name: toolbox.is_untrusted(name) or self._was_untrusted(name))
+        if server_tools.writes and (self._registry.untrusted or server_tools.is_untrusted):
+            toolbox.taint = Taint(
+                lambda name: toolbox.is_untrusted(name) or self._was_untrusted(name), toolbox.is_of_request
+            )
         return ChatSetup(
             toolbox,
             toolbox.recall,

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from callgate.callers.caller import OfferSetting
-from callgate.calls.selection import ApprovalPolicy, ToolOrigin, needs_approval
+from callgate.calls.selection import OF_REQUESTS, ApprovalPolicy, ToolOrigin, needs_approval
 from callgate.models.resolve import ModelConfig, has_messages_wire, lane_of
 from callgate.models.retry import RetryingModel
 from callgate.models.translated.reasoning import Way, way_of
@@ -76,6 +76,13 @@ class Route:
         if origin is None:
             return None
         return origin.source
+
+    def clients_name_of(self, tool: str) -> str:
+        """Return the name by which a client knows one of our tools: at its server, where it named that by its address."""
+        registered = None if self.server_tools is None else self.server_tools.by_name.get(tool)
+        if registered is None or not registered.source.startswith(OF_REQUESTS):
+            return tool
+        return registered.original
 
     def asking_for(self, policies: Sequence[ApprovalPolicy]) -> "Route":
         """Return the route with approval required where the policies ask for it as well."""

@@ -133,6 +133,7 @@ class Runtime:
 
     async def close(self) -> None:
         await self.offered.close()
+        await self.toolboxes.close()
         await self.registry.close()
         await self.catalogue.close()
 
@@ -316,7 +317,7 @@ class Runtime:
         by_entry: tuple[str, ...] = ("*",)
         if model is not None:
             by_entry = self.check_model(model, caller).tools
-        return ToolsNow(self.offered.narrowed(by_entry, caller.tools, None, None))
+        return ToolsNow(self.offered.narrowed(by_entry, caller.tools, None, None), caller)
 
     def check_model(self, name: str, caller: Caller) -> ModelConfig:
         """Return the entry of a model. Raises the same error whether it does not exist or the caller may not use it."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from callgate.callers.caller import ANONYMOUS, OF_PROVIDERS
+from callgate.calls.selection import OF_REQUESTS
 from callgate.config.entry_errors import BadEntry, raise_all
 from callgate.config.schema.whole import Config
 from callgate.runtime.approvers import may_have_more_keys, nobody_may_approve
@@ -47,15 +48,17 @@ def check_patterns(config: Config, registry: Registry) -> None:
     wrong = [
         BadEntry(path, entry, str(unmatched_pattern))
         for path, entry, patterns in _places(config)
-        for pattern in of_ours(patterns)
+        for pattern in of_ours(patterns, path)
         if (unmatched_pattern := _certainly_wrong(pattern, registry)) is not None
     ]
     raise_all([*wrong, *_wrong_names(config)])
 
 
-def of_ours(patterns: Iterable[str]) -> list[str]:
-    """Leave out the patterns for tools that providers run, which no list has."""
-    return [pattern for pattern in patterns if not pattern.startswith(OF_PROVIDERS)]
+def of_ours(patterns: Iterable[str], path: Path) -> list[str]:
+    """Leave out the patterns for tools that providers run, which no list has, and those in the rules of approvals for servers that
+    requests name by their addresses."""
+    others = (OF_PROVIDERS, OF_REQUESTS) if path == ("require_approval",) else (OF_PROVIDERS,)
+    return [pattern for pattern in patterns if not pattern.startswith(others)]
 
 
 def unknown_models(config: Config, patterns: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -105,7 +108,7 @@ def pattern_problems(config: Config, registry: Registry) -> list[PatternProblem]
     tools = registry.tools()
     problems: list[PatternProblem] = []
     for path, entry, patterns in _places(config):
-        for missing in unmatched(of_ours(patterns), tools):
+        for missing in unmatched(of_ours(patterns, path), tools):
             if path[-1] == "tools":
                 index = patterns.index(missing.pattern)
             else:

@@ -251,6 +251,9 @@ class Metrics:
         self.tool_cache = self._counter(
             "tool_cache", "Calls of tools whose results are kept, by where theirs were from.", "result"
         )
+        self.client_servers = self._counter(
+            "client_servers", "MCP servers that requests named by their addresses.", "result"
+        )
         self.context_changes = self._counter(
             "context_changes", "Times the history of a chat was made smaller.", "model", "kind", "result"
         )

@@ -22,7 +22,7 @@ import structlog
 from callgate.callers.caller import Principal
 from callgate.calls.legal_names import MAX_STEM
 from callgate.calls.offer import Check, OfferedTool
-from callgate.calls.selection import ToolOrigin
+from callgate.calls.selection import OF_REQUESTS, ToolOrigin
 from callgate.tools.approvals.rules import NO_RULE, ApprovalRule
 from callgate.tools.concurrency import ConcurrencyLimits
 from callgate.tools.executor import (
@@ -249,8 +249,10 @@ class Registry:
         """
         if source.name in self._sources:
             raise ValueError(f"two sources are called {source.name!r}")
-        if source.name in (CONFIG, CONFIG_ADDRESS):
-            raise ValueError(f"{source.name!r} is no name for a source: it stands for the config's own tools")
+        if source.name in (CONFIG, CONFIG_ADDRESS) or f"{source.name}/".startswith(OF_REQUESTS):
+            raise ValueError(
+                f"{source.name!r} is no name for a source: it stands for the config's own tools, or for servers of requests"
+            )
         for other in self._sources:
             if f"{other}/".startswith(f"{source.name}/") or f"{source.name}/".startswith(f"{other}/"):
                 raise ValueError(f"the sources {other!r} and {source.name!r} cannot be told apart in `source/tool`")
@@ -338,6 +340,11 @@ class Registry:
     def defines(self, definition: bytes) -> bool:
         """True if an encoded tool is one of these, with its own name."""
         return definition in self._definitions
+
+    def claims(self) -> frozenset[str]:
+        """Return all names that tools have or claim, those of tools that are not there now included."""
+        self._refresh()
+        return frozenset((*self._tools_by_name, *(name for name, _ in self._names.claimants())))
 
     def find(self, name: str) -> RegisteredTool | None:
         self._refresh()
@@ -508,6 +515,13 @@ class Registry:
             if clash not in self._clashes:
                 log.warning("tool_name_clash", name=clash.claimed, tools=dict(clash.names))
         return tuple(clashes)
+
+    def opinion_of_request(self, tool: RegisteredTool) -> bool | None:
+        """Decide by the general rule whether a tool of a server that a request names needs approval; None where the rule does not say.
+        Only a pattern for such servers frees it: a client chooses its name."""
+        return self._approval.opinion(
+            tool, tool.tool.policy.safety, may_free=lambda pattern: pattern.startswith(OF_REQUESTS)
+        )
 
     def unruled(self) -> tuple[RegisteredTool, ...]:
         """Return the destructive tools whose calls wait for approval because no rule says whether they do."""

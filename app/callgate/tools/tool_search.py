@@ -20,6 +20,7 @@ from callgate.calls.names import BRIDGE, close_names
 from callgate.calls.offer import Bridge, Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Outcome, ResultFacts, Returned
 from callgate.calls.search_setting import SearchPlan
+from callgate.calls.selection import OF_REQUESTS
 from callgate.calls.states import FlawDetail
 from callgate.calls.unseen import visible
 from callgate.conversation.ports import DeferredTools
@@ -155,7 +156,7 @@ class SearchedTools:
         index: ToolIndex,
     ) -> None:
         """`tools`: by their names in the request. `taken_names`: those of other tools of the same request. `named`: the tools that
-        the request names, by their names in the registry."""
+        the request names, by their names in the registry. Those of servers that it names by their addresses are named as well."""
         self.plan = plan
         self._named = named
         self.index = index
@@ -164,7 +165,9 @@ class SearchedTools:
         self._by_address = {tool.address: tool for tool in tools.values()}
         pins = ToolFilter(plan.pins)
         self.hidden: Mapping[str, RegisteredTool] = {
-            name: tool for name, tool in tools.items() if not (tool.tool.name in named or pins.admits(tool))
+            name: tool
+            for name, tool in tools.items()
+            if not (tool.tool.name in named or pins.admits(tool) or tool.source.startswith(OF_REQUESTS))
         }
         """Those whose schemas are not in the prompt."""
         find_name = free_name(FIND, all_names)

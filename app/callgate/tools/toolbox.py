@@ -20,6 +20,7 @@ from callgate.callers.caller import NOBODY, Principal
 from callgate.calls.legal_names import MAX_LENGTH, RESERVED_PREFIX, hashed_name
 from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
+from callgate.calls.selection import OF_REQUESTS
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
 from callgate.conversation.ports import Begin, DeferredTools, Message, Plan, Report, begin_at_once
 from callgate.http.backoff import full_jitter
@@ -134,7 +135,17 @@ retry_delay: Callable[[int], float] = partial(full_jitter, first=FIRST_DELAY, lo
 class ToolSet:
     """A set of server tools, in the formats that requests need."""
 
-    __slots__ = ("asks", "by_name", "definitions", "offer", "own_names", "read_more", "search", "writes")
+    __slots__ = (
+        "asks",
+        "by_name",
+        "definitions",
+        "is_untrusted",
+        "offer",
+        "own_names",
+        "read_more",
+        "search",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -157,6 +168,8 @@ class ToolSet:
         self.definitions: Sequence[msgspec.Raw] = tuple(tool.definition for tool in self.by_name.values())
         self.writes = any(tool.tool.policy.safety is not Safety.READ_ONLY for tool in self.by_name.values())
         """Whether any of them may have side effects."""
+        self.is_untrusted = any(tool.tool.policy.untrusted for tool in self.by_name.values())
+        """Whether the results of any of them hold words of others."""
         self.asks = any(tool.tool.asks for tool in self.by_name.values())
         """Whether any of them may ask a person while it runs."""
         if search is not None and self.by_name:
@@ -318,6 +331,10 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             return (name,)
         return (name, *self._tools[name].names())
 
+    def is_of_request(self, name: str) -> bool:
+        """Return whether the server of a tool is one that the request names by its address."""
+        return name in self._tools and self._tools[name].source.startswith(OF_REQUESTS)
+
     def is_ordered(self, call: ReadyCall) -> bool:
         if not self.writes(call):
             return False
@@ -407,13 +424,15 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         """Wait for the approval, for the calls before it, and for the places; return None when the call may run, else its
         outcome."""
         tool = entry.tool
-        is_tainted = self.taint is not None and bool(self.taint.source) and tool.policy.safety is not Safety.READ_ONLY
-        if is_tainted or tool.policy.require_approval:
+        taint = ""
+        if self.taint is not None and tool.policy.safety is not Safety.READ_ONLY:
+            taint = self.taint.source_for(of_request=entry.source.startswith(OF_REQUESTS))
+        if taint or tool.policy.require_approval:
             if self.approve is None:
-                return self._nobody_to_ask(tool)
+                return _nobody_to_ask(tool, taint)
             record.wait()
-            if is_tainted:
-                tool = self._described(tool)
+            if taint:
+                tool = _described(tool, taint)
             refusal = await self.approve(tool, attempts.call, attempts.context.report, attempts.context.key)
             if refusal is not None:
                 return refusal
@@ -431,22 +450,6 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             return refusal
         return await record.begin()
 
-    def _nobody_to_ask(self, tool: Tool) -> Failed:
-        """Return the failure of a call that would have to wait, where nobody may decide."""
-        if not tool.policy.require_approval and self.taint is not None:
-            return Failed(
-                f"Not run: {reason_to_wait(self.taint.source)}, and nobody can be asked.", FailureKind.REFUSED
-            )
-        if tool.policy.waits_by_default:
-            return _NOBODY_TO_ASK_BY_DEFAULT
-        return _NOBODY_TO_ASK
-
-    def _described(self, tool: Tool) -> Tool:
-        """Return the tool with the reason to wait in its description, which those who decide are shown."""
-        assert self.taint is not None, "no call is tainted without it"
-        reason = f"This call waits because {reason_to_wait(self.taint.source)}."
-        return dataclasses.replace(tool, description=f"{reason}\n\n{tool.description}")
-
     def _context(self, tool: Tool, key: str, report: Report) -> CallContext:
         return CallContext(
             run_id=self.run_id,
@@ -459,6 +462,21 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             principal=self.principal,
             for_client=self.for_client,
         )
+
+
+def _nobody_to_ask(tool: Tool, taint: str) -> Failed:
+    """Return the failure of a call that would have to wait, where nobody may decide. `taint`: the tool on whose account."""
+    if not tool.policy.require_approval:
+        return Failed(f"Not run: {reason_to_wait(taint)}, and nobody can be asked.", FailureKind.REFUSED)
+    if tool.policy.waits_by_default:
+        return _NOBODY_TO_ASK_BY_DEFAULT
+    return _NOBODY_TO_ASK
+
+
+def _described(tool: Tool, taint: str) -> Tool:
+    """Return the tool with the reason to wait in its description, which those who decide are shown."""
+    reason = f"This call waits because {reason_to_wait(taint)}."
+    return dataclasses.replace(tool, description=f"{reason}\n\n{tool.description}")
 
 
 class _Attempts(msgspec.Struct, eq=False, kw_only=True):

@@ -26,16 +26,30 @@ SUMMARIZED_TOOLS: Final = "tools before a summary"
 class Taint:
     """What a chat knows of the words of others in it."""
 
-    def __init__(self, is_untrusted: Callable[[str], bool]) -> None:
-        """`is_untrusted` says of the name of a tool whether its results hold words of others."""
+    def __init__(
+        self, is_untrusted: Callable[[str], bool], is_of_request: Callable[[str], bool] = lambda name: False
+    ) -> None:
+        """`is_untrusted` says of the name of a tool whether its results hold words of others; `is_of_request`, whether its server is one
+        that the request names by its address."""
         self._is_untrusted = is_untrusted
+        self._is_of_request = is_of_request
         self._read = ""
+        self._read_of_ours = ""
         self.source = ""
         """The tool whose result the model had read when it wrote the calls of this turn; empty where there was none."""
+        self._source_of_ours = ""
 
     def begin_turn(self) -> None:
         """Begin with the calls that the model wrote after all results so far."""
         self.source = self._read
+        self._source_of_ours = self._read_of_ours
+
+    def source_for(self, *, of_request: bool) -> str:
+        """Return the tool on whose account a call waits; empty where there is none. What servers say that the client named counts for
+        tools of the config, and not for calls of such servers: the client has chosen what these hear of one another."""
+        if of_request:
+            return self._source_of_ours
+        return self.source
 
     def note(self, name: str, outcome: Outcome) -> None:
         """Note the outcome of a call, which the model reads before its next turn."""
@@ -47,13 +61,18 @@ class Taint:
         """Return the toolbox of a chat that goes on from a history."""
         self._note_names(names_called(history))
         if not self._read and holds_summary(history):
-            self._read = SUMMARIZED_TOOLS  # which of them were called nobody knows any more
+            self._read = self._read_of_ours = SUMMARIZED_TOOLS  # which of them were called nobody knows any more
         self.begin_turn()
         return _WatchedToolbox(toolbox, self)
 
     def _note_names(self, names: Iterable[str]) -> None:
-        if not self._read:
-            self._read = next(filter(self._is_untrusted, names), "")
+        if self._read_of_ours:
+            return
+        for name in filter(self._is_untrusted, names):
+            self._read = self._read or name
+            if not self._is_of_request(name):
+                self._read_of_ours = name
+                return
 
 
 def reason_to_wait(source: str) -> str:

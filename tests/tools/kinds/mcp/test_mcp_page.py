@@ -22,7 +22,7 @@ def blocks(language: str) -> list[str]:
 
 def test_the_servers_that_are_shown_are_read(tmp_path):
     inline, named, *_ = blocks("yaml")
-    [file] = blocks("json")
+    file, *_ = blocks("json")
     (tmp_path / "mcp.json").write_text(file, encoding="utf-8")
     (tmp_path / "config.yaml").write_text(f"{inline}\n{named}", encoding="utf-8")
     config = load(tmp_path / "config.yaml", environ=VARIABLES).config

@@ -7,6 +7,7 @@ compatible, 6to4, NAT64, Teredo, ISATAP) is checked by the embedded one.
 
 import fnmatch
 import ipaddress
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,6 +28,7 @@ class Kind(StrEnum):
     MULTICAST = "multicast"
     UNSPECIFIED = "unspecified"
     RESERVED = "reserved"
+    OWN = "this server's own"
 
 
 HOME_KINDS = frozenset({Kind.PRIVATE, Kind.LOOPBACK, Kind.SHARED})
@@ -43,6 +45,8 @@ class AddressRules:
     """Names (or globs) whose private addresses are allowed."""
     networks: frozenset[Network] = field(default_factory=frozenset)
     """Networks that are allowed, of any kind."""
+    own_ports: frozenset[int] = field(default_factory=frozenset)
+    """The ports at which this server listens itself, at any address of its machine, which are never allowed."""
 
     @classmethod
     def of(cls, *, allow_private: bool = False, allow: Iterable[str] = ()) -> "AddressRules":
@@ -56,8 +60,10 @@ class AddressRules:
                 hosts.add(entry.lower().rstrip("."))
         return cls(allow_private=allow_private, hosts=frozenset(hosts), networks=frozenset(networks))
 
-    def refusal(self, host: str, address: Address) -> Kind | None:
+    def refusal(self, host: str, address: Address, port: int = 0) -> Kind | None:
         """Return why a connection to `host` at `address` is refused, or None where it is allowed."""
+        if port in self.own_ports and _is_of_this_machine(address):
+            return Kind.OWN
         if any(address in network for network in self.networks):
             return None
         kind = kind_of(address)
@@ -70,6 +76,19 @@ class AddressRules:
 
 
 PUBLIC_ONLY = AddressRules()
+
+
+def _is_of_this_machine(address: Address) -> bool:
+    """True if an address is one of this machine's, so that a socket can be bound to it."""
+    if isinstance(address, ipaddress.IPv6Address) and any(map(_is_of_this_machine, _carried(address))):
+        return True
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
 
 
 def kind_of(address: Address) -> Kind | None:

@@ -241,7 +241,7 @@ async def allowed_addresses(rules: AddressRules, resolve: Resolver, host: str, p
         addresses: list[Address] = [ipaddress.ip_address(host)]
     except ValueError:  # a name, then
         addresses = [ipaddress.ip_address(text) for text in await resolve(host, port)]
-    judged = [(address, rules.refusal(host, address)) for address in addresses]
+    judged = [(address, rules.refusal(host, address, port)) for address in addresses]
     allowed = [address for address, refusal in judged if refusal is None]
     if allowed:
         return allowed

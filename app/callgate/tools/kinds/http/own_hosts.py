@@ -5,7 +5,7 @@ from typing import Final
 
 from callgate.tools.kinds.http.addresses import HOME_KINDS, PUBLIC_ONLY, Address, AddressRules, kind_of
 
-_HOME_SUFFIXES: Final = (".internal", ".local", ".lan", ".localhost", ".home.arpa", ".svc")
+HOME_SUFFIXES: Final = (".internal", ".local", ".lan", ".localhost", ".home.arpa", ".svc")
 """Suffixes of names that cannot be registered in public."""
 
 
@@ -22,7 +22,7 @@ def rules_of_host(host: str, *, allow_private: bool | None = None) -> AddressRul
             allow_private = kind_of(address) in HOME_KINDS
         else:
             name = host.lower().rstrip(".")
-            allow_private = "." not in name or name.endswith(_HOME_SUFFIXES)
+            allow_private = "." not in name or name.endswith(HOME_SUFFIXES)
     if allow_private:
         return AddressRules(hosts=frozenset({host.lower().rstrip(".")}))
     return PUBLIC_ONLY

@@ -8,6 +8,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
@@ -63,6 +64,19 @@ def direct_client(web: Web, url: str, rules: AddressRules) -> HttpClient:
     return HttpClient(tls=tls, resolve=resolve, keep_alive=KEEPALIVE_SECONDS)
 
 
+@dataclass(frozen=True, slots=True)
+class TapBounds:
+    """What a server may do over a tap."""
+
+    posts_alone: bool = False
+    """No GET is sent."""
+    most_bytes: int = MAX_MESSAGE_BYTES
+    """The longest message."""
+
+
+NO_BOUNDS = TapBounds()
+
+
 class Tap(httpx2.AsyncBaseTransport):
     """The SDK's HTTP client: over the guarded transport, without redirects, with bounded answers.
 
@@ -71,8 +85,15 @@ class Tap(httpx2.AsyncBaseTransport):
     """
 
     def __init__(
-        self, web: Web, rules: AddressRules, lost: Callable[[str], None], *, stream_is_life: bool = False
+        self,
+        web: Web,
+        rules: AddressRules,
+        lost: Callable[[str], None],
+        *,
+        stream_is_life: bool = False,
+        bounds: TapBounds = NO_BOUNDS,
     ) -> None:
+        self._bounds = bounds
         self._transport = web.transport(rules)
         self._lost = lost
         self._stream_is_life = stream_is_life
@@ -95,6 +116,11 @@ class Tap(httpx2.AsyncBaseTransport):
         self._below = below
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if self._bounds.posts_alone and request.method == "GET":
+            return httpx2.Response(405, request=request)  # as a server says it that has no such stream
+        return await self._answered(request)
+
+    async def _answered(self, request: httpx2.Request) -> httpx2.Response:
         try:
             async with asyncio.timeout(GOODBYE_SECONDS if request.method == "DELETE" else None):
                 if self._sender is None or not is_at(str(request.url), self._server, below=self._below):
@@ -130,6 +156,7 @@ class Tap(httpx2.AsyncBaseTransport):
         response.stream = _Bounded(
             response,
             self.budget,
+            self._bounds.most_bytes,
             partial(self._lost, "the stream ended") if self._stream_is_life and request.method == "GET" else None,
         )
         return response
@@ -160,7 +187,10 @@ class _Bounded(httpx2.AsyncByteStream):
     """A response body whose texts went through their door: it raises where one is too much. A body of events is handed on by
     whole events, any other as a whole."""
 
-    def __init__(self, response: httpx2.Response, budget: ListBudget | None, over: Callable[[], None] | None) -> None:
+    def __init__(
+        self, response: httpx2.Response, budget: ListBudget | None, most: int, over: Callable[[], None] | None
+    ) -> None:
+        self._most = most
         self._stream = response.stream
         self._is_events = EVENTS in response.headers.get("content-type", "")
         self._budget = budget
@@ -180,12 +210,12 @@ class _Bounded(httpx2.AsyncByteStream):
         body = bytearray()
         async for piece in self._pieces():
             body += piece
-            if len(body) > MAX_MESSAGE_BYTES:
-                raise httpx2.ReadError(f"an answer of more than {MAX_MESSAGE_BYTES} bytes")
+            if len(body) > self._most:
+                raise httpx2.ReadError(f"an answer of more than {self._most} bytes")
         yield await self._checked(bytes(body))
 
     async def _events(self) -> AsyncIterator[bytes]:
-        reader = EventStreamReader(MAX_MESSAGE_BYTES)
+        reader = EventStreamReader(self._most)
         share = TurnShare()
         async for piece in self._pieces():
             for event, payload in events_in(reader.whole(piece)):

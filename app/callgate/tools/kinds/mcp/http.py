@@ -30,7 +30,7 @@ from callgate.tools.kinds.http.addresses import PUBLIC_ONLY, AddressRules
 from callgate.tools.kinds.http.client import CONNECT_TIMEOUT, MAX_CONNECTIONS, AddressRefused, Web
 from callgate.tools.kinds.http.own_hosts import rules_of_host
 from callgate.tools.kinds.mcp.authorization import NeedsLogin
-from callgate.tools.kinds.mcp.clients import EVENTS, Tap, direct_client, host_of, sdk_client
+from callgate.tools.kinds.mcp.clients import EVENTS, Tap, TapBounds, direct_client, host_of, sdk_client
 from callgate.tools.kinds.mcp.elicitation import Elicitations
 from callgate.tools.kinds.mcp.sdk_streams import MAX_REQUESTS, with_few_requests
 from callgate.tools.kinds.mcp.sender import CHALLENGE, Sender, refused_again
@@ -90,6 +90,10 @@ class HttpSpec:
     sse: bool | None = None
     """Whether it uses the older SSE transport; None to detect it."""
     rules: AddressRules = PUBLIC_ONLY
+    posts_alone: bool = False
+    """No stream is opened by GET, neither for what the server says unasked nor for the rest of an answer."""
+    most_bytes: int = MAX_MESSAGE_BYTES
+    """The longest answer but for those to calls."""
 
 
 def rules_for(url: str, *, allow_private: bool | None = None) -> AddressRules:
@@ -106,7 +110,8 @@ class _Link:
         """`sender`: as whom its requests are sent, where that is anybody in particular."""
         self.spec = spec
         self._sender = sender
-        self._tap = Tap(web, spec.rules, self._lost, stream_is_life=stream_is_life)
+        bounds = TapBounds(spec.posts_alone, spec.most_bytes)
+        self._tap = Tap(web, spec.rules, self._lost, stream_is_life=stream_is_life, bounds=bounds)
         if sender is not None:
             self._tap.send_as(sender, spec.url, below=stream_is_life)
         self._stack = AsyncExitStack()
@@ -170,6 +175,11 @@ class HttpLink(_Link):
         self._asking = 0
         self._nothing_asked = asyncio.Event()
         self._check: Callable[[], None] = lambda: None
+
+    @property
+    def was_answered(self) -> bool:
+        """True if the server answered anything at all."""
+        return self._tap.status != 0
 
     @property
     def may_be_older(self) -> bool:
@@ -357,7 +367,7 @@ class HttpLink(_Link):
         """Resume an answer whose stream ended early, as long as the server sends event ids."""
         renewed: dict[str, str] = {}
         for _ in range(MAX_RESUMPTIONS):
-            if reading.last_id is None:
+            if reading.last_id is None or self.spec.posts_alone:
                 break
             if reading.retry is None:
                 wait = RESUME_SECONDS

@@ -27,6 +27,7 @@ from callgate.http.trace_context import TRACE, trace_headers
 from callgate.tools.kinds.mcp.authorization import NeedsLogin
 from callgate.tools.kinds.mcp.elicitation import CallsThatAsk, Elicitations, Mode, capabilities_of
 from callgate.tools.kinds.mcp.wire import (
+    LIST_BYTES,
     Gone,
     ListBudget,
     RpcAnswer,
@@ -111,6 +112,20 @@ class ResourceList(msgspec.Struct, frozen=True):
     is_whole: bool
 
 
+class Listing(msgspec.Struct, frozen=True):
+    """What is listed of a server."""
+
+    bytes: int = LIST_BYTES
+    resources: bool = True
+    follows: bool = True
+    """It is listed again when the server says that it has changed."""
+    is_known: bool = False
+    """It is not asked for its tools."""
+
+
+WHOLE = Listing()
+
+
 class RelistPace:
     """How long to wait between two lists of a server that announces changes."""
 
@@ -137,8 +152,10 @@ class Session:
         link: Link,
         on_tools: Callable[[tuple[types.Tool, ...], "ResourceList | None"], Awaitable[None]],
         modes: frozenset[Mode] = frozenset(),
+        listing: Listing = WHOLE,
     ) -> None:
         """`modes`: the ways in which the server may ask a person."""
+        self._listing = listing
         self._link = link
         self._listed = on_tools
         self._modes = modes
@@ -184,6 +201,8 @@ class Session:
 
     def check(self) -> None:
         """List the tools again, because they changed, or to check whether the server is still there."""
+        if not self._listing.follows:
+            return
         self._changed = True
         self._stirred.set()
 
@@ -324,14 +343,15 @@ class Session:
             self.check,
         )
         self.instructions = visible(client.instructions or "")[:INSTRUCTIONS]
-        await self._list(client)
+        if not self._listing.is_known:
+            await self._list(client)
         self._client = client
         self._link.trouble = ""
         if not self._opened.done():
             self._opened.set_result(None)
         tools = client.server_capabilities.tools
         announces = tools is not None and bool(tools.list_changed)
-        if modern and announces:
+        if modern and announces and self._listing.follows:
             listening = asyncio.create_task(self._listen(client))
         else:
             listening = None
@@ -368,7 +388,7 @@ class Session:
         tools: list[types.Tool] = []
         cursor: str | None = None
         cursors: set[str] = set()
-        self._link.budget = ListBudget()
+        self._link.budget = ListBudget(self._listing.bytes)
         try:
             for _ in range(MAX_PAGES):
                 page, cursor = await self._page(client, cursor)
@@ -383,7 +403,7 @@ class Session:
 
     async def _resources(self, client: Client) -> "ResourceList | None":
         """List resources, as far as one page has them; None where there are none. What is wrong with them does not take the tools away."""
-        if client.server_capabilities.resources is None:
+        if client.server_capabilities.resources is None or not self._listing.resources:
             return None
         names: list[tuple[str, str]] = []
         is_whole = True

@@ -185,15 +185,16 @@ class RpcProgress:
 class ListBudget:
     """What the pages of one list may still hold. It is asked before anything decodes a page."""
 
-    def __init__(self) -> None:
-        self._bytes = LIST_BYTES
+    def __init__(self, most: int = LIST_BYTES) -> None:
+        self._most = most
+        self._bytes = most
         self._values = LIST_VALUES
 
     def take(self, page: bytes) -> None:
         """Raises `TooMuch`."""
         self._bytes -= len(page)
         if self._bytes < 0:
-            raise TooMuch("list of an MCP server", "bytes", LIST_BYTES)
+            raise TooMuch("list of an MCP server", "bytes", self._most)
         marks = Marks()
         marks.feed(page)
         self._values -= marks.values
