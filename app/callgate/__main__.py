@@ -15,6 +15,7 @@ from callgate.cli.init import init
 from callgate.cli.reload import reload
 from callgate.cli.serving import health, serve
 from callgate.fleet.commands import pools, worker
+from callgate.mcp_server.commands import add_serving
 from callgate.models.commands import models
 from callgate.recorder.commands.runs import runs
 from callgate.recorder.commands.usage import usage
@@ -103,6 +104,9 @@ class _Command(TyperCommand):
 for command in (init, serve, check, doctor, models, chat, health, reload, calls, usage, worker, pools):
     app.command(cls=_Command)(command)
 app.add_typer(tools, name="tools")
+mcp = typer.Typer(help="Serves tools to MCP clients.", no_args_is_help=True)
+add_serving(mcp)
+app.add_typer(mcp, name="mcp")
 app.add_typer(approvals, name="approvals")
 app.add_typer(keys, name="keys")
 app.add_typer(runs, name="runs")
