@@ -16,6 +16,8 @@ from callgate.untrusted.readers import read_shape, read_value
 
 REMEMBERED: Final = 1024
 """Models and keys whose hooks are remembered: clients may send any names."""
+REMEMBERED_CHARS: Final = 512
+"""The length of the names of a model up to which its hooks are."""
 SAID_BY_CLIENTS: Final = ("messages", "input", "system", "instructions", "prompt", "prediction")
 """The fields of requests, of every API, with words for the model."""
 WITHHELD: Final = "[held back by a guardrail]"
@@ -47,15 +49,17 @@ class Guardrails:
         place = (models, key)
         chosen = self._chosen.get(place)
         if chosen is None:
-            if len(self._chosen) >= REMEMBERED:
-                self._chosen.clear()
             hooks = [hook for hook in self.hooks if hook.scope.admits(models, key)]
-            chosen = self._chosen[place] = HooksAtPoints(
+            chosen = HooksAtPoints(
                 request=self._at("request", hooks),
                 answer=self._at("answer", hooks),
                 arguments=self._at("arguments", hooks),
                 result=self._at("result", hooks),
             )
+            if sum(map(len, models)) <= REMEMBERED_CHARS:
+                if len(self._chosen) >= REMEMBERED:
+                    self._chosen.clear()
+                self._chosen[place] = chosen
         return chosen
 
     def chat(self, hooks: HooksAtPoints, *, model: str, key: str, run_id: str, say: Say) -> ChatJudge:
