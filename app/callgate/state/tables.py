@@ -103,6 +103,32 @@ CREATE TABLE IF NOT EXISTS approvals (
 ){strict}
 """,
     "CREATE INDEX IF NOT EXISTS approvals_waiting ON approvals (since) WHERE state = 'waiting'",
+    """
+CREATE TABLE IF NOT EXISTS oauth_tokens (
+  id TEXT PRIMARY KEY,
+  server TEXT NOT NULL,
+  key_name TEXT NOT NULL,
+  user_name TEXT NOT NULL,
+  issuer TEXT NOT NULL,
+  scopes TEXT NOT NULL,
+  missing TEXT NOT NULL,
+  sealed TEXT NOT NULL,
+  renewable {int} NOT NULL,
+  life {real},
+  expires_at {real},
+  generation {int} NOT NULL,
+  claim TEXT NOT NULL DEFAULT '',
+  claimed_until {real} NOT NULL DEFAULT 0,
+  updated_at {real} NOT NULL
+){strict}
+""",
+    """
+CREATE TABLE IF NOT EXISTS oauth_notes (
+  name TEXT PRIMARY KEY,
+  sealed TEXT NOT NULL,
+  expires_at {real} NOT NULL
+){strict}
+""",
 )
 """The statements, in the order in which they are executed."""
 
@@ -196,7 +222,7 @@ END $$"""
 """Until version 5 a call of a pool had a second row in `fleet_calls`."""
 DROPPED_TABLES: Final = "DROP TABLE IF EXISTS fleet_key"
 """Until version 6 all pools had one key."""
-VERSION: Final = 7
+VERSION: Final = 8
 """The version of the tables in Postgres."""
 
 SQLITE_TERMS: Final[dict[str, str]] = {

@@ -1,0 +1,403 @@
+"""Logins to the servers of one config: begun, ended, given up, and listed."""
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+from urllib.parse import urlencode
+
+import msgspec
+import structlog
+
+from callgate.state.database import DatabaseAway
+from callgate.tools.kinds.http.addresses import AddressRules
+from callgate.tools.kinds.mcp.authorization import OPERATOR, Identity
+from callgate.tools.kinds.mcp.logins import LoginBegun, LoginDone, LoginFailed, LoginState, LoginStatus
+from callgate.tools.kinds.mcp.oauth.discovery import CannotLogIn, Found, demand_pkce, discovered
+from callgate.tools.kinds.mcp.oauth.documents import BadDocument, checked_address
+from callgate.tools.kinds.mcp.oauth.endpoint import CODES, TokenEndpoint, TokenRefused, revoke
+from callgate.tools.kinds.mcp.oauth.errand import Errand, OutOfReach
+from callgate.tools.kinds.mcp.oauth.own_client import (
+    OwnClient,
+    configured_client,
+    document_client,
+    is_loopback,
+    private_key,
+    registered_client,
+)
+from callgate.tools.kinds.mcp.oauth.settings import OAuthSection
+from callgate.tools.kinds.mcp.oauth.shelf import OAuthServer, Shelf
+from callgate.tools.kinds.mcp.oauth.source import OAuthAuthorization
+from callgate.tools.kinds.mcp.oauth.tokens import BadGrant, Grant, TokenRow, row_id
+
+LOGIN_SECONDS: Final = 600.0
+CLIENT_SECONDS: Final = 30 * 86_400.0
+"""How long a registration is used for further logins."""
+FOLLOW_SECONDS: Final = 3.0
+"""Between two looks at what other processes have logged in to or out of."""
+MAX_CODE: Final = 4_096
+OFFLINE: Final = "offline_access"
+
+audit = structlog.get_logger("callgate.audit")
+log = structlog.get_logger("callgate.tools")
+
+
+class _Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """What is written down before a browser is sent away."""
+
+    server: str
+    identity: Identity
+    url: str
+    issuer: str
+    """The one that was found out. The browser has to come back from it."""
+    promises_issuer: bool
+    token_endpoint: str
+    revocation_endpoint: str
+    client: OwnClient
+    redirect_uri: str
+    verifier: str
+    resource: str
+    scopes: tuple[str, ...]
+    browser: str
+    """The digest of the browser's secret."""
+
+
+class OAuthLogins:
+    """Logs in to the servers of one config. Other processes with the same table may end what this one began."""
+
+    def __init__(self, shelf: Shelf, public_url: str | None = None) -> None:
+        self._shelf = shelf
+        self._public_url = public_url
+        self._servers: dict[str, OAuthAuthorization] = {}
+        self._following: asyncio.Task[None] | None = None
+        self.on_login: Callable[[str], None] = lambda server: None
+        """Called with the name of a server that somebody has logged in to."""
+
+    def authorization(self, name: str, url: str, section: OAuthSection, rules: AddressRules) -> OAuthAuthorization:
+        """Return what authorizes the requests to a server of the config, from now on. Raises `CannotLogIn` for a key that is none."""
+        if section.private_key is not None:
+            private_key(section.private_key.get_secret_value())
+        server = OAuthServer(name=name, url=url, section=section, rules=rules, public_url=self._public_url)
+        old = self._servers.get(name)
+        if old is None or old.server != server:
+            self._servers[name] = OAuthAuthorization(server, self._shelf)
+        return self._servers[name]
+
+    def keep_only(self, names: Sequence[str]) -> None:
+        """Forget the servers that the config does not have any more."""
+        self._servers = {name: server for name, server in self._servers.items() if name in names}
+
+    # -- a login
+
+    async def begin(self, server: str, identity: Identity, redirect_uri: str, scopes: Sequence[str] = ()) -> LoginBegun:
+        known = self._known(server)
+        own = known.server.own(identity)
+        section = known.server.section
+        try:
+            errand = self._errand(known)
+            found = await discovered(errand, known.server.url, issuer=section.issuer, legacy=section.legacy)
+            demand_pkce(found)
+            address = checked_address(found.server.authorization_endpoint)
+            client = await self._client(known, found, redirect_uri)
+            asked = await self._scopes(known, own, found, scopes)
+        except (CannotLogIn, BadDocument) as error:
+            raise LoginFailed(f"cannot log in to {server}: {error}") from None
+        except DatabaseAway:
+            raise LoginFailed(_AWAY) from None
+        state = secrets.token_urlsafe(32)
+        browser = secrets.token_urlsafe(32)
+        verifier = secrets.token_urlsafe(48)
+        begun = _Begun(
+            server=server,
+            identity=own,
+            url=known.server.url,
+            issuer=found.server.issuer,
+            promises_issuer=bool(found.server.authorization_response_iss_parameter_supported),
+            token_endpoint=found.server.token_endpoint,
+            revocation_endpoint=found.server.revocation_endpoint or "",
+            client=client,
+            redirect_uri=redirect_uri,
+            verifier=verifier,
+            resource=found.resource,
+            scopes=asked,
+            browser=_digest(browser),
+        )
+        try:
+            await self._shelf.put_note(_login(state), begun, LOGIN_SECONDS)
+        except DatabaseAway:
+            raise LoginFailed(_AWAY) from None
+        query = {
+            "response_type": "code",
+            "client_id": client.id,
+            "redirect_uri": redirect_uri,
+            "state": state,
+            "code_challenge": _challenge(verifier),
+            "code_challenge_method": "S256",
+            "resource": found.resource,
+        }
+        if asked:
+            query["scope"] = " ".join(asked)
+        if OFFLINE in asked:
+            query["prompt"] = "consent"  # OpenID Connect gives no refresh token without it
+        joint = "&" if "?" in address else "?"
+        return LoginBegun(
+            address=f"{address}{joint}{urlencode(query)}",
+            state=state,
+            browser=browser,
+            issuer=found.server.issuer,
+            scopes=asked,
+        )
+
+    async def finish(self, state: str, parameters: Mapping[str, str], *, browser: str) -> LoginDone:
+        begun = await self._begun(state)
+        if begun is None or not hmac.compare_digest(begun.browser, _digest(browser)):
+            raise LoginFailed("this login is over, was begun in another browser, or was never begun: begin it again")
+        known = self._known(begun.server)
+        section = known.server.section
+        issuer = parameters.get("iss")
+        if issuer is None and begun.promises_issuer:
+            raise LoginFailed("the answer does not say which authorization server it is from: nobody was logged in")
+        if issuer is not None and issuer != begun.issuer:
+            raise LoginFailed("the answer is from another authorization server than was asked: nobody was logged in")
+        if (error := parameters.get("error")) is not None:
+            raise LoginFailed(f"the authorization server did not log in ({error if error in CODES else 'refused'})")
+        code = parameters.get("code", "")
+        if not 0 < len(code) <= MAX_CODE or known.server.url != begun.url:
+            raise LoginFailed("the answer has no code that can be used: nobody was logged in")
+        endpoint = TokenEndpoint(begun.token_endpoint, begun.client, section, begun.resource)
+        try:
+            answer = await endpoint.for_code(self._errand(known), code, begun.verifier, begun.redirect_uri)
+        except TokenRefused as refused:
+            raise LoginFailed(f"the authorization server gave no token for the code ({refused.code})") from None
+        except (OutOfReach, BadDocument, CannotLogIn) as problem:
+            raise LoginFailed(f"the authorization server gave no token for the code: {problem}") from None
+        grant = Grant(
+            access=answer.access_token,
+            refresh=answer.refresh_token or "",
+            resource=begun.resource,
+            client=begun.client,
+            token_endpoint=begun.token_endpoint,
+            revocation_endpoint=begun.revocation_endpoint,
+            asked=begun.scopes,
+        )
+        scopes = begun.scopes
+        if answer.scope is not None:
+            scopes = tuple(answer.scope.split())
+        row = self._shelf.row(begun.server, begun.identity, begun.issuer, grant, answer, scopes)
+        if not known.server.owns(row, grant):
+            raise LoginFailed("the server's entry is another by now: begin the login again")
+        try:
+            generation = await self._shelf.tokens.put(row)
+        except DatabaseAway:
+            raise LoginFailed(_AWAY) from None
+        known.is_logged_in(begun.identity, generation)
+        audit.info("mcp_logged_in", **_facts(begun.server, begun.identity), issuer=begun.issuer, scopes=list(scopes))
+        self.on_login(begun.server)
+        return LoginDone(server=begun.server, identity=begun.identity, issuer=begun.issuer, scopes=scopes)
+
+    async def _begun(self, state: str) -> _Begun | None:
+        """Return what was written down for a state, once."""
+        name = _login(state)
+        try:
+            return self._shelf.open_note(name, await self._shelf.tokens.take_note(name), _Begun)
+        except DatabaseAway:
+            raise LoginFailed(_AWAY) from None
+
+    async def _client(self, known: OAuthAuthorization, found: Found, redirect_uri: str) -> OwnClient:
+        section = known.server.section
+        if (client := configured_client(section, found.server)) is not None:
+            return client
+        if (client := document_client(self._public_url, found.server)) is not None:
+            return client
+        errand = self._errand(known)
+        if is_loopback(redirect_uri):  # its port is another each time, and not every server lets that pass
+            return await registered_client(errand, found.server, redirect_uri, section.client_name)
+        about = [known.server.name, found.server.issuer, redirect_uri, section.client_name]
+        name = f"client:{hashlib.sha256(msgspec.json.encode(about)).hexdigest()}"
+        kept = self._shelf.open_note(name, await self._shelf.tokens.read_note(name), OwnClient)
+        if kept is not None:
+            return kept
+        client = await registered_client(errand, found.server, redirect_uri, section.client_name)
+        await self._shelf.put_note(name, client, CLIENT_SECONDS)
+        return client
+
+    async def _scopes(
+        self, known: OAuthAuthorization, own: Identity, found: Found, more: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Return the scopes to ask for: those of before and those that were missing, too."""
+        section = known.server.section
+        base = section.scopes if section.scopes is not None else found.scopes
+        before: tuple[str, ...] = ()
+        with contextlib.suppress(BadGrant):
+            kept = await self._shelf.read(known.server.name, own)
+            if kept is not None and known.server.owns(*kept) and kept[0].issuer == found.server.issuer:
+                before = (*kept[1].asked, *kept[0].missing)
+        asked = tuple(dict.fromkeys((*before, *(base or ()), *more)))
+        if section.scopes is None and asked and OFFLINE in (found.server.scopes_supported or ()):
+            asked = tuple(dict.fromkeys((*asked, OFFLINE)))
+        return asked
+
+    # -- its end
+
+    async def logout(self, server: str, identity: Identity) -> bool:
+        known = self._known(server)
+        own = known.server.own(identity)
+        try:
+            kept = None
+            with contextlib.suppress(BadGrant):
+                kept = await self._shelf.read(server, own)
+            was_there = await self._shelf.tokens.drop(row_id(server, own), None)
+        except DatabaseAway:
+            raise LoginFailed(_AWAY) from None
+        known.forget(own)
+        is_revoked = kept is not None and await self._revoked(known, kept[1])
+        if was_there:
+            audit.info("mcp_logged_out", **_facts(server, own), revoked=is_revoked)
+        return was_there
+
+    async def _revoked(self, known: OAuthAuthorization, grant: Grant) -> bool:
+        """Have the tokens revoked where that is offered; return whether that was done."""
+        if not grant.revocation_endpoint:
+            return False
+        errand = self._errand(known)
+        section = known.server.section
+        pairs = [("refresh_token", grant.refresh), ("access_token", grant.access)]
+        done = [False]
+        try:
+            done = [
+                await revoke(errand, grant.revocation_endpoint, grant.client, section, token, kind)
+                for kind, token in pairs
+                if token
+            ]
+        except (OutOfReach, CannotLogIn) as error:
+            log.warning("mcp_login_not_revoked", server=known.server.name, error=str(error))
+            return False
+        return all(done)
+
+    async def statuses(self) -> Sequence[LoginStatus]:
+        try:
+            rows = await self._shelf.tokens.rows()
+        except DatabaseAway:
+            raise LoginFailed(_AWAY) from None
+        statuses: list[LoginStatus] = []
+        for name, known in self._servers.items():
+            if known.server.section.grant == "client_credentials":
+                statuses.append(_machine_status(known))
+                continue
+            own_rows = [row for row in rows if row.server == name]
+            statuses += [self._status(known, row) for row in own_rows]
+            if not any(row.identity == OPERATOR for row in own_rows):
+                statuses.append(_missing(known))
+        return statuses
+
+    def _status(self, known: OAuthAuthorization, row: TokenRow) -> LoginStatus:
+        state = known.states().get(row.identity, LoginState.OK)
+        if row.missing:
+            state = LoginState.NEEDS_SCOPES
+        elif row.seconds_left is not None and row.seconds_left <= 0 and not row.is_renewable:
+            state = LoginState.NEEDS_LOGIN
+        return LoginStatus(
+            server=row.server,
+            identity=row.identity,
+            per=known.server.section.per,
+            state=state,
+            issuer=row.issuer,
+            scopes=row.scopes,
+            missing_scopes=row.missing,
+            seconds_left=row.seconds_left,
+            is_renewable=row.is_renewable,
+        )
+
+    # -- what other processes do
+
+    def follow(self) -> None:
+        """Look from now on for what other processes log in to and out of."""
+        if self._following is None:
+            self._following = asyncio.get_running_loop().create_task(self._follow(), name="logins of other processes")
+
+    async def close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait({self._following})
+
+    async def _follow(self) -> None:
+        before: Mapping[str, int] = {}
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            try:
+                now = await self._shelf.tokens.generations()
+            except DatabaseAway:  # said by its presence
+                continue
+            for name, known in list(self._servers.items()):
+                known.forget_others(now)
+                id = row_id(name, OPERATOR)
+                if id in now and id not in before and known.states().get(OPERATOR) is LoginState.NEEDS_LOGIN:
+                    self.on_login(name)
+            before = now
+
+    def _known(self, server: str) -> OAuthAuthorization:
+        known = self._servers.get(server)
+        if known is None:
+            raise LoginFailed(f"there is no server {server[:100]!r} with `oauth` in the config")
+        if known.server.section.grant != "code":
+            raise LoginFailed(f"nobody logs in to {server}: its entry says `grant: {known.server.section.grant}`")
+        return known
+
+    def _errand(self, known: OAuthAuthorization) -> Errand:
+        return Errand(self._shelf.web(), known.server.rules)
+
+
+_AWAY: Final = "logins are kept where they cannot be read or written at the moment: try again later"
+
+
+def _missing(known: OAuthAuthorization) -> LoginStatus:
+    section = known.server.section
+    return LoginStatus(
+        server=known.server.name,
+        identity=OPERATOR,
+        per=section.per,
+        state=LoginState.NEEDS_LOGIN,
+        issuer=section.issuer or "",
+    )
+
+
+def _machine_status(known: OAuthAuthorization) -> LoginStatus:
+    section = known.server.section
+    issuer, scopes = known.machine_facts
+    state = known.states().get(OPERATOR)
+    if state is None:
+        state = LoginState.OK  # it logs in when it has to
+    return LoginStatus(
+        server=known.server.name,
+        identity=OPERATOR,
+        per=section.per,
+        state=state,
+        issuer=issuer or section.issuer or "",
+        scopes=scopes,
+        is_renewable=True,
+    )
+
+
+def _facts(server: str, identity: Identity) -> dict[str, str]:
+    facts = {"server": server}
+    if identity.key:
+        facts["key"] = identity.key
+    if identity.user:
+        facts["user"] = identity.user
+    return facts
+
+
+def _login(state: str) -> str:
+    return f"login:{_digest(state)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _challenge(verifier: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
