@@ -276,6 +276,12 @@ class Metrics:
             ["server"],
             registry=self.registry,
         )
+        self.logins_lacking = Gauge(
+            "callgate_mcp_logins_lacking",
+            "Identities whose requests to an MCP server wait for a login, or for one with more rights.",
+            ["server"],
+            registry=self.registry,
+        )
         self.parser_failures = self._counter(
             "parser_failures", "Jobs of processes that read for the server and gave no result.", "kind", "reason"
         )

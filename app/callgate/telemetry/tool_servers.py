@@ -1,6 +1,7 @@
 """Logs and counts the events of tool servers: connected, lost, descriptions changed."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Final
 
 import structlog
@@ -30,6 +31,14 @@ class ToolServers:
     def holds_back(self, server: str, count: int) -> None:
         """Show how many tools of a server are not on offer until somebody accepts what they say of themselves."""
         self._metrics.tools_held.labels(server).set(count)
+
+    def login(self, server: str, state: str, reason: str, lacking: int, who: Mapping[str, str]) -> None:
+        """Log that a login is missing or there again, and show how many are missing. `who`: the key and the user it is of."""
+        self._metrics.logins_lacking.labels(server).set(lacking)
+        if reason:
+            log.warning("mcp_login_lacking", server=server, state=state, reason=reason, **who)
+        else:
+            log.info("mcp_login_ok", server=server, **who)
 
     def changed(self, server: str, tool: str) -> None:
         """Log and count a changed description, because models may obey it."""

@@ -18,6 +18,18 @@ class LoginState(StrEnum):
     """Logged in, and the server has refused something because the login does not reach so far."""
 
 
+class StateChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Another state of an identity at a server."""
+
+    server: str
+    identity: Identity
+    state: LoginState
+    reason: str
+    """Why nobody is logged in any more, for the operator; empty where somebody is."""
+    lacking: int
+    """The identities at this server whose logins this process has missed."""
+
+
 class LoginBegun(msgspec.Struct, frozen=True, kw_only=True):
     """A login for which a browser can be sent away. It is over after ten minutes."""
 

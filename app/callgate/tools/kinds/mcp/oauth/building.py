@@ -7,9 +7,8 @@ from callgate.config.entry_errors import BadEntry
 from callgate.config.schema.whole import Config
 from callgate.state.sealing import Sealer
 from callgate.tools.kinds.http.addresses import AddressRules
-from callgate.tools.kinds.mcp.authorization import Identity
 from callgate.tools.kinds.mcp.http import rules_for
-from callgate.tools.kinds.mcp.logins import LoginState
+from callgate.tools.kinds.mcp.logins import StateChange
 from callgate.tools.kinds.mcp.oauth.discovery import CannotLogIn
 from callgate.tools.kinds.mcp.oauth.memory_tokens import MemoryTokens
 from callgate.tools.kinds.mcp.oauth.service import OAuthLogins
@@ -21,10 +20,8 @@ if TYPE_CHECKING:
     from callgate.state.database import Database
     from callgate.tools.kinds.http.client import Web
 
-OnState = Callable[[str, Identity, LoginState, str], None]
 
-
-def say_nothing(server: str, identity: Identity, state: LoginState, why: str) -> None:
+def say_nothing(change: StateChange) -> None:
     """Take note of nothing."""
 
 
@@ -33,7 +30,7 @@ def logins_of(
     sealer: Sealer,
     database: "Database | None",
     web: "Callable[[], Web]",
-    on_state: OnState = say_nothing,
+    on_state: Callable[[StateChange], None] = say_nothing,
 ) -> OAuthLogins:
     """Return the logins, kept in the ledger's database, else in memory. Raises `BadEntry` where they would be sealed with a secret that
     other machines do not have."""

@@ -8,9 +8,9 @@ import msgspec
 
 from callgate.tools.kinds.mcp.oauth.challenges import BadChallenge, bearer_challenge, scopes_of
 from callgate.tools.kinds.mcp.oauth.documents import (
-    BadDocument,
     ResourceMetadata,
     ServerMetadata,
+    UnusableDocument,
     checked_address,
     covers,
     resource_metadata,
@@ -30,7 +30,7 @@ class CannotLogIn(Exception):
     """Raised where a login is impossible, with a reason for the operator. It quotes nothing but addresses that were checked."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class LoginPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where and for what to log in."""
 
     resource: str
@@ -42,7 +42,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Whether there was no metadata, so that all of it is what servers of 2025-03-26 have."""
 
 
-async def discovered(errand: Errand, url: str, *, issuer: str | None, legacy: bool) -> Found:
+async def discovered(errand: Errand, url: str, *, issuer: str | None, legacy: bool) -> LoginPlace:
     """Ask the server without a token what it wants, and follow that. Raises `CannotLogIn`."""
     try:
         probe = await errand.post_json(url, PROBE, PROBE_HEADERS)
@@ -54,7 +54,7 @@ async def discovered(errand: Errand, url: str, *, issuer: str | None, legacy: bo
 
 async def discovered_from(
     errand: Errand, url: str, challenges: Sequence[str], *, issuer: str | None, legacy: bool
-) -> Found:
+) -> LoginPlace:
     """Follow a challenge that has come. Raises `CannotLogIn`."""
     challenged_scopes = challenged(challenges)
     metadata = await resource_of(errand, url, challenges)
@@ -73,7 +73,7 @@ async def discovered_from(
         if scopes is None and metadata.scopes_supported is not None:
             scopes = _scopes(" ".join(metadata.scopes_supported))
     assert issuer is not None, "one of the two has named it"
-    return Found(resource=resource, server=await server_of(errand, issuer), scopes=scopes)
+    return LoginPlace(resource=resource, server=await server_of(errand, issuer), scopes=scopes)
 
 
 def challenged(challenges: Sequence[str]) -> tuple[str, ...] | None:
@@ -101,7 +101,7 @@ async def resource_of(errand: Errand, url: str, challenges: Sequence[str]) -> Re
             if not answer.is_good:
                 continue
             metadata = resource_metadata(answer.body)
-        except (BadDocument, OutOfReach) as error:
+        except (UnusableDocument, OutOfReach) as error:
             raise CannotLogIn(f"what the server says of itself cannot be used: {error}") from None
         if not covers(metadata.resource, url):
             raise CannotLogIn("what the server says of itself is about another resource than its address")
@@ -109,11 +109,13 @@ async def resource_of(errand: Errand, url: str, challenges: Sequence[str]) -> Re
     return None
 
 
-def _issuer_of(metadata: ResourceMetadata, wanted: str | None) -> str:
-    if wanted is not None:
-        if wanted not in metadata.authorization_servers:
-            raise CannotLogIn(f"the server does not log in at {wanted} (any more), which its entry names as `issuer`")
-        return wanted
+def _issuer_of(metadata: ResourceMetadata, issuer_of_entry: str | None) -> str:
+    if issuer_of_entry is not None:
+        if issuer_of_entry not in metadata.authorization_servers:
+            raise CannotLogIn(
+                f"the server does not log in at {issuer_of_entry} (any more), which its entry names as `issuer`"
+            )
+        return issuer_of_entry
     if not metadata.authorization_servers:
         raise CannotLogIn("the server names no authorization server: name the `issuer`")
     return metadata.authorization_servers[0]
@@ -123,7 +125,7 @@ async def server_of(errand: Errand, issuer: str) -> ServerMetadata:
     """Return what an authorization server says of itself. Raises `CannotLogIn`."""
     try:
         checked_address(issuer)
-    except BadDocument as error:
+    except UnusableDocument as error:
         raise CannotLogIn(f"the authorization server has {error}") from None
     for place in _server_places(issuer):
         try:
@@ -131,14 +133,14 @@ async def server_of(errand: Errand, issuer: str) -> ServerMetadata:
             if not answer.is_good:
                 continue
             return _checked(server_metadata(answer.body), issuer)
-        except (BadDocument, OutOfReach) as error:
+        except (UnusableDocument, OutOfReach) as error:
             raise CannotLogIn(f"{issuer} cannot be logged in at: {error}") from None
     raise CannotLogIn(f"{issuer} says nothing of itself (no authorization server metadata)")
 
 
 def _checked(metadata: ServerMetadata, issuer: str) -> ServerMetadata:
     if metadata.issuer != issuer:
-        raise BadDocument("what it says of itself names another issuer")
+        raise UnusableDocument("what it says of itself names another issuer")
     endpoints = (metadata.authorization_endpoint, metadata.registration_endpoint, metadata.revocation_endpoint)
     for endpoint in (metadata.token_endpoint, *filter(None, endpoints)):
         checked_address(endpoint)
@@ -146,15 +148,15 @@ def _checked(metadata: ServerMetadata, issuer: str) -> ServerMetadata:
     return metadata
 
 
-def demand_pkce(found: Found) -> None:
+def demand_pkce(place: LoginPlace) -> None:
     """Raise `CannotLogIn` where a code could be used by whoever sees it."""
-    if S256 not in (found.server.code_challenge_methods_supported or ()) and not found.is_guessed:
+    if S256 not in (place.server.code_challenge_methods_supported or ()) and not place.is_guessed:
         raise CannotLogIn(
-            f"{found.server.issuer} does not say that it supports PKCE with S256, without which nobody is sent there"
+            f"{place.server.issuer} does not say that it supports PKCE with S256, without which nobody is sent there"
         )
 
 
-async def _legacy(errand: Errand, url: str, scopes: tuple[str, ...] | None) -> Found:
+async def _legacy(errand: Errand, url: str, scopes: tuple[str, ...] | None) -> LoginPlace:
     base = _at(url, "")
     try:
         checked_address(base)
@@ -162,8 +164,8 @@ async def _legacy(errand: Errand, url: str, scopes: tuple[str, ...] | None) -> F
         if answer.is_good:
             metadata = server_metadata(answer.body)
             issuer = metadata.issuer if metadata.issuer == f"{base}/" else base
-            return Found(resource=url.partition("#")[0], server=_checked(metadata, issuer), scopes=scopes)
-    except (BadDocument, OutOfReach) as error:
+            return LoginPlace(resource=url.partition("#")[0], server=_checked(metadata, issuer), scopes=scopes)
+    except (UnusableDocument, OutOfReach) as error:
         raise CannotLogIn(f"{base} cannot be logged in at: {error}") from None
     guessed = ServerMetadata(
         issuer=base,
@@ -171,7 +173,7 @@ async def _legacy(errand: Errand, url: str, scopes: tuple[str, ...] | None) -> F
         token_endpoint=f"{base}/token",
         registration_endpoint=f"{base}/register",
     )
-    return Found(resource=url.partition("#")[0], server=guessed, scopes=scopes, is_guessed=True)
+    return LoginPlace(resource=url.partition("#")[0], server=guessed, scopes=scopes, is_guessed=True)
 
 
 def _resource_places(url: str) -> Iterator[str]:

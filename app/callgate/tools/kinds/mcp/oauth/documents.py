@@ -22,7 +22,7 @@ LONGEST_LIFE: Final = 365 * 86_400.0
 DOCUMENT: Final = Door(name="a document of OAuth", bytes=MAX_BYTES, values=4_000, uncounted=0, depth=32)
 
 
-class BadDocument(ValueError):
+class UnusableDocument(ValueError):
     """Raised for a document that cannot be used. Its text is ours, and says nothing of what stood there."""
 
 
@@ -94,34 +94,34 @@ _read_refusal = json_reader(TokenRefusal)
 
 
 def resource_metadata(body: bytes) -> ResourceMetadata:
-    """Raises `BadDocument`."""
+    """Raises `UnusableDocument`."""
     return _read(_read_resource, body, "what the server says of itself")
 
 
 def server_metadata(body: bytes) -> ServerMetadata:
-    """Raises `BadDocument`."""
+    """Raises `UnusableDocument`."""
     return _read(_read_server, body, "what the authorization server says of itself")
 
 
 def registration(body: bytes) -> Registration:
-    """Raises `BadDocument`."""
+    """Raises `UnusableDocument`."""
     client = _read(_read_registration, body, "the answer to the registration")
     if not _is_credential(client.client_id) or not _is_credential(client.client_secret or "-"):
-        raise BadDocument("the answer to the registration has no usable client")
+        raise UnusableDocument("the answer to the registration has no usable client")
     return client
 
 
 def token_answer(body: bytes) -> TokenAnswer:
-    """Raises `BadDocument`."""
+    """Raises `UnusableDocument`."""
     answer = _read(_read_token, body, "the answer of the token endpoint")
     if answer.token_type.lower() != "bearer":
-        raise BadDocument("the token endpoint gave a token that is no bearer token")
+        raise UnusableDocument("the token endpoint gave a token that is no bearer token")
     if not _is_credential(answer.access_token) or not _is_credential(answer.refresh_token or "-"):
-        raise BadDocument("the token endpoint gave something that cannot be sent as a token")
+        raise UnusableDocument("the token endpoint gave something that cannot be sent as a token")
     try:
         scopes_of(answer.scope or "")
     except BadChallenge as error:
-        raise BadDocument(f"the token endpoint gave {error}") from None
+        raise UnusableDocument(f"the token endpoint gave {error}") from None
     return answer
 
 
@@ -129,7 +129,7 @@ def refusal(body: bytes) -> str:
     """Return the code of a refusal; empty where there is none."""
     try:
         return _read(_read_refusal, body, "a refusal").error
-    except BadDocument:
+    except UnusableDocument:
         return ""
 
 
@@ -137,7 +137,7 @@ def _read(reader: Callable[[Opened], T], body: bytes, what: str) -> T:
     try:
         return reader(Untrusted(body, DOCUMENT).open())
     except READ_ERRORS:
-        raise BadDocument(f"{what} cannot be read") from None
+        raise UnusableDocument(f"{what} cannot be read") from None
 
 
 def _is_credential(text: str) -> bool:
@@ -146,22 +146,22 @@ def _is_credential(text: str) -> bool:
 
 def checked_address(url: str, *, like: str = "") -> str:
     """Return an address that may be asked or opened: with https, or on this machine; or with the scheme, host and port of `like`.
-    Raises `BadDocument`."""
+    Raises `UnusableDocument`."""
     if not 0 < len(url) <= MAX_ADDRESS or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        raise BadDocument("an address that cannot be used")
+        raise UnusableDocument("an address that cannot be used")
     try:
         parts = urlsplit(url)
         host = parts.hostname
         _ = parts.port
     except ValueError:
-        raise BadDocument("an address that cannot be used") from None
+        raise UnusableDocument("an address that cannot be used") from None
     if not host or parts.fragment or parts.username is not None or parts.password is not None:
-        raise BadDocument("an address that cannot be used")
+        raise UnusableDocument("an address that cannot be used")
     if parts.scheme == "https" or (
         parts.scheme == "http" and (is_this_machine(host) or (like and origin(url) == origin(like)))
     ):
         return url
-    raise BadDocument("an address without https")
+    raise UnusableDocument("an address without https")
 
 
 def is_this_machine(host: str) -> bool:

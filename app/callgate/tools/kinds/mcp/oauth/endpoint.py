@@ -44,7 +44,7 @@ class TokenEndpoint(msgspec.Struct, frozen=True):
     resource: str
 
     async def for_code(self, errand: Errand, code: str, verifier: str, redirect_uri: str) -> TokenAnswer:
-        """Raises `TokenRefused`, `OutOfReach`, `BadDocument`, `CannotLogIn`; so do the others."""
+        """Raises `TokenRefused`, `OutOfReach`, `UnusableDocument`, `CannotLogIn`; so do the others."""
         fields = {"code": code, "code_verifier": verifier, "redirect_uri": redirect_uri}
         return await self._ask(errand, "authorization_code", fields)
 

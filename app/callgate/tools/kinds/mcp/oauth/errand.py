@@ -22,7 +22,7 @@ class OutOfReach(Exception):
     """Raised where an answer did not come, or not as it has to. Its text names the host alone."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ErrandAnswer(msgspec.Struct, frozen=True):
     """An answer, whole."""
 
     status: int
@@ -44,22 +44,24 @@ class Errand:
         self._left = requests
         self._until = asyncio.get_running_loop().time() + SECONDS
 
-    async def get(self, url: str) -> Answer:
+    async def get(self, url: str) -> ErrandAnswer:
         """Raises `OutOfReach`."""
         return await self._ask("GET", url, {"Accept": JSON}, None)
 
-    async def post_form(self, url: str, fields: Mapping[str, str], headers: Mapping[str, str] | None = None) -> Answer:
+    async def post_form(
+        self, url: str, fields: Mapping[str, str], headers: Mapping[str, str] | None = None
+    ) -> ErrandAnswer:
         """Raises `OutOfReach`."""
         return await self._ask(
             "POST", url, {"Accept": JSON, "Content-Type": FORM, **(headers or {})}, urlencode(fields).encode()
         )
 
-    async def post_json(self, url: str, value: object, headers: Mapping[str, str] | None = None) -> Answer:
+    async def post_json(self, url: str, value: object, headers: Mapping[str, str] | None = None) -> ErrandAnswer:
         """Raises `OutOfReach`."""
         content = msgspec.json.encode(value)
         return await self._ask("POST", url, {"Accept": JSON, "Content-Type": JSON, **(headers or {})}, content)
 
-    async def _ask(self, method: str, url: str, headers: Mapping[str, str], content: bytes | None) -> Answer:
+    async def _ask(self, method: str, url: str, headers: Mapping[str, str], content: bytes | None) -> ErrandAnswer:
         try:
             address = httpx2.URL(url)
         except httpx2.InvalidURL:
@@ -91,4 +93,4 @@ class Errand:
             raise OutOfReach(f"{host} answered with more than {MAX_BYTES} bytes")
         if response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
             raise OutOfReach(f"{host} sent an encoded answer, which was not asked for")
-        return Answer(response.status_code, body.data, tuple(response.headers.get_list("www-authenticate")))
+        return ErrandAnswer(response.status_code, body.data, tuple(response.headers.get_list("www-authenticate")))

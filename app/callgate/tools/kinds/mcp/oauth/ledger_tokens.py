@@ -31,8 +31,8 @@ _CLAIM: Final = (
 )
 _RENEW: Final = (
     "UPDATE oauth_tokens SET scopes = ?3, sealed = ?4, renewable = ?5, life = CAST(?6 AS {real}), expires_at = {now} + CAST(?6 AS {real}),"
-    " generation = ?2, updated_at = {now}, claim = '', claimed_until = 0"
-    " WHERE id = ?1 AND generation = ?2 - 1 AND claim = ?7 RETURNING generation"
+    " generation = generation + 1, updated_at = {now}, claim = '', claimed_until = 0"
+    " WHERE id = ?1 AND generation = ?2 AND claim = ?7 RETURNING generation"
 )
 _RELEASE: Final = "UPDATE oauth_tokens SET claim = '', claimed_until = 0 WHERE id = ?1 AND claim = ?2"
 _LACK: Final = "UPDATE oauth_tokens SET missing = ?3 WHERE id = ?1 AND generation = ?2"
@@ -75,7 +75,7 @@ class LedgerTokens:
         return bool(await self._database.fetch(_CLAIM, id, generation, holder, seconds))
 
     async def renew(self, row: TokenRow, holder: str) -> bool:
-        values = (row.id, row.generation, " ".join(row.scopes), row.sealed, int(row.is_renewable), row.life, holder)
+        values = (row.id, row.generation - 1, " ".join(row.scopes), row.sealed, int(row.is_renewable), row.life, holder)
         return bool(await self._database.fetch(_RENEW, *values))
 
     async def release(self, id: str, holder: str) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from callgate.tools.kinds.mcp.logins import document_address
 from callgate.tools.kinds.mcp.oauth.discovery import CannotLogIn
-from callgate.tools.kinds.mcp.oauth.documents import BadDocument, ServerMetadata, is_this_machine, registration
+from callgate.tools.kinds.mcp.oauth.documents import ServerMetadata, UnusableDocument, is_this_machine, registration
 from callgate.tools.kinds.mcp.oauth.errand import Errand, OutOfReach
 from callgate.tools.kinds.mcp.oauth.settings import OAuthSection
 
@@ -71,13 +71,13 @@ async def registered_client(errand: Errand, server: ServerMetadata, redirect_uri
             f" {redirect_uri}, and put `client_id` and `issuer` into the entry"
         )
     methods = server.token_endpoint_auth_methods_supported
-    wanted = next((method for method in (NONE, BASIC, POST) if method in (methods or (BASIC,))), NONE)
+    method_wish = next((method for method in (NONE, BASIC, POST) if method in (methods or (BASIC,))), NONE)
     wish = {
         "client_name": name,
         "redirect_uris": [redirect_uri],
         "grant_types": ["authorization_code", "refresh_token"],
         "response_types": ["code"],
-        "token_endpoint_auth_method": wanted,
+        "token_endpoint_auth_method": method_wish,
         "application_type": "native" if is_loopback(redirect_uri) else "web",
     }
     try:
@@ -85,9 +85,9 @@ async def registered_client(errand: Errand, server: ServerMetadata, redirect_uri
         if not answer.is_good:
             raise CannotLogIn(f"{server.issuer} did not register Callgate as a client (HTTP {answer.status})")
         client = registration(answer.body)
-    except (BadDocument, OutOfReach) as error:
+    except (UnusableDocument, OutOfReach) as error:
         raise CannotLogIn(f"{server.issuer} did not register Callgate as a client: {error}") from None
-    method = client.token_endpoint_auth_method or wanted
+    method = client.token_endpoint_auth_method or method_wish
     if method not in (NONE, BASIC, POST):
         raise CannotLogIn(f"{server.issuer} registered Callgate with a way to prove itself that it does not have")
     if method != NONE and not client.client_secret:

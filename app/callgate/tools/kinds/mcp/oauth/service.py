@@ -17,8 +17,8 @@ from callgate.state.database import DatabaseAway
 from callgate.tools.kinds.http.addresses import AddressRules
 from callgate.tools.kinds.mcp.authorization import OPERATOR, Identity
 from callgate.tools.kinds.mcp.logins import LoginBegun, LoginDone, LoginFailed, LoginState, LoginStatus
-from callgate.tools.kinds.mcp.oauth.discovery import CannotLogIn, Found, demand_pkce, discovered
-from callgate.tools.kinds.mcp.oauth.documents import BadDocument, checked_address
+from callgate.tools.kinds.mcp.oauth.discovery import CannotLogIn, LoginPlace, demand_pkce, discovered
+from callgate.tools.kinds.mcp.oauth.documents import UnusableDocument, checked_address
 from callgate.tools.kinds.mcp.oauth.endpoint import CODES, TokenEndpoint, TokenRefused, revoke
 from callgate.tools.kinds.mcp.oauth.errand import Errand, OutOfReach
 from callgate.tools.kinds.mcp.oauth.own_client import (
@@ -94,17 +94,17 @@ class OAuthLogins:
     # -- a login
 
     async def begin(self, server: str, identity: Identity, redirect_uri: str, scopes: Sequence[str] = ()) -> LoginBegun:
-        known = self._known(server)
-        own = known.server.own(identity)
-        section = known.server.section
+        source = self._known(server)
+        own = source.server.own(identity)
+        section = source.server.section
         try:
-            errand = self._errand(known)
-            found = await discovered(errand, known.server.url, issuer=section.issuer, legacy=section.legacy)
-            demand_pkce(found)
-            address = checked_address(found.server.authorization_endpoint)
-            client = await self._client(known, found, redirect_uri)
-            asked = await self._scopes(known, own, found, scopes)
-        except (CannotLogIn, BadDocument) as error:
+            errand = self._errand(source)
+            place = await discovered(errand, source.server.url, issuer=section.issuer, legacy=section.legacy)
+            demand_pkce(place)
+            address = checked_address(place.server.authorization_endpoint)
+            client = await self._client(source, place, redirect_uri)
+            wish = await self._scopes(source, own, place, scopes)
+        except (CannotLogIn, UnusableDocument) as error:
             raise LoginFailed(f"cannot log in to {server}: {error}") from None
         except DatabaseAway:
             raise LoginFailed(_AWAY) from None
@@ -114,16 +114,16 @@ class OAuthLogins:
         begun = _Begun(
             server=server,
             identity=own,
-            url=known.server.url,
-            issuer=found.server.issuer,
-            promises_issuer=bool(found.server.authorization_response_iss_parameter_supported),
-            token_endpoint=found.server.token_endpoint,
-            revocation_endpoint=found.server.revocation_endpoint or "",
+            url=source.server.url,
+            issuer=place.server.issuer,
+            promises_issuer=bool(place.server.authorization_response_iss_parameter_supported),
+            token_endpoint=place.server.token_endpoint,
+            revocation_endpoint=place.server.revocation_endpoint or "",
             client=client,
             redirect_uri=redirect_uri,
             verifier=verifier,
-            resource=found.resource,
-            scopes=asked,
+            resource=place.resource,
+            scopes=wish,
             browser=_digest(browser),
         )
         try:
@@ -137,27 +137,27 @@ class OAuthLogins:
             "state": state,
             "code_challenge": _challenge(verifier),
             "code_challenge_method": "S256",
-            "resource": found.resource,
+            "resource": place.resource,
         }
-        if asked:
-            query["scope"] = " ".join(asked)
-        if OFFLINE in asked:
+        if wish:
+            query["scope"] = " ".join(wish)
+        if OFFLINE in wish:
             query["prompt"] = "consent"  # OpenID Connect gives no refresh token without it
         joint = "&" if "?" in address else "?"
         return LoginBegun(
             address=f"{address}{joint}{urlencode(query)}",
             state=state,
             browser=browser,
-            issuer=found.server.issuer,
-            scopes=asked,
+            issuer=place.server.issuer,
+            scopes=wish,
         )
 
     async def finish(self, state: str, parameters: Mapping[str, str], *, browser: str) -> LoginDone:
         begun = await self._begun(state)
         if begun is None or not hmac.compare_digest(begun.browser, _digest(browser)):
             raise LoginFailed("this login is over, was begun in another browser, or was never begun: begin it again")
-        known = self._known(begun.server)
-        section = known.server.section
+        source = self._known(begun.server)
+        section = source.server.section
         issuer = parameters.get("iss")
         if issuer is None and begun.promises_issuer:
             raise LoginFailed("the answer does not say which authorization server it is from: nobody was logged in")
@@ -166,14 +166,14 @@ class OAuthLogins:
         if (error := parameters.get("error")) is not None:
             raise LoginFailed(f"the authorization server did not log in ({error if error in CODES else 'refused'})")
         code = parameters.get("code", "")
-        if not 0 < len(code) <= MAX_CODE or known.server.url != begun.url:
+        if not 0 < len(code) <= MAX_CODE or source.server.url != begun.url:
             raise LoginFailed("the answer has no code that can be used: nobody was logged in")
         endpoint = TokenEndpoint(begun.token_endpoint, begun.client, section, begun.resource)
         try:
-            answer = await endpoint.for_code(self._errand(known), code, begun.verifier, begun.redirect_uri)
+            answer = await endpoint.for_code(self._errand(source), code, begun.verifier, begun.redirect_uri)
         except TokenRefused as refused:
             raise LoginFailed(f"the authorization server gave no token for the code ({refused.code})") from None
-        except (OutOfReach, BadDocument, CannotLogIn) as problem:
+        except (OutOfReach, UnusableDocument, CannotLogIn) as problem:
             raise LoginFailed(f"the authorization server gave no token for the code: {problem}") from None
         grant = Grant(
             access=answer.access_token,
@@ -182,19 +182,19 @@ class OAuthLogins:
             client=begun.client,
             token_endpoint=begun.token_endpoint,
             revocation_endpoint=begun.revocation_endpoint,
-            asked=begun.scopes,
+            requested=begun.scopes,
         )
         scopes = begun.scopes
         if answer.scope is not None:
             scopes = tuple(answer.scope.split())
         row = self._shelf.row(begun.server, begun.identity, begun.issuer, grant, answer, scopes)
-        if not known.server.owns(row, grant):
+        if not source.server.owns(row, grant):
             raise LoginFailed("the server's entry is another by now: begin the login again")
         try:
             generation = await self._shelf.tokens.put(row)
         except DatabaseAway:
             raise LoginFailed(_AWAY) from None
-        known.is_logged_in(begun.identity, generation)
+        source.is_logged_in(begun.identity, generation)
         audit.info("mcp_logged_in", **_facts(begun.server, begun.identity), issuer=begun.issuer, scopes=list(scopes))
         self.on_login(begun.server)
         return LoginDone(server=begun.server, identity=begun.identity, issuer=begun.issuer, scopes=scopes)
@@ -207,76 +207,78 @@ class OAuthLogins:
         except DatabaseAway:
             raise LoginFailed(_AWAY) from None
 
-    async def _client(self, known: OAuthAuthorization, found: Found, redirect_uri: str) -> OwnClient:
-        section = known.server.section
-        if (client := configured_client(section, found.server)) is not None:
+    async def _client(self, source: OAuthAuthorization, place: LoginPlace, redirect_uri: str) -> OwnClient:
+        section = source.server.section
+        if (client := configured_client(section, place.server)) is not None:
             return client
-        if (client := document_client(self._public_url, found.server)) is not None:
+        if (client := document_client(self._public_url, place.server)) is not None:
             return client
-        errand = self._errand(known)
+        errand = self._errand(source)
         if is_loopback(redirect_uri):  # its port is another each time, and not every server lets that pass
-            return await registered_client(errand, found.server, redirect_uri, section.client_name)
-        about = [known.server.name, found.server.issuer, redirect_uri, section.client_name]
+            return await registered_client(errand, place.server, redirect_uri, section.client_name)
+        about = [source.server.name, place.server.issuer, redirect_uri, section.client_name]
         name = f"client:{hashlib.sha256(msgspec.json.encode(about)).hexdigest()}"
-        kept = self._shelf.open_note(name, await self._shelf.tokens.read_note(name), OwnClient)
-        if kept is not None:
-            return kept
-        client = await registered_client(errand, found.server, redirect_uri, section.client_name)
+        login = self._shelf.open_note(name, await self._shelf.tokens.read_note(name), OwnClient)
+        if login is not None:
+            return login
+        client = await registered_client(errand, place.server, redirect_uri, section.client_name)
         await self._shelf.put_note(name, client, CLIENT_SECONDS)
         return client
 
     async def _scopes(
-        self, known: OAuthAuthorization, own: Identity, found: Found, more: Sequence[str]
+        self, source: OAuthAuthorization, own: Identity, place: LoginPlace, extra: Sequence[str]
     ) -> tuple[str, ...]:
         """Return the scopes to ask for: those of before and those that were missing, too."""
-        section = known.server.section
-        base = section.scopes if section.scopes is not None else found.scopes
+        section = source.server.section
+        base = section.scopes if section.scopes is not None else place.scopes
         before: tuple[str, ...] = ()
         with contextlib.suppress(BadGrant):
-            kept = await self._shelf.read(known.server.name, own)
-            if kept is not None and known.server.owns(*kept) and kept[0].issuer == found.server.issuer:
-                before = (*kept[1].asked, *kept[0].missing)
-        asked = tuple(dict.fromkeys((*before, *(base or ()), *more)))
-        if section.scopes is None and asked and OFFLINE in (found.server.scopes_supported or ()):
-            asked = tuple(dict.fromkeys((*asked, OFFLINE)))
-        return asked
+            login = await self._shelf.read(source.server.name, own)
+            if login is not None and source.server.owns(*login) and login[0].issuer == place.server.issuer:
+                before = (*login[1].requested, *login[0].missing)
+        wish = tuple(dict.fromkeys((*before, *(base or ()), *extra)))
+        if section.scopes is None and wish and OFFLINE in (place.server.scopes_supported or ()):
+            wish = tuple(dict.fromkeys((*wish, OFFLINE)))
+        return wish
 
     # -- its end
 
     async def logout(self, server: str, identity: Identity) -> bool:
-        known = self._known(server)
-        own = known.server.own(identity)
+        source = self._known(server)
+        own = source.server.own(identity)
         try:
-            kept = None
+            login = None
             with contextlib.suppress(BadGrant):
-                kept = await self._shelf.read(server, own)
+                login = await self._shelf.read(server, own)
             was_there = await self._shelf.tokens.drop(row_id(server, own), None)
         except DatabaseAway:
             raise LoginFailed(_AWAY) from None
-        known.forget(own)
-        is_revoked = kept is not None and await self._revoked(known, kept[1])
+        source.forget(own)
+        is_revoked = False
+        if login is not None:
+            is_revoked = await self._revoked(source, login[1])
         if was_there:
             audit.info("mcp_logged_out", **_facts(server, own), revoked=is_revoked)
         return was_there
 
-    async def _revoked(self, known: OAuthAuthorization, grant: Grant) -> bool:
+    async def _revoked(self, source: OAuthAuthorization, grant: Grant) -> bool:
         """Have the tokens revoked where that is offered; return whether that was done."""
         if not grant.revocation_endpoint:
             return False
-        errand = self._errand(known)
-        section = known.server.section
+        errand = self._errand(source)
+        section = source.server.section
         pairs = [("refresh_token", grant.refresh), ("access_token", grant.access)]
-        done = [False]
+        results = [False]
         try:
-            done = [
+            results = [
                 await revoke(errand, grant.revocation_endpoint, grant.client, section, token, kind)
                 for kind, token in pairs
                 if token
             ]
         except (OutOfReach, CannotLogIn) as error:
-            log.warning("mcp_login_not_revoked", server=known.server.name, error=str(error))
+            log.warning("mcp_login_not_revoked", server=source.server.name, error=str(error))
             return False
-        return all(done)
+        return all(results)
 
     async def statuses(self) -> Sequence[LoginStatus]:
         try:
@@ -284,18 +286,18 @@ class OAuthLogins:
         except DatabaseAway:
             raise LoginFailed(_AWAY) from None
         statuses: list[LoginStatus] = []
-        for name, known in self._servers.items():
-            if known.server.section.grant == "client_credentials":
-                statuses.append(_machine_status(known))
+        for name, source in self._servers.items():
+            if source.server.section.grant == "client_credentials":
+                statuses.append(_machine_status(source))
                 continue
             own_rows = [row for row in rows if row.server == name]
-            statuses += [self._status(known, row) for row in own_rows]
+            statuses += [self._status(source, row) for row in own_rows]
             if not any(row.identity == OPERATOR for row in own_rows):
-                statuses.append(_missing(known))
+                statuses.append(_missing(source))
         return statuses
 
-    def _status(self, known: OAuthAuthorization, row: TokenRow) -> LoginStatus:
-        state = known.states().get(row.identity, LoginState.OK)
+    def _status(self, source: OAuthAuthorization, row: TokenRow) -> LoginStatus:
+        state = source.states().get(row.identity, LoginState.OK)
         if row.missing:
             state = LoginState.NEEDS_SCOPES
         elif row.seconds_left is not None and row.seconds_left <= 0 and not row.is_renewable:
@@ -303,7 +305,7 @@ class OAuthLogins:
         return LoginStatus(
             server=row.server,
             identity=row.identity,
-            per=known.server.section.per,
+            per=source.server.section.per,
             state=state,
             issuer=row.issuer,
             scopes=row.scopes,
@@ -323,6 +325,8 @@ class OAuthLogins:
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait({self._following})
+        for server in self._servers.values():
+            await server.close()
 
     async def _follow(self) -> None:
         before: Mapping[str, int] = {}
@@ -332,32 +336,32 @@ class OAuthLogins:
                 now = await self._shelf.tokens.generations()
             except DatabaseAway:  # said by its presence
                 continue
-            for name, known in list(self._servers.items()):
-                known.forget_others(now)
+            for name, source in list(self._servers.items()):
+                source.forget_others(now)
                 id = row_id(name, OPERATOR)
-                if id in now and id not in before and known.states().get(OPERATOR) is LoginState.NEEDS_LOGIN:
+                if id in now and id not in before and source.states().get(OPERATOR) is LoginState.NEEDS_LOGIN:
                     self.on_login(name)
             before = now
 
     def _known(self, server: str) -> OAuthAuthorization:
-        known = self._servers.get(server)
-        if known is None:
+        source = self._servers.get(server)
+        if source is None:
             raise LoginFailed(f"there is no server {server[:100]!r} with `oauth` in the config")
-        if known.server.section.grant != "code":
-            raise LoginFailed(f"nobody logs in to {server}: its entry says `grant: {known.server.section.grant}`")
-        return known
+        if source.server.section.grant != "code":
+            raise LoginFailed(f"nobody logs in to {server}: its entry says `grant: {source.server.section.grant}`")
+        return source
 
-    def _errand(self, known: OAuthAuthorization) -> Errand:
-        return Errand(self._shelf.web(), known.server.rules)
+    def _errand(self, source: OAuthAuthorization) -> Errand:
+        return Errand(self._shelf.web(), source.server.rules)
 
 
 _AWAY: Final = "logins are kept where they cannot be read or written at the moment: try again later"
 
 
-def _missing(known: OAuthAuthorization) -> LoginStatus:
-    section = known.server.section
+def _missing(source: OAuthAuthorization) -> LoginStatus:
+    section = source.server.section
     return LoginStatus(
-        server=known.server.name,
+        server=source.server.name,
         identity=OPERATOR,
         per=section.per,
         state=LoginState.NEEDS_LOGIN,
@@ -365,14 +369,14 @@ def _missing(known: OAuthAuthorization) -> LoginStatus:
     )
 
 
-def _machine_status(known: OAuthAuthorization) -> LoginStatus:
-    section = known.server.section
-    issuer, scopes = known.machine_facts
-    state = known.states().get(OPERATOR)
+def _machine_status(source: OAuthAuthorization) -> LoginStatus:
+    section = source.server.section
+    issuer, scopes = source.machine_facts
+    state = source.states().get(OPERATOR)
     if state is None:
         state = LoginState.OK  # it logs in when it has to
     return LoginStatus(
-        server=known.server.name,
+        server=source.server.name,
         identity=OPERATOR,
         per=section.per,
         state=state,

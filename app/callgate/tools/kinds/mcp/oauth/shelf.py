@@ -9,7 +9,7 @@ import msgspec
 from callgate.state.sealing import NotSealedHere, Sealer
 from callgate.tools.kinds.http.addresses import AddressRules
 from callgate.tools.kinds.mcp.authorization import OPERATOR, Identity
-from callgate.tools.kinds.mcp.logins import LoginState
+from callgate.tools.kinds.mcp.logins import StateChange
 from callgate.tools.kinds.mcp.oauth.documents import TokenAnswer, covers
 from callgate.tools.kinds.mcp.oauth.settings import OAuthSection
 from callgate.tools.kinds.mcp.oauth.tokens import (
@@ -69,8 +69,7 @@ class Shelf:
     tokens: Tokens
     sealer: Sealer
     web: "Callable[[], Web]"
-    on_state: Callable[[str, Identity, LoginState, str], None]
-    """Called with a server, an identity, its state and the reason when that is another than before."""
+    on_state: Callable[[StateChange], None]
 
     async def read(self, server: str, identity: Identity) -> tuple[TokenRow, Grant] | None:
         """Return what is kept for an identity. Raises `DatabaseAway` and `BadGrant`."""

@@ -16,9 +16,9 @@ import structlog
 
 from callgate.state.database import DatabaseAway
 from callgate.tools.kinds.mcp.authorization import Identity, NeedsLogin, Refusal
-from callgate.tools.kinds.mcp.logins import LoginState, login_page
-from callgate.tools.kinds.mcp.oauth.discovery import CannotLogIn, Found, challenged, discovered, resource_of
-from callgate.tools.kinds.mcp.oauth.documents import BadDocument, TokenAnswer
+from callgate.tools.kinds.mcp.logins import LoginState, StateChange, login_page
+from callgate.tools.kinds.mcp.oauth.discovery import CannotLogIn, LoginPlace, challenged, discovered, resource_of
+from callgate.tools.kinds.mcp.oauth.documents import TokenAnswer, UnusableDocument
 from callgate.tools.kinds.mcp.oauth.endpoint import TokenEndpoint, TokenRefused
 from callgate.tools.kinds.mcp.oauth.errand import Errand, OutOfReach
 from callgate.tools.kinds.mcp.oauth.own_client import configured_client
@@ -37,6 +37,7 @@ PAUSE_SECONDS: Final = 5.0
 """Before an authorization server that could not be reached is asked again."""
 TRUST_SECONDS: Final = 60.0
 """A token that was renewed because of a refusal, and is refused as well so soon after, is not renewed again."""
+CLOSE_SECONDS: Final = 2.0
 WRITE_TRIES: Final = 20
 SHOWN_SCOPES: Final = 5
 MAX_IDENTITIES: Final = 4_096
@@ -67,7 +68,7 @@ class OAuthAuthorization:
         """What was given after a refusal, and when."""
         self._pauses: dict[Identity, tuple[float, str]] = {}
         """Until when an authorization server is not asked again, and why."""
-        self._machine = _Machine()
+        self._machine = _OwnLogin()
         self._writing: set[asyncio.Task[None]] = set()
 
     async def headers(self, identity: Identity) -> Mapping[str, str]:
@@ -77,11 +78,11 @@ class OAuthAuthorization:
         return (await self._in_one_flight(identity, None)).headers
 
     async def headers_after(self, identity: Identity, refusal: Refusal) -> Mapping[str, str]:
-        if refusal.status == 403:
-            return await self._with_more_scopes(identity, refusal)
         ready = self._ready.get(identity)
         if ready is not None and not _is_refused(ready, refusal) and time.monotonic() < ready.renew_at:
             return ready.headers
+        if refusal.status == 403:
+            return await self._with_more_scopes(identity, refusal)
         return (await self._in_one_flight(identity, refusal)).headers
 
     def states(self) -> Mapping[Identity, LoginState]:
@@ -109,6 +110,16 @@ class OAuthAuthorization:
         """Take note of a login."""
         self.forget(identity)
         self._say(self.server.own(identity), LoginState.OK, "")
+
+    async def close(self) -> None:
+        """Let renewals under way come to their end, whose answers would be lost otherwise."""
+        tasks = {*self._flights.values(), *self._writing}
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
 
     # -- one flight for all that wait
 
@@ -184,19 +195,19 @@ class OAuthAuthorization:
     async def _kept(self, own: Identity) -> tuple[TokenRow, Grant]:
         """Return what is kept. Raises `NeedsLogin`."""
         try:
-            kept = await self._shelf.read(self.server.name, own)
+            login = await self._shelf.read(self.server.name, own)
         except BadGrant as error:
             raise self._needs_login(own, f"what is kept of its login cannot be opened ({error})") from None
-        if kept is None:
+        if login is None:
             raise self._needs_login(own, "nobody has logged in")
-        if not self.server.owns(*kept):
+        if not self.server.owns(*login):
             raise self._needs_login(own, "its login was for another address, issuer or client than the entry has now")
-        return kept
+        return login
 
     async def _demand_trust(self, own: Identity, row: TokenRow, refusal: Refusal) -> None:
         """Raise `NeedsLogin` where renewing would not help: after a renewal a moment ago, or at a server that has moved."""
-        given, moment = self._given.get(own, ("", -inf))
-        if given == refusal.authorized_by and time.monotonic() < moment + TRUST_SECONDS:
+        header, moment = self._given.get(own, ("", -inf))
+        if header == refusal.authorized_by and time.monotonic() < moment + TRUST_SECONDS:
             raise self._needs_login(own, "it refuses what it was given a moment ago")
         errand = self._errand()
         try:
@@ -220,7 +231,7 @@ class OAuthAuthorization:
         endpoint = TokenEndpoint(grant.token_endpoint, grant.client, self.server.section, grant.resource)
         try:
             answer = await endpoint.for_refresh(self._errand(), grant.refresh)
-        except (TokenRefused, OutOfReach, BadDocument, CannotLogIn) as error:
+        except (TokenRefused, OutOfReach, UnusableDocument, CannotLogIn) as error:
             if isinstance(error, TokenRefused) and error.is_final(grant.client):
                 await self._drop(own, row, f"its authorization server does not renew it ({error.code})")
             await self._shelf.tokens.release(row.id, holder)
@@ -246,17 +257,17 @@ class OAuthAuthorization:
         try:
             if not await self._shelf.tokens.renew(new_row, holder):
                 return None
-        except DatabaseAway:
-            self._write_later(new_row, holder)
+        except DatabaseAway as error:
+            self._write_later(new_row, holder, error)
         ready = _ready(new_row, new_grant)
         if is_refused:
             self._given[own] = (ready.headers["Authorization"], time.monotonic())
         self._pauses.pop(own, None)
         return ready
 
-    def _write_later(self, row: TokenRow, holder: str) -> None:
+    def _write_later(self, row: TokenRow, holder: str, error: DatabaseAway) -> None:
         """Go on trying to write what was given: what the table has was used up for it."""
-        log.error("mcp_login_not_written", server=self.server.name, effect="lost with this process")
+        log.error("mcp_login_not_written", server=self.server.name, error=str(error), effect="lost with this process")
         task = asyncio.create_task(self._written(row, holder), name="token that could not be written")
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
@@ -276,18 +287,18 @@ class OAuthAuthorization:
         """Return the headers with the scopes that a server wants, if that needs nobody. Raises `NeedsLogin`."""
         own = self.server.own(identity)
         try:
-            wanted = challenged(refusal.challenges) or ()
+            scopes = challenged(refusal.challenges) or ()
         except CannotLogIn as error:
             raise self._unavailable(f"it refused the call, and {error}") from None
         if self.server.section.grant == "client_credentials":
-            if not self._machine.widen(wanted, self.server.section.scopes):
-                raise self._refused(wanted)
+            if not self._machine.widen(scopes, self.server.section.scopes):
+                raise self._refused(scopes)
             return (await self._in_one_flight(identity, refusal)).headers
         try:
             row, grant = await self._kept(own)
-            missing = tuple(scope for scope in wanted if scope not in grant.asked and scope not in row.scopes)
+            missing = tuple(scope for scope in scopes if scope not in grant.requested and scope not in row.scopes)
             if not missing:
-                raise self._refused(wanted)
+                raise self._refused(scopes)
             missing = tuple(dict.fromkeys((*row.missing, *missing)))
             await self._shelf.tokens.lack(row.id, row.generation, missing)
         except DatabaseAway:
@@ -304,8 +315,8 @@ class OAuthAuthorization:
         elif self._states.get(own) is LoginState.NEEDS_SCOPES:
             self._say(own, LoginState.OK, "")
 
-    def _refused(self, wanted: Sequence[str]) -> NeedsLogin:
-        about = f" It wants {_shown(wanted)}, which was asked for." if wanted else ""
+    def _refused(self, scopes: Sequence[str]) -> NeedsLogin:
+        about = f" It wants {_shown(scopes)}, which was asked for." if scopes else ""
         return NeedsLogin(
             f"The tool's server {self.server.name} refuses this to its login, and no other login changes that.{about}"
         )
@@ -315,23 +326,23 @@ class OAuthAuthorization:
     async def _machine_ready(self, own: Identity, refusal: Refusal | None) -> Ready:
         machine = self._machine
         if refusal is not None and refusal.status == 401:
-            given, moment = self._given.get(own, ("", -inf))
-            if given == refusal.authorized_by and time.monotonic() < moment + TRUST_SECONDS:
+            header, moment = self._given.get(own, ("", -inf))
+            if header == refusal.authorized_by and time.monotonic() < moment + TRUST_SECONDS:
                 raise self._needs_login(own, "it refuses what it was given a moment ago")
-            machine.found = None
+            machine.place = None
         section = self.server.section
         errand = self._errand()
         try:
-            if machine.found is None:
-                machine.found = await discovered(errand, self.server.url, issuer=section.issuer, legacy=False)
-            found = machine.found
-            client = configured_client(section, found.server)
+            if machine.place is None:
+                machine.place = await discovered(errand, self.server.url, issuer=section.issuer, legacy=False)
+            place = machine.place
+            client = configured_client(section, place.server)
             assert client is not None, "the settings ask for it"
-            asked = machine.asked(section.scopes if section.scopes is not None else found.scopes)
-            endpoint = TokenEndpoint(found.server.token_endpoint, client, section, found.resource)
-            answer = await endpoint.for_client(self._errand(), asked)
-        except (CannotLogIn, TokenRefused, OutOfReach, BadDocument) as error:
-            machine.found = None
+            wish = machine.wish(place.scopes if section.scopes is None else section.scopes)
+            endpoint = TokenEndpoint(place.server.token_endpoint, client, section, place.resource)
+            answer = await endpoint.for_client(self._errand(), wish)
+        except (CannotLogIn, TokenRefused, OutOfReach, UnusableDocument) as error:
+            machine.place = None
             why = f"Callgate cannot log in to it: {error}"
             self._pauses[own] = (time.monotonic() + PAUSE_SECONDS, why)
             raise self._needs_login(own, why) from None
@@ -339,8 +350,8 @@ class OAuthAuthorization:
         if refusal is not None:
             self._given[own] = (headers["Authorization"], time.monotonic())
         self._pauses.pop(own, None)
-        machine.issuer = found.server.issuer
-        machine.scopes = _scopes(answer, asked)
+        machine.issuer = place.server.issuer
+        machine.scopes = _scopes(answer, wish)
         return Ready(headers, _renew_at(answer.life(), answer.life(), is_renewable=True), 0)
 
     @property
@@ -384,31 +395,34 @@ class OAuthAuthorization:
             if len(self._states) >= MAX_IDENTITIES:
                 del self._states[next(iter(self._states))]
             self._states[own] = state
-            self._shelf.on_state(self.server.name, own, state, why)
+            lacking = sum(state is not LoginState.OK for state in self._states.values())
+            self._shelf.on_state(
+                StateChange(server=self.server.name, identity=own, state=state, reason=why, lacking=lacking)
+            )
 
     def _errand(self) -> Errand:
         return Errand(self._shelf.web(), self.server.rules)
 
 
-class _Machine:
+class _OwnLogin:
     """What is known of Callgate's own login to one server."""
 
     def __init__(self) -> None:
-        self.found: Found | None = None
+        self.place: LoginPlace | None = None
         self.issuer = ""
         self.scopes: tuple[str, ...] = ()
         self._more: tuple[str, ...] = ()
         """The scopes that the server has wanted since."""
-        self._asked: tuple[str, ...] = ()
+        self._requested: tuple[str, ...] = ()
 
-    def asked(self, scopes: tuple[str, ...] | None) -> tuple[str, ...]:
+    def wish(self, scopes: tuple[str, ...] | None) -> tuple[str, ...]:
         """Return the scopes to ask for."""
-        self._asked = tuple(dict.fromkeys((*(scopes or ()), *self._more)))
-        return self._asked
+        self._requested = tuple(dict.fromkeys((*(scopes or ()), *self._more)))
+        return self._requested
 
-    def widen(self, wanted: Sequence[str], allowed: Sequence[str] | None) -> bool:
+    def widen(self, scopes: Sequence[str], allowed: Sequence[str] | None) -> bool:
         """Ask for these too from now on; False where there is nothing new in them, or not all are allowed."""
-        fresh = tuple(scope for scope in wanted if scope not in self._asked)
+        fresh = tuple(scope for scope in scopes if scope not in self._requested)
         if not fresh or (allowed is not None and any(scope not in allowed for scope in fresh)):
             return False
         self._more = (*self._more, *fresh)

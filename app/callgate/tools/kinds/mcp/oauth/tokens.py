@@ -26,7 +26,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     client: OwnClient
     token_endpoint: str
     revocation_endpoint: str = ""
-    asked: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
     """The scopes that were asked for. Empty where none were."""
 
     @property
