@@ -73,7 +73,9 @@ class Runtime:
             else before.registry.limits.handed_on(),
             fleet=shared.fleet,
             parsers=shared.parsers,
+            logins=shared.logins,
         )
+        self._shared = shared
         self.knows_identities = self.registry.knows_identities
         """Whether servers are told on whose behalf their tools are called."""
         check_patterns(config, self.registry)
@@ -118,6 +120,7 @@ class Runtime:
         await self.registry.open()
         if self.guarding is not None:
             await self.guarding.screen(self.registry)
+        self._shared.use_logins(self.config.mcp_servers)
         self._check_patterns()
         stored_keys = self._control.stored_keys()
         for index, less in enumerate(self.config.record.less):

@@ -1,7 +1,7 @@
 """The resources that outlive any one runtime: recorder, ledger, stores, metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +36,8 @@ from callgate.tools.source_supervisor import SourceState, SourceStatus
 
 if TYPE_CHECKING:
     from callgate.tools.kinds.http.client import Web
+    from callgate.tools.kinds.mcp.logins import StateChange
+    from callgate.tools.kinds.mcp.oauth.service import OAuthLogins
 
 audit = structlog.get_logger("callgate.audit")
 log = structlog.get_logger("callgate.store")
@@ -86,7 +88,9 @@ class SharedResources:
         self.processes = processes_of(config)
         self.parsers = parsers_of(config, self._count_failed_parser)
         self.fleet = fleet_of(config, _warn_of_lost)
+        self._config = config
         self._web: Web | None = None
+        self._logins: OAuthLogins | None = None
 
     @classmethod
     @asynccontextmanager
@@ -130,6 +134,7 @@ class SharedResources:
         stack.push_async_callback(self.processes.close)
         stack.push_async_callback(self.parsers.close)
         stack.push_async_callback(self._close_web)
+        stack.push_async_callback(self._close_logins)
         self.decisions.use(ledger)
         stack.push_async_callback(self.decisions.close)
         stack.push_async_callback(self.approval_notices.close)
@@ -141,6 +146,27 @@ class SharedResources:
 
             self._web = Web()
         return self._web
+
+    def logins(self) -> "OAuthLogins":
+        """Return the logins to MCP servers, made for the first server that has `oauth`. Raises `ValueError`."""
+        if self._logins is None:
+            from callgate.tools.kinds.mcp.oauth.building import logins_of
+
+            database = None if self.shared_ledger is None else self.shared_ledger.database
+            self._logins = logins_of(self._config, self.sealer, database, self.web, self._report_login)
+            self._logins.on_login = self.sources.hurry
+        return self._logins
+
+    def use_logins(self, servers: Iterable[str]) -> None:
+        """Log in to the servers of a config from now on, where any has `oauth`."""
+        if self._logins is not None:
+            self._logins.use(servers)
+            if self.shared_ledger is not None:
+                self._logins.follow()
+
+    async def _close_logins(self) -> None:
+        if self._logins is not None:
+            await self._logins.close()
 
     async def _close_web(self) -> None:
         if self._web is not None:
@@ -175,6 +201,12 @@ class SharedResources:
             case _:
                 return
         self.recorder.watchers.publish("server", source_facts(status))
+
+    def _report_login(self, change: "StateChange") -> None:
+        who = {"key": change.identity.key, "user": change.identity.user}
+        told = {name: value for name, value in who.items() if value}
+        self.servers.login(change.server, str(change.state), change.reason, change.lacking, told)
+        self.recorder.watchers.publish("server", {"name": change.server, "kind": "mcp", "login": str(change.state)})
 
     def report_held(self, server: str) -> None:
         """Have the page look at the tools again."""

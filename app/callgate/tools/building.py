@@ -27,6 +27,7 @@ from callgate.tools.source_pool import SourcePool
 if TYPE_CHECKING:  # takes half a second and thirty megabytes, so it is imported with the first tool that needs it
     from callgate.fleet.fleet import Fleet
     from callgate.tools.kinds.http.client import Web
+    from callgate.tools.kinds.mcp.oauth.service import OAuthLogins
 
 
 def registry_of(
@@ -41,12 +42,13 @@ def registry_of(
     fleet: "Fleet | None" = None,
     parsers: ParserPool | None = None,
     shapes_results: bool = True,
+    logins: "Callable[[], OAuthLogins] | None" = None,
 ) -> Registry:
     """Build all tools of the config. A tool that cannot be built is the operator's mistake and fails the start.
 
     `pins` has the known descriptions of servers' tools, `pool` the open sources, and `limits` those of the previous
     runtime. `fleet` runs tools on workers; without it their calls are refused. `parsers` reads documents and long lists.
-    `shapes_results`: off for a worker, whose results are shaped where they are asked for.
+    `shapes_results`: off for a worker, whose results are shaped where they are asked for. `logins` gives the logins to servers.
     """
     registry = Registry(approval=approval_rule(config.require_approval), pool=pool, limits=limits)
     defaults = Policy(max_result_bytes=config.limits.tool_result_bytes)
@@ -79,12 +81,11 @@ def registry_of(
             errors[-1].__cause__ = error
     for name, server in config.mcp_servers.items():
         if not server.disabled:
-            from callgate.tools.kinds.mcp.building import server_spec
-            from callgate.tools.kinds.mcp.server import McpSource
+            from callgate.tools.kinds.mcp.building import server_source
 
             try:
                 registry.add_source(
-                    McpSource(server_spec(name, server, defaults), _web_of(web), pins, parsers),
+                    server_source(name, server, defaults, _web_of(web), pins, parsers, logins),
                     concurrency=server.concurrency,
                     is_here=server.command is not None,
                     approval=approval_rule(server.require_approval),

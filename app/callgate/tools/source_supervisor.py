@@ -5,7 +5,6 @@ only while opening, or when it does not end in time.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -100,6 +99,7 @@ class SourceSupervisor:
         self._open_seconds = open_seconds
         self._close_seconds = close_seconds
         self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._tried = asyncio.Event()
         self._renewing = False
         self._task: asyncio.Task[None] | None = None
@@ -110,6 +110,10 @@ class SourceSupervisor:
     async def tried(self) -> None:
         """Wait for the end of the first attempt to open."""
         await self._tried.wait()
+
+    def hurry(self) -> None:
+        """Open a source that is down now, and not after a pause: what kept it closed is over."""
+        self._hurry.set()
 
     async def stop(self) -> bool:
         """Close the source. False if it did not end although it was cancelled; then it is abandoned."""
@@ -147,9 +151,18 @@ class SourceSupervisor:
         self.status = replace(self.status, failures=self.status.failures + 1)
         self._say(SourceState.DOWN, failure)
         self._tried.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._delay(self.status.failures)):
-                await self._stopping.wait()
+        await self._paused(self._delay(self.status.failures))
+
+    async def _paused(self, seconds: float) -> None:
+        """Wait for some time, less if there is a reason to hurry or to stop."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._stopping, self._hurry)]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._hurry.clear()
+            for wait in waits:
+                wait.cancel()
+            await asyncio.wait(waits)
 
     async def _open_source(self) -> str | None:
         cancelled_before = times_cancelled()

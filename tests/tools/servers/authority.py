@@ -285,6 +285,7 @@ async def login_to(
     section = McpServer.model_validate({"url": resource.url, "oauth": oauth, **(entry or {})})
     assert section.oauth is not None
     source = logins.authorization(name, resource.url, section.oauth, oauth_rules(section))
+    logins.use([name])
     try:
         yield Login(authority, resource, logins, source, shelf, said)
     finally:

@@ -1,15 +1,57 @@
-"""Says how a server of `mcp_servers` is reached, and what its tools may do."""
+"""Says how a server of `mcp_servers` is reached, as whom, and what its tools may do."""
 
-from callgate.tools.executor import Policy
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from callgate.parsers.pool import ParserPool
+from callgate.tools.executor import Policy, Source
+from callgate.tools.kinds.http.client import Web
+from callgate.tools.kinds.mcp.authorization import Authorization, Identity
 from callgate.tools.kinds.mcp.elicitation import MODES
 from callgate.tools.kinds.mcp.http import HttpSpec, rules_for
+from callgate.tools.kinds.mcp.pins import Pins
 from callgate.tools.kinds.mcp.process import StdioSpec
-from callgate.tools.kinds.mcp.server import ServerSpec, legal_prefix
+from callgate.tools.kinds.mcp.server import McpSource, ServerSpec, legal_prefix
 from callgate.tools.kinds.mcp.settings import McpServer
 from callgate.tools.policies import in_clear, policy_of
 
+if TYPE_CHECKING:
+    from callgate.tools.kinds.mcp.oauth.service import OAuthLogins
 
-def server_spec(name: str, section: McpServer, defaults: Policy) -> ServerSpec:
+
+def server_source(
+    name: str,
+    section: McpServer,
+    defaults: Policy,
+    web: Web,
+    pins: Pins | None,
+    parsers: ParserPool | None,
+    logins: "Callable[[], OAuthLogins] | None",
+) -> Source:
+    """Return the source of a server's tools. `logins`: made for the first server that is logged in to. Raises `ValueError`."""
+    authorization: Authorization | None = None
+    if section.oauth is not None and section.oauth.grant != "none":
+        from callgate.tools.kinds.mcp.oauth.building import authorization_of, check_oauth
+
+        check_oauth(section.oauth)
+        if logins is not None:
+            authorization = authorization_of(logins(), name, section)
+    spec = server_spec(name, section, defaults, authorization)
+    if spec.per == "server":
+        return McpSource(spec, web, pins, parsers)
+    from callgate.tools.kinds.mcp.identity_source import IdentitySource
+
+    async def logged_in() -> list[Identity]:
+        if authorization is None or logins is None:
+            return []
+        return await logins().identities(name)
+
+    return IdentitySource(spec, web, pins, parsers, list_known=logged_in)
+
+
+def server_spec(
+    name: str, section: McpServer, defaults: Policy, authorization: Authorization | None = None
+) -> ServerSpec:
     overrides = policy_of(section)
     overrides.pop("concurrency", None)  # it limits the server, all its tools together
     if section.command is not None:
@@ -31,6 +73,8 @@ def server_spec(name: str, section: McpServer, defaults: Policy) -> ServerSpec:
         policy=defaults,
         overrides=overrides,
         modes=MODES[section.elicitation],
+        per="server" if section.oauth is None else section.oauth.per,
+        authorization=authorization,
         pins=section.pins,
         resources=section.resources,
     )

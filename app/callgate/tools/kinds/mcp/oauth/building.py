@@ -3,17 +3,20 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from callgate.config.entry_errors import BadEntry
 from callgate.config.schema.whole import Config
 from callgate.state.sealing import Sealer
 from callgate.tools.kinds.http.addresses import AddressRules
 from callgate.tools.kinds.mcp.http import rules_for
 from callgate.tools.kinds.mcp.logins import StateChange
 from callgate.tools.kinds.mcp.oauth.discovery import CannotLogIn
+from callgate.tools.kinds.mcp.oauth.ledger_tokens import LedgerTokens
 from callgate.tools.kinds.mcp.oauth.memory_tokens import MemoryTokens
+from callgate.tools.kinds.mcp.oauth.own_client import private_key
 from callgate.tools.kinds.mcp.oauth.service import OAuthLogins
+from callgate.tools.kinds.mcp.oauth.settings import OAuthSection
 from callgate.tools.kinds.mcp.oauth.shelf import Shelf
 from callgate.tools.kinds.mcp.oauth.source import OAuthAuthorization
+from callgate.tools.kinds.mcp.oauth.tokens import Tokens
 from callgate.tools.kinds.mcp.settings import McpServer
 
 if TYPE_CHECKING:
@@ -32,27 +35,32 @@ def logins_of(
     web: "Callable[[], Web]",
     on_state: Callable[[StateChange], None] = say_nothing,
 ) -> OAuthLogins:
-    """Return the logins, kept in the ledger's database, else in memory. Raises `BadEntry` where they would be sealed with a secret that
+    """Return the logins, kept in the ledger's database, else in memory. Raises `ValueError` where they would be sealed with a secret that
     other machines do not have."""
-    from callgate.tools.kinds.mcp.oauth.ledger_tokens import LedgerTokens
-
     if config.ledger.url is not None and sealer.source != "environment":
-        servers = [name for name, server in config.mcp_servers.items() if server.oauth is not None]
-        why = "logins in Postgres are sealed with the variable CALLGATE_SECRET, which is not set: `openssl rand -hex 32` makes one"
-        raise BadEntry(("mcp_servers", servers[0] if servers else "", "oauth"), None, why)
-    tokens = MemoryTokens() if database is None else LedgerTokens(database)
+        raise ValueError(
+            "logins in Postgres are sealed with the variable CALLGATE_SECRET, which is not set: `openssl rand -hex 32` makes one"
+        )
+    tokens: Tokens = MemoryTokens()
+    if database is not None:
+        tokens = LedgerTokens(database)
     return OAuthLogins(Shelf(tokens, sealer, web, on_state), config.server.public_url)
 
 
-def authorization_of(logins: OAuthLogins, name: str, section: McpServer) -> OAuthAuthorization | None:
-    """Return what authorizes the requests to a server; None where nobody logs in to it. Raises `ValueError` for a key that is none."""
+def check_oauth(section: OAuthSection) -> None:
+    """Raise `ValueError` for a key that is none."""
+    if section.private_key is not None:
+        try:
+            private_key(section.private_key.get_secret_value())
+        except CannotLogIn as error:
+            raise ValueError(str(error)) from None
+
+
+def authorization_of(logins: OAuthLogins, name: str, section: McpServer) -> OAuthAuthorization:
+    """Return what authorizes the requests to a server."""
     assert section.url is not None, "`oauth` goes with `url`"
-    if section.oauth is None or section.oauth.grant == "none":
-        return None
-    try:
-        return logins.authorization(name, section.url, section.oauth, oauth_rules(section))
-    except CannotLogIn as error:
-        raise ValueError(str(error)) from None
+    assert section.oauth is not None, "only such a server is logged in to"
+    return logins.authorization(name, section.url, section.oauth, oauth_rules(section))
 
 
 def oauth_rules(section: McpServer) -> AddressRules:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlencode
 
@@ -26,7 +26,6 @@ from callgate.tools.kinds.mcp.oauth.own_client import (
     configured_client,
     document_client,
     is_loopback,
-    private_key,
     registered_client,
 )
 from callgate.tools.kinds.mcp.oauth.settings import OAuthSection
@@ -73,23 +72,35 @@ class OAuthLogins:
         self._shelf = shelf
         self._public_url = public_url
         self._servers: dict[str, OAuthAuthorization] = {}
+        """Those of the config that is served."""
+        self._made: dict[str, OAuthAuthorization] = {}
+        """Those of the config that was read last, which may yet be refused."""
         self._following: asyncio.Task[None] | None = None
         self.on_login: Callable[[str], None] = lambda server: None
         """Called with the name of a server that somebody has logged in to."""
 
     def authorization(self, name: str, url: str, section: OAuthSection, rules: AddressRules) -> OAuthAuthorization:
-        """Return what authorizes the requests to a server of the config, from now on. Raises `CannotLogIn` for a key that is none."""
-        if section.private_key is not None:
-            private_key(section.private_key.get_secret_value())
+        """Return what authorizes the requests to a server of a config."""
         server = OAuthServer(name=name, url=url, section=section, rules=rules, public_url=self._public_url)
-        old = self._servers.get(name)
-        if old is None or old.server != server:
-            self._servers[name] = OAuthAuthorization(server, self._shelf)
-        return self._servers[name]
+        for source in (self._servers.get(name), self._made.get(name)):
+            if source is not None and source.server == server:
+                self._made[name] = source
+                return source
+        source = self._made[name] = OAuthAuthorization(server, self._shelf)
+        return source
 
-    def keep_only(self, names: Sequence[str]) -> None:
-        """Forget the servers that the config does not have any more."""
-        self._servers = {name: server for name, server in self._servers.items() if name in names}
+    def use(self, names: Iterable[str]) -> None:
+        """Log in to these servers from now on, and to no others."""
+        self._servers = {name: self._made[name] for name in names if name in self._made}
+        self._made = {}
+
+    async def identities(self, server: str) -> list[Identity]:
+        """Return who is logged in to a server beside the operator; nobody where that cannot be read now."""
+        try:
+            rows = await self._shelf.tokens.rows()
+        except DatabaseAway:
+            return []
+        return [row.identity for row in rows if row.server == server and row.identity != OPERATOR]
 
     # -- a login
 
