@@ -24,6 +24,7 @@ from callgate.state.commands.ledger import ledger
 from callgate.telemetry.terminal import say
 from callgate.tools.approvals.commands import approvals
 from callgate.tools.commands import tools
+from callgate.tools.kinds.mcp.commands import mcp
 
 
 class _Commands(TyperGroup):
@@ -104,7 +105,6 @@ class _Command(TyperCommand):
 for command in (init, serve, check, doctor, models, chat, health, reload, calls, usage, worker, pools):
     app.command(cls=_Command)(command)
 app.add_typer(tools, name="tools")
-mcp = typer.Typer(help="Serves tools to MCP clients.", no_args_is_help=True)
 add_serving(mcp)
 app.add_typer(mcp, name="mcp")
 app.add_typer(approvals, name="approvals")

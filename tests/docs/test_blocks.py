@@ -66,6 +66,7 @@ NOT_RUN = {
     r"callgate doctor --config my.yaml": "asks a provider",
     r"callgate approvals (approve|deny|answer|decline) ": "needs a call that waits; tests/cli/test_approvals.py",
     r"callgate runs (show|export|replay) ": "needs the id of a run; tests/cli/test_runs.py",
+    r"callgate mcp": "needs a server that wants a login; tests/tools/kinds/mcp/oauth/test_real_authority.py",
     r"callgate tools accept": "needs a server whose tools have changed; tests/cli/test_tools_accept.py",
     r"curl .*Bearer \$TOKEN": "needs a token of an issuer; tests/access/oidc",
     r"callgate runs list -f": "goes on for ever; tests/cli/test_runs.py",

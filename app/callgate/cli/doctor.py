@@ -83,6 +83,7 @@ async def _examined(loaded: "Loaded") -> list[Check]:
     finally:
         await client.close()
         await litellm_model.close()
+    checks += await _logins(loaded)
     async with opened_tools(loaded, OPEN_SECONDS) as registry:
         checks += _tools(loaded.config, registry)
     return checks
@@ -207,6 +208,33 @@ async def _model(entry: "ModelConfig", client: "HttpClient", places: asyncio.Sem
     )
 
 
+async def _logins(loaded: "Loaded") -> list[Check]:
+    """Check who is logged in to the MCP servers."""
+    from callgate.cli.own_logins import has_logins, opened_logins
+
+    if not has_logins(loaded.config):
+        return []
+    from callgate.tools.kinds.mcp.commands import line_of
+    from callgate.tools.kinds.mcp.logins import LoginFailed, login_facts
+
+    try:
+        async with opened_logins(loaded) as logins:
+            facts = [login_facts(status) for status in await logins.statuses()]
+    except LoginFailed as error:
+        return [_check("logins", "fail", str(error))]
+    checks: list[Check] = []
+    for login in facts:
+        todo = None
+        if login["state"] != "ok":
+            todo = f"callgate mcp login {login['server']}"
+        detail = line_of(login)
+        if login["per"] == "server" and todo is None:
+            detail += "; whoever may use its tools acts as this login"
+        is_needed = todo is not None and login["per"] == "server"
+        checks.append(_check(f"login {login['server']}", "warn" if is_needed else "ok", detail, todo=todo))
+    return checks
+
+
 def _tools(config: "Config", registry: "Registry") -> Iterator[Check]:
     from callgate.runtime.search_savings import search_savings
     from callgate.runtime.tool_patterns import pattern_problems, tools_offered_to_no_model
@@ -266,6 +294,8 @@ def _todo_for_source(config: "Config", name: str, kind: str, detail: str) -> str
         if detail.startswith("there is no program"):
             return "install it, or write its whole path as `command`"
         return f"start it by hand and read what it says: {shlex.join((server.command, *server.args))}"
+    if server.oauth is not None and "login" in detail:
+        return f"callgate mcp login {name}"
     if "CERTIFICATE_VERIFY_FAILED" in detail:
         return "name the authority that signed its certificate in the variable SSL_CERT_FILE (PEM), in place of the system's"
     if "[SSL" in detail:

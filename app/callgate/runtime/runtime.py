@@ -75,7 +75,7 @@ class Runtime:
             parsers=shared.parsers,
             logins=shared.logins,
         )
-        self._shared = shared
+        self._logins = shared.logins
         self.knows_identities = self.registry.knows_identities
         """Whether servers are told on whose behalf their tools are called."""
         check_patterns(config, self.registry)
@@ -120,7 +120,7 @@ class Runtime:
         await self.registry.open()
         if self.guarding is not None:
             await self.guarding.screen(self.registry)
-        self._shared.use_logins(self.config.mcp_servers)
+        self._logins.use(self.config.mcp_servers)
         self._check_patterns()
         stored_keys = self._control.stored_keys()
         for index, less in enumerate(self.config.record.less):
@@ -133,6 +133,15 @@ class Runtime:
         self.traces.tracer = self._tracing.use(self.config)
         self.metrics.watch_cooldowns(self.catalogue.known_deployments)
         self.admission.change(self.limits.concurrent_requests, self.limits.queue_seconds)
+
+    async def servers(self) -> list[dict[str, Any]]:
+        """Describe the sources of tools with their states, and who is logged in to them."""
+        servers = self.offered.servers()
+        logins = await self._logins.facts()
+        for server in servers:
+            if server["name"] in logins:
+                server["logins"] = logins[server["name"]]
+        return servers
 
     async def close(self) -> None:
         await self.offered.close()

@@ -1,7 +1,7 @@
 """The resources that outlive any one runtime: recorder, ledger, stores, metrics."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +16,17 @@ from callgate.runtime.access_control import AccessControl
 from callgate.runtime.approval_notices import ApprovalNotices
 from callgate.runtime.limits import processes_of, threads_of
 from callgate.runtime.parts import ServerParts
+from callgate.runtime.server_logins import ServerLogins
 from callgate.runtime.widenings import Widenings
-from callgate.state.building import claims_of, fleet_of, ledger_of, open_fleet, opened_sealer, pins_of
-from callgate.state.database import DatabaseAway
+from callgate.state.building import (
+    claims_of,
+    fleet_of,
+    ledger_of,
+    open_fleet,
+    opened_sealer,
+    pins_of,
+    warn_of_what_is_not_shared,
+)
 from callgate.state.entry import Ledger, NoLedger
 from callgate.state.ledger import SharedLedger
 from callgate.state.sealing import Sealer
@@ -36,8 +44,6 @@ from callgate.tools.source_supervisor import SourceState, SourceStatus
 
 if TYPE_CHECKING:
     from callgate.tools.kinds.http.client import Web
-    from callgate.tools.kinds.mcp.logins import StateChange
-    from callgate.tools.kinds.mcp.oauth.service import OAuthLogins
 
 audit = structlog.get_logger("callgate.audit")
 log = structlog.get_logger("callgate.store")
@@ -88,9 +94,11 @@ class SharedResources:
         self.processes = processes_of(config)
         self.parsers = parsers_of(config, self._count_failed_parser)
         self.fleet = fleet_of(config, _warn_of_lost)
-        self._config = config
         self._web: Web | None = None
-        self._logins: OAuthLogins | None = None
+        self.logins = ServerLogins(
+            config, sealer, None if shared_ledger is None else shared_ledger.database, self.web, self.servers, recorder
+        )
+        self.logins.on_login = self.sources.hurry
 
     @classmethod
     @asynccontextmanager
@@ -115,7 +123,7 @@ class SharedResources:
     async def _open(self, config: Config, stack: AsyncExitStack) -> None:
         ledger = self.shared_ledger
         if ledger is not None and config.ledger.url is not None:
-            await _warn_of_what_is_not_shared(config, ledger, self.sealer)
+            await warn_of_what_is_not_shared(config, ledger, self.sealer)
             pins = LedgerPins(ledger.database, self.pins)
             await pins.open()
             stack.push_async_callback(pins.close)
@@ -134,7 +142,7 @@ class SharedResources:
         stack.push_async_callback(self.processes.close)
         stack.push_async_callback(self.parsers.close)
         stack.push_async_callback(self._close_web)
-        stack.push_async_callback(self._close_logins)
+        stack.push_async_callback(self.logins.close)
         self.decisions.use(ledger)
         stack.push_async_callback(self.decisions.close)
         stack.push_async_callback(self.approval_notices.close)
@@ -146,27 +154,6 @@ class SharedResources:
 
             self._web = Web()
         return self._web
-
-    def logins(self) -> "OAuthLogins":
-        """Return the logins to MCP servers, made for the first server that has `oauth`. Raises `ValueError`."""
-        if self._logins is None:
-            from callgate.tools.kinds.mcp.oauth.building import logins_of
-
-            database = None if self.shared_ledger is None else self.shared_ledger.database
-            self._logins = logins_of(self._config, self.sealer, database, self.web, self._report_login)
-            self._logins.on_login = self.sources.hurry
-        return self._logins
-
-    def use_logins(self, servers: Iterable[str]) -> None:
-        """Log in to the servers of a config from now on, where any has `oauth`."""
-        if self._logins is not None:
-            self._logins.use(servers)
-            if self.shared_ledger is not None:
-                self._logins.follow()
-
-    async def _close_logins(self) -> None:
-        if self._logins is not None:
-            await self._logins.close()
 
     async def _close_web(self) -> None:
         if self._web is not None:
@@ -202,12 +189,6 @@ class SharedResources:
                 return
         self.recorder.watchers.publish("server", source_facts(status))
 
-    def _report_login(self, change: "StateChange") -> None:
-        who = {"key": change.identity.key, "user": change.identity.user}
-        told = {name: value for name, value in who.items() if value}
-        self.servers.login(change.server, str(change.state), change.reason, change.lacking, told)
-        self.recorder.watchers.publish("server", {"name": change.server, "kind": "mcp", "login": str(change.state)})
-
     def report_held(self, server: str) -> None:
         """Have the page look at the tools again."""
         self.recorder.watchers.publish("server", {"name": server, "kind": "mcp", "held": len(self.pins.held(server))})
@@ -223,19 +204,6 @@ class SharedResources:
 async def _cancelled(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.wait([task])
-
-
-async def _warn_of_what_is_not_shared(config: Config, ledger: SharedLedger, sealer: Sealer) -> None:
-    try:
-        others = await ledger.presence.others()
-    except DatabaseAway:  # said by its presence
-        return
-    if not others:
-        return
-    if config.store.redis_url is None:
-        log.warning("store_not_shared", others=others)
-    if sealer.source != "environment":
-        log.warning("secret_not_shared", others=others, todo="give all of them the same CALLGATE_SECRET")
 
 
 def _warn_of_lost(count: int) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from callgate import __version__
 from callgate.config.entry_errors import BadEntry, raise_all
 from callgate.config.schema.whole import Config
@@ -22,6 +24,8 @@ from callgate.tools.kinds.mcp.pins import DamagedPins, Pins, read_pins
 
 if TYPE_CHECKING:
     from callgate.fleet.fleet import Fleet
+
+log = structlog.get_logger("callgate.store")
 
 PINS = "tool_pins.json"
 NO_DRIVER = "Postgres needs a package that is not installed: pip install 'callgate[postgres]'"
@@ -193,3 +197,17 @@ def pins_file(config: Config) -> Path | None:
     if config.data_dir is None or config.ledger.url is not None:
         return None
     return Path(config.data_dir) / PINS
+
+
+async def warn_of_what_is_not_shared(config: Config, ledger: SharedLedger, sealer: Sealer) -> None:
+    """Say what processes that share this ledger do not share."""
+    try:
+        others = await ledger.presence.others()
+    except DatabaseAway:  # said by its presence
+        return
+    if not others:
+        return
+    if config.store.redis_url is None:
+        log.warning("store_not_shared", others=others)
+    if sealer.source != "environment":
+        log.warning("secret_not_shared", others=others, todo="give all of them the same CALLGATE_SECRET")

@@ -80,7 +80,7 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
         listed: dict[str, Any] = {"object": "list", "data": _listed(runtime, caller)}
         if request.query_params.get("servers") in {"1", "true", "on"}:
             is_operator = runtime.access.may_administer(caller)
-            listed["servers"] = runtime.offered.servers() if is_operator else []
+            listed["servers"] = await runtime.servers() if is_operator else []
         if request.query_params.get("models") in {"1", "true", "on"}:
             listed["models"] = _costs_by_model(runtime, caller)
         return Response(encode(listed), media_type="application/json")

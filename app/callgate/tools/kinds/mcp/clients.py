@@ -103,6 +103,8 @@ class Tap(httpx2.AsyncBaseTransport):
         self.trouble = ""
         self.budget: ListBudget | None = None
         """What may still come of the list that is being read."""
+        self.challenges: list[str] = []
+        """What the last response wants of whoever asks again."""
         self.needs_login: NeedsLogin | None = None
         """Why the last request was not authorized, if it was not."""
         self._sender: Sender | None = None
@@ -142,6 +144,7 @@ class Tap(httpx2.AsyncBaseTransport):
                 self._lost(self.trouble)
             raise
         self.status = response.status_code
+        self.challenges = response.headers.get_list(CHALLENGE)
         if response.is_redirect or response.status_code >= 400:
             words = f"HTTP {response.status_code} {response.reason_phrase}".strip()
             if response.is_redirect:

@@ -131,6 +131,11 @@ class _Link:
         self._tap.trouble = problem
 
     @property
+    def challenges(self) -> Sequence[str]:
+        """What the last response to the SDK wants of whoever asks again."""
+        return self._tap.challenges
+
+    @property
     def needs_login(self) -> NeedsLogin | None:
         return self._tap.needs_login
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -92,6 +92,22 @@ class Logins(Protocol):
     async def statuses(self) -> Sequence[LoginStatus]:
         """Return the logins that are kept, and those that are missing: of all servers, one of each operator's."""
         ...
+
+
+def login_facts(status: LoginStatus) -> dict[str, Any]:
+    """Return what may be shown of a login."""
+    return {
+        "server": status.server,
+        "per": status.per,
+        "key": status.identity.key or None,
+        "user": status.identity.user or None,
+        "state": str(status.state),
+        "issuer": status.issuer or None,
+        "scopes": list(status.scopes),
+        "missing_scopes": list(status.missing_scopes),
+        "seconds_left": None if status.seconds_left is None else round(status.seconds_left),
+        "renewable": status.is_renewable,
+    }
 
 
 def client_document(public_url: str, client_name: str = "Callgate") -> Mapping[str, object]:

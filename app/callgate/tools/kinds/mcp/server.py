@@ -137,6 +137,8 @@ class McpSource:
             self.needs_login = None
         except CannotOpen as refusal:
             self.needs_login = link.needs_login
+            if isinstance(link, HttpLink | SseLink) and link.challenges and self._spec.authorization is None:
+                raise CannotOpen(await self._with_login_hint(str(refusal), link)) from None
             if not (isinstance(link, HttpLink) and link.may_be_older):
                 raise
             # The protocol's fallback to SSE for a URL that refuses POST. If that fails too, the first failure is raised.
@@ -149,6 +151,13 @@ class McpSource:
         finally:
             self._renewing = False
             self._reopened.set()
+
+    async def _with_login_hint(self, refusal: str, link: HttpLink | SseLink) -> str:
+        """Say what the entry of a server lacks that wants a login."""
+        from callgate.tools.kinds.mcp.oauth.hint import login_hint
+
+        words = await login_hint(self._web, link.spec.rules, link.spec.url, link.challenges)
+        return f"{refusal}: {words}" if words else refusal
 
     def tools(self) -> tuple[Tool, ...]:
         if self._pins.generation != self._pins_seen:

@@ -14,7 +14,7 @@ REFUSALS: Final = frozenset({400, 401, 403})
 """The statuses with which token endpoints refuse."""
 
 
-class TokenRefused(Exception):
+class GrantRefused(Exception):
     """Raised where a token endpoint refuses, with a code that may be shown."""
 
     def __init__(self, code: str) -> None:
@@ -44,7 +44,7 @@ class TokenEndpoint(msgspec.Struct, frozen=True):
     resource: str
 
     async def for_code(self, errand: Errand, code: str, verifier: str, redirect_uri: str) -> TokenAnswer:
-        """Raises `TokenRefused`, `OutOfReach`, `UnusableDocument`, `CannotLogIn`; so do the others."""
+        """Raises `GrantRefused`, `OutOfReach`, `UnusableDocument`, `CannotLogIn`; so do the others."""
         fields = {"code": code, "code_verifier": verifier, "redirect_uri": redirect_uri}
         return await self._ask(errand, "authorization_code", fields)
 
@@ -62,7 +62,7 @@ class TokenEndpoint(msgspec.Struct, frozen=True):
         whole = {"grant_type": grant, **fields, "resource": self.resource, **proven}
         answer = await errand.post_form(self.address, whole, headers)
         if answer.status in REFUSALS and (code := refusal(answer.body)) in CODES:
-            raise TokenRefused(code)
+            raise GrantRefused(code)
         if not answer.is_good:
             raise OutOfReach(f"the token endpoint answered with HTTP {answer.status}")
         return token_answer(answer.body)

@@ -19,7 +19,7 @@ from callgate.tools.kinds.mcp.authorization import OPERATOR, Identity
 from callgate.tools.kinds.mcp.logins import LoginBegun, LoginDone, LoginFailed, LoginState, LoginStatus
 from callgate.tools.kinds.mcp.oauth.discovery import CannotLogIn, LoginPlace, demand_pkce, discovered
 from callgate.tools.kinds.mcp.oauth.documents import UnusableDocument, checked_address
-from callgate.tools.kinds.mcp.oauth.endpoint import CODES, TokenEndpoint, TokenRefused, revoke
+from callgate.tools.kinds.mcp.oauth.endpoint import CODES, GrantRefused, TokenEndpoint, revoke
 from callgate.tools.kinds.mcp.oauth.errand import Errand, OutOfReach
 from callgate.tools.kinds.mcp.oauth.own_client import (
     OwnClient,
@@ -164,8 +164,8 @@ class OAuthLogins:
         )
 
     async def finish(self, state: str, parameters: Mapping[str, str], *, browser: str) -> LoginDone:
-        begun = await self._begun(state)
-        if begun is None or not hmac.compare_digest(begun.browser, _digest(browser)):
+        begun = await self._begun(state, browser)
+        if begun is None:
             raise LoginFailed("this login is over, was begun in another browser, or was never begun: begin it again")
         source = self._known(begun.server)
         section = source.server.section
@@ -182,7 +182,7 @@ class OAuthLogins:
         endpoint = TokenEndpoint(begun.token_endpoint, begun.client, section, begun.resource)
         try:
             answer = await endpoint.for_code(self._errand(source), code, begun.verifier, begun.redirect_uri)
-        except TokenRefused as refused:
+        except GrantRefused as refused:
             raise LoginFailed(f"the authorization server gave no token for the code ({refused.code})") from None
         except (OutOfReach, UnusableDocument, CannotLogIn) as problem:
             raise LoginFailed(f"the authorization server gave no token for the code: {problem}") from None
@@ -210,11 +210,15 @@ class OAuthLogins:
         self.on_login(begun.server)
         return LoginDone(server=begun.server, identity=begun.identity, issuer=begun.issuer, scopes=scopes)
 
-    async def _begun(self, state: str) -> _Begun | None:
-        """Return what was written down for a state, once."""
+    async def _begun(self, state: str, browser: str) -> _Begun | None:
+        """Return what was written down for a state, once, and to the browser that began it."""
         name = _login(state)
+        tokens = self._shelf.tokens
         try:
-            return self._shelf.open_note(name, await self._shelf.tokens.take_note(name), _Begun)
+            begun = self._shelf.open_note(name, await tokens.read_note(name), _Begun)
+            if begun is None or not hmac.compare_digest(begun.browser, _digest(browser)):
+                return None
+            return self._shelf.open_note(name, await tokens.take_note(name), _Begun)
         except DatabaseAway:
             raise LoginFailed(_AWAY) from None
 

@@ -19,7 +19,7 @@ from callgate.tools.kinds.mcp.authorization import Identity, NeedsLogin, Refusal
 from callgate.tools.kinds.mcp.logins import LoginState, StateChange, login_page
 from callgate.tools.kinds.mcp.oauth.discovery import CannotLogIn, LoginPlace, challenged, discovered, resource_of
 from callgate.tools.kinds.mcp.oauth.documents import TokenAnswer, UnusableDocument
-from callgate.tools.kinds.mcp.oauth.endpoint import TokenEndpoint, TokenRefused
+from callgate.tools.kinds.mcp.oauth.endpoint import GrantRefused, TokenEndpoint
 from callgate.tools.kinds.mcp.oauth.errand import Errand, OutOfReach
 from callgate.tools.kinds.mcp.oauth.own_client import configured_client
 from callgate.tools.kinds.mcp.oauth.shelf import OAuthServer, Shelf
@@ -231,8 +231,8 @@ class OAuthAuthorization:
         endpoint = TokenEndpoint(grant.token_endpoint, grant.client, self.server.section, grant.resource)
         try:
             answer = await endpoint.for_refresh(self._errand(), grant.refresh)
-        except (TokenRefused, OutOfReach, UnusableDocument, CannotLogIn) as error:
-            if isinstance(error, TokenRefused) and error.is_final(grant.client):
+        except (GrantRefused, OutOfReach, UnusableDocument, CannotLogIn) as error:
+            if isinstance(error, GrantRefused) and error.is_final(grant.client):
                 await self._drop(own, row, f"its authorization server does not renew it ({error.code})")
             await self._shelf.tokens.release(row.id, holder)
             self._pauses[own] = (time.monotonic() + PAUSE_SECONDS, f"its login cannot be renewed: {error}")
@@ -341,7 +341,7 @@ class OAuthAuthorization:
             wish = machine.wish(place.scopes if section.scopes is None else section.scopes)
             endpoint = TokenEndpoint(place.server.token_endpoint, client, section, place.resource)
             answer = await endpoint.for_client(self._errand(), wish)
-        except (CannotLogIn, TokenRefused, OutOfReach, UnusableDocument) as error:
+        except (CannotLogIn, GrantRefused, OutOfReach, UnusableDocument) as error:
             machine.place = None
             why = f"Callgate cannot log in to it: {error}"
             self._pauses[own] = (time.monotonic() + PAUSE_SECONDS, why)
