@@ -62,12 +62,21 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         notes = list(dict.fromkeys(_losses(models, tools)))
     for note in notes:
         say(note, err=as_json)
+    for line in _guardrails(loaded):
+        say(line, err=as_json)
     for saving in search_savings(loaded.config, registry):
         say(f"note: {saving}", err=as_json)
     callers = callers_of(loaded.config, registry)
     say(json.dumps({"ok": not broken, "callers": callers}, indent=2) if as_json else "\n".join(lines_of(callers)))
     if broken:
         raise typer.Exit(WRONG)
+
+
+def _guardrails(loaded: "Loaded") -> Iterator[str]:
+    if loaded.config.guardrails:
+        from callgate.guardrails.inspection import lines_of_hooks
+
+        yield from lines_of_hooks(loaded.config)
 
 
 def _unmatched_patterns(loaded: "Loaded", registry: "Registry") -> Iterator[str]:

@@ -84,8 +84,34 @@ async def _examined(loaded: "Loaded") -> list[Check]:
         await client.close()
         await litellm_model.close()
     checks += await _logins(loaded)
+    if loaded.config.guardrails:
+        checks += await _guardrails(loaded.config)
     async with opened_tools(loaded, OPEN_SECONDS) as registry:
         checks += _tools(loaded.config, registry)
+    return checks
+
+
+async def _guardrails(config: "Config") -> list[Check]:
+    """Say what hooks do, and whether those that are servers answer."""
+    from callgate.guardrails.building import guardrails_of
+    from callgate.guardrails.inspection import lines_of_hooks, servers_that_answer
+    from callgate.runtime.limits import threads_of
+    from callgate.tools.kinds.http.client import Web
+
+    web = Web()
+    threads = threads_of(config)
+    try:
+        failures = await servers_that_answer(guardrails_of(config, lambda: web, threads, lambda judged: None))
+    finally:
+        await web.close()
+        threads.close()
+    checks: list[Check] = []
+    for entry, line in zip(config.guardrails, lines_of_hooks(config), strict=True):
+        if failure := failures.get(entry.name, ""):
+            todo = f"see `url`, `api_key` and `allow_private` of the guardrail: until it answers, `on_error: {entry.on_error}` counts"
+            checks.append(_check(f"guardrail {entry.name}", "fail", failure, todo=todo))
+        else:
+            checks.append(_check(f"guardrail {entry.name}", "ok", line))
     return checks
 
 

@@ -37,6 +37,13 @@ def made(loaded: Loaded) -> tuple[list[ModelConfig], Registry]:
     return models, registry
 
 
+def _hooks_of(config: Config) -> object:
+    from callgate.guardrails.building import guardrails_of
+    from callgate.tools.kinds.http.client import Web
+
+    return guardrails_of(config, Web, threads_of(config), lambda judged: None)
+
+
 def mistakes_in(loaded: Loaded) -> list[Mistake]:
     """Return the entries of an incomplete config that cannot be built."""
     return _tried(loaded)[0]
@@ -58,6 +65,8 @@ def _tried(loaded: Loaded) -> tuple[list[Mistake], list[ModelConfig] | None, Reg
             mistakes.extend(error.mistakes())
             return None
 
+    if config.guardrails:
+        tried(lambda: _hooks_of(config))
     models = tried(lambda: model_entries(config))
     registry = tried(
         lambda: registry_of(config, _web, threads_of(config), processes_of(config), parsers=parsers_of(config))

@@ -61,6 +61,8 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     _changes: list[dict[str, Any]] = []
     _judged: list[dict[str, Any]] = []
     """What guardrails did, beside letting things pass."""
+    _verdicts: list[tuple[float, GuardrailJudged]] = []
+    """The same, with the time of each."""
     _outcomes: dict[tuple[int, str], dict[str, Any]] = {}
     _servers: list[dict[str, Any]] = []
     _found: set[str] = set()
@@ -82,10 +84,13 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     def happened(self) -> list[tuple[float, ChatEvent]]:
         """Return the events of the first turn, with seconds since the chat began, for a recording that starts late."""
-        if not (self.failed_attempts or self._events):
+        if not (self.failed_attempts or self._events or self._verdicts):
             return []
         now = self._clock() - self._began
-        return [(0.0, TurnStarted(0)), *self.failed_attempts, *((now, event) for event in self._events)]
+        ended = ((now, event) for event in self._events)
+        if not (self.failed_attempts or self._events):
+            return [*self._verdicts]  # no turn began
+        return [(0.0, TurnStarted(0)), *self._verdicts, *self.failed_attempts, *ended]
 
     @handles(handlers, Attempt)
     def _attempt(self, event: Attempt) -> None:
@@ -123,6 +128,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     def _guardrail_judged(self, event: GuardrailJudged) -> None:
         if event.verdict == "passed":
             return
+        self._verdicts.append((self._clock() - self._began, event))
         shown: dict[str, Any] = {"turn": event.turn, "hook": event.hook, "point": event.point, "verdict": event.verdict}
         if event.tool:
             shown["tool"] = event.tool

@@ -122,6 +122,7 @@ function draw() {
       </small></p>
       ${message ? html`<p class="odd" role="alert">${message}</p>` : nothing}
       ${run.error ? html`<p class="odd">${run.status} ${run.error}${lost ? `: ${lost.detail}` : ""}</p>` : nothing}
+      ${guarded().map((line) => html`<p class="odd">${line}</p>`)}
       ${(run.findings ?? []).length ? html`<p class="odd">findings: ${run.findings.join(", ")}</p>` : nothing}
       <menu>
         ${TABS.map((each) => html`<li><a href=${link({ tab: each })} aria-current=${each === tab ? "true" : nothing}>${each}</a></li>`)}
@@ -146,6 +147,16 @@ function draw() {
   }
   const axis = /** @type {HTMLElement | null} */ (root.querySelector("[data-tick]"));
   axis?.style.setProperty("--tick", axis.dataset.tick ?? "1");
+}
+
+/** What guardrails did, beside letting things pass. */
+function guarded() {
+  const judged = (run.events ?? []).filter((/** @type {any} */ event) => event.kind === "guardrail_judged" && event.facts.verdict !== "passed");
+  const lines = judged.map(
+    (/** @type {any} */ { facts, turn }) =>
+      `guardrail ${facts.hook}: ${facts.point}${facts.name ? ` of ${facts.name}` : ""} in turn ${Math.max(turn ?? 0, 0) + 1} ${facts.verdict.replace("_", " ")}${(facts.kinds ?? []).length ? ` (${facts.kinds.join(", ")})` : ""}`,
+  );
+  return [...new Set(lines)];
 }
 
 /** The runs above and below this one in the list that it was chosen from, or in the list of all. */
