@@ -12,6 +12,7 @@ Run: TypeAlias = Callable[[bytes], None]
 
 NAMES = (
     "arguments",
+    "challenges",
     "config",
     "edge",
     "faces",

@@ -1,7 +1,6 @@
 """The documents of OAuth that others write: metadata, registrations, tokens, refusals. Each is read through a door, or not at all."""
 
 import ipaddress
-import math
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -70,14 +69,9 @@ class TokenAnswer(msgspec.Struct, frozen=True):
     def life(self) -> float | None:
         """Return the seconds for which the token is good; None where that is not said in a way that can be believed."""
         seconds = self.expires_in
-        if (
-            isinstance(seconds, bool)
-            or not isinstance(seconds, int | float)
-            or not math.isfinite(seconds)
-            or seconds <= 0
-        ):
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
             return None
-        return min(float(seconds), LONGEST_LIFE)
+        return float(min(seconds, LONGEST_LIFE))
 
 
 class TokenRefusal(msgspec.Struct, frozen=True):
