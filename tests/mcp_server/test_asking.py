@@ -159,8 +159,10 @@ async def test_an_approval_from_elsewhere_runs_nothing_while_its_client_stays_aw
     assert toolshed.steps == []
 
 
-async def test_a_client_whose_key_may_not_approve_waits_for_a_person_elsewhere() -> None:
-    async with served_mcp(config_of("step")) as client:
+@pytest.mark.parametrize("whose", ["approvers", "own"])
+async def test_a_client_whose_key_may_not_approve_waits_for_a_person_elsewhere(whose: str) -> None:
+    """Also one that may answer what tools ask in its own calls."""
+    async with served_mcp(config_of("step", approvals={"input": whose})) as client:
         bob = client.as_key(BOB).that_asks()
         async with bob.streamed("tools/call", STEP, {"progressToken": 7}) as messages:
             first = await anext(messages)

@@ -271,12 +271,13 @@ class ToolCalls:
             owner = check_decider(runtime, request.caller)
         except ChatError:
             return False
+        is_for_all = owner is None
         if approval.question is None:
-            return owner is None
+            return is_for_all
         modes = request.capabilities.get("elicitation") or {}
         if approval.question.form is None and "url" not in modes:
             return False
-        return owner is None or approval.owner == owner
+        return is_for_all or approval.owner == owner
 
     async def _give(self, request: CallRequest, state: RequestState) -> None:
         """Hand on what a client's user said. Whoever decided before counts."""
