@@ -76,7 +76,7 @@ audit: .venv/.dev ## look for secrets in the repository, and for known vulnerabi
 	@$(PY) .ci/audit.py $(ARGS)
 
 clients: .venv/.dev ## play the real clients against a served Callgate, and write docs/clients.md
-	@CALLGATE_CLIENTS_TABLE=write $(PYTEST) tests/clients
+	@CALLGATE_CLIENTS_TABLE=write $(PYTEST) tests/clients tests/mcp_server/test_sdk_client.py
 
 conformance: .venv/.dev ## hold /v1/responses to the suite of Open Responses, in the folder CALLGATE_OPENRESPONSES
 	@PYTHONPATH=app $(PY) -m tests.conformance

@@ -13,6 +13,7 @@ from mcp_types import ElicitResult
 from callgate.application import create_app
 from callgate.config.schema.whole import Config
 from callgate.mcp_server.stdio import AppPost, StdioBridge
+from tests.clients.test_compaction import BY_MAKE_CLIENTS
 from tests.harness import toolshed
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict
@@ -70,7 +71,7 @@ async def test_its_user_approves_a_call_by_its_form() -> None:
     assert toolshed.steps == ["+x", "-x"]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=BY_MAKE_CLIENTS)])
 async def test_it_lists_and_calls_over_standard_input_whatever_tools_print(mode: Any, tmp_path: Path) -> None:
     noisy = {"kind": "python", "function": "noisy:shout", "safety": "read_only"}
     (tmp_path / "noisy.py").write_text(
@@ -142,12 +143,15 @@ async def test_a_client_that_cancels_over_standard_input_stops_its_tool() -> Non
         await bridge
 
 
-async def test_a_thousand_calls_of_fifty_clients_leave_nothing_behind() -> None:
+@pytest.mark.parametrize("number_of_clients", [5, pytest.param(50, marks=BY_MAKE_CLIENTS)])
+async def test_twenty_calls_of_each_of_many_clients_leave_nothing_behind(number_of_clients: int) -> None:
     app = create_app(config_of("add", "step", auth="keys", require_approval={"always": ["step"]}))
     async with serve(app) as url:
         before = asyncio.all_tasks()
         async with http_client(url) as http:
-            clients = [McpClient(http) if number % 2 else McpClient(http).older() for number in range(50)]
+            clients = [
+                McpClient(http) if number % 2 else McpClient(http).older() for number in range(number_of_clients)
+            ]
 
             async def twenty_calls(number: int, client: McpClient) -> int:
                 whole = 0
@@ -173,7 +177,7 @@ async def test_a_thousand_calls_of_fifty_clients_leave_nothing_behind() -> None:
         assert door.server.parked.count() == 0
         assert door.server.subscriptions.count() == 0
         assert admission.all.running == 0
-    assert sum(whole) == 1000
+    assert sum(whole) == 20 * number_of_clients
     assert all(one["isError"] for one in refused)
     assert waiting == []
     assert left == set()

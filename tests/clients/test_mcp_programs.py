@@ -1,4 +1,4 @@
-"""Programs of others as clients of `/mcp`: the Inspector's command line, and Claude Code."""
+"""Programs of others as clients of `/mcp`: the Inspector's command line, by `make clients`, and Claude Code."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ import pytest
 from callgate.application import create_app
 from callgate.config.schema.whole import Config
 from tests.clients.coding_agents import CLAUDE, play
+from tests.clients.test_compaction import BY_MAKE_CLIENTS
 from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.environment import CLAUDE_CODE, MCP_INSPECTOR, MCP_NODE, ROOT, Environment
 from tests.harness.needs import needs
@@ -39,6 +40,7 @@ async def inspected(home: Path, *arguments: str) -> Any:
 
 
 @needs(f"environment:{MCP_NODE}", f"environment:{MCP_INSPECTOR}")
+@BY_MAKE_CLIENTS
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 async def test_the_inspector_lists_and_calls_over_http(tmp_path: Path, era: str) -> None:
     config = Config.model_validate(config_dict(NOWHERE, tools=["add", "echo"]))
@@ -53,6 +55,7 @@ async def test_the_inspector_lists_and_calls_over_http(tmp_path: Path, era: str)
 
 
 @needs(f"environment:{MCP_NODE}", f"environment:{MCP_INSPECTOR}")
+@BY_MAKE_CLIENTS
 async def test_the_inspector_lists_and_calls_over_standard_input(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(as_yaml(config_dict(NOWHERE, tools=["add"])), encoding="utf-8")
