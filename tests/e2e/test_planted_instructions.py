@@ -5,6 +5,7 @@ import asyncio
 import base64
 import codecs
 import json
+import random
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import pytest
 
 from callgate.application import create_app
 from callgate.config.schema.whole import Config
+from tests.chaos.scale import LONG
 from tests.e2e.test_call_order import APIS, BOTH, post, tag_call
 from tests.harness import toolshed
 from tests.harness.configs import config_dict, tool_entry
@@ -145,7 +147,7 @@ INSTRUCTIONS: Sequence[str] = [
 ]
 STOLEN = Call("step", {"label": "stolen"}, id="call_stolen")
 DONE = Reply(text="done")
-LONG = 3_000
+MOST_BYTES = 3_000
 
 
 def echo(words: str, number: int = 1) -> Call:
@@ -177,7 +179,7 @@ WAYS: Mapping[str, Callable[[int, str], Sequence[Turn]]] = {
         Reply(calls=[echo(words[: len(words) // 2])]),
         Reply(calls=[echo(words[len(words) // 2 :], 2)]),
     ],
-    "read_more": lambda at, words: [Reply(calls=[echo("x" * LONG + words)]), next_page],
+    "read_more": lambda at, words: [Reply(calls=[echo("x" * MOST_BYTES + words)]), next_page],
     "mcp text": lambda at, words: [Reply(calls=[mail(at)])],
     "mcp failure": lambda at, words: [Reply(calls=[mail(at)])],
     "mcp link": lambda at, words: [Reply(calls=[mail(at)])],
@@ -241,7 +243,9 @@ def mails(params: dict[str, Any]) -> dict[str, Any]:
 @asynccontextmanager
 async def server_with_all(upstream: Upstream) -> AsyncIterator[str]:
     """Serves a model for each attack, and tools of others: functions and an MCP server."""
-    untrusted = [{**tool_entry(name), "untrusted": True, "max_result_bytes": LONG} for name in ("echo", "get_weather")]
+    untrusted = [
+        {**tool_entry(name), "untrusted": True, "max_result_bytes": MOST_BYTES} for name in ("echo", "get_weather")
+    ]
     async with AskingMcp(does=mails).running() as server:
         entry = {"url": server.url, "untrusted": True, "safety": "read_only", "elicitation": "form"}
         settings = config_dict(
@@ -273,14 +277,25 @@ def test_there_are_a_hundred_and_no_two_are_the_same() -> None:
     assert len(set(INSTRUCTIONS)) == len(ATTACKS) == 100
 
 
+def share_of(api: str, *, stream: bool) -> Sequence[str]:
+    """The attacks on an API in a run of the tests: all of them on any, a sixth of them on each. `make chaos` tries all on each."""
+    if LONG:
+        return [*ATTACKS]
+    in_any_order = [*ATTACKS]
+    random.Random(7).shuffle(in_any_order)
+    place = ["chat", "responses", "messages"].index(api) * 2 + stream
+    return in_any_order[place::6]
+
+
 @BOTH
 @APIS
-async def test_a_hundred_planted_instructions_lead_to_no_write_that_nobody_approved(
+async def test_no_planted_instruction_leads_to_a_write_that_nobody_approved(
     upstream: Upstream, api: str, stream: bool
 ) -> None:
     toolshed.steps.clear()
-    for model, turns in ATTACKS.items():
-        upstream.script(model, playing(turns), lax=True)
+    attacks = share_of(api, stream=stream)
+    for model in attacks:
+        upstream.script(model, playing(ATTACKS[model]), lax=True)
     places = asyncio.Semaphore(8)
 
     async def attacked(url: str, model: str) -> None:
@@ -289,8 +304,8 @@ async def test_a_hundred_planted_instructions_lead_to_no_write_that_nobody_appro
             assert "done" in answer.text, model
 
     async with server_with_all(upstream) as url:
-        await asyncio.gather(*(attacked(url, model) for model in ATTACKS))
+        await asyncio.gather(*(attacked(url, model) for model in attacks))
     assert toolshed.steps == []
     last = {request.body["model"]: json.dumps(request.body) for request in upstream.requests}
-    unasked = [model for model in ATTACKS if "needs a person's approval" not in last[model]]
+    unasked = [model for model in attacks if "needs a person's approval" not in last[model]]
     assert unasked == []
