@@ -12,7 +12,7 @@ from tests.mcp_conformance import suite
 pytestmark = pytest.mark.anyio
 
 SHORT = {
-    "2026-07-28": {"sep-2322-client-request-state": 5, "tools_call": 2},
+    "2026-07-28": {"sep-2322-client-request-state": 5, "tools_call": 2, "auth/authorization-server-migration": 15},
     "2025-11-25": {"elicitation-sep1034-client-defaults": 5},
 }
 """The scenarios of a short run, and the checks that each has at least."""

@@ -1,14 +1,23 @@
 """The login of a person: found out, begun, ended."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from starlette.responses import Response
 
-from callgate.tools.kinds.mcp.authorization import OPERATOR, Identity, NeedsLogin
-from callgate.tools.kinds.mcp.logins import LoginFailed, LoginState, client_document
+from callgate.config.redaction import Redactor
+from callgate.state.ledger import open_ledger
+from callgate.telemetry import logs
+from callgate.tools.kinds.http.client import Web
+from callgate.tools.kinds.mcp.authorization import OPERATOR, Identity, NeedsLogin, Refusal
+from callgate.tools.kinds.mcp.http import HttpSpec, rules_for
+from callgate.tools.kinds.mcp.logins import LoginFailed, LoginState, client_document, login_facts
+from callgate.tools.kinds.mcp.oauth.ledger_tokens import LedgerTokens
+from callgate.tools.kinds.mcp.server import McpSource, ServerSpec
+from callgate.tools.source_supervisor import CannotOpen
 from tests.tools.servers.authority import (
     CALLBACK,
     MISSING,
@@ -272,3 +281,67 @@ async def test_a_server_that_is_away_is_named(servers: tuple[Authority, Resource
     async with login_to(*servers) as login:
         with pytest.raises(LoginFailed, match=r"127\.0\.0\.1"):
             await login.log_in()
+
+
+async def test_an_entry_without_oauth_is_told_what_it_lacks(servers: tuple[Authority, Resource]) -> None:
+    authority, resource = servers
+    spec = ServerSpec("tools", HttpSpec(resource.url, rules=rules_for(resource.url)), "tools")
+    web = Web()
+    source = McpSource(spec, web)
+    try:
+        with pytest.raises(CannotOpen, match=f"it wants OAuth at {authority.url}: add `oauth: {{}}` to its entry"):
+            await source.open()
+        resource.metadata["authorization_servers"] = []
+        with pytest.raises(CannotOpen, match="401") as refused:
+            await source.open()
+        assert "OAuth" not in str(refused.value)
+    finally:
+        await source.close()
+        await web.close()
+
+
+@pytest.mark.usefixtures("logging_as_it_was")
+async def test_twelve_planted_secrets_are_found_nowhere(
+    servers: tuple[Authority, Resource], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The client's secret, a registered one, the code, the verifier, the state, the browser's secret, and tokens of two logins."""
+    authority, _ = servers
+    logs.configure(Redactor(), level="debug", format="json")
+    authority.metadata["token_endpoint_auth_methods_supported"] = ["client_secret_basic"]
+    authority.registration_fields = {"client_secret": "planted-registered-secret"}
+    planted = {"planted-registered-secret", "planted-client-secret"}
+    said: list[object] = []
+    ledger = await open_ledger(folder=tmp_path, dead_after=60.0, on_lost=lambda lost: None)
+    own = {"client_id": "ours", "client_secret": "planted-client-secret", "issuer": authority.url}
+    try:
+        for number, entry in enumerate(({"per": "key"}, {"per": "key", **own})):
+            tokens = LedgerTokens(ledger.database)
+            async with login_to(*servers, tokens, entry={"oauth": entry}) as login:
+                identity = Identity(f"key-{number}")
+                begun = await login.logins.begin("tools", identity, CALLBACK)
+                back = await browse(begun.address)
+                said.append(await login.logins.finish(begun.state, back, browser=begun.browser))
+                planted |= {begun.browser, begun.state, back["code"], authority.asked("/token")[-1]["code_verifier"]}
+                token = await login.send(identity)
+                refusal = Refusal(status=401, challenges=(), authorized_by=f"Bearer {token}")
+                await login.source.headers_after(identity, refusal)
+                said += [*await login.logins.statuses(), *map(login_facts, await login.logins.statuses()), login.said]
+                authority.refresh.clear()
+                token = await login.send(identity)
+                refusal = Refusal(status=401, challenges=(f'Bearer realm="{token}"',), authorized_by=f"Bearer {token}")
+                for _ in range(2):
+                    with pytest.raises(NeedsLogin) as needed:
+                        await login.source.headers_after(identity, refusal)
+                    said += [needed.value, needed.value.words, repr(needed.value)]
+                with pytest.raises(LoginFailed) as failed:
+                    await login.logins.finish(begun.state, back, browser=begun.browser)
+                said.append(failed.value)
+            planted |= authority.valid | authority.spent
+    finally:
+        await ledger.close()
+    files = b"".join(path.read_bytes() for path in list(tmp_path.iterdir()) if path.is_file())  # noqa: ASYNC240 - small
+    captured = capsys.readouterr()
+    everything = captured.out + captured.err + repr(said) + "".join(map(str, said)) + files.decode("latin-1")
+    assert "mcp_logged_in" in captured.out + captured.err
+    assert len(planted) >= 12
+    assert [secret for secret in planted if secret in everything] == []
