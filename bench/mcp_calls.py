@@ -8,6 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from math import inf
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "app"), str(Path(__file__).resolve().parents[1])]
@@ -15,15 +16,25 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "app"), str(Path(__fil
 import uvloop
 
 from callgate.calls.states import ReadyCall
+from callgate.state.sealing import Sealer
 from callgate.tools.executor import CallContext, Safety
 from callgate.tools.kinds.http.client import Web
+from callgate.tools.kinds.mcp.authorization import OPERATOR
 from callgate.tools.kinds.mcp.http import HttpSpec, rules_for
+from callgate.tools.kinds.mcp.oauth.building import say_nothing
+from callgate.tools.kinds.mcp.oauth.memory_tokens import MemoryTokens
+from callgate.tools.kinds.mcp.oauth.service import OAuthLogins
+from callgate.tools.kinds.mcp.oauth.settings import OAuthSection
+from callgate.tools.kinds.mcp.oauth.shelf import Shelf
+from callgate.tools.kinds.mcp.oauth.source import Ready
 from callgate.tools.kinds.mcp.process import StdioSpec
+from callgate.tools.kinds.mcp.sender import Sender
 from callgate.tools.kinds.mcp.server import McpSource, ServerSpec
 from callgate.tools.registry import Registry
 from callgate.tools.toolbox import RequestToolbox, ToolSet
 
 CALLS = 2000
+TURNS = 12
 ROUNDS = 5
 """Calls one after another in a chat of five rounds; the sum is what such a chat pays."""
 
@@ -121,8 +132,44 @@ async def compared(label: str, spec: StdioSpec | HttpSpec) -> None:
     assert session is not None
     await measured(f"{label}, ours", lambda: tool.executor.execute(call, occasion))
     await measured(f"{label}, ours in a toolbox", lambda: box.run(call, silent))
-    await measured(f"{label}, the SDK's", lambda: session.call("weather", call.arguments, silent, direct=False))
+    params = {"name": "weather", "arguments": call.arguments}
+    await measured(f"{label}, the SDK's", lambda: session.call(params, silent, direct=False))
     await registry.close()
+    await web.close()
+
+
+async def authorized(spec: HttpSpec) -> None:
+    """What a login that is kept adds to a call, beside the same call without: in turns, the least of each."""
+    web = Web()
+    shelf = Shelf(MemoryTokens(), Sealer(("x" * 32,), "process"), lambda: web, say_nothing)
+    logins = OAuthLogins(shelf)
+    authorization = logins.authorization("quick", spec.url, OAuthSection(), spec.rules)
+    token = {"Authorization": f"Bearer {'t' * 900}"}
+    authorization._ready[OPERATOR] = Ready(token, inf, 0)  # noqa: SLF001 - as after a login
+    call = ReadyCall("call_1", "weather", {"city": "Oslo"}, '{"city":"Oslo"}')
+    occasion = CallContext("run_1", 0, "key", silent, 65_536)
+    least = {"without": inf, "with": inf}
+    registries = []
+    for login, given in (("without", None), ("with", authorization)):
+        registry = Registry()
+        registry.add_source(McpSource(ServerSpec(login, spec, prefix="", authorization=given), web))
+        await registry.open()
+        registries.append((login, registry, registry.tools()[0].tool))
+    for _ in range(TURNS):
+        for login, _, tool in registries:
+            before = _cpu()
+            for _ in range(CALLS // 4):
+                await tool.executor.execute(call, occasion)
+            least[login] = min(least[login], (_cpu() - before) / (CALLS // 4) * 1e6)
+    print(f"HTTP, json: {least['without']:.1f} us CPU without a login, {least['with']:.1f} us with one")
+    sender = Sender(server="quick", authorization=authorization)
+    headers = {f"X-Header-{number}": "x" * 20 for number in range(8)}
+    before = _cpu()
+    for _ in range(100_000):
+        _ = {**headers, **await sender.headers()}
+    print(f"its headers alone: {(_cpu() - before) / 100_000 * 1e6:.2f} us CPU a call")
+    for _, registry, _ in registries:
+        await registry.close()
     await web.close()
 
 
@@ -137,6 +184,8 @@ async def main() -> None:
         url = f"http://127.0.0.1:{port}/mcp"
         try:
             await compared(f"HTTP, {kind}", HttpSpec(url, rules=rules_for(url)))
+            if kind == "json":
+                await authorized(HttpSpec(url, rules=rules_for(url)))
         finally:
             process.terminate()
             await process.wait()

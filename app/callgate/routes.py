@@ -30,6 +30,7 @@ from callgate.models.routes import PATHS, ProxyEndpoint
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
 from callgate.tools.approvals.routes import approval_routes
+from callgate.tools.kinds.mcp.routes import login_routes
 from callgate.tools.routes import tool_routes
 
 YES = frozenset({"1", "true", "on"})
@@ -48,6 +49,7 @@ def add_routes(
             app.router.routes.append(Route(start + path, passing, methods=["POST"], name=f"pass_on {path}"))
     app.include_router(_models(manager))
     app.include_router(tool_routes(manager))
+    app.include_router(login_routes(manager))
     app.include_router(approval_routes(manager))
     if page:
         app.router.routes.extend(page_routes(manager))

@@ -120,6 +120,11 @@ def remote(**more: Any) -> dict[str, Any]:
     return {"mcp_servers": {"notes": {"url": "https://x.example", "oauth": more}}}
 
 
+def forwarding(headers: dict[str, str]) -> dict[str, Any]:
+    entry = {"url": "https://x.example", "oauth": {"grant": "none", "per": "user"}, "forward_headers": headers}
+    return {"mcp_servers": {"crm": entry}}
+
+
 def http(**more: Any) -> dict[str, Any]:
     return {"tools": [{"kind": "http", "name": "rows", "description": "d", "url": "https://x.example", **more}]}
 
@@ -195,6 +200,7 @@ def hooks(**more: Any) -> dict[str, Any]:
         (remote(issuer="https://a.example"), remote(), "mcp_servers.notes.oauth.issuer"),
         (remote(scopes=["read"]), remote(), "mcp_servers.notes.oauth.scopes"),
         (remote(), remote(legacy=True), "mcp_servers.notes.oauth.legacy"),
+        (forwarding({}), forwarding({"X-User": "x-user"}), "mcp_servers.crm.forward_headers"),
         (server(allowed_tools=["a"]), server(), "mcp_servers.files.allowed_tools"),
         (server(), server(allow_private=True), "mcp_servers.files.allow_private"),
         (http(), http(allow_private=True), "tools.rows.allow_private"),

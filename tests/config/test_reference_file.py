@@ -82,7 +82,7 @@ def test_with_every_example_in_use_it_is_valid(tmp_path):
     names = ["lookup", "weather", "open_ticket", "petstore", "git_log", "web_search", "web_fetch"]
     assert [tool.name for tool in config.tools] == [None, *names]
     assert [key.name for key in config.keys] == ["alice"]
-    assert sorted(config.mcp_servers) == ["build", "files", "memory", "notes", "tickets"]
+    assert sorted(config.mcp_servers) == ["build", "crm", "files", "memory", "notes", "tickets"]
 
 
 BASES = (ToolSection, HookSection)

@@ -72,7 +72,7 @@ class ServerInLoop(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serve(app: Any, **uvicorn_options: Any) -> AsyncIterator[str]:
+async def serve(app: Any, *, at_port: int = 0, **uvicorn_options: Any) -> AsyncIterator[str]:
     """Serves an ASGI app behind our own edge, lifespan included, and gives its base URL (without `/v1`)."""
     options = {
         "http": ProtocolFactory().protocol,
@@ -83,7 +83,7 @@ async def serve(app: Any, **uvicorn_options: Any) -> AsyncIterator[str]:
         **uvicorn_options,
     }
     server = ServerInLoop(uvicorn.Config(getattr(app, "outermost", app), **options))  # as `serve` does
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
+    with socket.create_server(("127.0.0.1", at_port), backlog=1024) as listening:
         running = asyncio.create_task(server.run_on(listening), name="the app's server")
         try:
             await _started(server, running)

@@ -11,6 +11,7 @@ from tests.harness.clients import http_client
 from tests.harness.environment import ROOT, Environment
 from tests.page.browsers import chromium
 from tests.page.history import fill_with_history
+from tests.page.login_place import place
 from tests.page.served import ask, served_page
 from tests.page.tabs import Tabs
 from tests.scripted_upstream import Call, Pace, Reply, Upstream, by_turn
@@ -103,6 +104,7 @@ async def _take_pages(browser: Any, folder: Path, data: str, made: list[Path]) -
             await client.post(f"/v1/approvals/{card['id']}", json={"decision": "approve"})
             await waiting
             made.append(await take_question(tabs, upstream, folder))
+            made.append(await take_login(tabs, upstream, folder))
     assert tabs.complaints == []
 
 
@@ -129,6 +131,19 @@ async def take_question(tabs: Tabs, upstream: Upstream, folder: Path) -> Path:
             [card] = (await client.get("/v1/approvals")).json()["data"]
             await client.post(f"/v1/approvals/{card['id']}", json={"decision": "decline"})
             await waiting
+    return file
+
+
+async def take_login(tabs: Tabs, upstream: Upstream, folder: Path) -> Path:
+    """A key that logs in to a tool's server, before the page of the authorization server is opened."""
+    file = folder / "page-login.png"
+    async with place(upstream, tabs, "key") as notes:
+        notes.authority.metadata = {"authorization_endpoint": "https://login.notes.example.com/authorize"}
+        page = await tabs.open(f"{notes.url}/#/tools", key=notes.keys["ann"], device_scale_factor=1)
+        await page.set_viewport_size({**SIZE, "height": 760})
+        await page.get_by_role("table", name="Logins").get_by_role("button", name="Log in").click()
+        await page.mouse.move(0, 0)
+        await page.screenshot(path=file)
     return file
 
 

@@ -43,9 +43,13 @@ OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/health"})
 """Health checks, which need no key."""
 
 
+BROWSER_PATHS = frozenset({"/oauth/callback", "/oauth/client.json", "/oauth/login"})
+"""What browsers and authorization servers ask for in the middle of a login. They have no key, and show something else."""
+
+
 def is_page(path: str) -> bool:
-    """True if a path is a file of the web page, which needs no key."""
-    return path == "/" or path.startswith("/web/")
+    """True if a path is for a browser without a key: a file of the web page, or a step of a login."""
+    return path == "/" or path.startswith("/web/") or path in BROWSER_PATHS
 
 
 LIGHT_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

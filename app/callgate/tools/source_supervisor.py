@@ -69,6 +69,13 @@ class CanBeLost(Protocol):
         ...
 
 
+@runtime_checkable
+class CanListAgain(Protocol):
+    """A source that is open, and may have more tools now that somebody has logged in."""
+
+    def list_again(self) -> None: ...
+
+
 class MustRenew(Exception):
     """Raised where an open source has to be closed and opened again without a failure."""
 
@@ -112,8 +119,10 @@ class SourceSupervisor:
         await self._tried.wait()
 
     def hurry(self) -> None:
-        """Open a source that is down now, and not after a pause: what kept it closed is over."""
+        """Open a source that is down now, and not after a pause: what kept it closed is over. One that is open is told."""
         self._hurry.set()
+        if self.status.state is SourceState.READY and isinstance(self.source, CanListAgain):
+            self.source.list_again()
 
     async def stop(self) -> bool:
         """Close the source. False if it did not end although it was cancelled; then it is abandoned."""

@@ -53,7 +53,7 @@ export async function send(path, options = {}) {
   }
   let response;
   try {
-    response = await fetch(path, { ...options, headers, body, cache: "no-store", credentials: "omit" });
+    response = await fetch(path, { ...options, headers, body, cache: "no-store", credentials: options.credentials ?? "omit" });
   } catch (failure) {
     if (options.signal?.aborted) throw failure;
     throw new ApiError(0, { message: "The server cannot be reached." });

@@ -9,6 +9,7 @@ import * as texts from "./texts.js";
 import * as approvals from "./views/approvals.js";
 import * as compare from "./views/compare.js";
 import * as keys from "./views/keys.js";
+import * as login from "./views/login.js";
 import * as models from "./views/models.js";
 import * as overview from "./views/overview.js";
 import * as playground from "./views/playground.js";
@@ -226,10 +227,12 @@ function start() {
   event.preventDefault(); // its address is no page of ours
   main.focus();
 });
-window.addEventListener("hashchange", route);
+const isAlone = login.isHere();
+window.addEventListener("hashchange", () => (isAlone || login.isHere() ? location.reload() : route()));
 window.addEventListener("key", start); // which a view has made and uses
 window.addEventListener("report", (event) => report(/** @type {CustomEvent} */ (event).detail));
 if (linkedKey) askForKey("This link brings a key: whoever made it may see what is done with it. Use it only if it is yours.", linkedKey);
+else if (isAlone) login.show(main);
 else if (signIn.isBack()) signIn.arrive().then(start, (failure) => askForKey(failure.message));
 else {
   signIn.resume();

@@ -32,6 +32,8 @@ class GuardedMcp(HttpMcp):
     """The annotations of `whoami` for single subjects."""
     too_little: set[str] = field(default_factory=set)
     """Subjects whose calls are refused for their scope."""
+    issuer: str = ""
+    """The authorization server that it names."""
     redirects_to: str = ""
     at_once: int = 0
     """Calls of `together` that have to be under way at once before any is answered."""
@@ -50,11 +52,18 @@ class GuardedMcp(HttpMcp):
         if self.redirects_to:
             head = f"Location: {self.redirects_to}\r\n"
             return await _send(writer, b"", "307 Temporary Redirect", more=head)
+        if asked.path.startswith("/.well-known/oauth-protected-resource"):
+            about = {"resource": self.url, "authorization_servers": [self.issuer]}
+            return await _send(writer, json.dumps(about).encode())
         token = asked.headers.get("authorization", "").removeprefix("Bearer ")
         subject = self.subjects.get(token)
         if subject is None:
             self.refused[_kind(asked)] += 1
-            return await _send(writer, b"", "401 Unauthorized", more=f"WWW-Authenticate: {CHALLENGE}\r\n")
+            challenge = CHALLENGE
+            if self.issuer:
+                place = self.url.replace("/mcp", "/.well-known/oauth-protected-resource/mcp")
+                challenge = f'Bearer resource_metadata="{place}"'
+            return await _send(writer, b"", "401 Unauthorized", more=f"WWW-Authenticate: {challenge}\r\n")
         method = asked.message.get("method")
         if method == "tools/call" and subject in self.too_little:
             return await _send(writer, b"", "403 Forbidden", more=f"WWW-Authenticate: {TOO_LITTLE}\r\n")

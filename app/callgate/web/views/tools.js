@@ -6,6 +6,7 @@ import { get, me } from "../api.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
 import * as callForm from "./call_form.js";
+import * as logins from "./logins.js";
 import { fail, table } from "./shared.js";
 
 export const title = "Tools";
@@ -14,6 +15,7 @@ export const title = "Tools";
 /** @type {any[]} */ let tools = [];
 /** @type {any[]} */ let servers = [];
 /** Tools that wait until somebody accepts what they say of themselves. @type {any[]} */ let held = [];
+/** @type {any[]} */ let loginList = [];
 /** With how many tools each is offered, and what these cost. @type {any[]} */ let models = [];
 /** The chosen tool as a model gets it. @type {any} */ let sent = null;
 let sentTo = "";
@@ -57,12 +59,14 @@ async function load() {
     models = list.models;
     if (!models.some((each) => each.id === sentTo)) sentTo = models[0]?.id ?? "";
     servers = list.servers ?? [];
+    loginList = (await get("v1/logins")).data;
     held = tools.some((each) => each.state === "held") && me?.admin ? (await get("admin/held-tools")).data : [];
     state = "There are no tools, or this key may use none.";
   } catch (failure) {
     fail(failure);
     state = /** @type {Error} */ (failure).message;
   }
+  logins.follow(loginList, () => root.isConnected && load());
   draw();
 }
 
@@ -98,6 +102,7 @@ function draw() {
               ),
             )}`
           : nothing}
+        ${loginList.length ? logins.section(loginList, load) : nothing}
       </section>
       ${tool ? detail(tool) : nothing}
     </div>`,

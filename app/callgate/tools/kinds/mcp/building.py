@@ -46,7 +46,10 @@ def server_source(
             return []
         return await logins().identities(name)
 
-    return IdentitySource(spec, web, pins, parsers, list_known=logged_in)
+    link = None
+    if authorization is not None and logins is not None:
+        link = logins().tickets.link
+    return IdentitySource(spec, web, pins, parsers, list_known=logged_in, link=link)
 
 
 def server_spec(
@@ -75,6 +78,7 @@ def server_spec(
         modes=MODES[section.elicitation],
         per="server" if section.oauth is None else section.oauth.per,
         authorization=authorization,
+        forwards={header: source.lower() for header, source in section.forward_headers.items()},
         pins=section.pins,
         resources=section.resources,
     )

@@ -4,6 +4,8 @@ Each identity has its own session, its own list of tools and its own pins. What 
 whose list does not have a tool is neither offered it nor may call it. Which identity a call has is decided by whose request it belongs to.
 """
 
+import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +40,8 @@ OTHER_SCHEMA: Final = "Not run: for who asks, the tool's server describes this t
 
 STRICTNESS: Final = (Safety.READ_ONLY, Safety.WRITE, Safety.DESTRUCTIVE)
 
+Link: TypeAlias = Callable[[str, Identity], str]
+"""Returns where an identity logs in to a server."""
 Known: TypeAlias = Callable[[], Awaitable[Sequence[Identity]]]
 """Returns the identities that are logged in."""
 
@@ -63,13 +67,17 @@ class IdentitySource:
         parsers: ParserPool | None = None,
         *,
         list_known: Known | None = None,
+        link: Link | None = None,
         most: int = MAX_SESSIONS,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
+        """`list_known`: returns who is logged in. `link`: where a user without a key logs in."""
         self.name = spec.name
         self._spec = spec
         self._pins = pins or Pins()
         self._list_known = list_known
+        self._link = link
+        self._listing: asyncio.Task[None] | None = None
         self._make = partial(McpSource, spec, web, self._pins, parsers)
         self._sessions = VisitorSessions(self._source_for, most=most, idle_seconds=idle_seconds)
         self._lists: OrderedDict[Visitor, _Listed] = OrderedDict()
@@ -87,12 +95,20 @@ class IdentitySource:
         try:
             await self._list_as(OPERATORS)
         except NeedsLogin:
-            for identity in await self._logged_in():
-                try:
-                    await self._list_as(Visitor(identity))
-                except (NeedsLogin, CannotOpen):
-                    continue
+            await self._list_as_anybody()
         self._unite()
+
+    def list_again(self) -> None:
+        """List the tools, where nobody was listed any so far: somebody has logged in."""
+        if not self._lists and (self._listing is None or self._listing.done()):
+            self._listing = asyncio.create_task(self._list_as_anybody(), name=f"tools of {self.name}")
+
+    async def _list_as_anybody(self) -> None:
+        """List the tools as somebody who is logged in."""
+        for identity in await self._logged_in():
+            with contextlib.suppress(NeedsLogin, CannotOpen, Gone):
+                await self._list_as(Visitor(identity))
+                return
 
     def tools(self) -> tuple[Tool, ...]:
         return self._tools
@@ -106,6 +122,9 @@ class IdentitySource:
         return tuple((prefixed(self.prefix, tool.name), tool.reason) for tool in held_tools)
 
     async def close(self) -> None:
+        if self._listing is not None:
+            self._listing.cancel()
+            await asyncio.wait([self._listing])
         await self._sessions.close()
 
     # Who asks -------------------------------------------------------------------------------------
@@ -152,17 +171,33 @@ class IdentitySource:
             visitor = self.visitor_of(context.principal)
         except NoIdentity as nobody:
             return Failed(str(nobody), FailureKind.REFUSED)
+        linked = partial(self._linked, run, visitor)
         try:
-            return await after_login(
-                partial(run, visitor),
-                self._spec.authorization,
-                visitor.identity,
-                self.name,
-                self._spec.modes,
-                context,
-            )
+            try:
+                return await linked()
+            except NeedsLogin as needs_login:
+                return await after_login(
+                    needs_login,
+                    linked,
+                    self._spec.authorization,
+                    visitor.identity,
+                    self.name,
+                    self._spec.modes,
+                    context,
+                )
         except (CannotOpen, Gone, TimeoutError):
             return unavailable(self.name)
+
+    async def _linked(self, run: Callable[[Visitor], Awaitable[Outcome]], visitor: Visitor) -> Outcome:
+        """Run something; where a user has to log in, who has no key for the page, give him an address of his own."""
+        try:
+            return await run(visitor)
+        except NeedsLogin as needs_login:
+            if self._link is None or not visitor.identity.user or not needs_login.address:
+                raise
+            address = self._link(self.name, visitor.identity)
+            words = f"The tool's server {self.name} wants a login of this user."
+            raise NeedsLogin(words, address=address) from needs_login
 
     async def _run(self, tool: Tool, call: ReadyCall, context: CallContext, visitor: Visitor) -> Outcome:
         async with self._sessions.use(visitor) as source:

@@ -34,11 +34,17 @@ class AfterLogin:
     modes: frozenset[Mode]
 
     async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
-        run = partial(self.executor.execute, call, context)
-        return await after_login(run, self.authorization, self.identity, self.server, self.modes, context)
+        try:
+            return await self.executor.execute(call, context)
+        except NeedsLogin as needs_login:
+            run = partial(self.executor.execute, call, context)
+            return await after_login(
+                needs_login, run, self.authorization, self.identity, self.server, self.modes, context
+            )
 
 
 async def after_login(
+    needs_login: NeedsLogin,
     run: Callable[[], Awaitable[Outcome]],
     authorization: Authorization | None,
     identity: Identity,
@@ -46,19 +52,16 @@ async def after_login(
     modes: frozenset[Mode],
     context: CallContext,
 ) -> Outcome:
-    """Run a call; where it needs a login and somebody can be asked, wait for that and run it again."""
-    try:
-        return await run()
-    except NeedsLogin as needs_login:
-        question = _question(server, needs_login)
-        if question is None or context.ask is None or "url" not in modes:
-            return refusal(needs_login)
-        if not await _waited(question, context.ask, authorization, identity):
-            return refusal(needs_login)
-    try:
-        return await run()
-    except NeedsLogin as needs_login:
+    """Return what comes of a call that needs a login: where somebody can be asked, wait for that and run it again."""
+    question = _question(server, needs_login)
+    if question is None or context.ask is None or "url" not in modes:
         return refusal(needs_login)
+    if not await _waited(question, context.ask, authorization, identity):
+        return refusal(needs_login)
+    try:
+        return await run()
+    except NeedsLogin as still_needed:
+        return refusal(still_needed)
 
 
 def refusal(needs_login: NeedsLogin) -> Failed:

@@ -36,12 +36,14 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True):
     visitor: Visitor = OPERATORS
     authorization: Authorization | None = None
 
-    async def headers(self) -> dict[str, str]:
+    async def headers(self) -> Mapping[str, str]:
         """Return the headers for one request. Raises `NeedsLogin`."""
-        headers = dict(self.visitor.forwarded)
-        if self.authorization is not None:
-            headers.update(await self.authorization.headers(self.visitor.identity))
-        return headers
+        if self.authorization is None:
+            return dict(self.visitor.forwarded)
+        authorized = await self.authorization.headers(self.visitor.identity)
+        if not self.visitor.forwarded:
+            return authorized
+        return {**dict(self.visitor.forwarded), **authorized}
 
     async def headers_after(
         self, status: int, challenges: Sequence[str], sent_headers: Mapping[str, str]

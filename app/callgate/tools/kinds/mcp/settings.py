@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AliasChoices, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from callgate.config.schema.guards import ADMITS, FIXED, MAY_BE_PRIVATE, WIDENS_OFF, WIDENS_ON, Guard, WidensTo
@@ -43,6 +43,38 @@ class _Asks(Guard):
 
 
 ASKS = _Asks()
+
+
+class _SendsOn(Guard):
+    """The headers of requests that are sent on: more of them, or others, tell a server more."""
+
+    def loosened(self, old: Any, new: Any) -> str | None:
+        more = [f"`{name}: {source}`" for name, source in new.items() if old.get(name) != source]
+        if more:
+            return f"would also send on {', '.join(more)}"
+        return None
+
+
+SENDS_ON = _SendsOn()
+NEVER_FORWARDED = frozenset(
+    "authorization cookie set-cookie host x-api-key api-key proxy-authorization proxy-authenticate www-authenticate"
+    " connection keep-alive proxy-connection te trailer transfer-encoding upgrade expect via forwarded"
+    " content-length content-type content-encoding accept accept-encoding user-agent last-event-id origin".split()
+)
+"""Headers that are credentials, that are of one connection alone, or that a request to the server has itself."""
+
+
+def _may_be_forwarded(name: str) -> str:
+    if name.lower() in NEVER_FORWARDED or name.lower().startswith("mcp-"):
+        raise PydanticCustomError("forward_headers", "`{name}` is never sent on", {"name": name})
+    return name
+
+
+HeaderName: TypeAlias = Annotated[
+    str,
+    shape(r"^[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}$", "should be the name of a header"),
+    AfterValidator(_may_be_forwarded),
+]
 ServerName: TypeAlias = Annotated[
     str,
     shape(
@@ -70,6 +102,8 @@ class McpServer(ToolSection):
     """Headers to send to it. A caller's credentials never are."""
     oauth: OAuthSection | None = None
     """How to log in to it by OAuth; `oauth: {}` is enough for most servers."""
+    forward_headers: Annotated[Mapping[HeaderName, HeaderName], SENDS_ON] = Field(default_factory=dict)
+    """Headers of requests to send on to it, as `X-User: X-Forwarded-User`; with `oauth.per: key` or `user` alone."""
     allow_private: Annotated[Switch | None, MAY_BE_PRIVATE] = None
     """Allow its host to have a private address. Not set: if the address is plainly your own, as localhost is."""
     disabled: Annotated[Switch, WIDENS_OFF] = False
@@ -110,6 +144,18 @@ class McpServer(ToolSection):
             raise PydanticCustomError("one_of", "`oauth` goes with `url`")
         if self.oauth is not None and self.oauth.grant != "none" and "authorization" in map(str.lower, self.headers):
             raise PydanticCustomError("one_of", "`oauth` sets `Authorization` itself: it cannot stand in `headers` too")
+        if self.forward_headers and (self.oauth is None or self.oauth.per == "server"):
+            raise PydanticCustomError(
+                "one_of", "`forward_headers` say who asks: they go with `oauth: {example}`", {"example": "{per: user}"}
+            )
+        fixed = {name.lower() for name in self.headers}
+        twice = sorted(name for name in self.forward_headers if name.lower() in fixed)
+        if twice:
+            raise PydanticCustomError("one_of", "`{name}` is in `headers` already", {"name": twice[0]})
+        if self.oauth is not None and self.oauth.per != "server" and self.cache_shared:
+            raise PydanticCustomError(
+                "one_of", "`cache_shared` goes with `oauth.per: server`: results are of each identity"
+            )
         if self.url is not None and (self.args or self.env or self.cwd):
             raise PydanticCustomError("one_of", "`args`, `env` and `cwd` go with `command`")
         return self

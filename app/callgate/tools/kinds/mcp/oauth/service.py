@@ -16,6 +16,7 @@ import structlog
 from callgate.state.database import DatabaseAway
 from callgate.tools.kinds.http.addresses import AddressRules
 from callgate.tools.kinds.mcp.authorization import OPERATOR, Identity
+from callgate.tools.kinds.mcp.login_tickets import LoginTickets
 from callgate.tools.kinds.mcp.logins import LoginBegun, LoginDone, LoginFailed, LoginState, LoginStatus
 from callgate.tools.kinds.mcp.oauth.discovery import CannotLogIn, LoginPlace, demand_pkce, discovered
 from callgate.tools.kinds.mcp.oauth.documents import UnusableDocument, checked_address
@@ -71,6 +72,7 @@ class OAuthLogins:
     def __init__(self, shelf: Shelf, public_url: str | None = None) -> None:
         self._shelf = shelf
         self._public_url = public_url
+        self.tickets = LoginTickets(shelf.sealer, public_url)
         self._servers: dict[str, OAuthAuthorization] = {}
         """Those of the config that is served."""
         self._made: dict[str, OAuthAuthorization] = {}
