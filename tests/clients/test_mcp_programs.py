@@ -1,4 +1,4 @@
-"""Programs of others as clients of `/mcp`: the Inspector's command line, by `make clients`, and Claude Code."""
+"""Programs of others as clients of `/mcp`: Claude Code, and by `make clients` the command lines of the Inspector and Continue."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from callgate.config.schema.whole import Config
 from tests.clients.coding_agents import CLAUDE, play
 from tests.clients.test_compaction import BY_MAKE_CLIENTS
 from tests.harness.configs import as_yaml, config_dict, make_config
-from tests.harness.environment import CLAUDE_CODE, MCP_INSPECTOR, MCP_NODE, ROOT, Environment
+from tests.harness.environment import CLAUDE_CODE, CONTINUE, MCP_INSPECTOR, MCP_NODE, ROOT, Environment
 from tests.harness.needs import needs
 from tests.harness.process import child_environment, output_of
 from tests.harness.server import serve
@@ -76,13 +76,13 @@ async def test_the_inspector_lists_and_calls_over_standard_input(tmp_path: Path)
 ADD = "mcp__callgate__add"
 
 
-def adding(request: RequestRecord) -> Reply:
-    """A model that adds by the tool of Claude Code's MCP server, and says what came of it."""
-    if ADD not in request.tool_names:
+def adding(request: RequestRecord, name: str = ADD) -> Reply:
+    """A model that adds by the tool of its client's MCP server, and says what came of it."""
+    if name not in request.tool_names:
         return Reply(text="A title")
     results = [message for message in request.messages if message["role"] == "tool"]
     if not results:
-        return Reply(calls=[Call(ADD, {"a": 2, "b": 3})])
+        return Reply(calls=[Call(name, {"a": 2, "b": 3})])
     return Reply(text=f"It is {results[-1]['content']}.")
 
 
@@ -106,3 +106,31 @@ async def test_claude_code_calls_a_tool_of_its_mcp_server(upstream: Upstream, tm
         played
     )
     assert any(ADD in request.tool_names for request in upstream.requests)
+
+
+@needs(f"environment:{MCP_NODE}", f"environment:{CONTINUE}")
+@BY_MAKE_CLIENTS
+async def test_continue_calls_a_tool_of_its_mcp_server(upstream: Upstream, tmp_path: Path) -> None:
+    upstream.script("m", lambda request: adding(request, "add"))
+    async with serve(create_app(make_config(upstream.url, tools=["add"], entry={"tools": []}))) as url:
+        model = {"name": "m", "provider": "openai", "model": "m", "apiBase": f"{url}/v1", "apiKey": "sk-test"}
+        settings = {
+            "name": "test",
+            "version": "0.0.1",
+            "schema": "v1",
+            "models": [{**model, "roles": ["chat"], "capabilities": ["tool_use"]}],
+            "mcpServers": [{"name": "callgate", "type": "streamable-http", "url": f"{url}/mcp"}],
+        }
+        file = tmp_path / "continue.yaml"
+        file.write_text(json.dumps(settings), encoding="utf-8")
+        program = Environment(CONTINUE).folder / "node_modules" / ".bin" / "cn"
+        offline = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1", "CONTINUE_TELEMETRY_ENABLED": "0"}
+        output, log = await output_of(
+            Environment(MCP_NODE).interpreter,
+            *(str(program), "-p", "What is 2 + 3?", "--config", str(file), "--auto"),
+            seconds=PATIENCE,
+            environment={**child_environment({}), **offline, "HOME": str(tmp_path)},
+            folder=tmp_path,
+        )
+    assert b"It is" in output, log
+    assert b"5" in output

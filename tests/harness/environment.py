@@ -26,15 +26,16 @@ LOCKS = tuple(sorted((ROOT / "tests").glob("*/environments")))
 CACHE = ROOT / ".cache" / "environments"
 NODE, AGENTS, TYPES = "node", "agents", "types"
 CLAUDE_CODE, MASTRA, QWEN_CODE = "claude-code", "mastra", "qwen-code"
+CONTINUE = "continue-cli"
 CREWAI = "crewai"
 MCP_CONFORMANCE, MCP_NODE = "mcp-conformance", "mcp-node"
 MCP_INSPECTOR = "mcp-inspector"
 OIDC_PROVIDER = "oidc-provider"
-NODES = (NODE, AGENTS, CLAUDE_CODE, MASTRA, MCP_CONFORMANCE, MCP_INSPECTOR, OIDC_PROVIDER, QWEN_CODE, TYPES)
+NODES = (NODE, AGENTS, CLAUDE_CODE, CONTINUE, MASTRA, MCP_CONFORMANCE, MCP_INSPECTOR, OIDC_PROVIDER, QWEN_CODE, TYPES)
 """Those that npm makes."""
 PROGRAMS = {AGENTS: "codex", CLAUDE_CODE: "claude", QWEN_CODE: "qwen", TYPES: "tsc"}
 """What is run of those that bring a program."""
-ON_DEMAND = frozenset({AGENTS, CLAUDE_CODE, CREWAI, MASTRA, MCP_INSPECTOR, QWEN_CODE})
+ON_DEMAND = frozenset({AGENTS, CLAUDE_CODE, CONTINUE, CREWAI, MASTRA, MCP_INSPECTOR, QWEN_CODE})
 """Those that are too large to be made because a test would use them; it is skipped."""
 NODE_FLOOR = 22
 """What the Node clients ask for; on an older one npm installs their last major in silence."""
