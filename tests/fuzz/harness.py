@@ -26,6 +26,7 @@ NAMES = (
     "schemas",
     "stream",
     "text",
+    "tokens",
 )
 """The harnesses: each a module `fuzz_NAME` with a function `run`, and a folder `corpus/NAME`."""
 CORPUS = Path(__file__).parent / "corpus"

@@ -12,7 +12,7 @@ from tests.harness.environment import ROOT, Environment
 from tests.page.browsers import chromium
 from tests.page.history import fill_with_history
 from tests.page.login_place import place
-from tests.page.served import ask, served_page
+from tests.page.served import ask, keyring, served_page
 from tests.page.tabs import Tabs
 from tests.scripted_upstream import Call, Pace, Reply, Upstream, by_turn
 from tests.tools.servers.asking_mcp import AskingMcp, answered, elicitation, input_required
@@ -40,6 +40,7 @@ async def take(browser: Any, folder: Path) -> list[Path]:
     with tempfile.TemporaryDirectory() as data:
         fill_with_history(Path(data), 1500, 13)
         await _take_pages(browser, folder, data, made)
+    made.append(await _take_sign_in(browser, folder))
     return made
 
 
@@ -144,6 +145,25 @@ async def take_login(tabs: Tabs, upstream: Upstream, folder: Path) -> Path:
         await page.get_by_role("table", name="Logins").get_by_role("button", name="Log in").click()
         await page.mouse.move(0, 0)
         await page.screenshot(path=file)
+    return file
+
+
+async def _take_sign_in(browser: Any, folder: Path) -> Path:
+    """What somebody sees who has neither signed in nor a key. Where the issuer is, is made up: nothing is asked of it."""
+    where = {"issuer": "https://login.example.com/realms/staff", "client_id": "callgate-page", "scopes": ["openid"]}
+    places = {"authorization": "https://login.example.com", "token": "https://login.example.com", "end_session": None}
+    _, sections = keyring(script={})
+    async with Upstream() as upstream:
+        tabs = Tabs(browser)
+        async with served_page(upstream, tabs, **sections) as url:
+            context = await browser.new_context(viewport=SIZE)
+            page = await context.new_page()
+            await page.route("**/web/sign-in", lambda route: route.fulfill(json=where | places))
+            await page.goto(url)
+            await page.get_by_role("button", name="Sign in with").wait_for()
+            file = folder / "page-sign-in.png"
+            await page.screenshot(path=file)
+            await context.close()
     return file
 
 
