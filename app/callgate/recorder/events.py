@@ -168,8 +168,20 @@ class EventReader:
             id = answer.head.id
             model = answer.head.model
         facts: tuple[Any, ...] = (
-            *(seconds, answer.reasons, findings, calls, usage, answer.lane, answer.attempts, first_seconds),
-            *(by.model, by.deployment, by.host, id, model, cost),
+            seconds,
+            answer.reasons,
+            findings,
+            calls,
+            usage,
+            answer.lane,
+            answer.attempts,
+            first_seconds,
+            by.model,
+            by.deployment,
+            by.host,
+            id,
+            model,
+            cost,
         )
         if not answer.reason_is_raw:
             facts = (*facts, True)
