@@ -79,7 +79,7 @@ class Driver:
     def __init__(self, client: Client) -> None:
         self.client = client
         home = Environment(client.environment)
-        path = (_beside_its_packages(home.folder) if client.environment == NODE else DRIVERS) / client.script
+        path = (beside_its_packages(home.folder) if client.environment == NODE else DRIVERS) / client.script
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         self._process = subprocess.Popen(
             [str(home.interpreter), str(path)],
@@ -138,7 +138,7 @@ class Driver:
         return self._stderr.read().decode(errors="replace")[-4000:]
 
 
-def _beside_its_packages(folder: Path) -> Path:
+def beside_its_packages(folder: Path) -> Path:
     """The Node drivers, copied to where Node looks for what they import: upwards from the script."""
     place = folder / "drivers"
     place.mkdir(exist_ok=True)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # imported with the first entry that has an address
 OWN_LABEL: Final = "callgate"
 """The server label of our tools that are from no MCP server."""
 OWN_SOURCE: Final = ""
+MCP_SCHEME: Final = "callgate:"
+"""The scheme of URLs for servers of ours, for clients that require one: `callgate:NAME`."""
 CALLED_ELSEWHERE: Final = {
     "connector_id": "OpenAI's connectors are called from OpenAI alone",
     "tunnel_id": "OpenAI's tunnels are reached from OpenAI alone",
@@ -55,7 +57,8 @@ def read_entry(
                 f"'{where}.{name}' is refused: {why}. Give a 'server_label' of this server's config, or a 'server_url'."
             )
             raise ChatError(400, message, param=f"{where}.{name}", code="unsupported_value")
-    if entry.get("server_url") is not None:
+    address = entry.get("server_url")
+    if address is not None and address != f"{MCP_SCHEME}{entry.get('server_label')}":
         return _entry_with_address(entry, labels, where, client, approves_itself=approves_itself)
     label = entry.get("server_label")
     if not isinstance(label, str) or (label != OWN_LABEL and label not in labels):
@@ -117,7 +120,7 @@ def servers_of(entries: Sequence[McpEntry], client: "ClientMcp | None", demanded
 def shown_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry as an answer repeats it: without credentials, and of an address no more than its host."""
     shown = {name: value for name, value in entry.items() if name not in CREDENTIALS}
-    if shown.get("server_url") is not None:
+    if shown.get("server_url") is not None and not shown["server_url"].startswith(MCP_SCHEME):
         from callgate.callers.client_mcp import ServerAddress
 
         shown["server_url"] = f"{ServerAddress.of(shown['server_url']).origin}/<redacted>"

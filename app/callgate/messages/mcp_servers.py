@@ -1,20 +1,17 @@
 """Reads the `mcp_servers` of a Messages request, and the toolsets that say which of their tools it wants."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from callgate.api.client_servers import ServerEntry, check_together, read_server
-from callgate.api.mcp_entries import OWN_LABEL, approval_policy, read_filter
+from callgate.api.mcp_entries import MCP_SCHEME, OWN_LABEL, approval_policy, read_filter
 from callgate.callers.client_mcp import ClientMcp, NamedServers, RequestedServer
 from callgate.calls.selection import ApprovalPolicy, ToolSelection
 from callgate.conversation.events import ToolAsListed
 from callgate.messages.request_schema import MessagesTool, RequestedMcpServer, ToolOfListing, listing_in, wrong
-
-MCP_SCHEME: Final = "callgate:"
-"""The scheme of URLs for our MCP servers in a request."""
 
 
 class ServersRead(msgspec.Struct):

@@ -35,6 +35,7 @@ from callgate.conversation.events import (
     ReasoningDelta,
     TextDelta,
     ThinkingBlock,
+    ToolAsListed,
     ToolsListed,
     TurnEnded,
 )
@@ -479,16 +480,10 @@ class ResponseItems:
         turn = self._turn
         self._turn = BEFORE_ALL_TURNS  # they stay, also where the first turn is asked again
         for event in lists:
-            tools = [
-                {
-                    "name": tool.name,
-                    "input_schema": tool.input_schema,
-                    "description": tool.description,
-                    "annotations": tool.annotations,
-                }
-                for tool in event.tools
-            ]
-            listed = {"server_label": event.server, "tools": tools, "error": event.error or None}
+            tools = list(map(_listed_tool, event.tools))
+            listed: dict[str, Any] = {"server_label": event.server, "tools": tools}
+            if event.error:  # and no null for none, which Vercel's SDK refuses
+                listed["error"] = event.error
             output = self._open("mcpl", {"type": "mcp_list_tools", **listed})
             self.emit("response.mcp_list_tools.in_progress", output.where)
             self.emit(f"response.mcp_list_tools.{'failed' if event.error else 'completed'}", output.where)
@@ -744,6 +739,13 @@ class ResponseWriter(ResponseItems):
 
 _BEGINNINGS = frozenset({ModelOutput, CallStarted, CallsHandedBack, ContextChanged})
 """The events with which a response begins. The HTTP status is held back until then."""
+
+
+def _listed_tool(tool: ToolAsListed) -> dict[str, Any]:
+    listed = {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
+    if tool.annotations is None:  # and no null for none, as above
+        return listed
+    return {**listed, "annotations": tool.annotations}
 
 
 def _annotation(annotation: Any) -> dict[str, Any] | None:
