@@ -424,19 +424,6 @@ async def test_a_message_shows_the_list_to_a_client_that_takes_it_back(upstream:
         assert "far_echo" in offered(upstream)
 
 
-async def test_a_label_of_ours_is_listed_once_too(upstream: Upstream) -> None:
-    upstream.script("m", lambda request: Reply(text="done"))
-    config = make_config(upstream.url, tools=("add",))
-    async with serve(create_app(config)) as url, http_client(url) as http:
-        body = {"model": "m", "input": "go", "tools": [{"type": "mcp", "server_label": "callgate"}]}
-        first = (await http.post("/v1/responses", json=body)).json()
-        assert [item["type"] for item in first["output"]] == ["mcp_list_tools", "message"]
-        [tool] = first["output"][0]["tools"]
-        assert (tool["name"], tool["annotations"]["readOnlyHint"]) == ("add", True)
-        again = (await http.post("/v1/responses", json={**body, "previous_response_id": first["id"]})).json()
-        assert [item["type"] for item in again["output"]] == ["message"]
-
-
 # Approvals ------------------------------------------------------------------------------------------------------------------
 
 

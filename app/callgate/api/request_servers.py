@@ -5,12 +5,11 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from callgate.api.answers import EmitAny, Work
-from callgate.api.mcp_entries import OWN_LABEL
 from callgate.callers.client_mcp import NamedServers
 from callgate.config import redaction
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ToolsListed
-from callgate.runtime.client_servers import OpenedServers, list_of_ours
+from callgate.runtime.client_servers import OpenedServers
 
 if TYPE_CHECKING:
     from callgate.api.conversation import Conversation
@@ -29,26 +28,25 @@ async def answer_with_servers(servers: NamedServers, conversation: "Conversation
         ports = conversation.context.own_ports
         opened = await conversation.runtime.toolboxes.client_servers().open(servers, client, ports)
     try:
-        conversation.lists = _added(conversation, servers, opened)
+        conversation.lists = _added(conversation, opened)
         await work(emit)
     finally:
         if opened is not None:
             opened.close()
 
 
-def _added(conversation: "Conversation", servers: NamedServers, opened: OpenedServers | None) -> Sequence[ToolsListed]:
+def _added(conversation: "Conversation", opened: OpenedServers | None) -> Sequence[ToolsListed]:
     """Add the tools of servers to the route; return the lists of which the client is told."""
     tools = conversation.request.tools
-    lists = [list_of_ours(conversation.route, source, source or OWN_LABEL) for source in servers.ours]
     if opened is None:
-        return lists
+        return ()
     route = opened.added_to(conversation.route, tools.allowed)
     if tools.approval_policies:
         route = route.asking_for(tools.approval_policies)
     conversation.route = route
     if tools.choice is not None:
         conversation.request.check_choice(route.offers)
-    return [*lists, *opened.lists()]
+    return tuple(opened.lists())
 
 
 def credentials_not_kept() -> ChatError:

@@ -186,10 +186,8 @@ class RequestedServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamedServers(msgspec.Struct, frozen=True, kw_only=True):
-    """The servers that a request names."""
+    """The servers that a request names by their addresses."""
 
-    ours: Sequence[str] = ()
-    """Those of the config whose tools its client is to be told."""
     clients: Sequence[RequestedServer] = ()
     demanded: str = ""
     """The label of the one that has to be called."""

@@ -139,8 +139,6 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     @handles(handlers, ToolsListed)
     def _tools_listed(self, event: ToolsListed) -> None:
-        if event.is_ours:
-            return
         self._servers.append(
             {"server": event.server, **({"error": event.error} if event.error else {"tools": len(event.tools)})}
         )

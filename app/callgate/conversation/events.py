@@ -438,8 +438,6 @@ class ToolsListed(msgspec.Struct, frozen=True, gc=False):
     """Why there are none; empty where they were listed."""
     is_told: bool = True
     """Its client is to be told. False where the list came from it."""
-    is_ours: bool = False
-    """It is a server of the config."""
 
 
 class HiddenTurns(msgspec.Struct, frozen=True, gc=False):

@@ -20,14 +20,13 @@ class ServersRead(msgspec.Struct):
     narrowing: list[ToolSelection] = []
     """The tools of ours that it selects."""
     approvals: list[ApprovalPolicy] = []
-    ours: list[str] = []
     clients: list[RequestedServer] = []
 
-    def named(self, *, tells: bool) -> NamedServers | None:
-        """Return the servers. `tells`: its client is told their tools."""
-        if not self.clients and not tells:
+    def named(self) -> NamedServers | None:
+        """Return the servers that are named by their addresses; None where there are none."""
+        if not self.clients:
             return None
-        return NamedServers(ours=self.ours if tells else (), clients=self.clients)
+        return NamedServers(clients=self.clients)
 
 
 def read_servers(
@@ -72,8 +71,6 @@ def _read_server(
             listed = frozenset(tool.name for tool in pinned)
             selection = replace(selection, names=listed if selection.names is None else listed & selection.names)
         read.narrowing.append(selection)
-        if listing is None and pinned is None:
-            read.ours.append(source or "")
         sources = ["", *labels] if source is None else [source]
     else:
         entry = ServerEntry(

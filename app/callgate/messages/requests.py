@@ -152,8 +152,7 @@ def read_messages_request(
         hosted=hosted,
     )
     if servers is not None:
-        named = servers.named(tells=_takes_lists(betas))
-        requested = replace(requested, approval_policies=servers.approvals, servers=named)
+        requested = replace(requested, approval_policies=servers.approvals, servers=servers.named())
     if outline.tools or outline.mcp_servers:
         requested = requested.with_list("some")
     elif outline.tools is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from callgate.api.client_servers import check_together, read_listing
-from callgate.api.mcp_entries import OWN_LABEL, McpEntry
+from callgate.api.mcp_entries import McpEntry
 from callgate.callers.client_mcp import NamedServers, claimed_name
 from callgate.state.responses import StoredResponse
 from callgate.untrusted.readers import read_value
@@ -24,8 +24,10 @@ def named_servers(
     choice: Any,
     items: str | Sequence[Any],
     parent: StoredResponse | None,
-) -> NamedServers:
-    """Return the servers of some entries. `items`: the input; `parent`: the previous response, whose lists count too."""
+) -> NamedServers | None:
+    """Return the servers that some entries name by their addresses; None where there are none. `items`: the input; `parent`: the previous response, whose lists count too."""
+    if all(entry.server is None for entry in entries):
+        return None
     listings: dict[Any, Mapping[str, Any]] = {}
     if parent is not None:
         listings |= _listings_in(read_value(parent.response).get("output") or ())
@@ -37,22 +39,20 @@ def named_servers(
         if entry.server is not None
     ]
     check_together(clients, client)
-    ours = [entry.selection.source or "" for entry in entries if entry.server is None]
     demanded = ""
     if isinstance(choice, Mapping) and choice.get("type") == "mcp":
         demanded = str(choice.get("server_label") or "")
     return NamedServers(
-        ours=tuple(source for source in dict.fromkeys(ours) if (source or OWN_LABEL) not in listings),
         clients=clients,
         demanded=demanded,
     )
 
 
-def under_names_for_models(items: str | Sequence[Any], servers: NamedServers) -> str | Sequence[Any]:
+def under_names_for_models(items: str | Sequence[Any], servers: NamedServers | None) -> str | Sequence[Any]:
     """Return an input in which tools of servers that the request names by their addresses have the names that models know them by."""
-    labels = {server.label for server in servers.clients}
-    if not labels or isinstance(items, str):
+    if servers is None or isinstance(items, str):
         return items
+    labels = {server.label for server in servers.clients}
     return [_renamed(item) if _is_about(item, labels) else item for item in items]
 
 

@@ -11,7 +11,7 @@ from callgate.callers.client_mcp import ClientMcp, NamedServers, RequestedServer
 from callgate.calls.legal_names import hashed_name
 from callgate.calls.offer import OfferedTool
 from callgate.conversation.errors import ChatError
-from callgate.conversation.events import ToolAsListed, ToolsListed
+from callgate.conversation.events import ToolsListed
 from callgate.parsers.pool import ParserPool
 from callgate.runtime.route import Route
 from callgate.telemetry.metrics import Metrics
@@ -176,22 +176,6 @@ class OpenedServers:
             if opening is not None:
                 self._owner.close_soon(server, opening)
         self._opening = {}
-
-
-def list_of_ours(route: Route, source: str, label: str) -> ToolsListed:
-    """Return the list of the tools of one of our servers that a request is offered, by their names for models."""
-    tools = () if route.server_tools is None else route.server_tools.by_name.values()
-    listed = [
-        ToolAsListed(tool.name, tool.tool.description, tool.offered.parameters, _annotations(tool.tool))
-        for tool in tools
-        if tool.source == source
-    ]
-    return ToolsListed(label, listed, is_ours=True)
-
-
-def _annotations(tool: Tool) -> dict[str, bool]:
-    safety = tool.policy.safety
-    return {"readOnlyHint": safety is Safety.READ_ONLY, "destructiveHint": safety is Safety.DESTRUCTIVE}
 
 
 def _registered(
