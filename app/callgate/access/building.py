@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from callgate.access.ledger_keys import LedgerKeys
     from callgate.access.oidc.building import IssuersInUse
     from callgate.access.oidc.people import People
-    from callgate.callers.client_mcp import ClientMcp
 
 
 def keyring_of(config: Config, source: KeySource | None = None, people: "People | None" = None) -> Keyring:
@@ -51,7 +50,7 @@ def key_entry(key: Key) -> KeyEntry:
         usage=key.usage,
         offer=key.offer,
         tool_search=search_setting_of(key),
-        client_mcp=client_mcp_of(key),
+        client_mcp=key.client_mcp.value(),
         allowance=allowance_of(key),
         expires_at=_moment(key.expires),
         old_hash=key.old_hash,
@@ -72,7 +71,7 @@ def caller_of_group(name: str, group: Group) -> Caller:
         usage=group.usage,
         offer=group.offer,
         tool_search=search_setting_of(group),
-        client_mcp=client_mcp_of(group),
+        client_mcp=group.client_mcp.value(),
         allowance=allowance_of(group),
     )
 
@@ -94,22 +93,6 @@ def search_setting_of(rights: Rights) -> SearchSetting | None:
     if rights.tool_search is None:
         return None
     return SearchSetting(**rights.tool_search.values())
-
-
-def client_mcp_of(rights: Rights) -> "ClientMcp | None":
-    setting = rights.client_mcp
-    if setting.mode == "off":
-        return None
-    from callgate.callers.client_mcp import ClientMcp, HostPattern  # with the first key that may name servers
-
-    return ClientMcp(
-        hosts=None if setting.hosts is None else tuple(map(HostPattern.of, setting.hosts)),
-        max_servers=setting.max_servers,
-        tools=setting.tools,
-        result_bytes=setting.result_bytes,
-        timeout=setting.timeout,
-        trust_annotations=setting.trust_annotations,
-    )
 
 
 def _moment(text: str | None) -> float | None:

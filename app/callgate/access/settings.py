@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -44,6 +44,9 @@ class EndOfKey(Guard):
 ENDS = EndOfKey()
 
 
+if TYPE_CHECKING:
+    from callgate.callers.client_mcp import ClientMcp
+
 _CLIENT_MCP_MODES = ("off", "on")
 
 
@@ -84,6 +87,21 @@ class ClientMcpSection(Section):
     """Seconds that a call of such a tool may take."""
     trust_annotations: Annotated[Switch, WIDENS_ON] = False
     """Believe what such a server says of the safety of its tools. Without, each of them counts as one that writes."""
+
+    def value(self) -> "ClientMcp | None":
+        """Return what requests may name; None for no server."""
+        if self.mode == "off":
+            return None
+        from callgate.callers.client_mcp import ClientMcp, HostPattern  # where there is such a setting
+
+        return ClientMcp(
+            hosts=None if self.hosts is None else tuple(map(HostPattern.of, self.hosts)),
+            max_servers=self.max_servers,
+            tools=self.tools,
+            result_bytes=self.result_bytes,
+            timeout=self.timeout,
+            trust_annotations=self.trust_annotations,
+        )
 
 
 class _OrTheClientMcpMode:
