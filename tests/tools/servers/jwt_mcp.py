@@ -24,8 +24,8 @@ class JwtMcp(GuardedMcp):
     keys: jwt.PyJWKSet | None = None
     expired: int = 0
     """How often a token came that was over."""
-    accepted: set[str] = field(default_factory=set)
-    """The tokens that were good when they came."""
+    issued: set[int] = field(default_factory=set)
+    """When the tokens were issued that came, in seconds of the authorization server's clock."""
 
     @property
     def resource(self) -> str:
@@ -47,7 +47,6 @@ class JwtMcp(GuardedMcp):
             challenge = f'Bearer resource_metadata="{self.base}{METADATA}"'
             return await _send(writer, b"", "401 Unauthorized", more=f"WWW-Authenticate: {challenge}\r\n")
         self.subjects[token] = subject
-        self.accepted.add(token)
         return await GuardedMcp._answer(self, asked, reader, writer)
 
     async def _subject(self, token: str) -> str:
@@ -66,6 +65,7 @@ class JwtMcp(GuardedMcp):
             )
         except jwt.PyJWTError:
             return ""
+        self.issued.add(claims["iat"])
         if claims["exp"] <= time.time():
             self.expired += 1
             return ""
