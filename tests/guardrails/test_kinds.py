@@ -20,6 +20,7 @@ from callgate.guardrails.verdicts import GuardEvent
 from callgate.guardrails.webhook import payload_of
 from callgate.guardrails.windows import WindowStretch
 from callgate.tools.kinds.python.threads import ThreadPool
+from tests.e2e.test_client_servers import asking, client_of, config_for, named, posted
 from tests.guardrails import hooks_of_tests
 from tests.guardrails.test_three_ways import CARD, asked, hook, text_in
 from tests.harness import toolshed
@@ -28,6 +29,7 @@ from tests.harness.configs import make_config
 from tests.harness.served import served
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
+from tests.tools.servers.asking_mcp import AskingMcp
 
 pytestmark = pytest.mark.anyio
 
@@ -331,3 +333,17 @@ async def test_a_tool_that_says_what_it_may_not_is_masked_or_held_out(upstream: 
     else:
         assert "mailer" not in offered
         assert "blocked by the guardrail `cards`" in json.dumps(listed["mailer"])
+
+
+@pytest.mark.parametrize("then", ["mask", "block"])
+async def test_a_tool_of_a_server_that_a_request_names_is_masked_or_held_out(upstream: Upstream, then: str) -> None:
+    upstream.script("m", [Reply(text="hello")])
+    hooks = [hook(["description"], {"kind": "patterns", "own": {"words": "creates an"}, "then": then})]
+    async with AskingMcp().running() as far:
+        config = config_for(upstream, far, guardrails=hooks)
+        async with serve(create_app(config)) as url, client_of(url) as client:
+            answer = await posted(client, "chat", asking("chat", named(far)))
+    assert answer.status_code == 200, answer.text
+    tools = [tool["function"] for tool in upstream.requests[0].body.get("tools", ())]
+    said = {tool["name"]: tool["description"] for tool in tools}
+    assert said.get("far_create_issue") == ("It [WORDS] issue." if then == "mask" else None)

@@ -25,10 +25,15 @@ class DescriptionScreen:
     """The verdicts on the current tools."""
 
     def __init__(self, guardrails: Guardrails) -> None:
+        self._guardrails = guardrails
         self._hooks: Sequence[Guardrail] = guardrails.of_descriptions
         self._tell: Callable[[GuardrailJudged], None] = guardrails.tell
         self._judged: dict[bytes, Tool | str] = {}
         """The tool as it may be offered, or why it may not, by what it says."""
+
+    def apart(self) -> "DescriptionScreen":
+        """Return one for the tools of a single request."""
+        return DescriptionScreen(self._guardrails)
 
     async def look(self, tools: Iterable[tuple[str, Tool]]) -> None:
         """Judge the tools that have not been judged, each with the name of its source; forget those that are gone."""

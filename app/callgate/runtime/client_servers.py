@@ -1,7 +1,8 @@
 """Opens the MCP servers that a request names by their addresses, side by side and within a bound, and closes them after it."""
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,7 +19,7 @@ from callgate.telemetry.metrics import Metrics
 from callgate.tools.executor import Policy, Safety, Tool
 from callgate.tools.kinds.http.client import Web
 from callgate.tools.kinds.mcp.client_server import ClientServer, rules_for_request
-from callgate.tools.registry import RegisteredTool, Registry, address, encoded, whole_schema
+from callgate.tools.registry import DescriptionJudge, RegisteredTool, Registry, address, encoded, whole_schema
 from callgate.tools.schema import SchemaError
 from callgate.tools.source_supervisor import CannotOpen, reason
 from callgate.tools.toolbox import ToolSet
@@ -58,6 +59,8 @@ class ClientServers:
         servers = OpenedServers([self._server(server, client, own_ports) for server in named.clients], self)
         try:
             await servers.open(OPEN_SECONDS)
+            if (judge := self._registry.description_judge) is not None:
+                await servers.judge(judge.apart())
             servers.register(self._registry, client.tools)
             self._tell(servers)
             servers.check_demanded(named.demanded)
@@ -109,6 +112,7 @@ class OpenedServers:
         """Why servers could not be opened, by their sources."""
         self.tools: list[RegisteredTool] = []
         self._owner = owner
+        self._judge: DescriptionJudge | None = None
         self._opening: dict[str, asyncio.Task[None]] = {}
 
     async def open(self, seconds: float) -> None:
@@ -125,6 +129,21 @@ class OpenedServers:
             elif (error := task.exception()) is not None:
                 self.failures[source] = error if isinstance(error, CannotOpen) else CannotOpen(reason(error))
 
+    async def judge(self, judge: DescriptionJudge) -> None:
+        """Have what their tools say of themselves judged."""
+        self._judge = judge
+        opened = [server for server in self.servers if server.requested.source() not in self.failures]
+        await judge.look((server.requested.source(), tool) for server in opened for tool in server.tools())
+
+    def _judged(self, source: str, tools: Iterable[Tool]) -> Iterator[Tool]:
+        """Yield the tools with what they may say of themselves, without those that are held out, as the log says."""
+        for tool in tools:
+            if self._judge is None:
+                yield tool
+                continue
+            with contextlib.suppress(ValueError):
+                yield self._judge.judged(source, tool)
+
     def register(self, registry: Registry, most: int) -> None:
         """Give each tool a name that no tool of the config has. `most`: the limit of tools of all servers together."""
         taken_names = set(registry.claims())
@@ -135,7 +154,7 @@ class OpenedServers:
             if len(self.tools) + len(server.listed) > most:
                 self.failures[source] = CannotOpen(f"more than {most} tools of all servers together")
                 continue
-            for tool in server.tools():
+            for tool in self._judged(source, server.tools()):
                 if (registered := _registered(tool, server.requested, taken_names, registry)) is not None:
                     self.tools.append(registered)
                     taken_names.add(registered.name)

@@ -155,6 +155,10 @@ SourceTools: TypeAlias = tuple[str, tuple[Tool, ...]]
 class DescriptionJudge(Protocol):
     """Judges what tools say of themselves."""
 
+    def apart(self) -> "DescriptionJudge":
+        """Return one for the tools of a single request."""
+        ...
+
     async def look(self, tools: Iterable[tuple[str, Tool]]) -> None:
         """Judge tools, each with the name of its source."""
         ...
@@ -214,7 +218,8 @@ class Registry:
         self._definitions: frozenset[bytes] = frozenset()
         self.untrusted: frozenset[str] = frozenset()
         """The tools whose results hold words of others, also those whose source is away by now: a history may have them."""
-        self._screen: DescriptionJudge | None = None
+        self.description_judge: DescriptionJudge | None = None
+        """Judges what tools say of themselves, where a guardrail looks at it."""
         self._names = ToolNames()
         self._checks: dict[bytes, Check] = {}
         """The compiled schemas of the current tools, by their encoded parameters."""
@@ -315,7 +320,7 @@ class Registry:
 
     async def screen_with(self, screen: DescriptionJudge) -> None:
         """Have what tools say of themselves judged, from now on before it is taken."""
-        self._screen = screen
+        self.description_judge = screen
         self._built_from = None
         await self.settle()
 
@@ -440,7 +445,7 @@ class Registry:
         if current == self._built_from:
             return
         is_long = self._built_from is not None and sum(len(tools) for _, tools in current) > SHARE
-        if (is_long or self._screen is not None) and _is_on_a_loop():
+        if (is_long or self.description_judge is not None) and _is_on_a_loop():
             self._indexing = asyncio.create_task(self._index(), name="index of tools")
             return
         at_once(self._build(current))
@@ -456,8 +461,8 @@ class Registry:
         """Build the tools in steps, until they are those that the sources list."""
         try:
             while (current := self._current()) != self._built_from:
-                if self._screen is not None:
-                    await self._screen.look((source, tool) for source, tools in current for tool in tools)
+                if self.description_judge is not None:
+                    await self.description_judge.look((source, tool) for source, tools in current for tool in tools)
                 for _ in self._build(current):
                     await asyncio.sleep(0)
         finally:
@@ -540,8 +545,8 @@ class Registry:
         """Return a tool with its name and its schema, whose check is also put into `checks`."""
         if tool.schema_error:
             raise SchemaError(tool.schema_error)
-        if self._screen is not None:
-            tool = self._judged(identity, tool, self._screen)
+        if self.description_judge is not None:
+            tool = self._judged(identity, tool, self.description_judge)
         parameters = whole_schema(tool.parameters)
         definition = encoded(name, tool.description, parameters)
         check = tool.check
