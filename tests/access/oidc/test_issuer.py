@@ -64,7 +64,8 @@ class Watched:
 async def test_a_thousand_first_requests_are_one_look() -> None:
     watched = Watched()
     watched.gate = asyncio.Event()
-    asking = [asyncio.create_task(watched.identify(watched.tokens.token(f"p{number % 7}"))) for number in range(1000)]
+    tokens = [watched.tokens.token(f"p{number}") for number in range(7)]
+    asking = [asyncio.create_task(watched.identify(tokens[number % 7])) for number in range(1000)]
     await asyncio.sleep(0)
     watched.gate.set()
     assert {caller.name for caller in await asyncio.gather(*asking)} == {f"p{n}@login.example" for n in range(7)}
