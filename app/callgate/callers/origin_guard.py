@@ -9,6 +9,7 @@ import ipaddress
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -16,6 +17,10 @@ from callgate.conversation.errors import ChatError
 
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.%]+)\]|([^\[\]:/@?#\s]+))(?::[0-9]{1,5})?")
 """A Host header: an address of IPv6 in brackets, or any other name, then a port."""
+_LONGEST_NAME: Final = 262
+"""Characters of the longest name there may be, with a port."""
+_REMEMBERED: Final = 64
+"""Host headers whose name is remembered: nearly all requests have the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,8 @@ class OriginGuard:
             return None
         host = headers.get("host")
         origin = headers.get("origin")
-        if not self._is_ours(_name_in(host or "")):
+        name, is_loopback_name = _name_at(host or "")
+        if not (is_loopback_name or self._is_ours(name)):
             return ChatError(
                 403,
                 "The Host header names none of this server's addresses. Without keys only its own are answered; "
@@ -58,8 +64,6 @@ class OriginGuard:
         No other name is trusted to be this machine's: who answers for `x.localhost` and `host.docker.internal` is up to the
         resolver of the network.
         """
-        if is_loopback(name):
-            return True
         return name in self.hosts or "*" in self.hosts or (not self.local and _is_address(name))
 
 
@@ -92,6 +96,24 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(bare).is_loopback
     except ValueError:
         return False
+
+
+def _name_at(host: str) -> tuple[str, bool]:
+    """Return the name in a Host header, and whether it is loopback's. To read the same address again and again would take 5 % of a
+    small request."""
+    if len(host) > _LONGEST_NAME:
+        return _read_name(host)
+    return _remembered_name(host)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _remembered_name(host: str) -> tuple[str, bool]:
+    return _read_name(host)
+
+
+def _read_name(host: str) -> tuple[str, bool]:
+    name = _name_in(host)
+    return name, is_loopback(name)
 
 
 def _name_in(host: str) -> str:
