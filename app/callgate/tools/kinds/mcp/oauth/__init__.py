@@ -1,4 +1,4 @@
 """Logs in to MCP servers by OAuth 2.1, keeps the tokens, and renews them.
 
-Read `settings` first. For users: `docs/mcp.md`.
+Read `source` first. For users: `docs/mcp.md`.
 """
