@@ -13,6 +13,7 @@ import pytest
 from callgate.application import create_app
 from callgate.runtime import client_servers
 from callgate.tools.kinds.http import client as http_of_tools
+from tests.chaos.scale import LONG
 from tests.e2e.test_client_servers import asking, client_of, config_for, host_of, named, offered, posted
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
@@ -298,9 +299,9 @@ async def test_a_result_is_cut_at_the_bound_of_the_key(upstream: Upstream) -> No
 # Nothing is left ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [200])
+@pytest.mark.parametrize("count", [200 if LONG else 40])
 async def test_requests_leave_no_session_task_or_socket(upstream: Upstream, count: int) -> None:
-    """Those that end well, that fail, that are refused, and whose clients leave."""
+    """Those that end well, that fail, that are refused, and whose clients leave. In `make chaos` there are two hundred."""
 
     def answer(request: Any) -> Reply:
         if any(message["role"] == "tool" for message in request.body["messages"]):
