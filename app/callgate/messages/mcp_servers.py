@@ -1,6 +1,7 @@
 """Reads the `mcp_servers` of a Messages request, and the toolsets that say which of their tools it wants."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from callgate.api.client_servers import ServerEntry, check_together, read_server
 from callgate.api.mcp_entries import MCP_SCHEME, OWN_LABEL, approval_policy, read_filter
 from callgate.callers.client_mcp import ClientMcp, NamedServers, RequestedServer
 from callgate.calls.selection import ApprovalPolicy, ToolSelection
+from callgate.conversation.errors import ChatError
 from callgate.conversation.events import ToolAsListed
 from callgate.messages.request_schema import MessagesTool, RequestedMcpServer, ToolOfListing, listing_in, wrong
 
@@ -44,8 +46,19 @@ def read_servers(
     read = ServersRead()
     for place, server in enumerate(servers):
         _read_server(server, toolsets.get(server.name), listings.get(server.name), labels, client, place, read)
-    check_together(read.clients, client)
+    with _in_words_of_messages():
+        check_together(read.clients, client)
     return read
+
+
+@contextlib.contextmanager
+def _in_words_of_messages() -> Iterator[None]:
+    """Have an error name its field first, as those of this API do."""
+    try:
+        yield
+    except ChatError as error:
+        message = f"{error.param}: {error.message}"
+        raise ChatError(error.status, message, param=error.param, code=error.code) from None
 
 
 def _read_server(
@@ -86,7 +99,8 @@ def _read_server(
         )
         waits = server.require_approval is None
         any_tool = selection or ToolSelection(names=frozenset())
-        requested = read_server(entry, client, {OWN_LABEL, *labels}, any_tool, waits=waits)
+        with _in_words_of_messages():
+            requested = read_server(entry, client, {OWN_LABEL, *labels}, any_tool, waits=waits)
         if selection is None:
             return
         known = listing if pinned is None else pinned
