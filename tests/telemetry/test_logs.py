@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 import warnings
+from datetime import UTC, datetime
 
 import pytest
 import structlog
@@ -368,7 +369,7 @@ def test_the_fast_line_equals_the_plain_one_or_is_none(calls, ids):
     configure(Redactor([SECRET]), level="debug", format="json", stream=stream)
     set_log_ids(ids)
     try:
-        for level, event, fields in calls:
+        for level, event, fields in [*calls, *calls]:  # the second time all that is harmless is known
             assert logs._fast is not None
             fast = logs._fast.line_fast("callgate.test", level, event, dict(fields))
             assert fast is not None or not logs._PROCESSED.isdisjoint(fields)
@@ -380,6 +381,17 @@ def test_the_fast_line_equals_the_plain_one_or_is_none(calls, ids):
                 assert fast.partition(":")[0] == plain.partition(":")[0]
     finally:
         set_log_ids({})
+
+
+@given(st.datetimes(timezones=st.just(UTC)) | st.just(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)))
+def test_the_time_of_a_fast_line_is_written_as_structlog_writes_it(moment):
+    configure(Redactor(), format="json", stream=io.StringIO())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(logs, "_now", moment.astimezone)
+        assert logs._fast is not None
+        line = logs._fast.line_fast("callgate.test", "info", "said", {})
+    assert line is not None
+    assert json.loads(line)["timestamp"] == moment.isoformat().replace("+00:00", "Z")
 
 
 def test_what_structlog_processes_itself_is_left_to_it(lines):

@@ -271,18 +271,21 @@ class Middleware:
         self._manager.metrics.request(context.route, status, context.model, seconds)
         if scope["path"] in OPEN_PATHS:
             return
-        error = context.notes.get("error")
+        notes = context.notes
+        error = notes.get("error")
+        say = log.info
         # A failed stream has sent 200 before.
-        has_failed = status >= 500 or (error is not None and (status == 200 or error == FAILED_AFTER_WRITE))
-        say = log.warning if has_failed else log.info
+        if status >= 500 or (error is not None and (status == 200 or error == FAILED_AFTER_WRITE)):
+            say = log.warning
+        caller = context.caller
         say(
             "request",
             method=scope["method"],
             path=scope["path"],
             status=status,
-            caller=context.caller.name if context.caller else None,
+            caller=None if caller is None else caller.name,
             ms=round(seconds * 1000, 1),
-            **context.notes,
+            **notes,
         )
 
 

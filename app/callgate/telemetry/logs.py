@@ -4,17 +4,19 @@ Lines are JSON, or coloured text on a terminal. All lines of a request have its 
 because the middleware writes one line for each request.
 """
 
-import asyncio
 import atexit
 import logging
 import sys
 import threading
-import time
+from asyncio import AbstractEventLoop, get_running_loop
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from math import inf
-from typing import Any, Final, TextIO
+from threading import get_ident
+from time import monotonic
+from typing import Any, ClassVar, Final, TextIO
 
 import msgspec
 import structlog
@@ -116,24 +118,26 @@ class Log:
         return _fast is None or number >= _fast.threshold or _fast.processors[-1] is not _as_json
 
     def debug(self, event: str, **fields: Any) -> None:
-        self._say("debug", logging.DEBUG, event, fields)
+        self._say("debug", event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
-        self._say("info", logging.INFO, event, fields)
+        self._say("info", event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        self._say("warning", logging.WARNING, event, fields)
+        self._say("warning", event, fields)
 
-    def _say(self, level: str, number: int, event: str, fields: dict[str, Any]) -> None:
+    def _say(self, level: str, event: str, fields: dict[str, Any]) -> None:
         fast = _fast
         if self._bound:
             fields = {**self._bound, **fields}
         if fast is not None and fast.processors[-1] is _as_json:
-            if number < fast.threshold:
+            if level not in fast.levels:
                 return
             line = fast.line_fast(self._name, level, event, fields)
             if line is not None:
-                fast.write(level, event, line)
+                if level == "warning":
+                    TROUBLE[level, event] += 1
+                fast.lines.msg(line)
                 return
         getattr(structlog.get_logger(self._name), level)(event, **fields)
 
@@ -143,52 +147,41 @@ class _FastLines:
 
     def __init__(self, redactor: Redactor, threshold: int, processors: list[Processor], stream: TextIO | None) -> None:
         self.threshold = threshold
+        self.levels = frozenset(level for level, number in _LEVELS.items() if number >= threshold)
+        """The levels that are written."""
         self._redactor = redactor
         self._open_names: set[str] = set()
         """Names of fields that do not mean secrets; there are few, all of our own code."""
         self.processors = processors
         """The list that structlog uses; `capture_logs` replaces its content, so that it does not end with `_as_json` then."""
-        self._lines = _Lines(None, stream)
-        self._second = -1
-        self._until_second = ""
-
-    def write(self, level: str, event: str, line: str) -> None:
-        """Write a line that `line_fast` made."""
-        if level == "warning":
-            TROUBLE[level, event] += 1
-        self._lines.msg(line)
+        self.lines = _Lines(None, stream)
+        """Takes the lines that `line_fast` made."""
 
     def line_fast(self, name: str, level: str, event: str, fields: dict[str, Any]) -> str | None:
         """Equals the line that `_processors` make for every input, or returns None. It takes a fifth of the time."""
-        if event not in self._redactor.harmless:
+        harmless = self._redactor.harmless
+        if event not in harmless:
             event = _cut(self._redactor.value(event))
-        # In the format of structlog's stamper; the part up to the second is cached.
-        second, fraction = divmod(time.time_ns(), 1_000_000_000)
-        if second != self._second:
-            self._until_second = time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
-            self._second = second
-        line: dict[str, Any] = {
-            "timestamp": f"{self._until_second}{fraction // 1000:06d}Z",
-            "level": level,
-            "event": event,
-            "logger": name,
-        }
-        ours: Collection[str] = ()
-        if (ids := _ids.get()) is not None:
-            line |= ids
-            ours = ids.values()  # not masked again
-        line |= fields
-        if not (fields.keys() <= self._open_names and self._are_harmless(fields, ours)):
+        ids = _ids.get() or _NO_IDS
+        # The encoder writes the time as structlog's stamper does.
+        line = {"timestamp": _now(UTC), "level": level, "event": event, "logger": name, **ids, **fields}
+        if not (fields.keys() <= self._open_names and self._are_harmless(fields, ids)):
             if not fields.keys().isdisjoint(_PROCESSED):
                 return None
-            self._mask(fields, line, ours)
-        return _as_json(None, level, line)
+            self._mask(fields, line, ids.values())  # ids are not masked again
+        try:
+            return _encode(line).decode()
+        except UnicodeEncodeError:
+            return _as_json(None, level, line)
 
-    def _are_harmless(self, fields: dict[str, Any], ours: Iterable[str]) -> bool:
+    def _are_harmless(self, fields: dict[str, Any], ids: dict[str, str]) -> bool:
         """True if no value has to be searched for secrets. Checked for all values at once, which is much cheaper; the rest
         are durations and new values."""
+        harmless = self._redactor.harmless
         try:
-            unknown = set(fields.values()).difference(self._redactor.harmless, ours)
+            if harmless.issuperset(fields.values()):
+                return True
+            unknown = set(fields.values()).difference(harmless, ids.values())
         except TypeError:  # an unhashable list or mapping
             return False
         for value in unknown:
@@ -221,6 +214,9 @@ def _is_plain(value: Any) -> bool:
 
 
 _fast: _FastLines | None = None
+_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+_NO_IDS: Final[dict[str, str]] = {}
+_now: Final = datetime.now
 _PROCESSED: Final = frozenset({"timestamp", "level", "event", "logger", "exc_info", "stack_info", "exception", "stack"})
 """The fields that structlog's processors read or write."""
 
@@ -292,6 +288,7 @@ def _as_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
 
 
 _encoder: Final = msgspec.json.Encoder()
+_encode: Final = _encoder.encode
 
 
 def _encodable(value: Any) -> Any:
@@ -329,8 +326,8 @@ class _Lines:
     """
 
     _lock: Final = threading.Lock()
-    _waiting: Final[dict[TextIO | None, list[str]]] = {}
-    _due_on: asyncio.AbstractEventLoop | None = None
+    _waiting: ClassVar[dict[TextIO | None, list[str]]] = {}
+    _due_on: AbstractEventLoop | None = None
     """The event loop that will write the gathered lines."""
     _due_in = 0
     """The thread of that event loop."""
@@ -345,55 +342,59 @@ class _Lines:
         self._stream = stream
 
     def msg(self, line: str) -> None:
-        thread = threading.get_ident()
+        thread = get_ident()
         with self._lock:
             self._waiting.setdefault(self._stream, []).append(line)
+            due_on = self._due_on
             # Compared by thread, because `get_running_loop` makes a system call.
-            if self._due_on is not None and self._due_in == thread and self._due_on.is_running():
+            if due_on is not None and self._due_in == thread and due_on.is_running():
                 return
             try:
-                loop = _Lines._due_on = asyncio.get_running_loop()
+                loop = _Lines._due_on = get_running_loop()
                 _Lines._due_in = thread
             except RuntimeError:  # another thread, or no event loop
                 loop = None
         if loop is None:
             write_all()
             return
-        wait = self._written_at + _GATHERED_SECONDS - time.monotonic()
-        loop.call_later(wait, write_all) if wait > 0 else loop.call_soon(write_all)
+        wait = self._written_at + _GATHERED_SECONDS - monotonic()
+        if wait > 0:
+            loop.call_later(wait, write_all)
+        else:
+            loop.call_soon(write_all)
 
     debug = info = warning = error = critical = fatal = msg
 
     @classmethod
     def write_all(cls) -> None:
+        """Write the gathered lines. Called at exit, except when the process is ended by `os._exit`.
+
+        A stream that fails loses its lines, and nobody who logs gets its error: that error would be logged in its turn, for ever.
+        """
         with cls._lock:
-            waiting = list(cls._waiting.items())
-            cls._waiting.clear()
+            waiting = cls._waiting
+            cls._waiting = {}
             cls._due_on = None
-            cls._written_at = time.monotonic()
+            cls._written_at = monotonic()
             is_written = True
-            for chosen_stream, lines in waiting:
+            for chosen_stream, lines in waiting.items():
                 stream = chosen_stream or sys.stderr
+                lines.append("")
                 try:
-                    stream.write("\n".join(lines) + "\n")
+                    stream.write("\n".join(lines))
                     stream.flush()
                 except (OSError, ValueError):  # nobody reads it any more, its disk is full, or it is closed
                     is_written = False
-                    cls.lost += len(lines)
-            count = cls.lost - cls._told
-            if count == 0 or not waiting or not is_written:
+                    cls.lost += len(lines) - 1
+            if cls.lost == cls._told or not waiting or not is_written:
                 return
+            count = cls.lost - cls._told
             cls._told = cls.lost
         log = structlog.get_logger("callgate.logs")
         log.error("log_lines_lost", count=count)
 
 
-def write_all() -> None:
-    """Write the gathered lines. Called at exit, except when the process is ended by `os._exit`.
-
-    A stream that fails loses its lines, and nobody who logs gets its error: that error would be logged in its turn, for ever.
-    """
-    _Lines.write_all()
+write_all: Final[Callable[[], None]] = _Lines.write_all
 
 
 def lost_lines() -> int:
