@@ -4,7 +4,12 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from callgate.untrusted.doors import Door, open_text
+from callgate.untrusted.readers import READ_ERRORS, read_leniently
+
 Leaves = list[str]
+
+JSON_IN_A_TEXT: Final = Door(name="JSON in a text of a request", bytes=16 * 1024 * 1024)
 
 NOT_READ: Final = frozenset(
     {
@@ -108,8 +113,8 @@ def _is_data(name: str, text: str) -> bool:
 def _json_text(text: str, change: Callable[[str], str], depth: int) -> str:
     """Change the texts in JSON that is a text itself; one that is no JSON is changed whole."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = read_leniently(open_text(text, JSON_IN_A_TEXT))
+    except READ_ERRORS:
         return change(text)
     changed = _changed(value, change, is_message=False, depth=depth)
     if changed == value:

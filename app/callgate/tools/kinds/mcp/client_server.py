@@ -31,6 +31,8 @@ from callgate.tools.kinds.mcp.server import McpSource, ServerSpec, parts_of
 from callgate.tools.kinds.mcp.session import Listing, ResourceList, Session
 from callgate.tools.kinds.mcp.wire import NotSent
 from callgate.tools.source_supervisor import CannotOpen
+from callgate.untrusted.doors import written_here
+from callgate.untrusted.pydantic_readers import read_model
 
 LIST_BYTES: Final = 1_000_000
 """The longest list, all pages together."""
@@ -157,7 +159,7 @@ class ClientServer(McpSource):
         masked = self.masked(text)
         if masked == text:
             return tool
-        return types.Tool.model_validate_json(masked)
+        return read_model(types.Tool, written_here(masked.encode()))
 
     def _origin(self, tool: Tool) -> ToolOrigin:
         read_only = tool.policy.safety is Safety.READ_ONLY
