@@ -69,16 +69,20 @@ class FaceEndpoint:
         context.route = self._face.route
         caller = context.caller
         assert caller is not None, "the middleware requires a caller here"
-        config = self._manager.current.config
+        manager = self._manager
+        config = manager.current.config
         if "content-encoding" in context.headers:  # its length was checked by the middleware
             check_body(context.headers, config.limits.body_bytes)
         body = await read_counted(receive, config.limits.body_bytes, context.hold)
         if time.perf_counter() - context.started > SLOW_BODY_SECONDS:
-            caller = let_in_again(self._manager, context)
-        if self._manager.current.guarding is not None:
-            body = await judged_body(self._manager.current, context, caller, body)
+            caller = let_in_again(manager, context)
+        if manager.current.guarding is not None:
+            body = await judged_body(manager.current, context, caller, body)
         exchange = await self._face.read(body, context, config)
         servers = exchange.request.tools.servers
+        if servers is None and exchange.detached is None and "idempotency-key" not in context.headers:
+            await self._answer(context, exchange, caller, None, receive, send)
+            return
         if servers is None or not servers.clients:
             await self._answer_or_begin_run(context, exchange, caller, body, receive, send)
             return
@@ -234,15 +238,22 @@ class FaceEndpoint:
             principal = principal_of(caller, request.user(), context.headers)
         route = route_of(runtime, request, caller, principal)
         servers = request.tools.servers
-        names_servers = servers is not None and bool(servers.clients)
+        adds_servers = None
+        names_servers = False
+        if servers is not None:
+            from callgate.api.request_servers import answer_with_servers  # few requests name any
+
+            adds_servers = partial(answer_with_servers, servers)
+            names_servers = bool(servers.clients)
         if is_lost_key and (names_servers or (route.server_tools is not None and route.server_tools.writes)):
             raise not_durable()
         if names_servers:
             route = dataclasses.replace(route, is_recorded=runtime.recording.records(with_tools=True))
         delivery = delivery_of(request, runtime, route, context, caller)
         context.model = route.name
-        context.notes["model"] = request.model
-        context.notes["stream"] = delivery.stream
+        notes = context.notes
+        notes["model"] = request.model
+        notes["stream"] = delivery.stream
         context.aftermath.shows_reasons = partial(runtime.is_alone_with, caller)
         run_id = new_run_id() if run is None else run.id
         context.ids["run_id"] = run_id
@@ -251,40 +262,37 @@ class FaceEndpoint:
             warnings.append(LOST_KEY)
         if self._face.adapts_requests:
             request = exchange.request_for(route, warnings.append)
-        if request.tools.choice is not None and not names_servers:
+        tools = request.tools
+        if tools.choice is not None and not names_servers:
             request.check_choice(route.offers)
-        if request.tools.hosted is not None:
-            note_hosted(warnings.append, request.tools.hosted, route.offers, takes_calls=request.tools.takes_calls)
+        if tools.hosted is not None:
+            note_hosted(warnings.append, tools.hosted, route.offers, takes_calls=tools.takes_calls)
         judged = judged_request(
             request,
             caller,
             may_select=route.entry.provider_selectors,
             leave_out=FieldsLeftOut(_warnings=warnings).add,
         )
-        price = runtime.prices.of_responder
-        sees = partial(runtime.access.may_see, caller)
-        is_usage_only = not runtime.diagnostics
-        diagnoses = [
-            Diagnosis(
-                run_id=run_id,
-                _warnings=warnings,
-                sees=sees,
-                price=price,
-                usage_scope=delivery.usage_scope,
-                is_usage_only=is_usage_only,
-                search=route.searched,
-            )
-            for _ in range(request.n)
-        ]
-        if request.tools.approval_policies:
-            route = route.asking_for(request.tools.approval_policies)
+        new_diagnosis = partial(
+            Diagnosis,
+            run_id=run_id,
+            _warnings=warnings,
+            sees=partial(runtime.access.may_see, caller),
+            price=runtime.prices.of_responder,
+            usage_scope=delivery.usage_scope,
+            is_usage_only=not runtime.diagnostics,
+            search=route.searched,
+        )
+        diagnoses = [new_diagnosis()]
+        if request.n > 1:
+            diagnoses += [new_diagnosis() for _ in range(1, request.n)]
+        if tools.approval_policies:
+            route = route.asking_for(tools.approval_policies)
         if exchange.replay is not None and exchange.replay.tools is None:
             route = route.asking_first()
-        adds_servers = None
-        if servers is not None:
-            from callgate.api.request_servers import answer_with_servers  # few requests name any
-
-            adds_servers = partial(answer_with_servers, servers)
+        guard = None
+        if runtime.guarding is not None:
+            guard = runtime.guarding.request(request.model, caller, run_id)
         return Conversation(
             run_id=run_id,
             runtime=runtime,
@@ -300,7 +308,7 @@ class FaceEndpoint:
             diagnoses=diagnoses,
             durable=run,
             replay=exchange.replay,
-            guard=None if runtime.guarding is None else runtime.guarding.request(request.model, caller, run_id),
+            guard=guard,
             adds_servers=adds_servers,
         )
 

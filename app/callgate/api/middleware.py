@@ -176,7 +176,6 @@ class Middleware:
         context = scope["context"] = RequestContext(
             headers,
             path,
-            scope.get("scheme", "http"),
             large_bodies=self._large_bodies,
             connection_memory=scope.get(CONNECTION_MEMORY),
         )
