@@ -50,7 +50,6 @@ from callgate.runtime.runtime import Runtime
 from callgate.untrusted.doors import Opened
 
 NONE_DECLARED: Final[frozenset[str]] = frozenset()
-NO_TOOLS: Final[frozenset[str]] = frozenset()
 SLOW_BODY_SECONDS: Final = 1.0
 """A body that takes longer is read under the keys of then: a revoked key works no longer than that."""
 
@@ -380,9 +379,6 @@ class FaceEndpoint:
 def route_of(runtime: Runtime, request: ChatRequest, caller: Caller, principal: Principal = NOBODY) -> Route:
     """Return the route of a request, by what its key and the request itself allow, and what servers list for who asks."""
     tools = request.tools
-    unlisted: frozenset[str] = NO_TOOLS
-    if principal is not NOBODY:
-        unlisted = runtime.registry.unlisted(principal)
     return runtime.choose(
         request.model,
         caller,
@@ -391,7 +387,7 @@ def route_of(runtime: Runtime, request: ChatRequest, caller: Caller, principal: 
         allowed=tools.allowed,
         client_tools=tools.client_list,
         declared=NONE_DECLARED if tools.hosted is None else tools.hosted.tool_names(),
-        unlisted=unlisted,
+        unlisted=runtime.unlisted(principal),
     )
 
 

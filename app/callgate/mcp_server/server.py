@@ -205,13 +205,15 @@ class McpEndpoint:
             self._lists = runtime, ToolLists(runtime)
         return self._lists[1]
 
-    def _list_of(self, caller: Caller) -> EncodedList:
-        return self._lists_of(self._manager.current).of(caller)
+    def _list_of(self, caller: Caller, request: McpRequest) -> EncodedList:
+        runtime = self._manager.current
+        principal = principal_in(runtime, caller, request.meta.user, request.context.headers)
+        return self._lists_of(runtime).of(caller, principal)
 
     async def _list_tools(self, request: McpRequest) -> bytes:
         params = request.envelope.params
         cursor = text_of(params, "cursor") if "cursor" in params else None
-        return self._list_of(request.caller).result(cursor, modern=request.modern)
+        return self._list_of(request.caller, request).result(cursor, modern=request.modern)
 
     async def _call(self, request: McpRequest, reply: Reply) -> bytes:
         call = CallRequest.of(
@@ -231,7 +233,7 @@ class McpEndpoint:
             capability,
             request.id,
             to_tools=filter.tools_changed,
-            digest_of=lambda caller: self._list_of(caller).digest,
+            digest_of=lambda caller: self._list_of(caller, request).digest,
             receive=request.receive,
             reply=reply,
         )

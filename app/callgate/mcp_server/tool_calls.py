@@ -151,7 +151,8 @@ class ToolCalls:
 
     def _tools(self, runtime: Runtime, request: CallRequest) -> ToolSet:
         """Return the caller's tools. Raises `RpcFailure` where the one that is called is none of them."""
-        tools = self._lists_of(runtime).of(request.caller).tools
+        principal = principal_in(runtime, request.caller, request.user, request.context.headers)
+        tools = self._lists_of(runtime).of(request.caller, principal).tools
         if request.name not in tools.offer:
             raise RpcFailure(INVALID_PARAMS, f"Unknown tool: {request.name[:MAX_SHOWN]}")
         return tools

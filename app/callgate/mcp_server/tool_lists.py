@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from callgate.callers.caller import Caller
+from callgate.callers.caller import NOBODY, Caller, Principal
 from callgate.calls.search_setting import SearchPlan, SearchSetting
 from callgate.mcp_server.protocol import INVALID_PARAMS, RpcFailure, encode
 from callgate.runtime.runtime import Runtime
@@ -71,7 +71,7 @@ class ToolLists:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._made_of: object = None
-        self._lists: dict[tuple[str, ...], EncodedList] = {}
+        self._lists: dict[tuple[tuple[str, ...], frozenset[str]], EncodedList] = {}
         search = runtime.config.mcp.tool_search
         self._plan: SearchPlan | None = None
         """How the tools are searched; None where they are not."""
@@ -79,22 +79,23 @@ class ToolLists:
             setting = SearchSetting(**search.values())
             self._plan = SearchPlan(over=setting.over(None), pins=setting.pins, result_tokens=setting.result_tokens)
 
-    def of(self, caller: Caller) -> EncodedList:
-        """Return the list of a caller's tools."""
+    def of(self, caller: Caller, principal: Principal = NOBODY) -> EncodedList:
+        """Return the list of a caller's tools, without those that their servers do not list for who asks."""
         tools = self._runtime.offered.all()
         if tools is not self._made_of:
             self._made_of = tools
             self._lists = {}
-        encoded = self._lists.get(caller.tools)
+        unlisted = self._runtime.unlisted(principal)
+        place = (caller.tools, unlisted)
+        encoded = self._lists.get(place)
         if encoded is None:
             if len(self._lists) >= REMEMBERED:
                 self._lists.clear()
-            encoded = self._lists[caller.tools] = _encoded(self.tools_of(caller))
+            encoded = self._lists[place] = _encoded(self._tools_of(caller, unlisted))
         return encoded
 
-    def tools_of(self, caller: Caller) -> ToolSet:
-        """Return the tools that a caller may use."""
-        return self._runtime.offered.narrowed(("*",), caller.tools, None, None, self._plan)
+    def _tools_of(self, caller: Caller, unlisted: frozenset[str]) -> ToolSet:
+        return self._runtime.offered.narrowed(("*",), caller.tools, None, None, self._plan, unlisted=unlisted)
 
 
 def _encoded(tools: ToolSet) -> EncodedList:

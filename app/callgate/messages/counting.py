@@ -16,6 +16,8 @@ from callgate.api.judged_request import judged_request
 from callgate.api.middleware import context_of
 from callgate.api.strict_json import LARGE_BODY
 from callgate.api.token_counts import counted_tokens
+from callgate.callers.caller import NOBODY
+from callgate.callers.principals import principal_of
 from callgate.conversation.context import ContextKeeper, ContextWishes
 from callgate.conversation.ports import ModelRequest
 from callgate.messages.context_edits import MANAGEMENT
@@ -58,7 +60,10 @@ class CountEndpoint:
             parsed = await asyncio.to_thread(reading)
         request = parsed.request
         with self._manager.leased as runtime:
-            route = route_of(runtime, request, caller)
+            principal = NOBODY
+            if runtime.knows_identities:
+                principal = principal_of(caller, request.user(), context.headers)
+            route = route_of(runtime, request, caller, principal)
             judged = judged_request(request, caller, may_select=route.entry.provider_selectors)
             context.model = route.name
             setup = runtime.toolboxes.engage(route, caller, "", request.read_tools(), None)

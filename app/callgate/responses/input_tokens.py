@@ -10,6 +10,8 @@ from callgate.api.errors import encode
 from callgate.api.judged_request import judged_request
 from callgate.api.middleware import context_of
 from callgate.api.token_counts import counted_tokens
+from callgate.callers.caller import NOBODY
+from callgate.callers.principals import principal_of
 from callgate.responses.face import ResponsesFace
 from callgate.runtime.manager import RuntimeManager
 
@@ -31,7 +33,10 @@ class InputTokens:
             check_body(context.headers, limit)
             body = await read_counted(receive, limit, context.hold)
             request = (await self._face.read(body, context, runtime.config)).request
-            route = route_of(runtime, request, caller)
+            principal = NOBODY
+            if runtime.knows_identities:
+                principal = principal_of(caller, request.user(), context.headers)
+            route = route_of(runtime, request, caller, principal)
             judged = judged_request(request, caller, may_select=route.entry.provider_selectors)
             context.model = route.name
             setup = runtime.toolboxes.engage(route, caller, "", request.read_tools(), request.tools.allowed)

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from callgate.callers.admission import Place
-from callgate.callers.caller import Caller, accounts_of
+from callgate.callers.caller import NOBODY, Caller, Principal, accounts_of
 from callgate.callers.exposure import is_alone
 from callgate.callers.metering import RequestMeter
 from callgate.calls.search_setting import SearchPlan
@@ -197,6 +197,10 @@ class Runtime:
     def counting_meter(self, caller: Caller, prompt_bytes: int) -> RequestMeter:
         """Return the meter of a request that only counts tokens, which no provider charges for."""
         return self._control.meter(caller, FREE, prompt_bytes, max_tokens=0)
+
+    def unlisted(self, principal: Principal) -> frozenset[str]:
+        """Return the names of the tools that their servers do not list for who asks."""
+        return frozenset() if principal is NOBODY else self.registry.unlisted(principal)
 
     def model_names(self, caller: Caller) -> list[str]:
         return [name for name in self.catalogue.names() if caller.may_ask(name)]

@@ -77,7 +77,7 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
     async def list_tools(request: Request) -> Response:
         runtime = manager.current
         caller = caller_of(request, "tools")
-        listed: dict[str, Any] = {"object": "list", "data": _listed(runtime, caller)}
+        listed: dict[str, Any] = {"object": "list", "data": _listed(runtime, caller, request)}
         if request.query_params.get("servers") in {"1", "true", "on"}:
             is_operator = runtime.access.may_administer(caller)
             listed["servers"] = await runtime.servers() if is_operator else []
@@ -130,11 +130,10 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
         },
     )
     async def get_tool(request: Request) -> Response:
-        name = request.path_params["name"]
         caller = caller_of(request, "tools")
-        facts = _described(manager.current, name, request.query_params.get("model"), caller)
+        facts = _described(manager.current, request, caller)
         if facts is None:
-            raise _no_such_tool(name)
+            raise _no_such_tool(request.path_params["name"])
         return Response(encode(facts), media_type="application/json")
 
     @router.post(
@@ -240,9 +239,15 @@ def _facts(call_result: CallResult, name: str, toolbox: Toolbox) -> dict[str, An
     return facts
 
 
-def _listed(runtime: Runtime, caller: Caller) -> list[dict[str, Any]]:
+def _listed(runtime: Runtime, caller: Caller, request: Request) -> list[dict[str, Any]]:
     """Describe the tools that a caller may use; for an operator also those that cannot be used, and why."""
-    return runtime.offered.listed(caller.tools, with_quarantined=runtime.access.may_administer(caller))
+    if runtime.access.may_administer(caller):
+        return runtime.offered.listed(caller.tools, with_quarantined=True)
+    unlisted: frozenset[str] = frozenset()
+    if runtime.knows_identities:
+        unlisted = runtime.unlisted(principal_of(caller, "", context_of(request.scope).headers))
+    tools = runtime.offered.listed(caller.tools, with_quarantined=False)
+    return [facts for facts in tools if facts["name"] not in unlisted]
 
 
 def _costs_by_model(runtime: Runtime, caller: Caller) -> list[dict[str, Any]]:
@@ -250,9 +255,11 @@ def _costs_by_model(runtime: Runtime, caller: Caller) -> list[dict[str, Any]]:
     return [{"id": name, **runtime.tool_costs(name, caller)} for name in runtime.model_names(caller)]
 
 
-def _described(runtime: Runtime, name: str, model: str | None, caller: Caller) -> dict[str, Any] | None:
-    """Describe one tool; with a model also how that is sent it. None where there is no such tool."""
-    facts = next((tool for tool in _listed(runtime, caller) if tool["name"] == name), None)
+def _described(runtime: Runtime, request: Request, caller: Caller) -> dict[str, Any] | None:
+    """Describe the tool that the path names; with a model also how that is sent it. None where there is no such tool."""
+    name = request.path_params["name"]
+    model = request.query_params.get("model")
+    facts = next((tool for tool in _listed(runtime, caller, request) if tool["name"] == name), None)
     if facts is None or model is None or "parameters" not in facts:
         return facts
     runtime.check_model(model, caller)
