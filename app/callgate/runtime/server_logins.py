@@ -1,6 +1,6 @@
 """The logins to MCP servers, which outlive any one runtime. What they need is imported with the first server that has `oauth`."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from callgate.config.schema.whole import Config
@@ -38,6 +38,8 @@ class ServerLogins:
         """The logins, once any server has `oauth`."""
         self.on_login: Callable[[str], None] = lambda server: None
         """Called with the name of a server that somebody has logged in to."""
+        self.on_another: Callable[[str, Hashable], None] = lambda server, identity: None
+        """Called with a server, and an identity whose login there is another than before, or is no more."""
 
     def __call__(self) -> "OAuthLogins":
         """Return the logins, made for the first server that has `oauth`. Raises `ValueError`."""
@@ -46,6 +48,7 @@ class ServerLogins:
 
             self.made = logins_of(self._config, self._sealer, self._database, self._web, self._report)
             self.made.on_login = self._logged_in
+            self.made.on_another = self._is_another
         return self.made
 
     def use(self, servers: Iterable[str]) -> None:
@@ -75,6 +78,9 @@ class ServerLogins:
 
     def _logged_in(self, server: str) -> None:
         self.on_login(server)
+
+    def _is_another(self, server: str, identity: Hashable) -> None:
+        self.on_another(server, identity)
 
     def _report(self, change: "StateChange") -> None:
         who = {"key": change.identity.key, "user": change.identity.user}

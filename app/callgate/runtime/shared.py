@@ -99,6 +99,7 @@ class SharedResources:
             config, sealer, None if shared_ledger is None else shared_ledger.database, self.web, self.servers, recorder
         )
         self.logins.on_login = self.sources.hurry
+        self.logins.on_another = self.sources.begin_anew
 
     @classmethod
     @asynccontextmanager

@@ -130,6 +130,8 @@ class Tool:
     """The limiter of its executor, shared with other tools. A call takes a place before its timeout begins."""
     identify: "Callable[[Principal], str] | None" = None
     """Returns what its results depend on beside its arguments, where its source knows on whose behalf it is called."""
+    login: "Callable[[], int] | None" = None
+    """Returns another number once its operator is logged in as somebody else: results of before do not count any more."""
     services: "tuple[Source, ...]" = ()
     """What has to be open for its calls, and has no tools of its own."""
 

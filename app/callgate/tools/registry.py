@@ -604,6 +604,7 @@ class Registry:
             seconds=seconds,
             shared=rules.cache_shared,
             identify=tool.identify,
+            login=tool.login,
         )
         return replace(tool, executor=executor)
 

@@ -96,15 +96,17 @@ class CachedTool:
         seconds: float,
         shared: bool,
         identify: Callable[[Principal], str] | None = None,
+        login: Callable[[], int] | None = None,
     ) -> None:
         """`version`: differs with all that a result depends on beside the arguments and the caller. `shared`: results are the same
-        for all callers. `identify`: returns as whom a call is made at its server, where that knows its callers: never shared."""
+        for all callers. `identify`: returns as whom a call is made at its server, where that knows its callers: never shared. `login`: returns another number after each login of the operator."""
         self._executor = executor
         self._cache = cache
         self._version = version
         self._seconds = seconds
         self._shared = shared and identify is None
         self._identify = identify
+        self._login = login
 
     async def execute(self, call: ReadyCall, context: CallContext) -> Outcome:
         cache = self._cache
@@ -140,6 +142,8 @@ class CachedTool:
         caller = "" if self._shared else f"of {context.caller}"
         if self._identify is not None:
             caller += f" as {self._identify(context.principal)}"
+        if self._login is not None:
+            caller += f" at login {self._login()}"
         text = _encode([caller, call.arguments])
         return hashlib.sha256(self._version + b"\0" + text).digest()
 

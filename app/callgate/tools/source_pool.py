@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from callgate.tools.executor import Source
-from callgate.tools.source_supervisor import Delay, SourceStatus, SourceSupervisor, reopening_delay
+from callgate.tools.source_supervisor import BeginsAnew, Delay, SourceStatus, SourceSupervisor, reopening_delay
 
 
 @dataclass(slots=True)
@@ -44,6 +44,13 @@ class SourcePool:
         for lease in self._leases.values():
             if lease.supervisor.source.name == name:
                 lease.supervisor.hurry()
+
+    def begin_anew(self, name: str, identity: Hashable) -> None:
+        """Have sources of this name forget what is of an identity: its login is another by now, or is no more."""
+        for lease in self._leases.values():
+            source = lease.supervisor.source
+            if source.name == name and isinstance(source, BeginsAnew):
+                source.begin_anew(identity)
 
     def has(self, identity: Hashable) -> bool:
         return identity in self._leases

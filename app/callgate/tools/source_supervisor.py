@@ -6,7 +6,7 @@ only while opening, or when it does not end in time.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -74,6 +74,15 @@ class CanListAgain(Protocol):
     """A source that is open, and may have more tools now that somebody has logged in."""
 
     def list_again(self) -> None: ...
+
+
+@runtime_checkable
+class BeginsAnew(Protocol):
+    """A source that somebody is logged in to, who may be somebody else the next time."""
+
+    def begin_anew(self, identity: Hashable) -> None:
+        """Forget what is of an identity: its session, and its kept results."""
+        ...
 
 
 class MustRenew(Exception):

@@ -32,7 +32,9 @@ async def test_an_mcp_client_is_listed_its_own_tools(upstream: Upstream) -> None
         ann, bob = (McpClient(it.client, it.keys[who]) for who in ("ann", "bob"))
         assert SECRET in await bob.names()
         assert SECRET not in await ann.names()
-        assert (await ann.error("tools/call", {"name": SECRET, "arguments": {}}))["message"] == f"Unknown tool: {SECRET}"
+        assert (await ann.error("tools/call", {"name": SECRET, "arguments": {}}))[
+            "message"
+        ] == f"Unknown tool: {SECRET}"
         assert (await bob.call(SECRET))["content"][0]["text"] == '{"subject": "bob"}'
 
 

@@ -7,7 +7,7 @@ whose list does not have a tool is neither offered it nor may call it. Which ide
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -78,10 +78,13 @@ class IdentitySource:
         self._list_known = list_known
         self._link = link
         self._listing: asyncio.Task[None] | None = None
+        self._listing_anew: set[asyncio.Task[None]] = set()
         self._make = partial(McpSource, spec, web, self._pins, parsers)
         self._sessions = VisitorSessions(self._source_for, most=most, idle_seconds=idle_seconds)
         self._lists: OrderedDict[Visitor, _Listed] = OrderedDict()
         """What each was listed the last time; the one who came the longest ago first."""
+        self._logins: dict[Identity, int] = {}
+        """How often each has logged in as somebody else, or out."""
         self._tools: tuple[Tool, ...] = ()
         self._introduction = ""
         self._login = self._login_tool()
@@ -103,6 +106,22 @@ class IdentitySource:
         if not self._lists and (self._listing is None or self._listing.done()):
             self._listing = asyncio.create_task(self._list_as_anybody(), name=f"tools of {self.name}")
 
+    def begin_anew(self, identity: Hashable) -> None:
+        """Forget the session and the kept results of an identity, whose login is another by now, or is no more; list its tools again."""
+        known = {*self._sessions.visitors(), *self._lists}
+        visitors = [visitor for visitor in known if visitor.identity == identity]
+        self._sessions.leave(visitors)
+        for visitor in visitors:
+            self._logins[visitor.identity] = self._logins.get(visitor.identity, 0) + 1
+            if not visitor.forwarded:
+                task = asyncio.create_task(self._list_anew(visitor), name=f"tools of {self.name}")
+                self._listing_anew.add(task)
+                task.add_done_callback(self._listing_anew.discard)
+
+    async def _list_anew(self, visitor: Visitor) -> None:
+        with contextlib.suppress(NeedsLogin, CannotOpen, Gone):
+            await self._list_as(visitor)
+
     async def _list_as_anybody(self) -> None:
         """List the tools as somebody who is logged in."""
         for identity in await self._logged_in():
@@ -122,9 +141,11 @@ class IdentitySource:
         return tuple((prefixed(self.prefix, tool.name), tool.reason) for tool in held_tools)
 
     async def close(self) -> None:
-        if self._listing is not None:
-            self._listing.cancel()
-            await asyncio.wait([self._listing])
+        listing = [*self._listing_anew, *([self._listing] if self._listing is not None else [])]
+        for task in listing:
+            task.cancel()
+        if listing:
+            await asyncio.wait(listing)
         await self._sessions.close()
 
     # Who asks -------------------------------------------------------------------------------------
@@ -136,7 +157,8 @@ class IdentitySource:
     def identify(self, principal: Principal) -> str:
         """Return what the results of a call depend on beside its arguments."""
         try:
-            return repr(self.visitor_of(principal))
+            visitor = self.visitor_of(principal)
+            return repr((visitor, self._logins.get(visitor.identity, 0)))
         except NoIdentity as nobody:
             return str(nobody)
 

@@ -6,7 +6,7 @@ list, and outcomes of its answers.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -123,6 +123,11 @@ class McpSource:
         self._renewing = False
         """Whether a running server is getting a new session, for which calls wait."""
         self._speaks_sse = False
+        self._logins = 0
+        """How often its operator has logged in as somebody else, or out."""
+        self._begins_anew = False
+        """Whether its session ends with the calls that are under way, for another."""
+        self._under_way = 0
         self.needs_login: NeedsLogin | None = None
         """Why it could not be opened, where that was because nobody is logged in."""
 
@@ -130,7 +135,25 @@ class McpSource:
     def prefix(self) -> str:
         return self._spec.prefix
 
+    def begin_anew(self, identity: Hashable) -> None:
+        """Forget the session and the kept results, once no call needs them: the operator's login is another by now, or is no more."""
+        if self._spec.per != "server" or self._spec.authorization is None or identity != OPERATOR:
+            return
+        self._logins += 1
+        self._begins_anew = True
+        self._end_where_quiet()
+
+    def _end_where_quiet(self) -> None:
+        if self._begins_anew and not self._under_way and self._session is not None:
+            self._begins_anew = False
+            self._renewing = True
+            self._session.forget()
+
+    def _login(self) -> int:
+        return self._logins
+
     async def open(self) -> None:
+        self._begins_anew = False
         link = self._link()
         try:
             self._session = await self._open_session(link)
@@ -227,6 +250,22 @@ class McpSource:
         direct: bool,
     ) -> RpcAnswer:
         """Send a request; a second time on a new session, where the server only refused the old one."""
+        self._under_way += 1
+        try:
+            return await self._answer(method, params, context, asking, direct=direct)
+        finally:
+            self._under_way -= 1
+            self._end_where_quiet()
+
+    async def _answer(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        context: CallContext,
+        asking: Elicitations | None,
+        *,
+        direct: bool,
+    ) -> RpcAnswer:
         if self._session is None and self.needs_login is not None:
             raise self.needs_login
         session = self._session or await self._renewed(None)
@@ -242,11 +281,12 @@ class McpSource:
         return answer
 
     async def _renewed(self, old: Session | None) -> Session:
-        """Wait for the session after this one. Raises `NotSent` where none is being opened, or that fails."""
+        """Wait for the session after this one. Raises `NotSent` where none is being opened, or that fails, and
+        `NeedsLogin` where it fails for that."""
         async with asyncio.timeout(REOPEN_SECONDS):
             while self._session is None or self._session is old:
                 if not self._renewing:
-                    raise NotSent
+                    raise self.needs_login or NotSent
                 self._reopened.clear()
                 await self._reopened.wait()
         return self._session
@@ -357,6 +397,7 @@ class McpSource:
             claimed=prefixed(spec.prefix, descriptor.name),
             output_schema=descriptor.output_schema,
             asks=bool(spec.modes),
+            login=self._login if spec.per == "server" and spec.authorization is not None else None,
             title=descriptor.title,
         )
 

@@ -28,6 +28,7 @@ from callgate.tools.kinds.mcp.authorization import NeedsLogin
 from callgate.tools.kinds.mcp.elicitation import CallsThatAsk, Elicitations, Mode, capabilities_of
 from callgate.tools.kinds.mcp.wire import (
     LIST_BYTES,
+    SESSION_FORGOTTEN,
     Gone,
     ListBudget,
     RpcAnswer,
@@ -191,6 +192,11 @@ class Session:
         """Wait for the end of the session; return the reason."""
         await self._ended.wait()
         return self._why
+
+    def forget(self) -> None:
+        """End it as if the server had forgotten it, so that another is opened."""
+        if not self._link.gone.done():
+            self._link.gone.set_result(SESSION_FORGOTTEN)
 
     async def close(self) -> None:
         self._leave()

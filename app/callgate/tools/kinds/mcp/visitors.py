@@ -5,7 +5,7 @@ Two of them share nothing but the address: no connection, no list of tools, and 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Final
 
 from callgate.tools.kinds.mcp.sender import Visitor
@@ -45,6 +45,8 @@ class VisitorSessions:
         self._idle_seconds = idle_seconds
         self._visits: dict[Visitor, _Visit] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._left: set[_Visit] = set()
+        """Those that get no new calls, and end with their last."""
         self._sweep: asyncio.TimerHandle | None = None
 
     def count(self) -> int:
@@ -60,6 +62,9 @@ class VisitorSessions:
             yield await asyncio.shield(visit.opened)
         finally:
             visit.users -= 1
+            if visit in self._left and not visit.users:
+                self._left.discard(visit)
+                visit.leaving.set()
             visit.used_at = asyncio.get_running_loop().time()
             if self._sweep is None and self._visits:
                 self._sweep = asyncio.get_running_loop().call_later(self._idle_seconds, self._close_idle)
@@ -71,6 +76,23 @@ class VisitorSessions:
             return None
         return visit.opened.result()
 
+    def leave(self, visitors: Iterable[Visitor]) -> None:
+        """End the sessions of these with the calls that are under way; the next call of each opens another."""
+        for visitor in visitors:
+            visit = self._visits.get(visitor)
+            if visit is None:
+                continue
+            if not visit.users:
+                self._end(visitor)
+                continue
+            del self._visits[visitor]
+            self._left.add(visit)
+            self._ends(visit)
+
+    def visitors(self) -> list[Visitor]:
+        """Return those who have a session."""
+        return list(self._visits)
+
     async def close(self) -> None:
         """End all sessions."""
         if self._sweep is not None:
@@ -78,6 +100,9 @@ class VisitorSessions:
             self._sweep = None
         for visitor in list(self._visits):
             self._end(visitor)
+        for visit in self._left:
+            visit.leaving.set()
+        self._left.clear()
         if self._ending:
             await asyncio.wait(self._ending)
 
@@ -94,6 +119,9 @@ class VisitorSessions:
     def _end(self, visitor: Visitor) -> None:
         visit = self._visits.pop(visitor)
         visit.leaving.set()
+        self._ends(visit)
+
+    def _ends(self, visit: _Visit) -> None:
         if visit.task is not None and not visit.task.done():
             self._ending.add(visit.task)
             visit.task.add_done_callback(self._ending.discard)

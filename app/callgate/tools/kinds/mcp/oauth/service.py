@@ -80,6 +80,8 @@ class OAuthLogins:
         self._following: asyncio.Task[None] | None = None
         self.on_login: Callable[[str], None] = lambda server: None
         """Called with the name of a server that somebody has logged in to."""
+        self.on_another: Callable[[str, Identity], None] = lambda server, identity: None
+        """Called with a server, and an identity whose login there is another than before, or is no more."""
 
     def authorization(self, name: str, url: str, section: OAuthSection, rules: AddressRules) -> OAuthAuthorization:
         """Return what authorizes the requests to a server of a config."""
@@ -89,6 +91,7 @@ class OAuthLogins:
                 self._made[name] = source
                 return source
         source = self._made[name] = OAuthAuthorization(server, self._shelf)
+        source.on_another = lambda identity: self.on_another(name, identity)
         return source
 
     def use(self, names: Iterable[str]) -> None:
@@ -270,7 +273,7 @@ class OAuthLogins:
             was_there = await self._shelf.tokens.drop(row_id(server, own), None)
         except DatabaseAway:
             raise LoginFailed(_AWAY) from None
-        source.forget(own)
+        source.is_logged_out(own)
         is_revoked = False
         if login is not None:
             is_revoked = await self._revoked(source, login[1])

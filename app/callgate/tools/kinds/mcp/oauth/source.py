@@ -7,7 +7,7 @@ refresh token that is used twice makes some servers revoke all that came of the 
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Final
 
@@ -40,6 +40,8 @@ TRUST_SECONDS: Final = 60.0
 CLOSE_SECONDS: Final = 2.0
 WRITE_TRIES: Final = 20
 SHOWN_SCOPES: Final = 5
+RENEWALS: Final = 1_000_000
+"""Generations after one that come of renewing it. Logins have random ones, of 40 bits."""
 MAX_IDENTITIES: Final = 4_096
 """The identities of one server whose headers are at hand. For others the table is read."""
 
@@ -61,7 +63,11 @@ class OAuthAuthorization:
     def __init__(self, server: OAuthServer, shelf: Shelf) -> None:
         self.server = server
         self._shelf = shelf
+        self.on_another: Callable[[Identity], None] = lambda identity: None
+        """Called with an identity whose login is another than before, or is no more."""
         self._ready: dict[Identity, Ready] = {}
+        self._used: dict[Identity, int] = {}
+        """The generations of the logins by which requests were authorized."""
         self._flights: dict[Identity, asyncio.Task[Ready]] = {}
         self._states: dict[Identity, LoginState] = {}
         self._given: dict[Identity, tuple[str, float]] = {}
@@ -105,10 +111,31 @@ class OAuthAuthorization:
             own = self.server.own(identity)
             if generations.get(row_id(self.server.name, own)) != ready.generation:
                 self.forget(own)
+        for own in list(self._used):
+            self._look_at(own, generations.get(row_id(self.server.name, own)))
+
+    def _look_at(self, own: Identity, generation: int | None) -> None:
+        """Tell of a login that is another than the one that was used before."""
+        used = self._used.get(own)
+        if generation is not None:
+            if used is None and len(self._used) >= MAX_IDENTITIES:
+                del self._used[next(iter(self._used))]
+            self._used[own] = generation
+        else:
+            self._used.pop(own, None)
+        if used is not None and (generation is None or not 0 <= generation - used < RENEWALS):
+            self.on_another(own)
+
+    def is_logged_out(self, identity: Identity) -> None:
+        """Take note of the end of a login."""
+        own = self.server.own(identity)
+        self.forget(own)
+        self._look_at(own, None)
 
     def is_logged_in(self, identity: Identity, generation: int) -> None:
         """Take note of a login."""
         self.forget(identity)
+        self._look_at(self.server.own(identity), generation)
         self._say(self.server.own(identity), LoginState.OK, "")
 
     async def close(self) -> None:
@@ -161,6 +188,8 @@ class OAuthAuthorization:
         except DatabaseAway:
             raise self._unavailable("its login is kept where it cannot be read at the moment") from None
         self._keep(own, ready)
+        if self.server.section.grant == "code":
+            self._look_at(own, ready.generation)
         if self._states.get(own) is not LoginState.NEEDS_SCOPES:
             self._say(own, LoginState.OK, "")
         return ready
@@ -221,7 +250,7 @@ class OAuthAuthorization:
     async def _drop(self, own: Identity, row: TokenRow, why: str) -> None:
         """Forget a login that is no good any more, and raise `NeedsLogin`."""
         await self._shelf.tokens.drop(row.id, row.generation)
-        self.forget(own)
+        self.is_logged_out(own)
         raise self._needs_login(own, why)
 
     async def _renewed(
