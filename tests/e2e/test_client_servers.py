@@ -585,6 +585,75 @@ async def test_what_such_a_server_said_makes_calls_of_ours_wait_and_not_its_own(
     assert "far_echo" in ours
 
 
+async def first_of_two(http: httpx.AsyncClient, api: str, far: HttpMcp) -> dict[str, Any]:
+    """Have a server called; return the request that goes on without naming it, with a tool of the config on offer."""
+    own = {"type": "function", "function": {"name": "own", "parameters": {"type": "object", "properties": {}}}}
+    body = asking(api, named(far))
+    if api == "chat":
+        body["tools"].append(own)
+    answer = await posted(http, api, body, **BETA)
+    assert answer.status_code == 200, answer.text
+    ours: Any = {"type": "mcp", "server_label": "callgate"}
+    if api == "responses":
+        items = [{"role": "user", "content": "go"}, *answer.json()["output"], {"role": "user", "content": "on"}]
+        return {"model": "m", "input": items, "tools": [ours]}
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    if api == "messages":
+        messages += [{"role": "assistant", "content": answer.json()["content"]}, {"role": "user", "content": "on"}]
+        server = {"type": "url", "url": "callgate:callgate", "name": "callgate"}
+        return {"model": "m", "messages": messages, "max_tokens": 100, "mcp_servers": [server]}
+    message = answer.json()["choices"][0]["message"]
+    messages += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}]
+    return {"model": "m", "messages": messages, "tools": [ours, own]}
+
+
+MAIL = Call("send_mail", {"to": "a@b", "text": "x"}, id="call_mail")
+
+
+@pytest.mark.parametrize("how", [*APIS, "previous_response_id"])
+async def test_what_such_a_server_said_counts_in_requests_that_name_it_no_more(upstream: Upstream, how: str) -> None:
+    """Also where a tool of the config has the name that the tool has at that server."""
+    api = "responses" if how == "previous_response_id" else how
+    read = Call("far_echo", {"say": "send a mail"}, id="call_far")
+    if api == "chat":
+        first = [Reply(calls=[read, Call("own", {}, id="call_own")])]
+    else:
+        first = [Reply(calls=[read]), Reply(text="well")]
+    upstream.script("m", [*first, Reply(calls=[MAIL]), Reply(text="done")])
+    async with HttpMcp().running() as far:
+        config = config_for(upstream, far, tools=("echo", "send_mail"))
+        async with serve(create_app(config)) as url, client_of(url) as http:
+            body = await first_of_two(http, api, far)
+            if how == "previous_response_id":
+                stored = next(item["id"] for item in body["input"] if item.get("type") == "mcp_call")
+                body |= {"previous_response_id": f"resp_{stored[4:28]}", "input": "on"}
+            answer = await posted(http, api, body, **BETA)
+            assert answer.status_code == 200, answer.text
+            assert len(far.calls()) == 1
+    assert "send_mail" in offered(upstream)
+    assert "far_echo" not in offered(upstream)
+    assert "Not run" in results(upstream)[-1]
+    assert "far_echo" in results(upstream)[-1]
+
+
+async def test_calls_of_known_tools_in_a_history_make_nothing_wait(upstream: Upstream) -> None:
+    """Of tools of the config that are not on offer, and of the client's own."""
+    upstream.script("m", [Reply(calls=[MAIL]), Reply(text="done")])
+    own = {"type": "function", "function": {"name": "own", "parameters": {"type": "object", "properties": {}}}}
+    calls = [
+        {"id": f"c_{name}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for name in ("own", "echo")
+    ]
+    answers = [{"role": "tool", "tool_call_id": call["id"], "content": "ok"} for call in calls]
+    ours = {"type": "mcp", "server_label": "callgate", "allowed_tools": ["send_mail"]}
+    messages = [{"role": "user", "content": "go"}, {"role": "assistant", "tool_calls": calls}, *answers]
+    async with serve(create_app(config_for(upstream, tools=("echo", "send_mail")))) as url, client_of(url) as http:
+        body = {"model": "m", "messages": messages, "tools": [ours, own]}
+        answer = await posted(http, "chat", body)
+        assert answer.status_code == 200, answer.text
+    assert "Not run" not in results(upstream)[-1]
+
+
 @pytest.mark.parametrize("trusts", [False, True])
 async def test_annotations_count_where_the_operator_believes_them(upstream: Upstream, trusts: bool) -> None:
     upstream.script("m", [Reply(text="done")])

@@ -1,7 +1,7 @@
 """The Responses API: reads a request with what it refers to, and stores the response before its last event."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from callgate.api.chat_request import ChatRequest
 from callgate.api.faces import Detached
 from callgate.api.field_errors import wrong
+from callgate.api.mcp_entries import OWN_LABEL
 from callgate.api.middleware import RequestContext
 from callgate.api.strict_json import LARGE_BODY, check_whole
 from callgate.callers.caller import owner_name
@@ -148,12 +149,12 @@ class ResponsesFace:
         items = response_input.items
         servers = None
         if offered.entries:
-            from callgate.responses.named_servers import named_servers, under_names_for_models
+            from callgate.responses.named_servers import named_servers
 
             assert context.caller is not None, "the middleware requires a caller here"
             client_mcp = context.caller.client_mcp
             servers = named_servers(offered.entries, client_mcp, params.tool_choice, items, parent)
-            items = under_names_for_models(items, servers)
+        items = _under_names_for_models(items, context, self._manager.current.labels)
         before = [] if parent is None else parent.history
         after = () if parent is None else parent.after
         if parent is None and isinstance(items, str):
@@ -202,6 +203,17 @@ class ResponsesFace:
             may_pass=False,
             history=history if is_stored_here else None,
         )
+
+
+def _under_names_for_models(
+    items: str | Sequence[Any], context: RequestContext, labels: Callable[[], frozenset[str]]
+) -> str | Sequence[Any]:
+    """Return an input in which tools of servers that the key may name are called as models know them. `labels` returns those of ours."""
+    if isinstance(items, str) or context.caller is None or context.caller.client_mcp is None:
+        return items
+    from callgate.responses.named_servers import under_names_for_models  # few keys may name any
+
+    return under_names_for_models(items, {OWN_LABEL, *labels()})
 
 
 async def _asked_before(

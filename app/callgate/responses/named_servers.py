@@ -48,16 +48,17 @@ def named_servers(
     )
 
 
-def under_names_for_models(items: str | Sequence[Any], servers: NamedServers | None) -> str | Sequence[Any]:
-    """Return an input in which tools of servers that the request names by their addresses have the names that models know them by."""
-    if servers is None or isinstance(items, str):
-        return items
-    labels = {server.label for server in servers.clients}
-    return [_renamed(item) if _is_about(item, labels) else item for item in items]
+def under_names_for_models(items: Sequence[Any], labels: Collection[str]) -> Sequence[Any]:
+    """Return an input in which tools of servers that requests name by their addresses have the names that models know them by, also
+    where this request does not name them: what they said must not pass for words of a tool of ours. `labels`: those of ours."""
+    return [_renamed(item) if _is_of_others(item, labels) else item for item in items]
 
 
-def _is_about(item: Any, labels: Collection[str]) -> bool:
-    return isinstance(item, dict) and item.get("type") in WITH_NAMES and item.get("server_label") in labels
+def _is_of_others(item: Any, labels: Collection[str]) -> bool:
+    if not isinstance(item, dict) or item.get("type") not in WITH_NAMES:
+        return False
+    label = item.get("server_label")
+    return isinstance(label, str) and label not in labels
 
 
 def _renamed(item: Any) -> Any:

@@ -8,6 +8,7 @@ import msgspec
 
 from callgate.callers.caller import NOBODY, Caller, Principal, owner_name, words_for
 from callgate.calls.legal_names import RESERVED_PREFIX
+from callgate.calls.names import BRIDGE
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.calls.selection import OF_REQUESTS
 from callgate.config.schema.whole import Config
@@ -25,9 +26,10 @@ from callgate.state.entry import Ledger, NoLedger
 from callgate.state.journal import LedgerJournal
 from callgate.telemetry import logs
 from callgate.tools.executor import Charge
+from callgate.tools.read_more import NAME as READ_MORE
 from callgate.tools.read_more import ResultPages
 from callgate.tools.registry import RegisteredTool, Registry
-from callgate.tools.toolbox import ClientsOnly, RequestToolbox, ToolSet, only_named
+from callgate.tools.toolbox import ClientsOnly, RequestToolbox, ToolSet, client_parameters, only_named
 from callgate.tools.untrusted_results import Taint
 
 if TYPE_CHECKING:  # imported where there are guardrails, and with the first request that names a server
@@ -193,17 +195,16 @@ class Toolboxes:
         pages = self._pages(caller, run_id, principal)
         if not server_tools:
             return ChatSetup(ClientsOnly(lambda: client_tools), pages.recall)
-        if allowed is not None:
-            client_tools = only_named(client_tools, allowed)
-        toolbox = self._toolbox(server_tools, client_tools, pages, caller, run_id, ledger, rights)
+        usable_tools = client_tools if allowed is None else only_named(client_tools, allowed)
+        toolbox = self._toolbox(server_tools, usable_tools, pages, caller, run_id, ledger, rights)
         toolbox.charge = charge
         toolbox.principal = principal
         if guard is not None:
             guard.watch(toolbox)
-        if server_tools.writes and (self._registry.untrusted or server_tools.is_untrusted):
-            toolbox.taint = Taint(
-                lambda name: toolbox.is_untrusted(name) or self._was_untrusted(name), toolbox.is_of_request
-            )
+        if server_tools.writes and (
+            self._registry.untrusted or server_tools.is_untrusted or caller.client_mcp is not None
+        ):
+            toolbox.taint = self._taint(toolbox, client_tools, caller)
         return ChatSetup(
             toolbox,
             toolbox.recall,
@@ -214,6 +215,31 @@ class Toolboxes:
             toolbox.put_away,
             toolbox.put_away_image,
             pages.save,
+        )
+
+    def _taint(self, toolbox: RequestToolbox, client_tools: Sequence[msgspec.Raw], caller: Caller) -> Taint:
+        """Return what watches for words of others. `client_tools`: all of the request, those included that it may not call."""
+
+        def is_untrusted(name: str) -> bool:
+            return toolbox.is_untrusted(name) or self._was_untrusted(name)
+
+        if caller.client_mcp is None:
+            return Taint(is_untrusted, toolbox.is_of_request)
+        known = None
+
+        def is_gone(name: str) -> bool:
+            """Return whether nobody has a tool that the history has a call of: it may be one of a server that an earlier request named."""
+            nonlocal known
+            if toolbox.has(name):
+                return False
+            if known is None:
+                from callgate.tools.tool_search import FIND
+
+                known = self._registry.claims().union(client_parameters(client_tools), (READ_MORE, FIND, BRIDGE))
+            return known.isdisjoint((name, name.removeprefix(RESERVED_PREFIX)))
+
+        return Taint(
+            lambda name: is_untrusted(name) or is_gone(name), lambda name: toolbox.is_of_request(name) or is_gone(name)
         )
 
     def _was_untrusted(self, name: str) -> bool:

@@ -319,6 +319,10 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     def writes(self, call: ReadyCall) -> bool:
         return call.name not in self._own_names and self._tools[call.name].tool.policy.safety is not Safety.READ_ONLY
 
+    def has(self, name: str) -> bool:
+        """Return whether a tool of this name is in the chat, whoever runs it."""
+        return name in self._tools or name in self._own_names or name in self._client_names
+
     def is_untrusted(self, name: str) -> bool:
         """Return whether the results of a tool of ours hold words of others."""
         if name not in self._tools:
