@@ -155,6 +155,8 @@ OURS_IN_MESSAGES: Final = frozenset({"mcp_toolset"})
 """Types of tools that name servers of ours."""
 ONLY_CHAT: Final = RequestOrigin()
 """A request of Chat Completions without anything of the kind."""
+SAYS_NOTHING: Final = RequestedTools()
+"""What a request without tools says about them."""
 
 
 class ChatRequest(msgspec.Struct, frozen=True):

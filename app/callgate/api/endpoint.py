@@ -16,7 +16,7 @@ from callgate.api import recording
 from callgate.api.answer_keepers import LastTurnKeeper, WholeStreamKeeper
 from callgate.api.answers import AnswerHeaders, AnswerKeeper, ClientDisconnected, EventStream, Pulse, WholeAnswer
 from callgate.api.bodies import check_body, opened, read_counted
-from callgate.api.chat_request import ChatRequest
+from callgate.api.chat_request import SAYS_NOTHING, ChatRequest
 from callgate.api.conversation import Conversation
 from callgate.api.delivery import delivery_of
 from callgate.api.errors import TAKEN_OVER
@@ -266,6 +266,8 @@ class FaceEndpoint:
             request.check_choice(route.offers)
         if tools.hosted is not None:
             note_hosted(warnings.append, tools.hosted, route.offers, takes_calls=tools.takes_calls)
+        if tools.approval_policies:
+            route = route.asking_for(tools.approval_policies)
         judged = judged_request(
             request,
             caller,
@@ -285,8 +287,6 @@ class FaceEndpoint:
         diagnoses = [new_diagnosis()]
         if request.n > 1:
             diagnoses += [new_diagnosis() for _ in range(1, request.n)]
-        if tools.approval_policies:
-            route = route.asking_for(tools.approval_policies)
         if exchange.replay is not None and exchange.replay.tools is None:
             route = route.asking_first()
         guard = None
@@ -379,6 +379,8 @@ class FaceEndpoint:
 def route_of(runtime: Runtime, request: ChatRequest, caller: Caller, principal: Principal = NOBODY) -> Route:
     """Return the route of a request, by what its key and the request itself allow, and what servers list for who asks."""
     tools = request.tools
+    if principal is NOBODY and tools is SAYS_NOTHING:
+        return runtime.choose(request.model, caller)
     return runtime.choose(
         request.model,
         caller,

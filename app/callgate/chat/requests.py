@@ -14,6 +14,7 @@ from callgate.api.chat_request import (
     DIALECTS,
     IDLE_CHOICES,
     ONLY_CHAT,
+    SAYS_NOTHING,
     ChatRequest,
     Delivery,
     Dialect,
@@ -63,8 +64,6 @@ _objects_of = json_reader(list[dict[str, Any]])
 NO_METADATA = _Metadata()
 AS_USUAL: Final = Delivery()
 """The delivery of a request that says nothing about it."""
-NO_TOOLS: Final = RequestedTools()
-"""What a request without tools says about them."""
 NO_HINTS: Mapping[int, Hint] = {}
 
 _encode = msgspec.json.Encoder().encode
@@ -168,7 +167,7 @@ def _delivery(outline: ChatOutline, tool_events: Dialect | None, *, legacy: bool
 
 def _requested_tools(outline: ChatOutline, wanted: str | None, client_tools: ClientTools) -> RequestedTools:
     if wanted is None and client_tools == "absent" and outline.tool_choice is None:
-        return NO_TOOLS
+        return SAYS_NOTHING
     takes_calls = outline.tool_choice != "none" and client_tools != "empty"
     return RequestedTools(filter=wanted, client_list=client_tools, takes_calls=takes_calls)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from types import TracebackType
 from typing import Any
 
@@ -93,7 +93,7 @@ class Runtime:
         self._routes: dict[Any, Route] = {}
         self._routed_tools: object = None
         self._patterns_checked = False
-        self._logged_words = LoggedWords()
+        self._log_listener = partial(LogListener, content=config.logging.content, _logged_words=LoggedWords())
         self._of_model = cache(shared.metrics.model)
         self._places = concurrency_of(config)
         self.recorder = shared.recorder
@@ -107,6 +107,7 @@ class Runtime:
             self.catalogue,
             {entry_of_model.model_name: entry_of_model.model_info for entry_of_model in config.model_list},
         )
+        self._metrics_listener = partial(MetricsListener, _metrics=shared.metrics, _price=self.prices.of_responder)
 
     async def open(self) -> None:
         modes = {entry.tool_search.mode for entry in self.config.model_list}
@@ -315,18 +316,13 @@ class Runtime:
     def listeners(self, model_name: str, run_id: str, caller: Caller) -> tuple[Listener, ...]:
         counted_as = caller.name if caller.person is None else caller.person.account
         return (
-            self.log_listener(run_id),
+            self._log_listener(_run_id=run_id),
             # The tools at the time when the route was chosen.
-            MetricsListener(
-                _metrics=self.metrics,
-                _of_model=self._of_model(model_name, counted_as),
-                _tools=self.offered.names,
-                _price=self.prices.of_responder,
-            ),
+            self._metrics_listener(_of_model=self._of_model(model_name, counted_as), _tools=self.offered.names),
         )
 
     def log_listener(self, run_id: str) -> Listener:
-        return LogListener(_run_id=run_id, content=self.config.logging.content, _logged_words=self._logged_words)
+        return self._log_listener(_run_id=run_id)
 
     def tools_now(self, caller: Caller, model: str | None) -> ToolsNow:
         """Return the tools that a caller may use with a model. Raises `ChatError` where it may not ask that model."""

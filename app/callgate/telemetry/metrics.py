@@ -530,8 +530,9 @@ class OfModel:
 
     def reported(self, counts: TokenCounts) -> None:
         """Count tokens in the metrics."""
+        counted = self._tokens
         for kind, tokens in zip(METRICS, counts, strict=True):
             if tokens and kind:
-                if kind not in self._tokens:
-                    self._tokens[kind] = self._metrics.tokens.of(self.name, kind)
-                self._tokens[kind].amount += tokens
+                if kind not in counted:
+                    counted[kind] = self._metrics.tokens.of(self.name, kind)
+                counted[kind].amount += tokens

@@ -97,10 +97,11 @@ class PassthroughModel(DirectModel):
         body: dict[str, Any] = dict(fields)
         body.pop("reasoning_summary", None)
         body["model"] = endpoint.model
-        for choice, tools in _CHOICES:
-            # Providers refuse a tool choice without tools.
-            if choice in body and tools not in body and bytes(fields[choice]).strip() == b'"none"':
-                del body[choice]
+        if not _CHOICES.keys().isdisjoint(body):
+            for choice, tools in _CHOICES.items():
+                # Providers refuse a tool choice without tools.
+                if choice in body and tools not in body and bytes(fields[choice]).strip() == b'"none"':
+                    del body[choice]
         if not endpoint.knows_developers:
             body["messages"] = without_developers(_messages(fields["messages"]))
         for name, value in endpoint.defaults.items():
@@ -118,7 +119,7 @@ class PassthroughModel(DirectModel):
             raise ChatError(400, "A message holds half of a surrogate pair, which no JSON text can carry.") from None
 
 
-_CHOICES = (("tool_choice", "tools"), ("function_call", "functions"))
+_CHOICES: Final = {"tool_choice": "tools", "function_call": "functions"}
 
 
 # One body --------------------------------------------------------------------------------------------------------------
