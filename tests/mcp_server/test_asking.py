@@ -210,6 +210,53 @@ async def test_an_idempotency_key_holds_over_the_question() -> None:
     assert toolshed.steps == ["+a", "-a"]
 
 
+async def test_a_retry_whose_answer_was_lost_gets_it_again_and_runs_nothing() -> None:
+    meta = {"io.callgate/idempotency-key": "k"}
+    async with served_mcp(config_of("step")) as client:
+        alice = client.as_key(ALICE).that_asks()
+        asked = await alice.result("tools/call", STEP, meta)
+        retry = retried(asked, YES)
+        results = [await alice.result("tools/call", retry, meta) for _ in range(3)]
+        afresh = await alice.result("tools/call", STEP, meta)
+    assert [*results, afresh] == [results[0]] * 4
+    assert toolshed.steps == ["+a", "-a"]
+
+
+async def test_a_state_that_is_refused_gives_nobody_elses_idempotency_key_free() -> None:
+    meta = {"io.callgate/idempotency-key": "k"}
+    async with toolshed.held() as running, served_mcp(config_of("wait_for_gate")) as client:
+        alice = client.as_key(ALICE).that_asks()
+        call = {"name": "wait_for_gate", "arguments": {}}
+        asked = await alice.result("tools/call", call, meta)
+        retry = retried(asked, YES, call)
+        running_call = asyncio.create_task(alice.result("tools/call", retry, meta))
+        await running.started.wait()
+        refused = await alice.error("tools/call", retry, meta)
+        forged = await alice.error("tools/call", {**retry, "requestState": "cg2.AAAA"}, meta)
+        afresh = asyncio.create_task(alice.result("tools/call", call, meta))
+        running.gate.set()
+        results = await asyncio.gather(running_call, afresh)
+    assert {refused["code"], forged["code"]} == {-32602}
+    assert results[0] == results[1]
+    assert not results[0]["isError"]
+
+
+async def test_a_tool_that_was_stopped_after_its_approval_is_not_run_again_by_its_idempotency_key() -> None:
+    meta = {"io.callgate/idempotency-key": "k"}
+    async with toolshed.held() as running, served_mcp(config_of("wait_for_gate")) as client:
+        alice = client.as_key(ALICE).that_asks()
+        call = {"name": "wait_for_gate", "arguments": {}}
+        asked = await alice.result("tools/call", call, meta)
+        leaving = asyncio.create_task(alice.post("tools/call", retried(asked, YES, call), meta))
+        await running.started.wait()
+        leaving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await leaving
+        await running.cancelled.wait()
+        afresh = await alice.error("tools/call", call, meta)
+    assert afresh["data"]["error_code"] == "idempotency_key_interrupted"
+
+
 # -- what tools ask while they run
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from callgate.api.errors import Aftermath
 from callgate.conversation.events import CallProgress, ChatEvent
 from callgate.conversation.ids import new_item_id
 from callgate.mcp_server.protocol import INVALID_PARAMS, RpcFailure, encode
@@ -31,6 +32,13 @@ GRACE: Final = 5.0
 REPEATED_IDS: Final = "Send the request again without `requestState`."
 
 
+class StateRefused(RpcFailure):
+    """Raised where the state of a request leads to no call that waits. Nothing has become of the call by this request."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(INVALID_PARAMS, message)
+
+
 class RequestState(msgspec.Struct, frozen=True):
     """What a client carries, sealed, from an answer that needs input to the request that has it."""
 
@@ -45,12 +53,15 @@ class RequestState(msgspec.Struct, frozen=True):
 class ParkedCall:
     """One call in a task of its own, which outlives the request that began it."""
 
-    def __init__(self, owner: str, digest: str, waiting: Callable[[], Sequence[PendingApproval]]) -> None:
-        """`waiting` returns what the call waits for."""
+    def __init__(
+        self, owner: str, digest: str, waiting: Callable[[], Sequence[PendingApproval]], aftermath: Aftermath
+    ) -> None:
+        """`waiting` returns what the call waits for. `aftermath`: what is noted of it, by whichever request it is followed."""
         self.id = new_item_id("mcp")
         self.owner = owner
         self.digest = digest
         self.waiting = waiting
+        self.aftermath = aftermath
         self.task: asyncio.Task[bytes] | None = None
         self._client = asyncio.Event()
         self._changed = asyncio.Event()
@@ -140,11 +151,11 @@ class ParkedCalls:
         call.expiry = asyncio.get_running_loop().call_later(seconds + GRACE, self._give_up, call)
 
     def take(self, state: RequestState) -> ParkedCall:
-        """Take the call of a state out, for its client is back. Raises `RpcFailure`."""
+        """Take the call of a state out, for its client is back. Raises `StateRefused`."""
         call = self._calls.get(state.call)
         if call is None or call.has_client:
             message = f"No call waits for this any more: it has ended, or its time is over. {REPEATED_IDS}"
-            raise RpcFailure(INVALID_PARAMS, message)
+            raise StateRefused(message)
         return call
 
     def release(self, call: ParkedCall) -> None:
@@ -158,15 +169,15 @@ class ParkedCalls:
         return self._sealer.seal(SEALED_FOR, call.owner, content)
 
     def opened(self, owner: str, sealed: str, digest: str) -> RequestState:
-        """Return the state of a request. Raises `RpcFailure`."""
+        """Return the state of a request. Raises `StateRefused`."""
         try:
             state = _read_state(written_here(self._sealer.open(SEALED_FOR, owner, sealed)))
         except (NotSealedHere, *READ_ERRORS):
             message = f"This `requestState` is none that this server gave to this key. {REPEATED_IDS}"
-            raise RpcFailure(INVALID_PARAMS, message) from None
+            raise StateRefused(message) from None
         if state.digest != digest:
             message = "The tool or its arguments are not those that this `requestState` was given for."
-            raise RpcFailure(INVALID_PARAMS, message)
+            raise StateRefused(message)
         return state
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from callgate.conversation.errors import ChatError
+from callgate.mcp_server.parked_calls import StateRefused
 from callgate.mcp_server.protocol import INVALID_PARAMS, RpcFailure
 from callgate.runtime.manager import RuntimeManager
 from callgate.state.store import Share, StoreError
@@ -60,8 +61,9 @@ class RepeatedCalls:
         goes_on: bool,
         has_written: Callable[[], bool],
     ) -> CallAnswer:
-        """Call, or return what came of the call with the same key. `goes_on`: this request carries on the one that has the key.
-        `has_written`: whether a tool that may change something was started. Raises `RpcFailure` and `ChatError`."""
+        """Call, or return what came of the call with the same key. `goes_on`: this request carries on the one that has the key, unless
+        that has ended meanwhile. `has_written`: whether a tool that may change something was started. Raises `RpcFailure` and
+        `ChatError`."""
         if not (0 < len(key) <= LONGEST_KEY and key.isprintable()):
             raise RpcFailure(
                 INVALID_PARAMS, f"An idempotency key has 1 to {LONGEST_KEY} characters that can be printed."
@@ -69,9 +71,15 @@ class RepeatedCalls:
         place = "mcp:" + hashlib.sha256(f"{owner}\0{key}".encode()).hexdigest()
         share = Share(f"mcp of {owner}", SHARE_BYTES)
         try:
-            if not goes_on and not await self._claim(place, digest, share):
+            is_first = await self._claim(place, digest, share)
+            if not is_first and not (goes_on and await self._is_under_way(place, digest)):
                 return CallAnswer(await self._earlier(place, digest))
-            return await self._carried_out(call, place, digest, share, has_written)
+            try:
+                return await self._carried_out(call, place, digest, share, has_written)
+            except StateRefused:
+                if is_first:
+                    await self._manager.store.delete(place, share)
+                raise  # the key stays with the call that this request did not reach
         except StoreError as away:
             message = "Calls with an idempotency key cannot be told apart at the moment. Try again in a moment."
             raise ChatError(503, message, type="server_error", code="store_unavailable", retry_after=1) from away
@@ -90,6 +98,8 @@ class RepeatedCalls:
     ) -> CallAnswer:
         try:
             answer = await call()
+        except StateRefused:
+            raise
         except BaseException:
             if has_written():
                 await self._manager.store.put(place, _encode(_Kept(digest, "interrupted")), self._seconds(), share)
@@ -101,17 +111,27 @@ class RepeatedCalls:
             await self._manager.store.put(place, encoded, self._seconds(), share)
         return answer
 
+    async def _is_under_way(self, place: str, digest: str) -> bool:
+        """Return whether the call that has the key is this one, and has not ended."""
+        earlier = await self._kept(place)
+        return earlier is not None and earlier.digest == digest and earlier.state == "under_way"
+
+    async def _kept(self, place: str) -> _Kept | None:
+        stored = await self._manager.store.get(place)
+        if stored is None:
+            return None
+        try:
+            return _decode(open_pack(stored, KEPT))
+        except READ_ERRORS:
+            raise _interrupted() from None
+
     async def _earlier(self, place: str, digest: str) -> bytes:
         """Return the result of the call that has the key, once it has ended."""
         pause = LOOK_SECONDS
         while True:
-            stored = await self._manager.store.get(place)
-            if stored is None:
+            earlier = await self._kept(place)
+            if earlier is None:
                 raise _interrupted()  # it failed before its tool was reached, or is too old
-            try:
-                earlier = _decode(open_pack(stored, KEPT))
-            except READ_ERRORS:
-                raise _interrupted() from None
             if earlier.digest != digest:
                 message = "This idempotency key is of a call with another tool or other arguments."
                 raise RpcFailure(INVALID_PARAMS, message)

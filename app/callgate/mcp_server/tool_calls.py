@@ -124,6 +124,7 @@ class ToolCalls:
         if request.state is not None:
             state = self._parked.opened(request.owner(), request.state, request.digest())
             call = self._parked.take(state)
+            request.context.aftermath = call.aftermath
             with call.followed_by(reply):
                 await self._give(request, state)
                 return await self._followed(request, call)
@@ -222,7 +223,9 @@ class ToolCalls:
 
     async def _begun(self, request: CallRequest, reply: Reply) -> CallAnswer:
         """Begin a call in a task of its own, and follow it until it has ended or its client is asked."""
-        call = ParkedCall(request.owner(), request.digest(), self._waiting_of(request.context))
+        call = ParkedCall(
+            request.owner(), request.digest(), self._waiting_of(request.context), request.context.aftermath
+        )
         task = asyncio.create_task(self._carried_out(request, call), name="a call of a client of MCP")
         call.begin(task)
         with call.followed_by(reply):
