@@ -426,6 +426,17 @@ async def test_a_client_without_a_token_is_told_where_its_user_signs_in(public: 
     assert documents[0].json()["authorization_servers"] == ["https://login.example.com"]
 
 
+@pytest.mark.parametrize("host", ["[:]", "[::ffff:1.2.3.4.5]", 'a"b', "a:123456", ""])
+async def test_a_host_that_is_none_is_told_to_nobody(host: str) -> None:
+    async with served_mcp(config_of("add", auth={"oidc": OIDC}, keys=[KEY_OF_ALICE])) as client:
+        path = "/.well-known/oauth-protected-resource/mcp"
+        document = await client.http.get(path, headers={"host": host})
+        refused = await client.post("tools/list", host=host)
+    assert (document.status_code, document.json()["resource"]) == (200, "http://127.0.0.1:8000/mcp")
+    assert refused.status_code == 401
+    assert f'resource_metadata="http://127.0.0.1:8000{path}"' in refused.headers["www-authenticate"]
+
+
 async def test_without_an_issuer_there_is_nothing_to_be_told() -> None:
     async with served_mcp(keyed("add")) as client:
         refused = await client.post("tools/list")

@@ -45,6 +45,15 @@ def _base(config: Config, headers: Mapping[str, str], scheme: str) -> str:
     if config.server.public_url is not None:
         return config.server.public_url.rstrip("/")
     host = headers.get("host", "")
-    if _HOST.fullmatch(host) is None or not urlsplit(f"{scheme}://{host}").hostname:
+    if not _is_host(host):
         host = f"{config.server.host}:{config.server.port}"
     return f"{scheme}://{host}"
+
+
+def _is_host(host: str) -> bool:
+    if _HOST.fullmatch(host) is None:
+        return False
+    try:
+        return bool(urlsplit(f"//{host}").hostname)
+    except ValueError:  # what stands in brackets is no address
+        return False

@@ -157,8 +157,10 @@ async def test_an_issuer_that_is_away_is_not_pressed() -> None:
         ({"issuer": None}, "is of 'None'"),
         ({"jwks_uri": None}, "no `jwks_uri`"),
         ({"jwks_uri": "file:///etc/passwd"}, "no `jwks_uri`"),
+        ({"jwks_uri": "https://[login.example/keys"}, "no `jwks_uri`"),
+        ({"jwks_uri": "https://"}, "no `jwks_uri`"),
     ],
-    ids=["slash", "other", "none", "no keys", "a file"],
+    ids=["slash", "other", "none", "no keys", "a file", "half an address", "no address"],
 )
 async def test_a_discovery_document_of_somebody_else_is_none(discovery: dict[str, Any], why: str) -> None:
     watched = Watched(**discovery)
@@ -182,6 +184,8 @@ async def test_a_discovery_document_of_somebody_else_is_none(discovery: dict[str
         json.dumps({"keys": [{**jwk_of(RSA_KEY, "a"), "e": "AQ"}]}).encode(),
         json.dumps({"keys": [{**jwk_of(RSA_KEY, "a"), "n": "AQAB"}]}).encode(),
         json.dumps({"keys": [jwk_of(RSA_KEY, "a", key_ops=["sign"])]}).encode(),
+        b'{"keys": [{"kty": "EC", "crv": [], "x": "AA", "y": "AA"}]}',
+        b'{"keys": [{"kty": "OKP", "crv": {}, "x": "AA"}, {"kty": [], "n": 7, "e": null}]}',
         json.dumps({"keys": [jwk_of(RSA_KEY, "a", alg="HS256")]}).encode(),
     ],
     ids=lambda document: document[:24].decode(),

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -187,6 +188,19 @@ _read_fields = json_reader(dict[str, Any])
 
 def _address(fields: dict[str, Any], name: str) -> str | None:
     value = fields.get(name)
-    if isinstance(value, str) and value.startswith(("https://", "http://")) and value.isascii() and value.isprintable():
+    if (
+        isinstance(value, str)
+        and value.startswith(("https://", "http://"))
+        and value.isascii()
+        and value.isprintable()
+        and _has_host(value)
+    ):
         return value
     return None
+
+
+def _has_host(address: str) -> bool:
+    try:
+        return bool(urlsplit(address).hostname)
+    except ValueError:  # a bracket without its other
+        return False

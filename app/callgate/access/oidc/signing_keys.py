@@ -158,6 +158,8 @@ def _signing_key(entry: Any) -> SigningKey | None:
         return None
     kind = str(entry.get("kty"))
     curve = entry.get("crv", "") if kind in ("EC", "OKP") else ""
+    if not isinstance(curve, str):
+        return None
     try:
         public = _public_key(kind, curve, entry)
     except (NotBase64Url, ValueError, UnsupportedAlgorithm):
@@ -167,7 +169,7 @@ def _signing_key(entry: Any) -> SigningKey | None:
     return SigningKey(kid, kind, curve, algorithm, public)
 
 
-def _public_key(kind: str, curve: Any, entry: dict[str, Any]) -> _PublicKey | None:
+def _public_key(kind: str, curve: str, entry: dict[str, Any]) -> _PublicKey | None:
     """Return the key that the numbers of a JWK make. Raises `ValueError` where they make none."""
     if kind == "RSA":
         modulus = int.from_bytes(from_base64url(entry.get("n")), "big")
