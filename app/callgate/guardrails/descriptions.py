@@ -51,13 +51,20 @@ class DescriptionScreen:
         verdict = self._judged.get(_key(source, tool), NOT_YET)
         if isinstance(verdict, str):
             raise HeldOut(verdict)
-        return replace(tool, description=verdict.description, parameters=verdict.parameters)
+        return replace(
+            tool,
+            description=verdict.description,
+            parameters=verdict.parameters,
+            title=verdict.title,
+            output_schema=verdict.output_schema,
+        )
 
     async def _look(self, source: str, tool: Tool) -> Tool | str:
         names = (tool.name, tool.claimed or tool.name, f"{source or 'config'}/{tool.name}")
         judge = ChatJudge(HooksAtPoints(), GuardEvent(point="description", texts=()), self._say)
         try:
-            leaves = [*_leaves({"description": tool.description, "name": tool.name, "parameters": tool.parameters})]
+            said = {"description": tool.description, "name": tool.name, "parameters": tool.parameters}
+            leaves = [*_leaves({**said, "title": tool.title, "output_schema": tool.output_schema})]
             event = GuardEvent(point="description", texts=[text for text, _ in leaves], tool=tool.name)
             texts = await judge.texts(self._hooks, event, tool_names=names)
         except Blocked as blocked:
@@ -70,7 +77,14 @@ class DescriptionScreen:
                 return "a guardrail would mask something of it that is no description"
             masked[text] = other
         parameters: Any = _masked(tool.parameters, masked)
-        return replace(tool, description=masked[tool.description], parameters=parameters)
+        output_schema: Any = _masked(tool.output_schema, masked)
+        return replace(
+            tool,
+            description=masked[tool.description],
+            parameters=parameters,
+            title=masked[tool.title],
+            output_schema=output_schema,
+        )
 
     async def _say(self, event: GuardrailJudged) -> None:
         self._tell(event)
@@ -81,7 +95,7 @@ class HeldOut(ValueError):
 
 
 def _key(source: str, tool: Tool) -> bytes:
-    return _encode([source, tool.name, tool.description, tool.parameters])
+    return _encode([source, tool.name, tool.description, tool.parameters, tool.title, tool.output_schema])
 
 
 def _leaves(value: Any, *, is_prose: bool = False, depth: int = 0) -> Iterable[tuple[str, bool]]:

@@ -200,6 +200,10 @@ class ChatJudge:
 
     # -- results
 
+    def looks_at_results_of(self, names: Collection[str]) -> bool:
+        """Return whether a hook looks at what a tool of these names returns."""
+        return any(hook.scope.admits_tool(names) for hook in self.hooks.result)
+
     async def outcome(self, call: ReadyCall, outcome: Outcome, names: Collection[str]) -> Outcome:
         """Return the outcome of a call as the model may read it."""
         images: Sequence[str] = ()

@@ -1,6 +1,7 @@
 """The lists of tools that MCP clients get: each key's own, encoded once until its tools change."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -28,6 +29,10 @@ SOURCE: Final = "io.callgate/source"
 FRESHNESS: Final = {"resultType": "complete", "ttlMs": TTL_MS, "cacheScope": "private"}
 """What a result says beside its content, at a revision whose requests stand alone."""
 
+_TYPES: Final = ("string", "number", "integer", "boolean", "array", "object", "null")
+_MAX_DEPTH: Final = 32
+_NAME: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$.-]{0,63}")
+"""What a program calls a field."""
 _read_definition = json_reader(dict[str, Any])
 
 
@@ -133,7 +138,7 @@ def _entry(tool: RegisteredTool) -> dict[str, Any]:
         "_meta": {SOURCE: tool.source or CONFIG_ADDRESS},
     }
     if (schema := output_schema(tool)) is not None:
-        entry["outputSchema"] = schema
+        entry["outputSchema"] = _without_words(schema)
     return entry
 
 
@@ -143,6 +148,28 @@ def output_schema(tool: RegisteredTool) -> Mapping[str, Any] | None:
     if schema is None or tool.tool.select or schema.get("type") != "object":
         return None
     return schema
+
+
+def _without_words(schema: Any, depth: int = 0) -> dict[str, Any]:
+    """Return the shape that a schema of results has: its names and types. Its words are a server's own, which nobody has accepted, and
+    a client's model would read them. What fits the schema fits this, too."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return {}
+    shape: dict[str, Any] = {}
+    kinds = schema.get("type")
+    names = kinds if isinstance(kinds, list) else [kinds]
+    if names and all(name in _TYPES for name in names):
+        shape["type"] = kinds
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping):
+        fields = {name: inner for name, inner in properties.items() if _NAME.fullmatch(name) is not None}
+        shape["properties"] = {name: _without_words(inner, depth + 1) for name, inner in fields.items()}
+        required = schema.get("required")
+        if isinstance(required, list):
+            shape["required"] = [name for name in required if isinstance(name, str) and name in fields]
+    if isinstance(schema.get("items"), Mapping):
+        shape["items"] = _without_words(schema["items"], depth + 1)
+    return shape
 
 
 def _own_entry(tool: OwnTool) -> dict[str, Any]:

@@ -128,6 +128,7 @@ class ChatGuard:
         self.judge.names_of = toolbox.names_of
         if self.judge.hooks.result:
             toolbox.screen = self.judge.outcome
+            toolbox.is_screened = self.judge.looks_at_results_of
 
     async def hear(self, verdicts: Sequence[GuardrailJudged]) -> None:
         """Tell the chat what was said of its request."""

@@ -22,7 +22,7 @@ from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.calls.selection import OF_REQUESTS
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
-from callgate.conversation.ports import Begin, DeferredTools, Message, Plan, Report, begin_at_once
+from callgate.conversation.ports import Begin, DeferredTools, Message, Plan, ProgressReport, Report, begin_at_once
 from callgate.http.backoff import full_jitter
 from callgate.http.trace_context import TRACE
 from callgate.tools.base64_files import without_files
@@ -238,6 +238,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
     """Returns why a tool may not be called any more, where what its caller may can change while it runs."""
     screen: Screen | None = None
     """Screens what tools return, where a guardrail looks at it."""
+    is_screened: Callable[[Collection[str]], bool] | None = None
+    """Returns whether a guardrail looks at what a tool of these names returns."""
     journal: Journal | None = None
     queue_seconds: float = QUEUE_SECONDS
     results: ResultPages | None = None
@@ -358,6 +360,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             record = self.journal.record(call, max(self._turn, 0), writes=self.writes(call), offered=entry.tool.offered)
         if call.name != entry.tool.name:
             call = replace(call, name=entry.tool.name)
+        if self.is_screened is not None and self.is_screened(entry.names()):
+            report = _without_words(report)
         attempts = _Attempts(
             tool=entry.tool, call=call, context=self._context(entry.tool, record.key(), report), delay=self.delay
         )
@@ -466,6 +470,17 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
             principal=self.principal,
             for_client=self.for_client,
         )
+
+
+def _without_words(report: Report) -> Report:
+    """Return what tells how far a tool is, but not in its own words: they are part of what it returns, and nobody has judged them."""
+
+    async def tell(progress: ProgressReport) -> None:
+        if progress == ProgressReport(progress.message, progress.fraction):  # what waits for a person says so in ours
+            progress = ProgressReport("", progress.fraction)
+        await report(progress)
+
+    return tell
 
 
 def _nobody_to_ask(tool: Tool, taint: str) -> Failed:
