@@ -196,3 +196,56 @@ async def test_a_body_that_came_slowly_is_read_under_the_keys_of_then(
         answer = await served.client.post("/v1/chat/completions", content=body(), headers=BY_EVE)
     assert answer.status_code == 401
     assert len(upstream.requests) == 0
+
+
+SLOW: dict[str, dict[str, Any]] = {
+    "/mcp": {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": "step", "arguments": {"label": "a"}},
+    },
+    "/v1/tools/step/call": {"arguments": {"label": "a"}},
+    "/v1/embeddings": {"model": "m", "input": "?"},
+    "/v1/messages/count_tokens": QUESTION,
+    "/v1/responses/input_tokens": BODIES["/v1/responses"],
+    "/v1/conversations": {},
+    "/v1/approvals/apr_1": {"decision": "approve"},
+    "/admin/keys": {"name": "mallory", "admin": True},
+    "/admin/reload": {"widen": True},
+    "/admin/record": {"content": "on"},
+    "/admin/held-tools": {"server": "s", "tool": "t", "digest": "d"},
+    "/v1/logins": {"server": "s"},
+}
+
+
+@pytest.mark.parametrize("path", SLOW)
+async def test_nothing_is_done_for_a_key_that_ended_while_its_body_came(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, path: str, tmp_path: Path
+) -> None:
+    toolshed.steps.clear()
+    monkeypatch.setattr("callgate.api.rights.SLOW_BODY_SECONDS", 0.0)
+    admitted = asyncio.Event()
+    admit = Access.admit
+
+    def admit_noted(self: Access, headers: Any) -> Any:
+        admitted.set()
+        return admit(self, headers)
+
+    monkeypatch.setattr(Access, "admit", admit_noted)
+    async with served_to_eve(upstream, tools=["step"], data_dir=str(tmp_path)) as served:
+        await served.change(eve={"admin": True, "approve": True, "see": "all"})
+
+        async def body() -> AsyncIterator[bytes]:
+            whole = json.dumps(SLOW[path]).encode()
+            yield whole[:1]
+            await admitted.wait()
+            await served.change()
+            yield whole[1:]
+
+        headers = {**BY_EVE, "content-type": "application/json"}
+        answer = await served.client.post(path, content=body(), headers=headers)
+        listed = await served.client.get("/v1/models", headers=BY_BOSS)
+    assert (answer.status_code, listed.status_code) == (401, 200), answer.text
+    assert toolshed.steps == []
+    assert len(upstream.requests) == 0

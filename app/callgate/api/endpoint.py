@@ -25,7 +25,7 @@ from callgate.api.guarded_bodies import check_not_blocked, judged_body
 from callgate.api.judged_request import judged_request
 from callgate.api.left_out import FieldsLeftOut, note_hosted
 from callgate.api.middleware import RequestContext
-from callgate.api.rights import Capability, anything, let_in_again, send_while_allowed
+from callgate.api.rights import SLOW_BODY_SECONDS, Capability, anything, let_in_again, send_while_allowed
 from callgate.api.run_ports import (
     LOST_KEY,
     WELL,
@@ -50,8 +50,6 @@ from callgate.runtime.runtime import Runtime
 from callgate.untrusted.doors import Opened
 
 NONE_DECLARED: Final[frozenset[str]] = frozenset()
-SLOW_BODY_SECONDS: Final = 1.0
-"""A body that takes longer is read under the keys of then: a revoked key works no longer than that."""
 
 
 class FaceEndpoint:

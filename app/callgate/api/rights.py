@@ -1,5 +1,6 @@
 """Checks the permissions of a caller: for runs, usage, metrics and administration, and of what goes on after its question."""
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Generic, TypeVar
@@ -20,6 +21,8 @@ from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
 
 EVENT_STREAM: Final = b"text/event-stream"
+SLOW_BODY_SECONDS: Final = 1.0
+"""A body that takes longer is read under the keys of then: a revoked key works no longer than that."""
 Given = TypeVar("Given")
 
 
@@ -131,6 +134,14 @@ class Capability(msgspec.Struct, Generic[Given], eq=False, kw_only=True):
         if owner_name(caller) != self.owner():
             raise _forbidden("This key is another's by now.", "key_changed")
         return caller
+
+
+def caller_after_body(manager: RuntimeManager, context: RequestContext) -> Caller:
+    """Return the caller of a request, once its body is there. Raises `ChatError` where its key was revoked while a slow one came."""
+    if time.perf_counter() - context.started > SLOW_BODY_SECONDS:
+        return let_in_again(manager, context)
+    assert context.caller is not None, "the middleware requires a caller here"
+    return context.caller
 
 
 def let_in_again(manager: RuntimeManager, context: RequestContext) -> Caller:

@@ -11,7 +11,7 @@ from callgate.api.answers import ClientDisconnected, send_whole
 from callgate.api.bodies import check_body, read_counted
 from callgate.api.errors import shutting_down
 from callgate.api.middleware import RequestContext, context_of
-from callgate.api.rights import Capability
+from callgate.api.rights import Capability, caller_after_body
 from callgate.callers.caller import NOBODY, Caller
 from callgate.conversation.errors import ChatError
 from callgate.mcp_server.parked_calls import ParkedCalls
@@ -129,6 +129,8 @@ class McpEndpoint:
         _check_headers(headers, accepted)
         check_body(headers, runtime.limits.body_bytes)
         body = await read_counted(receive, runtime.limits.body_bytes, context.hold)
+        caller = caller_after_body(self._manager, context)
+        check_served(self._manager.current, caller)
         envelope = Envelope()
         modern = False
         try:

@@ -14,6 +14,7 @@ from callgate.api.errors import encode
 from callgate.api.guarded_bodies import check_not_blocked, judged_body
 from callgate.api.judged_request import judged_request
 from callgate.api.middleware import context_of
+from callgate.api.rights import caller_after_body
 from callgate.api.strict_json import LARGE_BODY
 from callgate.api.token_counts import counted_tokens
 from callgate.callers.caller import NOBODY
@@ -35,11 +36,10 @@ class CountEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = context_of(scope)
         context.route = "count_tokens"
-        caller = context.caller
-        assert caller is not None, "the middleware requires a caller here"
         limits = self._manager.current.config.limits
         check_body(context.headers, limits.body_bytes)
         body = await read_counted(receive, limits.body_bytes, context.hold)
+        caller = caller_after_body(self._manager, context)
         if self._manager.current.guarding is not None:
             body = await judged_body(self._manager.current, context, caller, body)
             check_not_blocked(self._manager.current, context)

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from callgate.api.answers import STREAM_HEADERS, ClientDisconnected, run_unless_disconnected, start_message
 from callgate.api.bodies import check_body, read_body
 from callgate.api.middleware import RequestContext, context_of
+from callgate.api.rights import caller_after_body
 from callgate.api.strict_json import LARGE_BODY, PASSED_ON, Fields, open_body, read_fields
 from callgate.callers.caller import Caller, account_of
 from callgate.conversation.errors import ChatError
@@ -82,6 +83,7 @@ class ProxyEndpoint:
             check_body(context.headers, runtime.limits.body_bytes)
             context.aftermath.shows_reasons = partial(runtime.is_alone_with, context.caller)
             body = await read_body(receive, runtime.limits.body_bytes, context.hold)
+            caller_after_body(self._manager, context)
             try:
                 if "traceparent" in context.headers:
                     runtime.traces.pass_on(context.headers)

@@ -11,6 +11,7 @@ from callgate.api.bodies import check_body, read_counted
 from callgate.api.errors import encode
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import context_of
+from callgate.api.rights import caller_after_body
 from callgate.api.strict_json import check_text
 from callgate.callers.caller import owner_name
 from callgate.responses.conversations import ResponseConversations, shown
@@ -102,6 +103,7 @@ class _ConversationRoutes:
         limits = self._manager.current.config.limits
         check_body(context.headers, limits.body_bytes)
         body = await read_counted(request.receive, limits.body_bytes, context.hold)
+        caller_after_body(self._manager, context)
         if not len(body):
             return NO_BODY
         check_text(body, limits.json_depth)

@@ -9,6 +9,7 @@ from callgate.api.endpoint import route_of
 from callgate.api.errors import encode
 from callgate.api.judged_request import judged_request
 from callgate.api.middleware import context_of
+from callgate.api.rights import caller_after_body
 from callgate.api.token_counts import counted_tokens
 from callgate.callers.caller import NOBODY
 from callgate.callers.principals import principal_of
@@ -26,12 +27,11 @@ class InputTokens:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = context_of(scope)
         context.route = "count_tokens"
-        caller = context.caller
-        assert caller is not None, "the middleware requires a caller here"
         with self._manager.leased as runtime:
             limit = runtime.config.limits.body_bytes
             check_body(context.headers, limit)
             body = await read_counted(receive, limit, context.hold)
+            caller = caller_after_body(self._manager, context)
             request = (await self._face.read(body, context, runtime.config)).request
             principal = NOBODY
             if runtime.knows_identities:

@@ -13,7 +13,7 @@ from callgate.api.direct_call import CallResult, DirectCall
 from callgate.api.errors import encode, envelope_schema, error_response, in_path
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import CLIENT_CLOSED, RequestContext, context_of
-from callgate.api.rights import caller_of, check_admin, rights_of_chat
+from callgate.api.rights import caller_after_body, caller_of, check_admin, rights_of_chat
 from callgate.callers.caller import NOBODY, Caller, words_for
 from callgate.callers.principals import principal_of
 from callgate.calls.outcome import Failed, Returned
@@ -108,6 +108,7 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
         caller = caller_of(request, "admin")
         check_admin(manager.current, caller)
         body = await read_counted(request.receive, ACCEPTANCE_BYTES)
+        check_admin(manager.current, caller_after_body(manager, context_of(request.scope)))
         wanted = read_json_body(body, Acceptance, '{"server": "…", "tool": "…", "digest": "…"}')
         try:
             held = manager.shared.pins.accept(wanted.server, wanted.tool, wanted.digest, words_for(caller))
@@ -178,6 +179,8 @@ def tool_routes(manager: RuntimeManager) -> APIRouter:
                 raise ChatError(400, message, param="Idempotency-Key", code="unsupported_parameter")
             check_body(context.headers, runtime.limits.body_bytes)
             raw_body = await read_counted(request.receive, runtime.limits.body_bytes, context.hold)
+            caller = caller_after_body(manager, context)
+            check_admin(manager.current, caller)
             body = read_json_body(raw_body, CallBody, EXAMPLE)
             rights = rights_of_chat(manager, context, runtime, model=None, check_caller=check_admin)
             return await _answer(runtime, context, caller, rights.ask, request, body)

@@ -16,7 +16,8 @@ from callgate.access.routes.keys import key_routes
 from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema
 from callgate.api.json_body import read_json_body
-from callgate.api.rights import caller_of, check_admin
+from callgate.api.middleware import context_of
+from callgate.api.rights import caller_after_body, caller_of, check_admin
 from callgate.callers.allowance import Allowance
 from callgate.callers.caller import Caller, accounts_of, words_for
 from callgate.config.problems import ConfigError
@@ -65,6 +66,7 @@ def admin_routes(manager: RuntimeManager) -> APIRouter:
         caller = caller_of(request, "admin")
         check_admin(manager.current, caller)
         body = await read_counted(request.receive, BODY_BYTES)
+        check_admin(manager.current, caller_after_body(manager, context_of(request.scope)))
         if body:
             options = read_json_body(body, ReloadWanted, '{"widen": true}')
         else:

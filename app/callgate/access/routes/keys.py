@@ -20,7 +20,8 @@ from callgate.access.settings import Key
 from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.json_body import read_json_body
-from callgate.api.rights import caller_of, check_admin
+from callgate.api.middleware import context_of
+from callgate.api.rights import caller_after_body, caller_of, check_admin
 from callgate.callers.allowance import Allowance
 from callgate.callers.caller import Caller, words_for
 from callgate.config.schema.values import SHAPES
@@ -28,6 +29,7 @@ from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.tool_patterns import unknown_models
 from callgate.tools.tool_filter import glob_matches, unmatched
+from callgate.untrusted.doors import Opened
 from callgate.untrusted.pydantic_readers import check_model
 
 if TYPE_CHECKING:
@@ -106,8 +108,7 @@ class _Keys:
         self._manager = manager
 
     async def make(self, request: Request) -> Response:
-        caller = self._admin(request)
-        body = await read_counted(request.receive, BODY_BYTES)
+        caller, body = await self._admin_with_body(request)
         wish = read_json_body(body, KeyWanted, EXAMPLE)
         secret, digest = mint_key()
         fields = {name: value for name, value in msgspec.structs.asdict(wish).items() if value is not None}
@@ -128,8 +129,7 @@ class _Keys:
         return _json({**facts, "notes": self._notes(entry)}, 201)
 
     async def limit(self, request: Request) -> Response:
-        caller = self._admin(request)
-        body = await read_counted(request.receive, BODY_BYTES)
+        caller, body = await self._admin_with_body(request)
         wish = read_json_body(body, LimitsWanted, '{"budget_per_day": 5, "parallel": null}')
         entry = self._entry(request.path_params["name"])
         changes = {name: value for name, value in msgspec.structs.asdict(wish).items() if value is not msgspec.UNSET}
@@ -163,6 +163,13 @@ class _Keys:
         caller = caller_of(request, "admin")
         check_admin(self._manager.current, caller)
         return caller
+
+    async def _admin_with_body(self, request: Request) -> tuple[Caller, Opened]:
+        self._admin(request)
+        body = await read_counted(request.receive, BODY_BYTES)
+        caller = caller_after_body(self._manager, context_of(request.scope))
+        check_admin(self._manager.current, caller)
+        return caller, body
 
     def _store(self) -> "FileKeys | LedgerKeys":
         store = control_behind(self._manager.shared.control).keys

@@ -9,7 +9,8 @@ from fastapi.responses import Response
 from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema
 from callgate.api.json_body import read_json_body
-from callgate.api.rights import caller_of, check_admin
+from callgate.api.middleware import context_of
+from callgate.api.rights import caller_after_body, caller_of, check_admin
 from callgate.callers.caller import words_for
 from callgate.conversation.errors import ChatError
 from callgate.recorder.building import is_for_one_person, recorder_behind
@@ -45,7 +46,9 @@ def texts_routes(manager: RuntimeManager) -> APIRouter:
     async def keep_texts(request: Request) -> Response:
         caller = caller_of(request, "admin")
         check_admin(manager.current, caller)
-        wanted = read_json_body(await read_counted(request.receive, BODY_BYTES), TextsWanted, '{"content": "on"}')
+        body = await read_counted(request.receive, BODY_BYTES)
+        check_admin(manager.current, caller_after_body(manager, context_of(request.scope)))
+        wanted = read_json_body(body, TextsWanted, '{"content": "on"}')
         if why := _why_fixed(manager):
             raise ChatError(409, why, code="record_is_fixed")
         recorder = recorder_behind(manager.recorder)

@@ -9,7 +9,8 @@ from fastapi.responses import Response
 from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.json_body import read_json_body
-from callgate.api.rights import caller_of, check_decider
+from callgate.api.middleware import context_of
+from callgate.api.rights import caller_after_body, caller_of, check_decider
 from callgate.callers.caller import words_for
 from callgate.runtime.manager import RuntimeManager
 from callgate.tools.approvals.queue import DECISIONS, INPUT
@@ -64,8 +65,10 @@ def approval_routes(manager: RuntimeManager) -> APIRouter:
     )
     async def decide(request: Request) -> Response:
         caller = caller_of(request, "approvals")
-        owner = check_decider(manager.current, caller)
+        check_decider(manager.current, caller)
         body = await read_counted(request.receive, BODY_BYTES)
+        caller = caller_after_body(manager, context_of(request.scope))
+        owner = check_decider(manager.current, caller)
         decision = read_json_body(body, Decision, EXAMPLE)
         decided = await manager.shared.decisions.decide(
             request.path_params["id"],

@@ -17,7 +17,7 @@ from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import context_of
-from callgate.api.rights import caller_of, check_admin
+from callgate.api.rights import caller_after_body, caller_of, check_admin
 from callgate.callers.caller import Caller, owner_name
 from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
@@ -91,8 +91,10 @@ def login_routes(manager: RuntimeManager) -> APIRouter:
         ),
     )
     async def begin(request: Request) -> Response:
-        caller = caller_of(request, "logins")
+        context = context_of(request.scope)
+        context.route = "logins"
         body = await read_counted(request.receive, BODY_BYTES)
+        caller = caller_after_body(manager, context)
         wish = read_json_body(body, Wish, EXAMPLE)
         runtime = manager.current
         section = _section(runtime, wish.server, caller)
