@@ -95,6 +95,38 @@ async def test_embeddings_go_to_the_models_provider_under_its_name_and_with_its_
     assert "sk-test" not in json.dumps(provider.headers)
 
 
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("embeddings", "input"), ("completions", "prompt"), ("completions", "suffix"), ("rerank", "query"),
+     ("images/generations", "prompt"), ("audio/speech", "input")],
+)  # fmt: skip
+@pytest.mark.parametrize("then", ["mask", "block"])
+async def test_what_is_passed_on_is_judged_as_a_request(path: str, field: str, then: str) -> None:
+    provider = Provider()
+    cards = {"name": "cards", "kind": "patterns", "find": ["cards"], "at": ["request"], "then": then}
+    async with passing(provider, guardrails=[cards]) as url, http_client(url) as client:
+        answer = await client.post(f"/v1/{path}", json={"model": "m", field: "card 4111 1111 1111 1111"})
+        plain = await client.post(f"/v1/{path}", json={"model": "m", field: "hello"})
+    assert plain.status_code == 200
+    assert json.loads(provider.bodies[-1])[field] == "hello"
+    if then == "block":
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "content_filter")
+        assert len(provider.bodies) == 1
+    else:
+        assert json.loads(provider.bodies[0])[field] == "card [CARD]"
+
+
+async def test_texts_are_not_completed_past_a_guardrail_that_looks_at_answers() -> None:
+    provider = Provider()
+    cards = {"name": "cards", "kind": "patterns", "find": ["cards"], "at": ["answer"]}
+    async with passing(provider, guardrails=[cards]) as url, http_client(url) as client:
+        refused = await client.post("/v1/completions", json={"model": "m", "prompt": "hello"})
+        vectors = await client.post("/v1/embeddings", json={"model": "m", "input": "hello"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported_route")
+    assert vectors.status_code == 200
+    assert provider.paths == ["/v1/embeddings"]
+
+
 async def test_a_stream_is_passed_on_byte_for_byte_as_it_comes() -> None:
     parts = (b'data: {"choices":', b"[]}\n\n", b"data: [DONE]\n\n")
     provider = Provider(content_type="text/event-stream", parts=parts)

@@ -330,3 +330,35 @@ async def test_log_probabilities_do_not_spell_out_what_is_masked(upstream: Upstr
         answer = await asked(url, "chat", stream=False, logprobs=True)
     assert "1111" not in answer.text
     assert answer.json()["choices"][0]["logprobs"] is None
+
+
+async def test_a_document_in_plain_text_is_read_and_one_in_base64_is_not(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(text="hello")], repeat_last=True)
+    plain = {"type": "text", "media_type": "text/plain", "data": CARD}
+    scan = {"type": "base64", "media_type": "application/pdf", "data": CARD.replace(" ", "")}
+    async with served(upstream, guardrails=[hook(["request"])]) as url, http_client(url) as client:
+        answers = [
+            await client.post("/v1/messages", json={"model": "m", "max_tokens": 9, "messages": [
+                {"role": "user", "content": [{"type": "document", "source": source}, {"type": "text", "text": "?"}]}
+            ]})
+            for source in (plain, scan)
+        ]  # fmt: skip
+    assert "blocked by the guardrail `cards`" in answers[0].text
+    assert "guardrail" not in answers[1].text
+
+
+async def test_what_is_put_into_a_conversation_is_judged_before_it_is_kept(upstream: Upstream) -> None:
+    upstream.script("m", [Reply(text="hello")], repeat_last=True)
+    said = {"items": [{"type": "message", "role": "user", "content": f"my card is {CARD}"}]}
+    for how in (MASKS, BLOCKS):
+        async with served(upstream, guardrails=[hook(["request"], how)]) as url, http_client(url) as client:
+            begun = await client.post("/v1/conversations", json=said)
+            empty = (await client.post("/v1/conversations", json={})).json()["id"]
+            added = await client.post(f"/v1/conversations/{empty}/items", json=said)
+            await client.post("/v1/responses", json={"model": "m", "input": "and now?", "conversation": empty})
+            counted = await client.post("/v1/responses/input_tokens", json={"model": "m", "input": CARD})
+        assert [begun.status_code, added.status_code] == ([200, 200] if how is MASKS else [400, 400])
+        assert counted.status_code == (200 if how is MASKS else 400)
+        asked_of_model = json.dumps(upstream.requests[-1].body)
+        assert "1111" not in asked_of_model + begun.text + added.text
+        assert ("my card is [CARD]" in asked_of_model) == (how is MASKS)

@@ -111,6 +111,18 @@ async def test_a_request_is_masked(upstream: Upstream, api: str, stream: bool) -
     assert "1111" not in json.dumps(upstream.requests[0].body)
 
 
+@APIS
+async def test_words_that_begin_like_data_are_words(upstream: Upstream, api: str) -> None:
+    upstream.script("m", [Reply(text="hello")])
+    async with served(upstream, guardrails=[hook(["request"])]) as url:
+        answers = [
+            await asked(url, api, stream=False, text=f"{start}{CARD}")
+            for start in ("data: ", "data:x;base64,", "DATA:")
+        ]
+    assert [answer.status_code for answer in answers] == [400] * 3
+    assert len(upstream.requests) == 0
+
+
 @BOTH
 @APIS
 async def test_a_result_is_masked(upstream: Upstream, api: str, stream: bool) -> None:

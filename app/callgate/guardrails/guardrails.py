@@ -18,7 +18,10 @@ REMEMBERED: Final = 1024
 """Models and keys whose hooks are remembered: clients may send any names."""
 REMEMBERED_CHARS: Final = 512
 """The length of the names of a model up to which its hooks are."""
-SAID_BY_CLIENTS: Final = ("messages", "input", "system", "instructions", "prompt", "prediction")
+SAID_BY_CLIENTS: Final = (
+    *("messages", "input", "system", "instructions", "prompt", "prediction", "suffix"),
+    *("documents", "query", "items"),
+)
 """The fields of requests, of every API, with words for the model."""
 WITHHELD: Final = "[held back by a guardrail]"
 """What stands for what the client of a blocked request said."""

@@ -1,6 +1,7 @@
 """The texts inside a JSON value: which there are, and the value with others in their places."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -40,7 +41,10 @@ NOT_READ: Final = frozenset(
 )
 """Fields of messages, of every API, whose texts are for programs."""
 _DATA: Final = frozenset({"data", "file_data"})
-"""Fields with base64."""
+"""Fields with base64, but for a source that says that it is text."""
+_ADDRESSES: Final = frozenset({"url", "image_url", "file_url", "audio_url", "video_url"})
+"""Fields with an address, which may be of data that stand in it."""
+_DATA_URL: Final = re.compile(r"data:[^,\s]{0,200};base64,")
 _JSON: Final = frozenset({"arguments"})
 """Fields with JSON in a text."""
 MAX_DEPTH: Final = 200
@@ -95,7 +99,7 @@ def _object(value: dict[Any, Any], change: Callable[[str], str], *, is_message: 
     for name, entry in value.items():
         if not is_message:
             changed[change(str(name))] = _changed(entry, change, is_message=False, depth=depth)
-        elif name in NOT_READ or (isinstance(entry, str) and _is_data(name, entry)):
+        elif name in NOT_READ or (isinstance(entry, str) and _is_data(value, name, entry)):
             changed[name] = entry
         elif name in _JSON and isinstance(entry, str):
             changed[name] = _json_text(entry, change, depth)
@@ -106,8 +110,11 @@ def _object(value: dict[Any, Any], change: Callable[[str], str], *, is_message: 
     return changed
 
 
-def _is_data(name: str, text: str) -> bool:
-    return name in _DATA or text.startswith("data:")
+def _is_data(value: dict[Any, Any], name: str, text: str) -> bool:
+    """Return whether a field of an object is no text. What a person writes may begin like data: its place tells."""
+    if name in _DATA:
+        return value.get("type") != "text"
+    return name in _ADDRESSES and _DATA_URL.match(text) is not None
 
 
 def _json_text(text: str, change: Callable[[str], str], depth: int) -> str:

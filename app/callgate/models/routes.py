@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from callgate.api.answers import STREAM_HEADERS, ClientDisconnected, run_unless_disconnected, start_message
 from callgate.api.bodies import check_body, read_body
+from callgate.api.guarded_bodies import check_not_blocked, judged_body
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.rights import caller_after_body
 from callgate.api.strict_json import LARGE_BODY, PASSED_ON, Fields, open_body, read_fields
@@ -29,12 +30,13 @@ from callgate.policy.operator_ids import may_have_ids
 from callgate.records.row import RunRow
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
-from callgate.untrusted.doors import Door, open_text
+from callgate.untrusted.doors import Door, Opened, open_text
 from callgate.untrusted.readers import NULL, Text, json_reader, read_shape, value_at
 
+COMPLETIONS = "/completions"
 PATHS = (
     "/embeddings",
-    "/completions",
+    COMPLETIONS,
     "/moderations",
     "/rerank",
     "/images/generations",
@@ -68,6 +70,12 @@ def _read_fields(body: bytes, max_depth: int) -> Fields:
     return fields
 
 
+async def _counted(body: bytes) -> Opened:
+    if len(body) > LARGE_BODY:
+        return await asyncio.to_thread(open_body, body, PASSED_ON)
+    return open_body(body, PASSED_ON)
+
+
 class ProxyEndpoint:
     """Proxies one kind of request."""
 
@@ -83,7 +91,10 @@ class ProxyEndpoint:
             check_body(context.headers, runtime.limits.body_bytes)
             context.aftermath.shows_reasons = partial(runtime.is_alone_with, context.caller)
             body = await read_body(receive, runtime.limits.body_bytes, context.hold)
-            caller_after_body(self._manager, context)
+            caller = caller_after_body(self._manager, context)
+            if runtime.guarding is not None and not _is_form(context):
+                body = await judged_body(runtime, context, caller, await _counted(body))
+                check_not_blocked(runtime, context)
             try:
                 if "traceparent" in context.headers:
                     runtime.traces.pass_on(context.headers)
@@ -129,9 +140,8 @@ class ProxyEndpoint:
     async def _read_request(
         self, runtime: Runtime, context: RequestContext, caller: Caller, body: bytes
     ) -> "_ProxiedRequest":
-        content_type = context.headers.get("content-type", "")
-        is_form = content_type.lower().startswith("multipart/form-data")
-        form = Form.read(body, content_type) if is_form else None
+        is_form = _is_form(context)
+        form = Form.read(body, context.headers["content-type"]) if is_form else None
         is_large = len(body) > LARGE_BODY
         reading = partial(_read_fields, body, runtime.limits.json_depth)
         if is_form:
@@ -144,6 +154,9 @@ class ProxyEndpoint:
         if not model:
             raise ChatError(400, "you must provide a model parameter", param="model", code="missing_required_parameter")
         entry = runtime.check_model(model, caller)
+        if self._path == COMPLETIONS and runtime.guarding is not None and runtime.guarding.of(model, caller).answer:
+            message = f"A guardrail looks at what `{model}` says, which it cannot do at /v1{COMPLETIONS}. Ask /v1/chat{COMPLETIONS}."
+            raise ChatError(400, message, code="unsupported_route")
         judging = partial(self._judge, fields, form, may_have_ids(body), caller, entry)
         if is_large:
             judged = await asyncio.to_thread(judging)
@@ -176,6 +189,10 @@ class ProxyEndpoint:
                 NamedThings(fields, may_have_ids=may_have_ids), caller, may_select=entry.provider_selectors
             )
         return judge_form(form.names(), caller, may_select=entry.provider_selectors)
+
+
+def _is_form(context: RequestContext) -> bool:
+    return context.headers.get("content-type", "").lower().startswith("multipart/form-data")
 
 
 class _ProxiedRequest:

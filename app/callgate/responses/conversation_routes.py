@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from callgate.api.bodies import check_body, read_counted
 from callgate.api.errors import encode
+from callgate.api.guarded_bodies import check_not_blocked, judged_body
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import context_of
 from callgate.api.rights import caller_after_body
@@ -103,9 +104,12 @@ class _ConversationRoutes:
         limits = self._manager.current.config.limits
         check_body(context.headers, limits.body_bytes)
         body = await read_counted(request.receive, limits.body_bytes, context.hold)
-        caller_after_body(self._manager, context)
+        caller = caller_after_body(self._manager, context)
         if not len(body):
             return NO_BODY
+        if (runtime := self._manager.current).guarding is not None:
+            body = await judged_body(runtime, context, caller, body)
+            check_not_blocked(runtime, context)
         check_text(body, limits.json_depth)
         return body
 

@@ -7,6 +7,7 @@ from callgate.api.answers import send_whole
 from callgate.api.bodies import check_body, read_counted
 from callgate.api.endpoint import route_of
 from callgate.api.errors import encode
+from callgate.api.guarded_bodies import check_not_blocked, judged_body
 from callgate.api.judged_request import judged_request
 from callgate.api.middleware import context_of
 from callgate.api.rights import caller_after_body
@@ -32,6 +33,9 @@ class InputTokens:
             check_body(context.headers, limit)
             body = await read_counted(receive, limit, context.hold)
             caller = caller_after_body(self._manager, context)
+            if self._manager.current.guarding is not None:
+                body = await judged_body(self._manager.current, context, caller, body)
+                check_not_blocked(self._manager.current, context)
             request = (await self._face.read(body, context, runtime.config)).request
             principal = NOBODY
             if runtime.knows_identities:
