@@ -11,6 +11,7 @@ from callgate.access.keys import mint_key
 from callgate.config.schema.whole import Config
 from tests.harness import toolshed
 from tests.harness.configs import config_dict
+from tests.harness.issuer import TestIssuer, auth_of
 from tests.mcp_server.mcp_client import McpClient, served_mcp
 from tests.tools.servers import asking_mcp
 from tests.tools.servers.asking_mcp import AskingMcp, answered, elicitation, input_required, page
@@ -368,3 +369,15 @@ async def test_a_long_resource_is_held_to_the_limit_of_its_tool() -> None:
         result = await client.as_key(ALICE).result("tools/call", ISSUE)
     assert [part["type"] for part in result["content"]] == ["text", "resource_link"]
     assert len(result["content"][0]["text"]) <= 65_536
+
+
+async def test_who_approved_by_his_form_is_named_as_everywhere() -> None:
+    async with TestIssuer().served() as issuer:
+        auth = auth_of(issuer, {"dev": {"approve": True}})
+        async with served_mcp(config_of("step", auth=auth, keys=[])) as client:
+            ada = client.as_key(issuer.token("ada", name="Ada Lovelace")).that_asks()
+            asked = await ada.result("tools/call", STEP)
+            await ada.result("tools/call", retried(asked, YES))
+            headers = {"authorization": f"Bearer {ada.key}"}
+            history = (await client.http.get("/v1/approvals/history", headers=headers)).json()["data"]
+    assert history[0]["by"] == f"Ada Lovelace (ada@{issuer.url})"

@@ -13,7 +13,7 @@ from callgate.api.direct_call import CallResult, DirectCall
 from callgate.api.middleware import RequestContext
 from callgate.api.rights import check_decider, rights_of_chat
 from callgate.api.strict_json import Fields
-from callgate.callers.caller import NOBODY, Caller, Principal, owner_name
+from callgate.callers.caller import NOBODY, Caller, Principal, owner_name, words_for
 from callgate.callers.metering import RequestMeter
 from callgate.callers.principals import principal_of
 from callgate.calls.outcome import Failed
@@ -295,7 +295,7 @@ class ToolCalls:
                 await self._manager.shared.decisions.decide(
                     id,
                     decision,
-                    by=request.caller.name,
+                    by=words_for(request.caller),
                     reason=reason,
                     content=content,
                     hash=self._hash_of(id),
