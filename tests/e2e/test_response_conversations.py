@@ -11,6 +11,7 @@ import pytest
 from callgate.access.keys import hash_key
 from callgate.application import create_app
 from callgate.conversation.context import MARK, PROMPT
+from tests.e2e.test_client_servers import stored_in
 from tests.harness.clients import openai_client
 from tests.harness.configs import make_config
 from tests.harness.responses import responded
@@ -245,3 +246,18 @@ async def test_a_response_in_the_background_compacts_and_adds_to_its_conversatio
     assert events[-1].type == "response.completed"
     assert [item["type"] for item in kept] == ["message", "message", "message", "compaction", "message"]
     assert [text[:9] for text in texts(upstream)] == [MARK[:9], "Done.", "And now?"]
+
+
+async def test_credentials_for_servers_of_a_request_are_kept_in_no_conversation(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    secret = "tok-pl4nted-0815"
+    entry = {"type": "mcp", "server_label": "far", "server_url": "https://mcp.example.com/mcp", "authorization": secret}
+    item = {"type": "additional_tools", "role": "developer", "tools": [entry]}
+    async with served_to_http(upstream, data_dir=str(tmp_path)) as client:
+        made = await client.post("/v1/conversations", json={"items": [item]})
+        assert made.status_code == 200, made.text
+        kept = await client.get(f"/v1/conversations/{made.json()['id']}/items")
+        assert [tool["server_label"] for tool in kept.json()["data"][0]["tools"]] == ["far"]
+    assert secret not in kept.text
+    assert not [text for text in stored_in(tmp_path) if secret in text]

@@ -11,12 +11,14 @@ import msgspec
 import structlog
 
 from callgate.api.field_errors import wrong
+from callgate.api.mcp_entries import without_credentials
 from callgate.api.strict_json import LARGE_BODY, check_whole
 from callgate.config import redaction
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import CallsHandedBack, ChatEnded, HiddenTurns
 from callgate.hosted.returned import DIGEST
 from callgate.responses.compaction import OF_COMPACTION, CompactionSeal, expanded, is_triggered
+from callgate.responses.offered import ADDING
 from callgate.responses.output import ITEM_DIGITS, ResponseHead
 from callgate.responses.request import ResponsesBody, id_in
 from callgate.state.local.memory import MemoryStore
@@ -413,6 +415,8 @@ def as_stored(item: Mapping[str, Any]) -> dict[str, Any]:
         item["content"] = [{"type": part, "text": content}]
     if kind == "message":
         item.setdefault("status", "completed")
+    if kind in ADDING and isinstance(tools := item.get("tools"), list):
+        item["tools"] = [without_credentials(tool) if isinstance(tool, dict) else tool for tool in tools]
     return item
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from callgate.tools.toolbox import RequestToolbox, ToolSet
 from tests.fakes import ready, silent
 from tests.tools.executor_kinds import everything
 from tests.tools.servers.guarded_mcp import CHALLENGE, TOO_LITTLE, GuardedMcp, Tokens
+from tests.tools.servers.http_mcp import Asked
 
 pytestmark = pytest.mark.anyio
 
@@ -216,3 +218,38 @@ async def test_no_token_stands_in_a_log_line() -> None:
             server.subjects.clear()
             await it.run("whoami")
     assert "planted" not in repr(lines)
+
+
+TOKEN = "token-pl4nted-4711"
+
+
+@pytest.mark.parametrize("how", ["result", "error", "greeting", "list"])
+async def test_a_token_that_its_server_repeats_is_shown_to_nobody(how: str) -> None:
+    server = GuardedMcp()
+    says = f"You are {TOKEN}, are you?"
+
+    def repeating(asked: Asked) -> bytes | None:
+        method = asked.message.get("method")
+        if method != ("initialize" if how == "greeting" else "tools/call"):
+            return None
+        said = {"error": {"code": -32000, "message": says}}
+        if how == "result":
+            said = {"result": {"content": [{"type": "text", "text": says}]}}
+        body = json.dumps({"jsonrpc": "2.0", "id": asked.message["id"], **said}).encode()
+        return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    if how == "list":
+        server.described = {"operator": says}
+    else:
+        server.instead = repeating
+    tokens = Tokens().of_operator(server.let(TOKEN, "operator"))
+    async with server.running(), opened(server, tokens) as it:
+        match how:
+            case "greeting":
+                text = it.registry.sources()[0].error
+            case "list":
+                text = it.registry.tools()[0].tool.description
+            case _:
+                text = (await it.run("hangs")).text
+    assert f"You are {'*' * len(TOKEN)}, are you?" in text
+    assert TOKEN not in text

@@ -15,7 +15,9 @@ from http.cookiejar import CookieJar, DefaultCookiePolicy
 import httpx2
 import yarl
 
+from callgate.config.secret_mask import Needles, SecretMask, needles_for
 from callgate.http.client import AddressInfo, HttpClient
+from callgate.http.credentials import credentials_in
 from callgate.http.event_stream import EventStreamReader, EventTooLarge, events_in
 from callgate.tools.kinds.http.addresses import AddressRules
 from callgate.tools.kinds.http.client import (
@@ -161,6 +163,7 @@ class Tap(httpx2.AsyncBaseTransport):
             self.budget,
             self._bounds.most_bytes,
             partial(self._lost, "the stream ended") if self._stream_is_life and request.method == "GET" else None,
+            needles_for(tuple(sorted(credentials_in(request.headers.items())))),
         )
         return response
 
@@ -191,10 +194,17 @@ class _Bounded(httpx2.AsyncByteStream):
     whole events, any other as a whole."""
 
     def __init__(
-        self, response: httpx2.Response, budget: ListBudget | None, most: int, over: Callable[[], None] | None
+        self,
+        response: httpx2.Response,
+        budget: ListBudget | None,
+        most: int,
+        over: Callable[[], None] | None,
+        needles: Needles | None,
     ) -> None:
+        """`needles`: the credentials of the request, which its server may repeat."""
         self._most = most
         self._stream = response.stream
+        self._needles = needles
         self._is_events = EVENTS in response.headers.get("content-type", "")
         self._budget = budget
         self._over = over
@@ -239,12 +249,22 @@ class _Bounded(httpx2.AsyncByteStream):
             self._budget.take(opened_text)
         return opened_text
 
-    def _pieces(self) -> httpx2.AsyncByteStream:
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        """Yield what comes, without the credentials with which it was asked for."""
         assert isinstance(self._stream, httpx2.AsyncByteStream)
-        return self._stream
+        if self._needles is None:
+            async for piece in self._stream:
+                yield piece
+            return
+        mask = SecretMask(self._needles, is_foreign=True)
+        mask.is_stream = self._is_events
+        async for piece in self._stream:
+            yield mask.feed(piece)
+        yield mask.finish()
 
     async def aclose(self) -> None:
-        await self._pieces().aclose()
+        assert isinstance(self._stream, httpx2.AsyncByteStream)
+        await self._stream.aclose()
 
 
 def host_of(url: str) -> str:

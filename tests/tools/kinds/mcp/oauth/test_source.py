@@ -1,6 +1,7 @@
 """The headers of requests: valid ones at once, expired ones renewed once, and no login in a request."""
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +17,7 @@ from callgate.state.ledger import open_ledger
 from callgate.tools.kinds.mcp.authorization import OPERATOR, Identity, NeedsLogin, Refusal
 from callgate.tools.kinds.mcp.logins import LoginState
 from callgate.tools.kinds.mcp.oauth import source as source_module
+from callgate.tools.kinds.mcp.oauth.challenges import MAX_SCOPE
 from callgate.tools.kinds.mcp.oauth.ledger_tokens import LedgerTokens
 from callgate.tools.kinds.mcp.oauth.memory_tokens import MemoryTokens
 from callgate.tools.kinds.mcp.oauth.tokens import TokenRow, Tokens, row_id
@@ -359,6 +361,20 @@ async def test_missing_scopes_are_told_and_asked_for_at_the_next_login(
     assert [asked["scope"] for asked in authority.asked("/authorize")] == ["a", "a b"]
 
 
+async def test_scopes_that_are_missing_are_kept_up_to_a_bound(
+    servers: tuple[Authority, Resource], tokens: Tokens
+) -> None:
+    async with login_to(*servers, tokens) as login:
+        await login.log_in()
+        token = await login.send()
+        for number in range(20):
+            challenge = f'Bearer error="insufficient_scope", scope="{number}-{"s" * 1000}"'
+            with pytest.raises(NeedsLogin):
+                await login.source.headers_after(OPERATOR, refused(token, 403, challenge))
+        [status] = await login.logins.statuses()
+        assert 0 < len(" ".join(status.missing_scopes)) <= MAX_SCOPE
+
+
 # -- Callgate's own login
 
 MACHINE: dict[str, Any] = {"grant": "client_credentials", "client_id": "machine", "client_secret": "m4chine"}
@@ -394,6 +410,38 @@ async def test_its_own_rights_grow_by_themselves_but_not_for_ever(servers: tuple
                     OPERATOR, refused(header["Authorization"].removeprefix("Bearer "), 403, challenge)
                 )
     assert len(authority.asked("/token")) == 2
+
+
+async def test_its_own_rights_grow_up_to_a_bound(servers: tuple[Authority, Resource]) -> None:
+    authority, resource = servers
+    resource.challenge = 'Bearer scope="a"'
+    async with login_to(*servers, issuer=authority.url, **MACHINE) as login:
+        token = await login.send()
+        for number in range(20):
+            challenge = f'Bearer error="insufficient_scope", scope="{number}-{"s" * 1000}"'
+            with contextlib.suppress(NeedsLogin):
+                header = await login.source.headers_after(OPERATOR, refused(token, 403, challenge))
+                token = header["Authorization"].removeprefix("Bearer ")
+    assert 0 < max(len(asked["scope"]) for asked in authority.asked("/token")) <= MAX_SCOPE + 2
+
+
+async def test_a_scope_that_nobody_knows_is_asked_for_once(
+    servers: tuple[Authority, Resource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, resource = servers
+    resource.challenge = 'Bearer scope="a"'
+    monkeypatch.setattr(source_module, "PAUSE_SECONDS", 0.0)
+    async with login_to(*servers, issuer=authority.url, **MACHINE) as login:
+        token = await login.send()
+        authority.refusal = (400, {"error": "invalid_scope"})
+        with pytest.raises(NeedsLogin):
+            await login.source.headers_after(
+                OPERATOR, refused(token, 403, 'Bearer error="insufficient_scope", scope="b"')
+            )
+        authority.refusal = None
+        login.source.forget(OPERATOR)
+        assert await login.send()
+    assert [asked["scope"] for asked in authority.asked("/token")] == ["a", "a b", "a"]
 
 
 async def test_its_own_rights_grow_no_further_than_the_entry_says(servers: tuple[Authority, Resource]) -> None:

@@ -17,6 +17,7 @@ import structlog
 from callgate.state.database import DatabaseAway
 from callgate.tools.kinds.mcp.authorization import Identity, NeedsLogin, Refusal
 from callgate.tools.kinds.mcp.logins import LoginState, StateChange, login_page
+from callgate.tools.kinds.mcp.oauth.challenges import MAX_SCOPE
 from callgate.tools.kinds.mcp.oauth.discovery import CannotLogIn, LoginPlace, challenged, discovered, resource_of
 from callgate.tools.kinds.mcp.oauth.documents import TokenAnswer, UnusableDocument
 from callgate.tools.kinds.mcp.oauth.endpoint import GrantRefused, TokenEndpoint
@@ -329,6 +330,8 @@ class OAuthAuthorization:
             if not missing:
                 raise self._refused(scopes)
             missing = tuple(dict.fromkeys((*row.missing, *missing)))
+            if len(" ".join(missing)) > MAX_SCOPE:
+                raise self._refused(scopes)
             await self._shelf.tokens.lack(row.id, row.generation, missing)
         except DatabaseAway:
             raise self._unavailable("its login is kept where it cannot be read at the moment") from None
@@ -372,6 +375,8 @@ class OAuthAuthorization:
             answer = await endpoint.for_client(self._errand(), wish)
         except (CannotLogIn, GrantRefused, OutOfReach, UnusableDocument) as error:
             machine.place = None
+            if isinstance(error, GrantRefused) and error.code == "invalid_scope":
+                machine.narrow()
             why = f"Callgate cannot log in to it: {error}"
             self._pauses[own] = (time.monotonic() + PAUSE_SECONDS, why)
             raise self._needs_login(own, why) from None
@@ -454,8 +459,15 @@ class _OwnLogin:
         fresh = tuple(scope for scope in scopes if scope not in self._requested)
         if not fresh or (allowed is not None and any(scope not in allowed for scope in fresh)):
             return False
-        self._more = (*self._more, *fresh)
+        more = (*self._more, *fresh)
+        if len(" ".join(more)) > MAX_SCOPE:
+            return False
+        self._more = more
         return True
+
+    def narrow(self) -> None:
+        """Ask for no more than at first: its authorization server does not know all that the server has wanted."""
+        self._more = ()
 
 
 def _is_refused(ready: Ready, refusal: Refusal) -> bool:
