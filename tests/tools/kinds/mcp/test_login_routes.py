@@ -148,6 +148,13 @@ async def test_users_of_a_key_are_themselves_in_every_api(upstream: Upstream, pa
         assert "wants a login of this user" in await it.ask("bob", CALL, path=path)  # another key's eve
 
 
+@pytest.mark.parametrize("user", ["e\0ve", "e" * 513])
+async def test_nobody_logs_in_as_a_user_whose_calls_are_refused(upstream: Upstream, user: str) -> None:
+    async with gate(upstream, per="user") as it:
+        assert (await it.begin("ann", user=user)).status_code == 400
+        assert "the name of this request's user" in await it.ask("ann", LOGIN, user=user)
+
+
 async def test_a_call_without_a_model_is_made_as_its_key_and_user(upstream: Upstream) -> None:
     async with gate(upstream, per="user") as it:
         await it.log_in("boss", "eve", user="eve")

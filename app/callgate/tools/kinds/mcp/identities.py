@@ -37,9 +37,16 @@ def visitor_of(server: str, per: Per, forwards: Mapping[str, str], principal: Pr
                 f"Not run: the tool's server {server} is used by each user as himself, and this request does not name its user"
                 " (`user` or `safety_identifier`; `metadata.user_id` in Messages)."
             )
-        if len(user) > MAX_USER:
-            raise NoIdentity(f"Not run: the name of this request's user has more than {MAX_USER} characters.")
+        if not is_user(user):
+            raise NoIdentity(
+                f"Not run: the name of this request's user has more than {MAX_USER} characters, or one that is none."
+            )
     return Visitor(Identity(principal.owner, user), _forwarded(forwards, principal))
+
+
+def is_user(user: str) -> bool:
+    """Return whether somebody may be called so. Postgres keeps no texts with zeros."""
+    return 0 < len(user) <= MAX_USER and "\0" not in user
 
 
 def _forwarded(forwards: Mapping[str, str], principal: Principal) -> tuple[tuple[str, str], ...]:

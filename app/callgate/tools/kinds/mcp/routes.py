@@ -23,6 +23,7 @@ from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.runtime import Runtime
 from callgate.tools.kinds.mcp.authorization import OPERATOR, Identity
+from callgate.tools.kinds.mcp.identities import is_user
 from callgate.tools.kinds.mcp.logins import (
     LoginBegun,
     LoginDone,
@@ -211,6 +212,8 @@ def _identity(runtime: Runtime, section: McpServer, caller: Caller, user: str) -
     if not user:
         message = "Each user is himself at this server: name the `user` whose login it is."
         raise ChatError(400, message, param="user", code="missing_required_parameter")
+    if not is_user(user):
+        raise ChatError(400, "No user is called so: the name is too long, or has a zero.", param="user")
     return Identity(owner_name(caller), user)
 
 
