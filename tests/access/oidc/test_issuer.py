@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from callgate.access.oidc.building import IssuersInUse
 from callgate.access.oidc.issuer import AGAIN_SECONDS, KEPT_SECONDS, KEYS_SECONDS, Issuer, IssuerNews, NotFetched
 from callgate.access.oidc.people import GroupRights, People
+from callgate.access.oidc.settings import Oidc
 from callgate.access.oidc.signing_keys import NoSigningKeys, SigningKeys
 from callgate.access.oidc.tokens import TokenRules
 from callgate.callers.caller import Caller
 from callgate.callers.tokens import KeysWanted, TokenRefused
 from callgate.conversation.errors import ChatError
+from callgate.telemetry.metrics import Metrics
 from tests.harness.issuer import AUDIENCE, RSA_KEY, TestIssuer, jwk_of
 
 pytestmark = pytest.mark.anyio
@@ -167,6 +170,21 @@ async def test_a_discovery_document_of_somebody_else_is_none(discovery: dict[str
     await watched.settled()
     assert watched.issuer.keys is None
     assert why in str(watched.issuer.failure)
+
+
+async def test_a_page_signs_in_at_the_issuer_of_its_config_also_after_a_reload_that_failed() -> None:
+    async with TestIssuer().served() as mine, TestIssuer().served() as other:
+        issuers = IssuersInUse(Metrics())
+        read = [
+            Oidc.model_validate({"issuer": url, "audience": AUDIENCE, "groups": {"dev": {}}, "client_id": "page"})
+            for url in (mine.url, other.url)
+        ]
+        for oidc in read:
+            issuers.people(oidc)
+        told = await issuers.sign_in(read[0])
+        await issuers.close()
+    assert told is not None
+    assert told.token == f"{mine.url}/token"
 
 
 @pytest.mark.parametrize(

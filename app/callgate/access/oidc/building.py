@@ -60,7 +60,7 @@ class IssuersInUse:
 
     async def sign_in(self, oidc: Oidc) -> SignIn | None:
         """Return where a page signs in; None where the config has no client for it, or the issuer does not say."""
-        issuer = self.current
+        issuer = self._issuers.get((oidc.issuer, oidc.jwks))  # the current one is another's where a reload has failed
         if issuer is None or oidc.client_id is None:
             return None
         if issuer.discovered is None and issuer.may_look():
