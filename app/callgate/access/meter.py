@@ -68,8 +68,10 @@ class Tally(Listener):
         return add_usage(usage for usage, _ in self._turns)
 
     def is_partial(self) -> bool:
-        """True if a model was asked and did not report its usage."""
-        return self._asked > 0 or ((self._has_ended or bool(self._turns)) and self.usage() is None)
+        """True if a model was asked and did not report its usage, in any turn: a blocked answer ends before it would."""
+        if self._asked > 0 or any(usage is None for usage, _ in self._turns):
+            return True
+        return self._has_ended and self._sum is None
 
     def cost(self, price: Price, price_of: Callable[[Responder], Price]) -> int:
         """Return the cost in nanodollars: each turn at the price of the deployment that answered it, tokens of no turn that was seen
