@@ -39,6 +39,11 @@ FOUND = {
     f"key:\n{PEM}\nthanks": "key:\n[PRIVATE_KEY]\nthanks",
     "ann@example.org 4111111111111111": "[EMAIL] [CARD]",
     "4111111111111111,4111111111111111": "[CARD],[CARD]",
+    "4111\u00a01111\u202f1111\u20111111": "[CARD]",
+    "4111\u200b1111\u20131111\u00ad1111": "[CARD]",
+    "DE89\u00a03704\u202f0044\u20110532 0130 00": "[IBAN]",
+    r"first\n" + "ghp_" + "a1B2" * 9: r"first\n[TOKEN]",
+    r'{"a": "\tAKIAIOSFODNN7EXAMPLE\n"}': r'{"a": "\t[CLOUD_KEY]\n"}',
 }
 NOT_FOUND = [
     "4111 1111 1111 1112",

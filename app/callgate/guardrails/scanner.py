@@ -65,7 +65,7 @@ class Scanner:
         return out
 
     def _decided(self, *, is_last: bool) -> Iterator[str]:
-        """Yield what may go on. What is decided is dropped, but for the character before what is not."""
+        """Yield what may go on. What is decided is dropped, but for the two characters before what is not."""
         while True:
             if self._inside is not None and not self._swallow(self._inside, is_last=is_last):
                 break
@@ -82,7 +82,7 @@ class Scanner:
             if match.shape.tail is not None:
                 self._inside = match.shape
                 self._length = match.end - match.start
-        keep = max(self._at - 1, 0)
+        keep = max(self._at - 2, 0)
         self._text = self._text[keep:]
         self._at -= keep
 

@@ -12,6 +12,8 @@ import msgspec
 
 WINDOW: Final = 256
 """Characters within which a shape is known."""
+_BETWEEN = "[ \u00a0\u00ad\u2007\u2009\u200b\u2010-\u2015\u202f\u2060\u2212\ufeff-]"
+"""What groups of digits are written with: spaces that hold a line together, hyphens of typesetters and models, what is not seen."""
 LONGEST: Final = 65_536
 """Characters of a match at most, with what follows its beginning."""
 
@@ -116,7 +118,7 @@ def _iban(text: str) -> int:
     length = _IBAN_LENGTHS.get(text[:2].upper(), 0)
     letters: list[str] = []
     for at, character in enumerate(text):
-        if character in " -":
+        if not character.isalnum():
             continue
         letters.append(character.upper())
         if len(letters) == length:
@@ -153,7 +155,8 @@ def _while(characters: str) -> ShapeTail:
 
 _TOKEN = _while("A-Za-z0-9_-")
 _DOTTED = _while("A-Za-z0-9_.=-")
-_APART = r"(?<![A-Za-z0-9_])"
+_APART = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrtbf]))"
+"""Not within a word. The letter of an escape in JSON is none: results are mostly JSON."""
 
 
 def _key(name: str, expression: str, width: int, needs: str, tail: ShapeTail | None = None) -> TextShape:
@@ -203,10 +206,12 @@ SHAPES: Final[Mapping[str, tuple[TextShape, ...]]] = {
         ),
     ),
     "ibans": (
-        TextShape("ibans", re.compile(_APART + r"[A-Za-z]{2}\d{2}(?:[ -]?[A-Za-z0-9]){11,30}"), 66, accept=_iban),
+        TextShape(
+            "ibans", re.compile(_APART + rf"[A-Za-z]{{2}}\d{{2}}(?:{_BETWEEN}?[A-Za-z0-9]){{11,30}}"), 66, accept=_iban
+        ),
     ),
     "us_ssns": (TextShape("us_ssns", re.compile(r"(?<![\d-])\d{3}([- ])\d{2}\1\d{4}(?![\d-])"), 12, accept=_ssn),),
-    "cards": (TextShape("cards", re.compile(r"(?<!\d)\d(?:[ -]?\d){12,18}(?!\d)"), 38, accept=_luhn),),
+    "cards": (TextShape("cards", re.compile(rf"(?<!\d)\d(?:{_BETWEEN}?\d){{12,18}}(?!\d)"), 38, accept=_luhn),),
     "phones": (
         TextShape("phones", re.compile(r"(?<![\w+])\+[1-9](?:[ ().-]{0,2}\d){7,14}(?!\d)"), 45, "+", accept=_phone),
         TextShape("phones", re.compile(r"(?<![\w+(-])\(\d{3}\) ?\d{3}[ -]\d{4}(?!\d)"), 16, "("),
