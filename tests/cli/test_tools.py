@@ -82,6 +82,25 @@ def test_a_call_by_hand_goes_through_the_gate_and_the_exit_code_is_its_outcome(t
     assert words in (ran.stdout if code == 0 else ran.stderr)
 
 
+@pytest.mark.parametrize(
+    ("at", "then", "code", "words"),
+    [
+        ("arguments", "mask", 0, "[CARD]"),
+        ("result", "mask", 0, "[CARD]"),
+        ("arguments", "block", 1, "Not run: blocked by the guardrail `cards`"),
+        ("result", "block", 1, "The result was held back"),
+        ("description", "block", 0, "4111 1111 1111 1111"),
+    ],
+)
+def test_a_call_by_hand_goes_through_the_guardrails(tmp_path, at, then, code, words):
+    hook = {"name": "cards", "kind": "patterns", "find": ["cards"], "at": [at], "then": then}
+    config = {"tools": [tool_entry("echo")], "guardrails": [hook]}
+    ran = callgate("tools", "call", "echo", '{"text": "4111 1111 1111 1111"}', config=config, folder=tmp_path)
+    assert ran.returncode == code, ran.stderr
+    assert words in (ran.stdout if code == 0 else ran.stderr)
+    assert ("1111" in ran.stdout + ran.stderr) is (at == "description")
+
+
 def test_a_tool_that_raises_shows_its_file_and_line_and_its_traceback(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from callgate import tool\n\n@tool\ndef divide(a: int, b: int) -> float:\n    return int('x') if a > 8 else a / b\n"

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from callgate.calls.outcome import Failed
     from callgate.calls.states import ReadyCall
     from callgate.config.load import Loaded
-    from callgate.conversation.ports import ProgressReport, Report
+    from callgate.conversation.events import GuardrailJudged
+    from callgate.conversation.ports import ProgressReport, Report, Toolbox
     from callgate.tools.executor import Tool
     from callgate.tools.questions import PersonsAnswer, Question
 
@@ -162,6 +163,7 @@ def _lines(listing: dict[str, Any]) -> list[str]:
 async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> tuple[int, dict[str, Any]]:
     from callgate.calls.outcome import Failed
     from callgate.calls.states import BrokenCall
+    from callgate.cli.own_guard import opened_guard
     from callgate.cli.own_tools import keep_quiet, opened_tools
     from callgate.conversation.feedback import explain
     from callgate.conversation.ports import begin_at_once
@@ -169,8 +171,11 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
     from callgate.tools.toolbox import RequestToolbox, ToolSet
 
     keep_quiet(loaded, "warning")  # includes the traceback of a tool that raises
-    async with opened_tools(loaded, OPEN_SECONDS, name) as registry:
-        toolbox = RequestToolbox(
+    async with (
+        opened_tools(loaded, OPEN_SECONDS, name) as registry,
+        opened_guard(loaded, registry, _say_judged) as guard,
+    ):
+        own_toolbox = RequestToolbox(
             server_tools=ToolSet(registry.tools()),
             run_id="run_by_hand",
             limits=registry.limits,
@@ -187,7 +192,12 @@ async def _called(loaded: "Loaded", name: str, arguments: str, *, yes: bool) -> 
 
         building = TurnBuilder({tool.name: tool.offered for tool in registry.tools()}, lambda: "call_by_hand")
         building.feed([CallWritten(name, arguments)])
-        call = building.finish().calls[0]
+        turn = building.finish()
+        toolbox: Toolbox = own_toolbox
+        if guard is not None:
+            toolbox = guard.watched(own_toolbox)
+            turn = await guard.judge.settled(turn, toolbox.offer)
+        call = turn.calls[0]
         if isinstance(call, BrokenCall):
             return NOT_WHOLE, {"outcome": "not_run", "flaw": str(call.flaw), "text": explain(call, toolbox.offer)}
         toolbox.plan([call])
@@ -232,6 +242,11 @@ async def _put_at_terminal(
         if problem := filling.feed(await asyncio.to_thread(input, shown(f"  {prompt}"))):
             say(f"  {problem}", err=True)
     return PersonsAnswer("accept", filling.content)
+
+
+async def _say_judged(event: "GuardrailJudged") -> None:
+    if event.verdict != "passed":
+        say(f"guardrail {event.hook} at {event.point}: {event.verdict}", err=True)
 
 
 async def _report(progress: "ProgressReport") -> None:
