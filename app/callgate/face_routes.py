@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from callgate.api.endpoint import FaceEndpoint
 from callgate.api.errors import MESSAGES
 from callgate.api.run_ports import Runs
-from callgate.chat.azure import AZURE_PATH, AzureChatFace
+from callgate.chat.azure import AZURE_PATH, AzureChatFace, model_in
 from callgate.chat.face import ChatFace
 from callgate.messages.counting import CountEndpoint
 from callgate.messages.face import MessagesFace
@@ -24,7 +24,7 @@ def add_faces(app: FastAPI, manager: RuntimeManager, runs: Runs) -> Mapping[tupl
     chat = FaceEndpoint(manager, ChatFace(manager), runs)
     for path in CHAT_PATHS:
         app.router.routes.append(Route(path, chat, methods=["POST"], name="create_chat_completion"))
-    azure = FaceEndpoint(manager, AzureChatFace(manager), runs)
+    azure = FaceEndpoint(manager, AzureChatFace(manager), runs, model_in)
     app.router.routes.append(Route(AZURE_PATH, azure, methods=["POST"], name="create_chat_completion_azure"))
     messages = FaceEndpoint(manager, MessagesFace(manager), runs)
     app.router.routes.append(Route(MESSAGES, messages, methods=["POST"], name="create_message"))

@@ -6,7 +6,7 @@ An ASGI callable, because FastAPI's handling of a function costs more than all o
 import asyncio
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -55,8 +55,12 @@ NONE_DECLARED: Final[frozenset[str]] = frozenset()
 class FaceEndpoint:
     """Answers the requests of one face, whole or streamed."""
 
-    def __init__(self, manager: RuntimeManager, face: Face, runs: Runs) -> None:
+    def __init__(
+        self, manager: RuntimeManager, face: Face, runs: Runs, model_in: Callable[[str], str] | None = None
+    ) -> None:
+        """`model_in` returns the model that a path names, where not the body does."""
         self._manager = manager
+        self._model_in = model_in
         self._face = face
         self._runs = runs
         runs.add(type(face).__name__, self)
@@ -74,7 +78,8 @@ class FaceEndpoint:
         if time.perf_counter() - context.started > SLOW_BODY_SECONDS:
             caller = let_in_again(manager, context)
         if manager.current.guarding is not None:
-            body = await judged_body(manager.current, context, caller, body)
+            model = None if self._model_in is None else self._model_in(context.path)
+            body = await judged_body(manager.current, context, caller, body, model)
         exchange = await self._face.read(body, context, config)
         servers = exchange.request.tools.servers
         if servers is None and exchange.detached is None and "idempotency-key" not in context.headers:

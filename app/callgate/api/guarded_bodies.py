@@ -22,14 +22,18 @@ class _ModelNamed(msgspec.Struct):
 _named = json_reader(_ModelNamed)
 
 
-async def judged_body(runtime: Runtime, context: RequestContext, caller: Caller, body: Opened) -> Opened:
-    """Return the body as it goes on. What hooks say of it is noted in the context, for the run."""
+async def judged_body(
+    runtime: Runtime, context: RequestContext, caller: Caller, body: Opened, model: str | None = None
+) -> Opened:
+    """Return the body as it goes on. What hooks say of it is noted in the context, for the run. `model`: where the path names
+    it, and the body does not count."""
     guarding = runtime.guarding
     assert guarding is not None, "nobody asks where there are no hooks"
-    try:
-        model = _named(body).model
-    except (msgspec.DecodeError, RecursionError):
-        return body  # no request, as its reader will say
+    if model is None:
+        try:
+            model = _named(body).model
+        except (msgspec.DecodeError, RecursionError):
+            return body  # no request, as its reader will say
     judged = await guarding.body(model, caller, body)
     context.judged = judged.verdicts
     if judged.blocked is not None:

@@ -19,7 +19,12 @@ class AzureChatFace(ChatFace):
     """`POST /openai/deployments/{model}/chat/completions`. As on Azure, a model in the body is ignored."""
 
     async def read(self, body: Opened, context: RequestContext, config: Config) -> ChatExchange:
-        named = _MODEL.fullmatch(context.path)
-        assert named is not None, "no other path leads here"
-        fields = {**split(body, config.limits.json_depth), "model": named[1]}
+        fields = {**split(body, config.limits.json_depth), "model": model_in(context.path)}
         return await super().read(written_here(msgspec.json.encode(fields)), context, config)
+
+
+def model_in(path: str) -> str:
+    """Return the model that a path names."""
+    named = _MODEL.fullmatch(path)
+    assert named is not None, "no other path leads here"
+    return named[1]
