@@ -165,7 +165,8 @@ async def test_the_first_ctrl_c_says_what_it_waits_for_and_the_second_ends_it_no
     async with serving_command(tmp_path / "config.yaml") as started, http_client(started.url) as client:
         asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "go"}]}
         async with client.stream("POST", "/v1/chat/completions", json=asked) as answer:
-            await anext(answer.aiter_lines())
+            lines = answer.aiter_lines()  # kept: an iterator that is dropped closes the connection
+            await anext(lines)
             started.signal(signal.SIGINT)
             await started.line(r"stopping, waiting at most 30 s for 1 request under way; Ctrl-C again ends it now")
             started.signal(signal.SIGINT)
