@@ -8,7 +8,6 @@ import msgspec
 
 from callgate.callers.caller import NOBODY, Caller, Principal, owner_name, words_for
 from callgate.calls.legal_names import RESERVED_PREFIX
-from callgate.calls.names import BRIDGE
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.calls.selection import OF_REQUESTS
 from callgate.config.schema.whole import Config
@@ -233,9 +232,9 @@ class Toolboxes:
             if toolbox.has(name):
                 return False
             if known is None:
-                from callgate.tools.tool_search import FIND
+                from callgate.tools.tool_search import NAMES
 
-                known = self._registry.claims().union(client_parameters(client_tools), (READ_MORE, FIND, BRIDGE))
+                known = self._registry.claims().union(client_parameters(client_tools), (READ_MORE, *NAMES))
             return known.isdisjoint((name, name.removeprefix(RESERVED_PREFIX)))
 
         return Taint(

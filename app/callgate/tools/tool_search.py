@@ -32,6 +32,8 @@ from callgate.tools.search_index import MAX_QUERY, SearchIndex, ToolText, first_
 from callgate.tools.tool_filter import ToolFilter
 
 FIND: Final = "find_tools"
+NAMES: Final = (FIND, BRIDGE)
+"""What the tools are called with which a model searches."""
 USUAL_LIMIT: Final = 8
 MAX_LIMIT: Final = 20
 MAX_NEAR: Final = 3
