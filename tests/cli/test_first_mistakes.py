@@ -169,3 +169,11 @@ def test_a_text_that_looks_like_a_variable_can_still_be_written(folder: Path) ->
 
     (folder / "config.yaml").write_text(MODEL.replace("sk-1", "$$OPENAI_API_KEY"))
     assert load("config.yaml").config.model_list[0].litellm_params.reveal()["api_key"] == "$OPENAI_API_KEY"
+
+
+def test_the_status_of_no_logins_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["init"]).exit_code == 0
+    result = CliRunner().invoke(app, ["mcp", "status"])
+    assert result.exit_code == 0
+    assert "no logins: no server of the config has `oauth`" in result.output

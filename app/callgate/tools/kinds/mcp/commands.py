@@ -77,6 +77,8 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         return
     for login in facts:
         say(line_of(login))
+    if not facts:
+        say("no logins: no server of the config has `oauth`, or nobody has logged in")
 
 
 def line_of(login: Mapping[str, Any]) -> str:
