@@ -20,7 +20,7 @@ class WithRecorder:
     def recorder(self, config: Config, metrics: Metrics) -> Recorder:
         """Build the recorder of runs, which writes where there is a `data_dir`."""
         folder = None if config.data_dir is None else Path(config.data_dir)
-        return Recorder(logs.masked, folder, metrics.runs_dropped.inc, metrics.used)
+        return Recorder(logs.masked, folder, metrics.runs_dropped.inc, metrics.used, logs.mask_of_now)
 
     def rules(self, config: Config, recorder: RunRecorder) -> RecordingRules:
         return RecordingRules(

@@ -1,14 +1,17 @@
 """A run that has ended, as it waits to be written and is kept in memory."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from callgate.recorder.stored_event import StoredEvent, decode_events, run_event
-from callgate.records.row import Kept, RecordedRun, RunEvent, RunRow
+from callgate.records.row import RecordedRun, RunEvent, RunRow
 from callgate.untrusted.messagepack import pack_written_here
 from callgate.untrusted.readers import msgpack_reader
+
+if TYPE_CHECKING:
+    from callgate.recorder.private_texts import PrivateTexts
 
 ROW_WEIGHT: Final = 2048
 """About how many bytes a row takes in memory."""
@@ -28,8 +31,8 @@ class EndedRun(msgspec.Struct, gc=False):
     """True if the bodies of providers' answers are among its texts."""
     private_to: str = ""
     """Who alone is shown its texts; empty if it has none that are kept in memory alone."""
-    private: "EndedRun | None" = None
-    """The same run with the texts that are kept in memory alone. It is never written."""
+    private: "PrivateTexts | None" = None
+    """Its texts that are kept in memory alone. They are never written."""
 
     @property
     def id(self) -> str:
@@ -45,15 +48,14 @@ class EndedRun(msgspec.Struct, gc=False):
     def as_seen_by(self, owner: str) -> "EndedRun":
         """Return the run with the texts that it may show to an owner."""
         if self.private is not None and owner == self.private_to:
-            return self.private
+            return self.private.shown()
         return self
 
     def without_private_texts(self) -> "EndedRun":
         """Return the run after its private texts were dropped, with that as the reason why they are missing."""
         if self.private is None:
             return self
-        row = msgspec.structs.replace(self.private.row, kept=Kept.AGED_OUT)
-        return msgspec.structs.replace(self, private=EndedRun(row, self.events, b""))
+        return msgspec.structs.replace(self, private=self.private.dropped(self.events))
 
     def recorded(self) -> RecordedRun:
         """Return the run as readers see it."""

@@ -38,7 +38,7 @@ class NewestRuns:
         bytes_of: Counter[str] = Counter()
         for place in reversed(range(len(self._runs))):
             run = self._runs[place]
-            if run.private is None or not run.private.content:
+            if run.private is None or run.private.is_dropped:
                 continue
             weight = run.private.weight()
             if all_bytes + weight > PRIVATE_BYTES or bytes_of[run.private_to] + weight > PRIVATE_BYTES // OF_ONE:

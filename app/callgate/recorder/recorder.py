@@ -53,14 +53,17 @@ class Recorder:
         folder: Path | None = None,
         on_dropped: Callable[[], None] = lambda: None,
         counted: Callable[[], Iterable[CountedUsage]] = tuple,
+        mask_of_now: Callable[[], Mask] | None = None,
     ) -> None:
-        """`folder`: the folder of the file; None if runs are kept in memory only."""
+        """`folder`: the folder of the file; None if runs are kept in memory only. `mask_of_now` returns what masks the secrets of a
+        request that begins now, also when it has ended; None where `mask` does."""
         self.process = f"{socket.gethostname()}:{os.getpid()}"
         """The name of this process in the rows of its runs."""
         self.watchers = Watchers()
         self.keeps_texts = False
         """True once an operator has said that texts are kept from now on, where the config says nothing of them."""
         self._mask = mask
+        self._mask_of_now = mask_of_now
         self._folder = folder
         self._under_way: dict[str, RunRecording] = {}
         self._newest = NewestRuns()
@@ -87,7 +90,10 @@ class Recorder:
                 row.parent_span = trace.parent.span_id
             if not trace.is_exported:
                 trace = None
-        recording = RunRecording(row, policy, self._mask, price, trace)
+        mask = self._mask
+        if self._mask_of_now is not None:
+            mask = self._mask_of_now()
+        recording = RunRecording(row, policy, mask, price, trace)
         if policy.runs == "off":
             recording.is_listed = False
             return recording
@@ -165,15 +171,15 @@ class Recorder:
         run = self._newest.get(row.id)
         if run is None:
             return row.question
-        return run.as_seen_by(owner).row.question
+        if run.private is not None and owner == run.private_to:
+            return run.private.question()
+        return run.row.question
 
     def _private_questions(self, owner: str) -> dict[str, str]:
         """Return the questions that are kept in memory for an owner alone, by the ids of their runs."""
         ended = [*self._newest.all()]
         ended += [recording.ended for recording in self.writer.waiting() if recording.ended is not None]
-        return {
-            run.id: run.private.row.question for run in ended if run.private is not None and run.private_to == owner
-        }
+        return {run.id: run.private.question() for run in ended if run.private is not None and run.private_to == owner}
 
     def matching(
         self, run_filter: RunFilter, count: int, text: str = "", owner: str = ""

@@ -1,33 +1,32 @@
 """Records a run. The events of its chats are kept as they are, and encoded when it has ended."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import monotonic
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 
 from callgate.calls.states import ReadyCall
-from callgate.conversation.events import CallEnded, ChatEvent, TurnEnded
+from callgate.conversation.events import CallEnded, CallProgress, ChatEvent, TurnEnded
 from callgate.conversation.listeners import Handlers, Listener, handles
 from callgate.conversation.ports import Message, TurnModel
 from callgate.http.trace_context import Trace
 from callgate.recorder.backlog import Backlog
-from callgate.recorder.ended_run import ROW_WEIGHT, EndedRun, ended_run
-from callgate.recorder.events import RECORDED, EventReader, Happened, Mask, read_events
+from callgate.recorder.ended_run import ROW_WEIGHT, EndedRun, encode, ended_run
+from callgate.recorder.events import RECORDED, Happened, Mask, read_events
 from callgate.recorder.hours import HourNote
-from callgate.recorder.model import MASKED_BEYOND, RecordedModel, part_of
+from callgate.recorder.model import RecordedModel, part_of
+from callgate.recorder.private_texts import PrivateTexts, asked_in, shown_question, weight_of_texts, with_texts
 from callgate.records.policy import RecordPolicy
 from callgate.records.ports import PriceOf, no_price
-from callgate.records.row import RECORDED_TEXT, Kept, RecordedRun, RunRow, wire_turn
-from callgate.untrusted.doors import TooMuch, open_text
-from callgate.untrusted.readers import read_shape
+from callgate.records.row import Kept, RecordedRun, RunRow
 
 ENCODED_AT_ONCE: Final = 500
 """The most events of a run that the event loop encodes: half a millisecond. The thread encodes longer runs."""
 EVENT_WEIGHT: Final = 1024
 """About how many bytes an event takes in memory before it is encoded."""
-QUESTION_CHARACTERS: Final = 200
-"""The kept length of the question in a list of runs."""
+KEPT_AS_IT_CAME: Final = 256 * 1024
+"""The most bytes of a run's texts that are kept in memory without being masked and cut before they are shown."""
 
 
 class RunRecording(msgspec.Struct, eq=False, gc=False):
@@ -128,69 +127,51 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
 
     def is_encoded_quickly(self) -> bool:
         """Return False if encoding takes too long for the event loop."""
-        return self.policy.content_bytes is None and self.trace is None and len(self.happened) <= ENCODED_AT_ONCE
+        if self.trace is not None or len(self.happened) > ENCODED_AT_ONCE:
+            return False
+        if self.policy.content_bytes is None:
+            return True
+        is_kept_as_it_came = self.policy.private_to and weight_of_texts(self.texts) <= KEPT_AS_IT_CAME
+        return bool(is_kept_as_it_came) and not self._tells_texts()
 
     def encode(self) -> tuple[EndedRun, list[HourNote]]:
-        """Set `ended`, with the texts masked and cut, and forget what it was made from. Returns it with what the totals of its hour
-        need."""
+        """Set `ended`, with the texts masked and cut where they may be written, and forget what it was made from. Returns it with what
+        the totals of its hour need."""
         reader = read_events(self, self.row, self.happened)
         if self.policy.content_bytes is None:
             self.ended = ended_run(reader.row, reader.events)
         elif self.policy.private_to:
             self.ended = ended_run(reader.row, reader.events)
             self.ended.private_to = self.policy.private_to
-            with_texts = read_events(_WithTexts(self.mask, self.price, self.began), self.row, self.happened)
-            self.ended.private = self._with_texts(with_texts, self.policy.content_bytes)
+            self.ended.private = self._private_texts(self.ended)
         else:
-            self.ended = self._with_texts(reader, self.policy.content_bytes)
+            reader.row.question = shown_question(asked_in(self.texts), self.mask)
+            self.ended = with_texts(reader.row, reader.events, self.texts, self.policy, self.mask)
         # New objects: readers in other threads still iterate over the old ones.
         self.happened = []
         self.texts = {}
         return self.ended, reader.hour_notes
 
-    def _with_texts(self, reader: EventReader, most: int) -> EndedRun:
-        row = reader.row
-        events = reader.events
-        content, cut = kept_texts(self.texts, most, self.mask)
-        row.kept = Kept.MEMORY if self.policy.private_to else Kept.CONTENT
-        if any(wire_turn(part) is None for part in cut):
-            row.kept = Kept.CUT
-        if cut:
-            last = 0.0
-            if events:
-                last = events[-1][1]
-            events.append(("content_cut", last, 0, None, {"parts": cut}))
-        if self.policy.wire == "on_error" and not row.is_odd:
-            content = {part: text for part, text in content.items() if wire_turn(part) is None}
-        ended = ended_run(row, events, content)
-        row.question = self._question()
-        ended.has_wire = any(wire_turn(part) is not None for part in content)
-        return ended
+    def _private_texts(self, ended: EndedRun) -> PrivateTexts:
+        """Return what is kept for the owner alone, as it came; what is long is masked and cut now, or it would take too much memory."""
+        events = ended.events
+        if self._tells_texts():
+            reader = read_events(_WithTexts(self.mask, self.price, self.began), self.row, self.happened)
+            events = encode(reader.events)
+        size = weight_of_texts(self.texts)
+        private = PrivateTexts(
+            row=ended.row, events=events, texts=self.texts, texts_bytes=size, policy=self.policy, mask=self.mask
+        )
+        if size > KEPT_AS_IT_CAME:
+            return private.cut_now()
+        return private
 
-    def _question(self) -> str:
-        """Return the masked beginning of the user's last message with text; empty if there is none."""
-        try:
-            request = read_shape(open_text(self.texts.get("request", "{}"), RECORDED_TEXT), _RequestText)
-        except (TooMuch, msgspec.DecodeError):
-            return ""
-        contents = [message.content for message in request.messages if message.role == "user"]
-        for content in reversed(contents):
-            text = _text_in(content)
-            if text:
-                return self.mask(text[: QUESTION_CHARACTERS + MASKED_BEYOND])[:QUESTION_CHARACTERS].strip()
-        return ""
-
-
-def _text_in(content: Any) -> str:
-    """Return the text of a message: all of it, or the last of its parts that is text, which clients write behind what they add."""
-    if isinstance(content, str):
-        return content.strip()
-    if not isinstance(content, list):
-        return ""
-    for part in reversed(content):
-        if isinstance(part, dict) and isinstance(part.get("text"), str) and part["text"].strip():
-            return str(part["text"]).strip()
-    return ""
+    def _tells_texts(self) -> bool:
+        """Return whether an event tells more to whoever may see the texts."""
+        return any(
+            isinstance(event, CallProgress) or (isinstance(event, TurnEnded) and event.answer.broken)
+            for _, _, event in self.happened
+        )
 
 
 class _WithTexts(NamedTuple):
@@ -200,15 +181,6 @@ class _WithTexts(NamedTuple):
     price: PriceOf
     began: float
     has_texts: bool = True
-
-
-class _MessageText(msgspec.Struct):
-    role: Any = None
-    content: Any = None
-
-
-class _RequestText(msgspec.Struct):
-    messages: list[_MessageText] = []
 
 
 def weight_of(happened: Happened) -> int:
@@ -224,19 +196,6 @@ def _texts_length(event: ChatEvent) -> int:
         answer = event.answer
         return sum(len(call.text) for call in (*answer.run, *answer.handed_back, *answer.broken, *answer.postponed))
     return 0
-
-
-def kept_texts(texts: Mapping[str, str], most: int, mask: Mask) -> tuple[dict[str, str], list[str]]:
-    """Mask each text and cut it to `most` bytes. Return the texts, and the names of those that were cut."""
-    content: dict[str, str] = {}
-    cut: list[str] = []
-    for part, text in texts.items():
-        # Masked before it is cut, or the beginning of a secret would stay. Text far beyond the cut is not masked, to save time.
-        encoded = mask(text[: most + MASKED_BEYOND]).encode(errors="replace")
-        if len(text) > most + MASKED_BEYOND or len(encoded) > most:
-            cut.append(part)
-        content[part] = encoded[:most].decode(errors="ignore")
-    return content, cut
 
 
 class EventsListener(Listener, msgspec.Struct, eq=False, gc=False, kw_only=True):

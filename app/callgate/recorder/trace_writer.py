@@ -21,7 +21,8 @@ from callgate.conversation.events import (
     TextDelta,
 )
 from callgate.recorder.events import RECORDED, Mask, run_events
-from callgate.recorder.recording import RunRecording, TextsListener, kept_texts
+from callgate.recorder.private_texts import kept_texts
+from callgate.recorder.recording import RunRecording, TextsListener
 from callgate.records.policy import RecordPolicy
 from callgate.records.ports import ChunkStream, PriceOf, no_price
 from callgate.records.row import RunEvent, RunRow

@@ -88,6 +88,18 @@ def masked(text: str) -> str:
     return str(redaction.current.value(text))
 
 
+def mask_of_now() -> Callable[[str], str]:
+    """Return what masks the secrets in a text, and later still those of the requests that run now."""
+    lent = redaction.current.lent
+    if lent is None:
+        return masked
+
+    def masked_later(text: str) -> str:
+        return masked(lent.registered(text))
+
+    return masked_later
+
+
 def masked_value(value: Any) -> Any:
     """Convert a value to plain data with its secrets masked."""
     return redaction.current.value(value)

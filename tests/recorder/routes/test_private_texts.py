@@ -13,15 +13,18 @@ from callgate.application import create_app
 from callgate.config import redaction
 from callgate.config.redaction import Redactor
 from callgate.config.schema.whole import Config
-from callgate.recorder import newest_runs
+from callgate.recorder import newest_runs, recording
 from callgate.recorder.ended_run import EndedRun
+from callgate.recorder.private_texts import PrivateTexts
 from callgate.recorder.store import FILE
+from callgate.records.policy import RecordPolicy
 from callgate.records.row import RunRow
 from tests.harness.clients import http_client
 from tests.harness.configs import config_dict
 from tests.harness.served import served_to_http
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, Upstream
+from tests.tools.servers.http_mcp import HttpMcp
 
 pytestmark = pytest.mark.anyio
 
@@ -89,6 +92,118 @@ async def test_secrets_are_masked_in_them(upstream: Upstream, monkeypatch: pytes
     assert whole["kept"] == "memory"
     assert "planted answer" in json.dumps(whole)
     assert "planted question" not in json.dumps(whole)
+
+
+async def everything_shown_of(client: httpx.AsyncClient, run: str) -> str:
+    """What the API tells of a run, in each of its forms."""
+    paths = [
+        f"/v1/runs/{run}?content=1",
+        f"/v1/runs/{run}",
+        "/v1/runs",
+        "/v1/runs?text=planted",
+        "/admin/runs",
+        "/admin/overview",
+    ]
+    paths += [f"/v1/runs/{run}/export?as={form}" for form in ("json", "curl", "recording", "otlp")]
+    answers = [await client.get(path) for path in paths]
+    followed = await client.get(f"/v1/runs/{run}", headers={"accept": "text/event-stream"})
+    replay = await client.post(f"/v1/runs/{run}/replay", json={})
+    return "\n".join(answer.text for answer in (*answers, followed, replay))
+
+
+async def test_a_secret_that_is_known_later_is_masked_when_they_are_shown(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redaction, "current", Redactor())
+    async with served_to_http(upstream, *TOOLS, **KEYLESS) as client:
+        run = await question_asked(client, upstream)
+        before = await shown(client, run)
+        redaction.current.add("planted question", "planted answer", "planted_key")
+        upstream.script("m", TURNS)
+        later = await everything_shown_of(client, run)
+        whole = await shown(client, run)
+
+    assert "planted question" in before["content"]["request"]
+    assert whole["kept"] == "memory"
+    assert "***" in whole["content"]["request"]
+    assert "planted question" not in later
+    assert "planted answer" not in later
+
+
+@pytest.mark.parametrize("record", [{}, {"content": "on"}], ids=["in memory", "written"])
+async def test_a_credential_of_the_request_is_masked_when_it_has_ended(
+    upstream: Upstream, tmp_path: Path, record: dict[str, Any]
+) -> None:
+    token = "tok-9f8e7d6c5b4a-planted"
+    async with HttpMcp().running() as far:
+        keys, auth = keyring(alice={"see": "own", "client_mcp": {"hosts": [far.url.removesuffix("/mcp")]}})
+        named = {"type": "mcp", "server_label": "far", "server_url": far.url, "authorization": token}
+        question = {**QUESTION, "messages": [{"role": "user", "content": f"I am {token}"}]}
+        upstream.script("m", [Reply(text=f"you are {token}")])
+        async with served_to_http(upstream, *TOOLS, data_dir=str(tmp_path), record=record, **auth) as client:
+            client.headers.update(keys["alice"] | OWN)
+            answer = await client.post(
+                "/v1/chat/completions", json={**question, "tools": [{**named, "require_approval": "never"}]}
+            )
+            assert answer.status_code == 200, answer.text
+            assert redaction.current.lent is None
+            run = answer.headers["x-callgate-run"]
+            while (whole := await shown(client, run))["state"] == "under_way":
+                pass
+            upstream.script("m", TURNS)
+            forms = await everything_shown_of(client, run)
+
+    assert whole["kept"] == "content" if record else "memory"
+    assert whole["content"]["request"].count("***") == 1
+    assert token not in forms
+    assert token.encode() not in written(tmp_path)
+
+
+async def test_they_are_masked_when_they_are_shown_and_not_before(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masked: list[str] = []
+
+    class Noting(Redactor):
+        def text(self, text: str) -> str:
+            masked.append(text)
+            return super().text(text)
+
+    monkeypatch.setattr(redaction, "current", Noting())
+    upstream.script("m", [TURNS[1], TURNS[2]])
+    async with served_to_http(upstream, *TOOLS, **KEYLESS) as client:
+        answer = await client.post("/v1/chat/completions", json=QUESTION)
+        run = answer.headers["x-callgate-run"]
+        while not (await client.get("/v1/runs", params={"state": "answered"})).json()["data"]:
+            pass
+        await shown(client, run)
+    # The row shows the question; nothing else was shown yet.
+    assert not [text for text in masked[: masked.index("planted question")] if "planted" in text]
+
+
+async def test_long_ones_are_cut_and_masked_when_the_run_ends(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "KEPT_AS_IT_CAME", 100_000)
+    monkeypatch.setattr(redaction, "current", Redactor())
+    filler = "lorem ipsum " * 20_000
+    upstream.script("m", [Reply(text="planted answer")])
+    messages = [{"role": "user", "content": f"token=planted-before {filler}"}, {"role": "user", "content": "and now?"}]
+    async with served_to_http(upstream, *TOOLS, **KEYLESS) as client:
+        answer = await client.post("/v1/chat/completions", json={**QUESTION, "messages": messages})
+        whole = await shown(client, answer.headers["x-callgate-run"])
+        while (whole := await shown(client, answer.headers["x-callgate-run"]))["kept"] != "cut":
+            pass
+        redaction.current.add("planted answer")
+        later = await shown(client, answer.headers["x-callgate-run"])
+
+    assert len(whole["content"]["request"].encode()) <= 65_536
+    assert "planted-before" not in json.dumps(whole)
+    assert (whole["question"], whole["content"]["turn.0.text"]) == ("and now?", "planted answer")
+    assert [event["facts"]["parts"] for event in whole["events"] if event["kind"] == "content_cut"] == [
+        ["request", "turn.0.history"]
+    ]
+    assert "planted answer" not in json.dumps(later)
 
 
 async def test_such_texts_are_in_no_file_and_gone_after_a_restart(upstream: Upstream, tmp_path: Path) -> None:
@@ -199,7 +314,7 @@ async def test_their_memory_is_bounded_and_the_runs_stay(upstream: Upstream, mon
         newer = await shown(client, second)
         rows = (await client.get("/v1/runs")).json()["data"]
 
-    assert (older["kept"], older["content"]) == ("aged_out", {})
+    assert (older["kept"], older["content"], older["question"]) == ("aged_out", {}, "planted question")
     assert newer["kept"] in {"memory", "aged_out"}
     assert {row["id"] for row in rows} == {first, second}
 
@@ -267,14 +382,17 @@ async def test_a_request_without_tools_is_recorded_for_its_key_where_it_wants_to
 def test_one_owner_does_not_push_out_the_texts_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(id: str, owner: str) -> EndedRun:
         row = RunRow(id, 0.0)
-        return EndedRun(row, b"", b"", private_to=owner, private=EndedRun(row, b"", b"x" * 1000))
+        policy = RecordPolicy(content_bytes=1000, private_to=owner)
+        texts = {"request": "x" * 1000}
+        private = PrivateTexts(row=row, events=b"", texts=texts, texts_bytes=1000, policy=policy, mask=str)
+        return EndedRun(row, b"", b"", private_to=owner, private=private)
 
     weight = ended("run_0", "key alice").private.weight()  # type: ignore[union-attr]
     monkeypatch.setattr(newest_runs, "PRIVATE_BYTES", 4 * weight)
     newest = newest_runs.NewestRuns()
     newest.add([ended("run_0", "key alice")])
     newest.add(ended(f"run_{number}", "key bob") for number in range(1, 9))
-    kept = [run.id for run in newest.all() if run.private is not None and run.private.content]
+    kept = [run.id for run in newest.all() if run.private is not None and run.private.texts]
 
     assert kept == ["run_0", "run_7", "run_8"]
     assert len(newest.all()) == 9

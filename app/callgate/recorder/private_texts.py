@@ -1,0 +1,164 @@
+"""What was said in a run: masked and cut where it may be written, kept as it came where it stays in memory."""
+
+from collections.abc import Mapping, Sequence
+from sys import getsizeof
+from typing import Any, Final
+
+import msgspec
+
+from callgate.recorder.ended_run import ROW_WEIGHT, EndedRun, ended_run
+from callgate.recorder.events import Mask
+from callgate.recorder.model import MASKED_BEYOND
+from callgate.recorder.stored_event import StoredEvent, decode_events
+from callgate.records.policy import RecordPolicy
+from callgate.records.row import RECORDED_TEXT, Kept, RunRow, wire_turn
+from callgate.untrusted.doors import TooMuch, open_text
+from callgate.untrusted.messagepack import pack_written_here
+from callgate.untrusted.readers import read_shape
+
+QUESTION_CHARACTERS: Final = 200
+"""The kept length of the question in a list of runs."""
+
+
+class PrivateTexts(msgspec.Struct, gc=False, kw_only=True):
+    """The texts of a run that are kept in memory alone, for its owner. Secrets in them are masked each time that they are shown, and
+    nothing reads them otherwise; they are never written."""
+
+    row: RunRow
+    events: bytes
+    """Those of the run, with what they tell whoever may see its texts."""
+    texts: Mapping[str, str]
+    texts_bytes: int
+    """How many they take in memory."""
+    policy: RecordPolicy
+    mask: Mask
+    """Masks also what was a secret only as long as the request ran."""
+    cut: Sequence[str] = ()
+    """The texts that were cut when the run ended."""
+    asked: str | None = None
+    """The beginning of the question, once the text that it stands in is gone."""
+    is_dropped: bool = False
+    """True once the texts were dropped for newer ones."""
+
+    def weight(self) -> int:
+        """Return about how many bytes it takes in memory."""
+        return ROW_WEIGHT + len(self.events) + self.texts_bytes + len(self.asked or "")
+
+    def question(self) -> str:
+        """Return the masked beginning of the user's last message with text; empty if there is none."""
+        asked = self.asked
+        if asked is None:
+            asked = asked_in(self.texts)
+        return shown_question(asked, self.mask)
+
+    def shown(self) -> EndedRun:
+        """Return the run as its owner may see it, masked."""
+        row = msgspec.structs.replace(self.row, question=self.question())
+        if self.is_dropped:
+            row.kept = Kept.AGED_OUT
+            return EndedRun(row, self.events, b"")
+        events = decode_events(pack_written_here(self.events))
+        return with_texts(row, events, self.texts, self.policy, self.mask, self.cut)
+
+    def cut_now(self) -> "PrivateTexts":
+        """Return them masked and cut, as they take least memory. What is shown of them is masked again."""
+        assert self.policy.content_bytes is not None, "this run keeps texts"
+        content, cut = kept_texts(self.texts, self.policy.content_bytes, self.mask)
+        size = weight_of_texts(content)
+        return msgspec.structs.replace(self, texts=content, texts_bytes=size, cut=cut, asked=asked_in(self.texts))
+
+    def dropped(self, events: bytes) -> "PrivateTexts":
+        """Return what stays when they are dropped: the question, and the `events` that everybody sees."""
+        asked = self.asked
+        if asked is None:
+            asked = asked_in(self.texts)
+        return msgspec.structs.replace(
+            self, events=events, texts={}, texts_bytes=0, cut=(), asked=asked, is_dropped=True
+        )
+
+
+def with_texts(
+    row: RunRow,
+    events: Sequence[StoredEvent],
+    texts: Mapping[str, str],
+    policy: RecordPolicy,
+    mask: Mask,
+    cut_before: Sequence[str] = (),
+) -> EndedRun:
+    """Encode a run with its texts, masked and cut. `row` is told what is kept of them; `cut_before`: the texts that were
+    cut already."""
+    assert policy.content_bytes is not None, "this run keeps texts"
+    content, cut_now = kept_texts(texts, policy.content_bytes, mask)
+    cut = list(dict.fromkeys((*cut_before, *cut_now)))
+    row.kept = Kept.MEMORY if policy.private_to else Kept.CONTENT
+    if any(wire_turn(part) is None for part in cut):
+        row.kept = Kept.CUT
+    if cut:
+        last = 0.0
+        if events:
+            last = events[-1][1]
+        events = [*events, ("content_cut", last, 0, None, {"parts": cut})]
+    if policy.wire == "on_error" and not row.is_odd:
+        content = {part: text for part, text in content.items() if wire_turn(part) is None}
+    ended = ended_run(row, events, content)
+    ended.has_wire = any(wire_turn(part) is not None for part in content)
+    return ended
+
+
+def kept_texts(texts: Mapping[str, str], most: int, mask: Mask) -> tuple[dict[str, str], list[str]]:
+    """Mask each text and cut it to `most` bytes. Return the texts, and the names of those that were cut."""
+    content: dict[str, str] = {}
+    cut: list[str] = []
+    for part, text in texts.items():
+        # Masked before it is cut, or the beginning of a secret would stay. Text far beyond the cut is not masked, to save time.
+        encoded = mask(text[: most + MASKED_BEYOND]).encode(errors="replace")
+        if len(text) > most + MASKED_BEYOND or len(encoded) > most:
+            cut.append(part)
+        content[part] = encoded[:most].decode(errors="ignore")
+    return content, cut
+
+
+def weight_of_texts(texts: Mapping[str, str]) -> int:
+    """Return how many bytes texts take in memory."""
+    return sum(map(getsizeof, texts.values()))
+
+
+def asked_in(texts: Mapping[str, str]) -> str:
+    """Return the beginning of the user's last message with text, unmasked, with as much behind it as a secret may be long; empty if
+    there is none."""
+    try:
+        request = read_shape(open_text(texts.get("request", "{}"), RECORDED_TEXT), _RequestText)
+    except (TooMuch, msgspec.DecodeError):
+        return ""
+    contents = [message.content for message in request.messages if message.role == "user"]
+    for content in reversed(contents):
+        text = _text_in(content)
+        if text:
+            return text[: QUESTION_CHARACTERS + MASKED_BEYOND]
+    return ""
+
+
+def shown_question(asked: str, mask: Mask) -> str:
+    """Return the beginning of a question, masked before it is cut."""
+    return mask(asked)[:QUESTION_CHARACTERS].strip()
+
+
+def _text_in(content: Any) -> str:
+    """Return the text of a message: all of it, or the last of its parts that is text, which clients write behind what they add."""
+    if isinstance(content, str):
+        return content.strip()
+    if not isinstance(content, list):
+        return ""
+    for part in reversed(content):
+        if isinstance(part, dict) and isinstance(part.get("text"), str) and part["text"].strip():
+            return str(part["text"]).strip()
+    return ""
+
+
+class _MessageText(msgspec.Struct):
+    role: Any = None
+    content: Any = None
+
+
+class _RequestText(msgspec.Struct):
+    messages: list[_MessageText] = []
