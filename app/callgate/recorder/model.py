@@ -98,7 +98,7 @@ class RecordedModel:
         sent_before = len(self._known)
         messages = request.messages
         is_longer = sent_before <= len(messages) and all(
-            old is new for old, new in zip(self._known, messages[:sent_before], strict=True)
+            old is new or old == new for old, new in zip(self._known, messages[:sent_before], strict=True)
         )
         self._known = messages
         if new := messages[sent_before:] if is_longer else messages:

@@ -14,7 +14,7 @@ from callgate.records.policy import RecordPolicy
 from callgate.records.row import RECORDED_TEXT, Kept, RunRow, wire_turn
 from callgate.untrusted.doors import TooMuch, open_text
 from callgate.untrusted.messagepack import pack_written_here
-from callgate.untrusted.readers import read_shape
+from callgate.untrusted.readers import read_shape, read_value
 
 QUESTION_CHARACTERS: Final = 200
 """The kept length of the question in a list of runs."""
@@ -128,13 +128,11 @@ def asked_in(texts: Mapping[str, str]) -> str:
     there is none."""
     try:
         request = read_shape(open_text(texts.get("request", "{}"), RECORDED_TEXT), _RequestText)
+        for message in reversed(request.messages):
+            if message.role == "user" and (text := _text_in(read_value(message.content))):
+                return text[: QUESTION_CHARACTERS + MASKED_BEYOND]
     except (TooMuch, msgspec.DecodeError):
         return ""
-    contents = [message.content for message in request.messages if message.role == "user"]
-    for content in reversed(contents):
-        text = _text_in(content)
-        if text:
-            return text[: QUESTION_CHARACTERS + MASKED_BEYOND]
     return ""
 
 
@@ -157,7 +155,8 @@ def _text_in(content: Any) -> str:
 
 class _MessageText(msgspec.Struct):
     role: Any = None
-    content: Any = None
+    content: msgspec.Raw = msgspec.Raw(b"null")
+    """Undecoded: of a long conversation one is read."""
 
 
 class _RequestText(msgspec.Struct):

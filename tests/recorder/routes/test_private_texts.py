@@ -78,6 +78,9 @@ async def test_a_keyless_server_of_one_person_shows_and_replays_what_was_said(up
     assert whole["kept"] == "memory"
     assert "planted question" in whole["content"]["request"]
     assert whole["content"]["call.call_add.result"] == "5"
+    assert not [part for part in whole["content"] if part.endswith(".history")], (
+        "what was sent is in the request already"
+    )
     [broken] = [call for event in whole["events"] for call in event.get("facts", {}).get("calls", ()) if "flaw" in call]
     assert "planted_key" in json.dumps(broken["problem"])
     assert again.json()["answer"]["choices"][0]["message"]["content"] == "planted answer"
@@ -111,6 +114,26 @@ async def everything_shown_of(client: httpx.AsyncClient, run: str) -> str:
     return "\n".join(answer.text for answer in (*answers, followed, replay))
 
 
+async def test_what_looks_like_a_secret_is_masked_wherever_they_are_shown(upstream: Upstream) -> None:
+    token = "ghp_0123456789abcdefghijklmnopqrstuvwxyz"
+    upstream.script("m", [Reply(text=f"planted {token}")], repeat_last=True)
+    question = {**QUESTION, "messages": [{"role": "user", "content": f"planted {token}"}]}
+    async with served_to_http(upstream, *TOOLS, **KEYLESS) as client:
+        answer = await client.post("/v1/chat/completions", json=question)
+        run = answer.headers["x-callgate-run"]
+        while (whole := await shown(client, run))["question"] == "":
+            pass
+        upstream.script("m", [Reply(text="answer of the replay")], repeat_last=True)
+        forms = await everything_shown_of(client, run)
+        asked_again = json.dumps(upstream.requests[-1].body)
+
+    assert (whole["kept"], whole["question"]) == ("memory", "planted ***")
+    assert "planted ***" in whole["content"]["request"]
+    assert whole["content"]["turn.0.text"] == "planted ***"
+    assert "answer of the replay" in forms
+    assert token not in forms + asked_again
+
+
 async def test_a_secret_that_is_known_later_is_masked_when_they_are_shown(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +148,8 @@ async def test_a_secret_that_is_known_later_is_masked_when_they_are_shown(
 
     assert "planted question" in before["content"]["request"]
     assert whole["kept"] == "memory"
-    assert "***" in whole["content"]["request"]
+    assert '"***"' in whole["content"]["request"], "and not starred when it is sent, as what else has it"
+    assert whole["question"] == "***"
     assert "planted question" not in later
     assert "planted answer" not in later
 
@@ -153,7 +177,7 @@ async def test_a_credential_of_the_request_is_masked_when_it_has_ended(
             upstream.script("m", TURNS)
             forms = await everything_shown_of(client, run)
 
-    assert whole["kept"] == "content" if record else "memory"
+    assert whole["kept"] == ("content" if record else "memory")
     assert whole["content"]["request"].count("***") == 1
     assert token not in forms
     assert token.encode() not in written(tmp_path)
@@ -200,9 +224,7 @@ async def test_long_ones_are_cut_and_masked_when_the_run_ends(
     assert len(whole["content"]["request"].encode()) <= 65_536
     assert "planted-before" not in json.dumps(whole)
     assert (whole["question"], whole["content"]["turn.0.text"]) == ("and now?", "planted answer")
-    assert [event["facts"]["parts"] for event in whole["events"] if event["kind"] == "content_cut"] == [
-        ["request", "turn.0.history"]
-    ]
+    assert [event["facts"]["parts"] for event in whole["events"] if event["kind"] == "content_cut"] == [["request"]]
     assert "planted answer" not in json.dumps(later)
 
 
