@@ -35,21 +35,21 @@ class PrivateTexts(msgspec.Struct, gc=False, kw_only=True):
     """Masks also what was a secret only as long as the request ran."""
     cut: Sequence[str] = ()
     """The texts that were cut when the run ended."""
-    asked: str | None = None
+    question_text: str | None = None
     """The beginning of the question, once the text that it stands in is gone."""
     is_dropped: bool = False
     """True once the texts were dropped for newer ones."""
 
     def weight(self) -> int:
         """Return about how many bytes it takes in memory."""
-        return ROW_WEIGHT + len(self.events) + self.texts_bytes + len(self.asked or "")
+        return ROW_WEIGHT + len(self.events) + self.texts_bytes + len(self.question_text or "")
 
     def question(self) -> str:
         """Return the masked beginning of the user's last message with text; empty if there is none."""
-        asked = self.asked
-        if asked is None:
-            asked = asked_in(self.texts)
-        return shown_question(asked, self.mask)
+        question_text = self.question_text
+        if question_text is None:
+            question_text = question_in(self.texts)
+        return shown_question(question_text, self.mask)
 
     def shown(self) -> EndedRun:
         """Return the run as its owner may see it, masked."""
@@ -65,15 +65,17 @@ class PrivateTexts(msgspec.Struct, gc=False, kw_only=True):
         assert self.policy.content_bytes is not None, "this run keeps texts"
         content, cut = kept_texts(self.texts, self.policy.content_bytes, self.mask)
         size = weight_of_texts(content)
-        return msgspec.structs.replace(self, texts=content, texts_bytes=size, cut=cut, asked=asked_in(self.texts))
+        return msgspec.structs.replace(
+            self, texts=content, texts_bytes=size, cut=cut, question_text=question_in(self.texts)
+        )
 
     def dropped(self, events: bytes) -> "PrivateTexts":
         """Return what stays when they are dropped: the question, and the `events` that everybody sees."""
-        asked = self.asked
-        if asked is None:
-            asked = asked_in(self.texts)
+        question_text = self.question_text
+        if question_text is None:
+            question_text = question_in(self.texts)
         return msgspec.structs.replace(
-            self, events=events, texts={}, texts_bytes=0, cut=(), asked=asked, is_dropped=True
+            self, events=events, texts={}, texts_bytes=0, cut=(), question_text=question_text, is_dropped=True
         )
 
 
@@ -88,8 +90,8 @@ def with_texts(
     """Encode a run with its texts, masked and cut. `row` is told what is kept of them; `cut_before`: the texts that were
     cut already."""
     assert policy.content_bytes is not None, "this run keeps texts"
-    content, cut_now = kept_texts(texts, policy.content_bytes, mask)
-    cut = list(dict.fromkeys((*cut_before, *cut_now)))
+    content, newly_cut = kept_texts(texts, policy.content_bytes, mask)
+    cut = list(dict.fromkeys((*cut_before, *newly_cut)))
     row.kept = Kept.MEMORY if policy.private_to else Kept.CONTENT
     if any(wire_turn(part) is None for part in cut):
         row.kept = Kept.CUT
@@ -123,7 +125,7 @@ def weight_of_texts(texts: Mapping[str, str]) -> int:
     return sum(map(getsizeof, texts.values()))
 
 
-def asked_in(texts: Mapping[str, str]) -> str:
+def question_in(texts: Mapping[str, str]) -> str:
     """Return the beginning of the user's last message with text, unmasked, with as much behind it as a secret may be long; empty if
     there is none."""
     try:
@@ -136,9 +138,9 @@ def asked_in(texts: Mapping[str, str]) -> str:
     return ""
 
 
-def shown_question(asked: str, mask: Mask) -> str:
+def shown_question(question_text: str, mask: Mask) -> str:
     """Return the beginning of a question, masked before it is cut."""
-    return mask(asked)[:QUESTION_CHARACTERS].strip()
+    return mask(question_text)[:QUESTION_CHARACTERS].strip()
 
 
 def _text_in(content: Any) -> str:

@@ -16,7 +16,7 @@ from callgate.recorder.ended_run import ROW_WEIGHT, EndedRun, encode, ended_run
 from callgate.recorder.events import RECORDED, Happened, Mask, read_events
 from callgate.recorder.hours import HourNote
 from callgate.recorder.model import RecordedModel, part_of
-from callgate.recorder.private_texts import PrivateTexts, asked_in, shown_question, weight_of_texts, with_texts
+from callgate.recorder.private_texts import PrivateTexts, question_in, shown_question, weight_of_texts, with_texts
 from callgate.records.policy import RecordPolicy
 from callgate.records.ports import PriceOf, no_price
 from callgate.records.row import Kept, RecordedRun, RunRow
@@ -145,7 +145,7 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
             self.ended.private_to = self.policy.private_to
             self.ended.private = self._private_texts(self.ended)
         else:
-            reader.row.question = shown_question(asked_in(self.texts), self.mask)
+            reader.row.question = shown_question(question_in(self.texts), self.mask)
             self.ended = with_texts(reader.row, reader.events, self.texts, self.policy, self.mask)
         # New objects: readers in other threads still iterate over the old ones.
         self.happened = []
