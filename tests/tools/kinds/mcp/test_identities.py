@@ -270,6 +270,23 @@ async def test_sessions_are_at_most_so_many_and_the_longest_unused_makes_room() 
     assert not server.sessions
 
 
+async def test_one_key_with_many_users_leaves_sessions_for_other_keys() -> None:
+    server = GuardedMcp(at_once=10)
+    tokens = Tokens().of_operator(server.let("to", "operator"))
+    users = [Identity("key ann", f"u{number}") for number in range(4)]
+    bob = Identity("key bob", "bob")
+    for who in (*users, bob):
+        tokens.now[who] = server.let(f"t-{who.user}", who.user)
+    async with server.running(), opened(server, tokens, per="user", most=4) as it:
+        waiting = [asyncio.create_task(it.run("together", by_key(who, who.user))) for who in users[:3]]
+        await everything(lambda: len(server.calls()) == 3)
+        assert isinstance(await it.run("whoami", by_key(users[3], "u3")), Failed)
+        assert subject(await it.run("whoami", by_key(bob, "bob"))) == "bob"
+        server.all_there.set()
+        assert [subject(outcome) for outcome in await asyncio.gather(*waiting)] == ["u0", "u1", "u2"]
+        assert subject(await it.run("whoami", by_key(users[3], "u3"))) == "u3"
+
+
 async def test_a_session_that_nobody_uses_is_closed() -> None:
     server = GuardedMcp()
     tokens = two_keys(server)

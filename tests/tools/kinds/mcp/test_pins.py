@@ -59,6 +59,14 @@ def test_a_server_whose_first_list_was_empty_has_no_first_list_any_more() -> Non
     assert listing(pins, tool("a")) == []
 
 
+def test_first_lists_are_remembered_up_to_the_limit_of_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("callgate.tools.kinds.mcp.pins.MAX_PINS", 3)
+    pins = Pins()
+    for number in range(10):
+        pins.listed(f"s{number}", frozenset())
+    assert [pins.knows(f"s{number}") for number in range(10)] == [True] * 3 + [False] * 7
+
+
 def test_what_is_accepted_is_what_was_shown(tmp_path: Path) -> None:
     pins = Pins(file=tmp_path / "pins.json")
     listing(pins, tool("a"))

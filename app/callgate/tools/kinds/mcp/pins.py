@@ -226,7 +226,7 @@ class Pins:
 
     def listed(self, server: str, names: Collection[str]) -> None:
         """Take note of the end of a list, which had these tools: others are held no more, and a later new tool is none of the first."""
-        if f"{server}\n" not in self._seen:
+        if f"{server}\n" not in self._seen and len(self._seen) < MAX_PINS:
             self._pin(f"{server}\n", Pin(""))
         for _, name in [key for key in self._held if key[0] == server and key[1] not in names]:
             self._release(server, name)

@@ -15,6 +15,8 @@ from callgate.tools.source_supervisor import OPEN_SECONDS, CannotOpen, MustRenew
 
 MAX_SESSIONS: Final = 64
 """Sessions with one server; the one that was used the longest ago makes room for a new one."""
+SHARE_OF_KEY: Final = 0.75
+"""What part of the sessions one key may have, with all its users, so that it never shuts out the others."""
 IDLE_SECONDS: Final = 300.0
 
 
@@ -107,14 +109,22 @@ class VisitorSessions:
             await asyncio.wait(self._ending)
 
     def _begin(self, visitor: Visitor) -> _Visit:
-        if len(self._visits) >= self._most:
-            unused = [(visit.used_at, other) for other, visit in self._visits.items() if not visit.users]
-            if not unused:
-                raise NotSent("all sessions with it are in use")
-            self._end(min(unused, key=lambda entry: entry[0])[1])
+        key = visitor.identity.key
+        of_key = [other for other in self._visits if other.identity.key == key]
+        if len(of_key) >= max(1, int(self._most * SHARE_OF_KEY)):
+            self._make_room(of_key)
+        elif len(self._visits) >= self._most:
+            self._make_room(self._visits)
         visit = self._visits[visitor] = _Visit()
         visit.task = asyncio.create_task(self._live(visitor, visit), name="session of a visitor")
         return visit
+
+    def _make_room(self, visitors: Iterable[Visitor]) -> None:
+        """End the session among these that was used the longest ago. Raises `NotSent` where all are in use."""
+        unused = [visitor for visitor in visitors if not self._visits[visitor].users]
+        if not unused:
+            raise NotSent("all sessions with it are in use")
+        self._end(min(unused, key=lambda visitor: self._visits[visitor].used_at))
 
     def _end(self, visitor: Visitor) -> None:
         visit = self._visits.pop(visitor)
