@@ -57,8 +57,9 @@ class AskingMcp(HttpMcp):
     hints: dict[str, Any] = field(default_factory=dict)
     asks: dict[str, Any] = field(default_factory=elicitation)
     """What an older server asks in a request of its own."""
-    beside: bool = False
-    """It asks beside the answer to the call, on the stream for its own messages."""
+    beside: int = 0
+    """Once so many calls are under way, it asks beside their answers, on the stream for its own messages."""
+    begun: int = 0
     replies: "asyncio.Queue[dict[str, Any]]" = field(default_factory=asyncio.Queue)
     resources: list[dict[str, Any]] = field(default_factory=list)
     more_tools: list[dict[str, Any]] = field(default_factory=list)
@@ -118,6 +119,9 @@ class AskingMcp(HttpMcp):
     async def _call_and_ask(self, asked: Asked, writer: asyncio.StreamWriter) -> bool:
         writer.write(STREAM)
         question = event({"jsonrpc": "2.0", "id": 41, **self.asks})
+        self.begun += 1
+        while self.beside and (self.begun < self.beside or not self.streams):  # noqa: ASYNC110 - the other call and the stream come from elsewhere
+            await asyncio.sleep(0.01)
         for stream in self.streams if self.beside else [writer]:
             stream.write(question)
             await stream.drain()

@@ -256,7 +256,7 @@ async def test_an_older_server_that_asks_in_no_allowed_way_is_told_so(upstream: 
 
 
 async def test_a_question_beside_several_calls_is_put_to_nobody(upstream: Upstream) -> None:
-    server = AskingMcp(modern=False, beside=True, hints={"readOnlyHint": True})
+    server = AskingMcp(modern=False, beside=2, hints={"readOnlyHint": True})
     async with served(upstream, server) as client:
         upstream.script("m", [Reply(calls=[ISSUE, Call("tracker_create_issue", {}, id="other")]), Reply(text="Done.")])
         upstream_answer = await client.post("/v1/chat/completions", json=QUESTION)
