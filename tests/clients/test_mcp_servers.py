@@ -19,7 +19,7 @@ from tests.tools.servers.http_mcp import HttpMcp
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-KEY = "cg-of-the-eight-clients"
+KEY = "cg-" + "of-the-eight-clients"
 CLIENTS = [
     ("openai-3", "mcp_servers.py", "openai"),
     ("openai-agents", "mcp_servers.py", "agents"),

@@ -187,7 +187,8 @@ class Asking:
     async def gauges(self) -> dict[str, float]:
         page = await self._http.get("/metrics", headers={"authorization": f"Bearer {OF_CONFIG}"})
         lines = [line for line in page.text.splitlines() if line.startswith("callgate_store_away")]
-        return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
+        stores = [line for line in lines if '"issuer"' not in line]
+        return {line.split('"')[1]: float(line.split()[-1]) for line in stores}
 
     async def until_whole(self) -> None:
         async with asyncio.timeout(60):

@@ -301,8 +301,13 @@ async def commands(child: Child, file: Path, run: str) -> dict[str, str]:
         "runs replay": (run, "--url", child.url, "--server-key", KEY),
         "runs prune": (*config, "--days", "1000"),
         "ledger migrate": config,
+        "mcp install": ("claude", "--url", child.url),
+        "mcp login": ("planted\u202e", "--paste", *config),
+        "mcp logout": ("planted\u202e", *config),
+        "mcp status": config,
     }
-    assert set(arguments) == set(names_of(typer.main.get_command(command_line)))
+    # It takes the process' own output for itself, and writes there what `POST /mcp` answers.
+    assert {*arguments, "mcp serve"} == set(names_of(typer.main.get_command(command_line)))
 
     asked = [[name, [*name.split(), *arguments[name]]] for name in arguments]
     for kind, urls in AWAY.items():

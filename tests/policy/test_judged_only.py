@@ -28,7 +28,6 @@ MAKERS = {
         "models/inspection.py",
         "models/translated/wording_process.py",
         "text_calls/families.py",
-        "tools/routes.py",
     },
 }
 """The modules that call each of these."""

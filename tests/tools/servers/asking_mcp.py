@@ -118,14 +118,18 @@ class AskingMcp(HttpMcp):
 
     async def _call_and_ask(self, asked: Asked, writer: asyncio.StreamWriter) -> bool:
         writer.write(STREAM)
-        question = event({"jsonrpc": "2.0", "id": 41, **self.asks})
         self.begun += 1
+        is_first = self.begun == 1
         while self.beside and (self.begun < self.beside or not self.streams):  # noqa: ASYNC110 - the other call and the stream come from elsewhere
             await asyncio.sleep(0.01)
-        for stream in self.streams if self.beside else [writer]:
-            stream.write(question)
-            await stream.drain()
+        if is_first or not self.beside:
+            question = event({"jsonrpc": "2.0", "id": 41, **self.asks})
+            for stream in self.streams if self.beside else [writer]:
+                stream.write(question)
+                await stream.drain()
         reply = await self.replies.get()
+        if self.beside:
+            self.replies.put_nowait(reply)  # for the other calls as well
         said = reply.get("result") or reply["error"]["message"]
         writer.write(event(_message(asked, {"content": [text(json.dumps(said))]})))
         await writer.drain()
