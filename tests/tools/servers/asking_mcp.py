@@ -59,7 +59,7 @@ class AskingMcp(HttpMcp):
     """What an older server asks in a request of its own."""
     beside: int = 0
     """Once so many calls are under way, it asks beside their answers, on the stream for its own messages."""
-    begun: int = 0
+    called_beside: int = 0
     replies: "asyncio.Queue[dict[str, Any]]" = field(default_factory=asyncio.Queue)
     resources: list[dict[str, Any]] = field(default_factory=list)
     more_tools: list[dict[str, Any]] = field(default_factory=list)
@@ -118,9 +118,9 @@ class AskingMcp(HttpMcp):
 
     async def _call_and_ask(self, asked: Asked, writer: asyncio.StreamWriter) -> bool:
         writer.write(STREAM)
-        self.begun += 1
-        is_first = self.begun == 1
-        while self.beside and (self.begun < self.beside or not self.streams):  # noqa: ASYNC110 - the other call and the stream come from elsewhere
+        self.called_beside += 1
+        is_first = self.called_beside == 1
+        while self.beside and (self.called_beside < self.beside or not self.streams):  # noqa: ASYNC110 - the other call and the stream come from elsewhere
             await asyncio.sleep(0.01)
         if is_first or not self.beside:
             question = event({"jsonrpc": "2.0", "id": 41, **self.asks})
