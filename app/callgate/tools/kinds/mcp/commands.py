@@ -48,7 +48,7 @@ def login(
     key: KeyNameOption = "",
     user: UserOption = "",
 ) -> None:
-    """Log in to a server in the browser. A running Callgate of the same config uses the login at once."""
+    """Log in to a server in the browser. A running Callgate of the same config uses the login within seconds."""
     loaded = _with_logins(config, name)
     if paste is None:
         paste = not _has_display()
