@@ -162,7 +162,7 @@ def forking() -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves threads, child processes or configured logging behind."""
+    """Fails a test that leaves threads, child processes or configured logging behind, or the collector off."""
     if any("postgres" in mark.args for mark in request.node.iter_markers("needs")):
         request.getfixturevalue("postgres")  # stays for the whole run
     allowed = [name for mark in request.node.iter_markers("leaves") for name in mark.args]
@@ -175,6 +175,9 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not stayed, f"threads left behind: {', '.join(stayed)}"
     assert not running, f"processes left behind: {', '.join(running)}"
     assert leftovers.logging_setup() == configured, "logging left configured: see `logging_as_it_was`"
+    was_collecting = gc.isenabled()
+    gc.enable()
+    assert was_collecting, "the garbage collector left off"
 
 
 @pytest.fixture

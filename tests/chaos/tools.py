@@ -2,10 +2,13 @@
 
 import asyncio
 import os
+import threading
 import time
 from pathlib import Path
 
 MARKS = "COUNTING_FILE"
+MEETING = 16
+_meeting = threading.Barrier(MEETING)
 
 
 async def count(label: str) -> str:
@@ -18,6 +21,12 @@ def count_in_thread(label: str) -> str:
     """Leaves a mark, from a thread."""
     _leave(label)
     return f"counted {label}"
+
+
+def meet(label: str) -> str:
+    """Waits in its thread until so many others have come that there is a thread for each."""
+    _meeting.wait(60)
+    return f"met {label}"
 
 
 async def count_slowly(label: str) -> str:

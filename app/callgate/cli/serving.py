@@ -1,8 +1,10 @@
 """`callgate serve`, and `callgate health`, which asks a running server whether it is alive."""
 
+import contextlib
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,35 +63,45 @@ def serve(
 
     Without a config file: callgate serve --model openai/gpt-5 --tool my_tools.py --mcp "npx -y @scope/server ."
     """
-    gc.disable()  # nearly all objects of the start stay alive; the server freezes them and enables the collector
-    _load_lightly()
-    flags = {"server.host": host, "server.port": port, "server.workers": workers, "logging.level": log_level}
-    text = None
-    if model or tool or mcp or base_url:
-        if config is not None or os.environ.get("CALLGATE_CONFIG"):
-            raise give_up(
-                "--model, --tool, --mcp and --base-url stand in place of a config file: leave out one or the other"
-            )
-        from callgate.cli.one_line import config_text
+    with _without_collecting():
+        _load_lightly()
+        flags = {"server.host": host, "server.port": port, "server.workers": workers, "logging.level": log_level}
+        text = None
+        if model or tool or mcp or base_url:
+            if config is not None or os.environ.get("CALLGATE_CONFIG"):
+                raise give_up(
+                    "--model, --tool, --mcp and --base-url stand in place of a config file: leave out one or the other"
+                )
+            from callgate.cli.one_line import config_text
 
-        text = config_text(model or (), tool or (), mcp or (), base_url)
-    loaded = read_config(config, flags, text=text)
-    if create_key:
-        _create_first_key(loaded)
-    check_exposure(loaded, with_unknown_keys=True)
-    from callgate.cli.making import made
-    from callgate.cli.warnings import warnings_of
-    from callgate.config.load import load
-    from callgate.server.serve import serve as run_server
-    from callgate.tools.kinds.python.own_modules import hiding
+            text = config_text(model or (), tool or (), mcp or (), base_url)
+        loaded = read_config(config, flags, text=text)
+        if create_key:
+            _create_first_key(loaded)
+        check_exposure(loaded, with_unknown_keys=True)
+        from callgate.cli.making import made
+        from callgate.cli.warnings import warnings_of
+        from callgate.config.load import load
+        from callgate.server.serve import serve as run_server
+        from callgate.tools.kinds.python.own_modules import hiding
 
-    _, registry = made(loaded)
-    check_reachable(loaded, may_be_away=True)
-    for warning in hiding(loaded.folder()):
-        say(f"warning: {warning}", err=True)
-    for warning in warnings_of(loaded, registry):
-        say(f"warning: {warning}", err=True)
-    raise typer.Exit(run_server(loaded, lambda: load(config, flags=flags, text=text)))
+        _, registry = made(loaded)
+        check_reachable(loaded, may_be_away=True)
+        for warning in hiding(loaded.folder()):
+            say(f"warning: {warning}", err=True)
+        for warning in warnings_of(loaded, registry):
+            say(f"warning: {warning}", err=True)
+        raise typer.Exit(run_server(loaded, lambda: load(config, flags=flags, text=text)))
+
+
+@contextlib.contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Nearly all objects of the start stay alive; the server freezes them and enables the collector."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _create_first_key(loaded: "Loaded") -> None:
