@@ -82,7 +82,7 @@ class EventStreamReader:
             raise self._fault
         if self._start is not None:
             data = self._without_bom(data)
-        if self._after_cr or b"\r" in data:
+        if self._after_cr or data.find(b"\r") >= 0:
             data = self._with_newlines(data)
         if not self._held:
             if data.startswith(b"\n"):
@@ -202,7 +202,7 @@ def payload_of(event: bytes) -> Payload | None:
 
     An event named as an error (`event: error`) reports one, and so does a bare JSON error that a proxy wrote into the stream.
     """
-    if event.startswith(b"data: ") and b"\n" not in event:
+    if event.startswith(b"data: ") and event.find(b"\n") < 0:
         if len(event) == 6:
             return None
         return Payload(event[6:])
@@ -232,7 +232,7 @@ def looks_like_keep_alive(payload: bytes) -> bool:
 
 def _plain_events(data: bytes) -> list[Payload] | None:
     """Split a read that is whole events of one line each, as most are, by a few fast searches; None for any other."""
-    if not data.startswith(b"data: ") or not data.endswith(b"\n\n") or b"\r" in data:
+    if not data.startswith(b"data: ") or not data.endswith(b"\n\n") or data.find(b"\r") >= 0:
         return None
     events = data[6:-2].split(b"\n\ndata: ")
     if data.count(b"\n") == 2 * len(events) and all(events):

@@ -19,7 +19,7 @@ _CALLS = re.compile(rb'"(?:tool_calls|function_call)"\s*:\s*(?:\[\s*[^\]\s]|\{)'
 
 def has_calls(data: bytes) -> bool:
     """True if an answer, or a part of it, has calls. The search for a few bytes that comes first costs next to nothing."""
-    return _MARK in data and _CALLS.search(data) is not None
+    return data.find(_MARK) >= 0 and _CALLS.search(data) is not None
 
 
 def says_calls(reasons: Sequence[Finished]) -> bool:
