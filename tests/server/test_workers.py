@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -182,6 +183,22 @@ async def requests_counted(client: httpx.AsyncClient) -> float:
     page = (await client.get("/metrics", headers={"connection": "close"})).text
     [count] = re.findall(r'^callgate_requests_total{model="demo",route="chat",status="200"} (\S+)', page, re.MULTILINE)
     return float(count)
+
+
+@pytest.mark.slow
+async def test_no_two_workers_give_a_request_or_a_call_the_same_id(tmp_path: Path):
+    """They are forked from a process that has imported what makes ids."""
+    file = tmp_path / "config.yaml"
+    file.write_text(as_yaml(_config(server={"workers": 2}, data_dir=str(tmp_path / "data"))), "utf-8")
+    async with serving_command(file) as child, http_client(child.url) as client:
+        asking = (client.post("/v1/chat/completions", json=ASK, headers={"connection": "close"}) for _ in range(40))
+        answers = await asyncio.gather(*asking)
+        child.signal(signal.SIGTERM)
+        await child.ended()
+    with contextlib.closing(sqlite3.connect(tmp_path / "data" / "ledger.sqlite3")) as ledger:
+        calls = ledger.execute("SELECT process FROM calls").fetchall()
+    assert (len(calls), len(set(calls))) == (40, 2)
+    assert len({answer.headers["x-request-id"] for answer in answers}) == 40
 
 
 @pytest.mark.slow

@@ -1,17 +1,25 @@
 """Generates ids. They distinguish things and protect nothing, so they need no system call for every one."""
 
+import os
 import time
 from random import Random
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["call"]
 
-_bits = Random().getrandbits  # noqa: S311 - seeded by the system, once for the process
+_random = Random()  # noqa: S311 - seeded by the system, once for the process
+_bits = _random.getrandbits
+os.register_at_fork(after_in_child=_random.seed)  # workers would make the same ids, one like the other
 
 
 def new_id(kind: Kind) -> str:
     """96 random bits: two of them are never the same."""
     return f"{kind}_{_bits(96):024x}"
+
+
+def new_call_key() -> str:
+    """Return what distinguishes a call that no ledger has named, for tools that repeat nothing with the same key."""
+    return f"{_bits(128):032x}"
 
 
 def new_item_id(prefix: str) -> str:

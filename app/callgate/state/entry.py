@@ -1,6 +1,7 @@
 """The types of the ledger: a call, its states, and the protocol of a ledger."""
 
 import itertools
+import os
 import secrets
 from enum import StrEnum
 from typing import Protocol
@@ -9,8 +10,24 @@ import msgspec
 
 from callgate.calls.outcome import Outcome
 
-_OURS = secrets.token_hex(8)
-_count = itertools.count()
+
+class _Ids:
+    """The ids of the calls that one process begins."""
+
+    def __init__(self) -> None:
+        self.draw()
+
+    def draw(self) -> None:
+        """Begin anew, with a prefix that no other process has."""
+        self._prefix = secrets.token_hex(8)
+        self._count = itertools.count()
+
+    def new(self) -> str:
+        return f"{self._prefix}{next(self._count):016x}"
+
+
+_ids = _Ids()
+os.register_at_fork(after_in_child=_ids.draw)  # workers are forked when this is imported already
 
 
 class CallState(StrEnum):
@@ -61,7 +78,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
     """It is offered to workers next, in the same transaction."""
     epoch: int = 0
     """The epoch of a durable run, which increases each time another process takes it over; 0 for others."""
-    id: str = msgspec.field(default_factory=lambda: f"{_OURS}{next(_count):016x}")
+    id: str = msgspec.field(default_factory=_ids.new)
     """Consecutive within a process, so that new rows are on one page of the index."""
 
 

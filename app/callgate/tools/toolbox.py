@@ -7,7 +7,6 @@ retries, and the size of the result.
 
 import asyncio
 import dataclasses
-import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
@@ -22,6 +21,7 @@ from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.calls.selection import OF_REQUESTS
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
+from callgate.conversation.ids import new_call_key
 from callgate.conversation.ports import Begin, DeferredTools, Message, Plan, ProgressReport, Report, begin_at_once
 from callgate.http.backoff import full_jitter
 from callgate.http.trace_context import TRACE
@@ -49,7 +49,6 @@ DESCRIBED_CHARS = 1000
 """Characters of a tool's description in the spans of its calls."""
 FIRST_DELAY = 0.2
 LONGEST_DELAY = 5.0
-_bits = random.Random().getrandbits  # noqa: S311 - distinguishes calls, no secret
 _WORTH_TRYING_AGAIN = frozenset({FailureKind.UNAVAILABLE, FailureKind.UNKNOWN})
 
 _NOBODY_TO_ASK = Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
@@ -462,7 +461,7 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         return CallContext(
             run_id=self.run_id,
             turn=max(self._turn, 0),
-            key=key or f"{_bits(128):032x}",
+            key=key or new_call_key(),
             report=report,
             max_bytes=max(KEPT_BYTES, tool.policy.max_result_bytes),
             caller=self.caller,
