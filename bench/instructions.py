@@ -30,7 +30,7 @@ import yaml
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
-from bench import compare, wire
+from bench import compare, served, wire
 from bench.compare import COMPARED, Tree, tree_of, working_tree
 from bench.served import KEY, configured, folder, free_port, started
 from bench.works import WORKS, Work
@@ -153,6 +153,7 @@ if __name__ == "__main__":
     if not shutil.which("valgrind"):
         sys.exit("valgrind counts, and is not installed")
     compare.PACE = PACE
+    served.START_SECONDS *= 10
     compare.share_one_core()
     chosen = [work for work in WORKS if (re.search(options.only, work.name) if options.only else work.name in COMPARED)]
     measured = tree_of(options.of) if options.of else working_tree()
