@@ -18,9 +18,6 @@ from typing import Any
 
 import httpx2
 import msgspec
-from mcp.client.sse import sse_client
-from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.inbound import encode_header_value
 
 from callgate.conversation.ports import ProgressReport, Report
 from callgate.http.client import HttpClient
@@ -32,6 +29,7 @@ from callgate.tools.kinds.http.own_hosts import rules_of_host
 from callgate.tools.kinds.mcp.authorization import NeedsLogin
 from callgate.tools.kinds.mcp.clients import EVENTS, Tap, TapBounds, direct_client, host_of, sdk_client
 from callgate.tools.kinds.mcp.elicitation import Elicitations
+from callgate.tools.kinds.mcp.sdk import encode_header_value, streamable_http_client
 from callgate.tools.kinds.mcp.sdk_streams import MAX_REQUESTS, with_few_requests
 from callgate.tools.kinds.mcp.sender import CHALLENGE, Sender, refused_again
 from callgate.tools.kinds.mcp.wire import (
@@ -481,6 +479,8 @@ class SseLink(_Link):
         raise AssertionError("what is asked over SSE goes through the SDK")
 
     async def __aenter__(self) -> Any:
+        from mcp.client.sse import sse_client
+
         def client(*_: Any, **__: Any) -> httpx2.AsyncClient:
             return sdk_client(self._tap, self.spec.headers)
 

@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from callgate.tools.kinds.mcp.elicitation import declare
+from callgate.tools.kinds.mcp.sdk import SessionMessage
 
 MAX_REQUESTS = 32
 """Requests of a server that the SDK has at a time."""

@@ -13,10 +13,6 @@ from typing import Any, Protocol
 import anyio
 import mcp_types as types
 import msgspec
-from mcp.client import Client, Transport
-from mcp.client.session import ClientRequestContext
-from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
-from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
@@ -26,6 +22,14 @@ from callgate.conversation.ports import ProgressReport, Report, ignore_progress
 from callgate.http.trace_context import TRACE, trace_headers
 from callgate.tools.kinds.mcp.authorization import NeedsLogin
 from callgate.tools.kinds.mcp.elicitation import CallsThatAsk, Elicitations, Mode, capabilities_of
+from callgate.tools.kinds.mcp.sdk import (
+    Client,
+    ClientRequestContext,
+    ListenNotSupportedError,
+    MCPError,
+    SubscriptionLost,
+    Transport,
+)
 from callgate.tools.kinds.mcp.wire import (
     LIST_BYTES,
     SESSION_FORGOTTEN,

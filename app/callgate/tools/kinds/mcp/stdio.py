@@ -13,13 +13,13 @@ from typing import Any
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from callgate.conversation.ports import Report
 from callgate.tools.kinds.mcp.elicitation import Elicitations, declare
 from callgate.tools.kinds.mcp.process import NotReading, ServerProcess, StdioSpec
+from callgate.tools.kinds.mcp.sdk import SessionMessage
 from callgate.tools.kinds.mcp.wire import (
     FOR_SDK,
     TOO_LARGE,
