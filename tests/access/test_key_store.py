@@ -9,12 +9,12 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from callgate.__main__ import app
 from callgate.access import key_store
 from callgate.access.key_store import DamagedStore, FileKeys, KeyStore, NameTaken, stored_keys
 from callgate.access.keys import KeyEntry, Keyring, mint_key
 from callgate.callers.allowance import Allowance
 from callgate.callers.caller import ANONYMOUS
+from callgate.commands import app
 from callgate.conversation.errors import ChatError
 
 SECRET, HASH = mint_key()

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from callgate.__main__ import app
+from callgate.commands import app
 from callgate.state.entry import CallState, LedgerEntry
 from callgate.state.local.sqlite import SqliteLedger
 

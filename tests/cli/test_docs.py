@@ -9,7 +9,7 @@ import pytest
 import typer.main
 import yaml
 
-from callgate.__main__ import app
+from callgate.commands import app
 from callgate.config.load import load
 from callgate.config.schema.whole import Config
 

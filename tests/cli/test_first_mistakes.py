@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from callgate.__main__ import app
+from callgate.commands import app
 
 MODEL = "model_list:\n- model_name: gpt\n  litellm_params: {model: openai/gpt-5, api_key: sk-1}\n  tools: ['*']\n"
 UNTOOLED = MODEL.replace("  tools: ['*']\n", "")

@@ -15,9 +15,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from callgate.__main__ import app
 from callgate.access.keys import hash_key
 from callgate.cli import found, providers
+from callgate.commands import app
 from callgate.config.load import load
 from tests.harness.process import START_PATIENCE
 from tests.scripted_upstream import Upstream

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from callgate.__main__ import app
 from callgate.access.keys import hash_key
 from callgate.access.settings import Key
+from callgate.commands import app
 from callgate.config.schema.values import moment_of
 
 run = CliRunner().invoke

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from callgate.__main__ import app
 from callgate.cli.one_line import config_text, mcp_server
+from callgate.commands import app
 from callgate.config.load import load
 from callgate.server.banner import banner
 from tests.harness.clients import http_client, openai_client, whole

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from callgate.__main__ import app
 from callgate.application import create_app
+from callgate.commands import app
 from callgate.recorder.commands.run_story import story
 from callgate.records.row import RecordedRun, RunEvent, RunRow
 from tests.harness.clients import http_client

@@ -4,14 +4,15 @@ import json
 import signal
 import sys
 from pathlib import Path
+from subprocess import run
 
 import pytest
 from typer.testing import CliRunner
 
-from callgate.__main__ import app
 from callgate.cli import serving
+from callgate.commands import app
 from tests.harness.clients import http_client, openai_client
-from tests.harness.process import READY, child, serving_command
+from tests.harness.process import READY, child, child_environment, serving_command
 
 pytestmark = pytest.mark.anyio
 
@@ -77,3 +78,13 @@ def test_a_first_key_needs_somewhere_to_be_kept(tmp_path: Path):
     result = CliRunner().invoke(app, ["serve", "--create-key", "--config", str(config)])
     assert result.exit_code == 2
     assert "--create-key keeps the key in the key store, and the config has no `data_dir`" in result.output
+
+
+def test_to_serve_no_other_command_is_imported():
+    script = (
+        "import sys; sys.argv = ['callgate', 'serve', '--help']; from callgate.__main__ import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    print('callgate.commands' in sys.modules)"
+    )
+    done = run([sys.executable, "-c", script], capture_output=True, text=True, env=child_environment(), check=True)
+    whole = CliRunner().invoke(app, ["serve", "--help"], prog_name="callgate")
+    assert done.stdout.split() == [*whole.stdout.split(), "False"]

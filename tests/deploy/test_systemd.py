@@ -4,7 +4,7 @@ import shlex
 
 import typer
 
-from callgate.__main__ import app
+from callgate.commands import app
 from callgate.config.schema.server import Server
 from tests.harness.environment import ROOT
 

@@ -12,8 +12,8 @@ import pytest
 import typer
 import yaml
 
-from callgate.__main__ import app as command
 from callgate.application import create_app
+from callgate.commands import app as command
 from callgate.config.load import load
 from callgate.config.schema.whole import Config
 from callgate.models.building import model_entries

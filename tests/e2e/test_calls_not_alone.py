@@ -13,8 +13,8 @@ import pytest
 from openai import AsyncOpenAI
 from typer.testing import CliRunner
 
-from callgate.__main__ import app
 from callgate.application import create_app
+from callgate.commands import app
 from tests.harness import toolshed
 from tests.harness.clients import http_client, openai_client, streamed, whole
 from tests.harness.configs import make_config

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from callgate.__main__ import app as command
 from callgate.access import ledger_keys
 from callgate.application import create_app
+from callgate.commands import app as command
 from callgate.config.load import load
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs

@@ -14,10 +14,10 @@ import httpx
 import pytest
 import typer
 
-from callgate.__main__ import app as command_line
 from callgate.access.keys import mint_key
 from callgate.application import create_app
 from callgate.calls.unseen import is_unseen
+from callgate.commands import app as command_line
 from callgate.config.load import load
 from tests.e2e.test_every_route import routes
 from tests.harness.clients import http_client
@@ -327,7 +327,7 @@ async def commands(child: Child, file: Path, run: str) -> dict[str, str]:
 
 IN_ONE_PROCESS = """
 import contextlib, io, json, sys, traceback
-from callgate.__main__ import app
+from callgate.commands import app
 said = {}
 for name, arguments in json.loads(sys.argv[1]):
     text = io.StringIO()

@@ -12,7 +12,7 @@ import asyncio, sys
 from pathlib import Path
 from callgate.config.load import load
 from callgate.application import create_app
-import callgate.__main__
+import callgate.commands
 from callgate.runtime.manager import RuntimeManager
 
 async def main():

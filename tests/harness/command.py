@@ -18,7 +18,13 @@ import pytest
 from tests.harness.process import ROOT, child_environment
 
 PATIENCE = 150.0
-IMPORTED = ("callgate.__main__", "callgate.application", "callgate.cli.making", "callgate.cli.own_tools")
+IMPORTED = (
+    "callgate.__main__",
+    "callgate.commands",
+    "callgate.application",
+    "callgate.cli.making",
+    "callgate.cli.own_tools",
+)
 
 Ran = subprocess.CompletedProcess[str]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import typer.main
 
-from callgate.__main__ import app
 from callgate.application import create_app
+from callgate.commands import app
 from callgate.config.schema.editors import json_schema_text
 from callgate.telemetry.metrics import Metrics
 from tests.harness.configs import make_config

@@ -1,4 +1,4 @@
-"""The command line: what belongs to no other subject. `callgate.__main__` registers the commands.
+"""The command line: what belongs to no other subject. `callgate.commands` registers all commands.
 
 Read `serving` first. For users: `docs/quickstart.md`.
 """

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
-import yarl
 
 from callgate.tools.kinds.mcp.authorization import OPERATOR, Authorization, Identity, NeedsLogin, Refusal
 
@@ -76,6 +75,8 @@ def refused_again(server: str) -> NeedsLogin:
 
 def is_at(url: str, server: str, *, below: bool) -> bool:
     """Return whether a request goes to a server's own address: the same origin and path; `below`: or to what is in its folder."""
+    import yarl  # only with what is authorized; the routes of logins need this module without it
+
     target = yarl.URL(url)
     own = yarl.URL(server)
     if (target.scheme, target.host, target.port) != (own.scheme, own.host, own.port):
