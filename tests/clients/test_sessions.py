@@ -47,6 +47,6 @@ async def test_the_agents_sdk_keeps_its_conversations_here_and_has_them_compacte
     assert {way: of_way["said"] for way, of_way in said.items()} == dict.fromkeys(said, every_turn)
     kept = said["conversation"]
     assert (kept["items"] - kept["left"], kept["last"]) == (1, "message")
-    assert said["by_its_id"]["items"] == kept["items"] == TURNS * 5
+    assert said["by_its_id"]["items"] == kept["items"] == 1 + TURNS * 5, "the tools are listed once"
     assert said["compacted"]["compactions"] == 1
     assert any(PROMPT in str(request.messages[-1]["content"]) for request in upstream.requests)

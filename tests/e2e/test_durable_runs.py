@@ -754,7 +754,7 @@ async def test_a_call_that_the_client_approved_runs_once_where_its_run_is_carrie
     async with pair.process() as one, pair.app() as other:
         async with openai_client(one.url) as one_client:
             first = await one_client.responses.create(input="go", **given)
-            [asked] = first.output
+            [_, asked] = first.output
             word = {"type": "mcp_approval_response", "approval_request_id": asked.id, "approve": True}
             given |= {"input": [word], "previous_response_id": first.id, "background": True, "extra_headers": KEY}
             begun = await one_client.responses.create(**given)

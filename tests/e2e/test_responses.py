@@ -53,8 +53,8 @@ async def test_a_call_of_ours_is_an_mcp_call_between_what_the_model_says(upstrea
         given: dict[str, Any] = {"model": "m", "input": "1+2?", "instructions": "Be brief.", "tools": OURS}
         given["reasoning"] = {"summary": "auto"}
         response = await responded(client, stream=stream, **given)
-    assert kinds(response) == ["reasoning", "message", "mcp_call", "message"]
-    thought, _, call, _ = response.output
+    assert kinds(response) == ["mcp_list_tools", "reasoning", "message", "mcp_call", "message"]
+    _, thought, _, call, _ = response.output
     assert [part.text for part in thought.summary] == ["Sum it."]
     assert (call.name, json.loads(call.arguments), call.output) == ("add", {"a": 1, "b": 2}, "3")
     assert (call.server_label, call.status, call.error) == ("callgate", "completed", None)
@@ -69,7 +69,7 @@ async def test_a_tool_that_fails_is_a_failed_mcp_call(upstream: Upstream, stream
     upstream.script("m", [Reply(calls=[Call("send_mail", {"to": "a", "text": "b"})]), Reply(text="It failed.")])
     async with served_to_openai(upstream, "send_mail") as client:
         response = await responded(client, stream=stream, model="m", input="try", tools=OURS)
-    call = response.output[0]
+    call = response.output[1]
     assert (call.status, call.output) == ("failed", None)
     assert "mailbox is full" in json.dumps(call.to_dict(warnings=False)["error"])
     assert response.output_text == "It failed."
@@ -158,8 +158,8 @@ async def test_no_more_of_our_tools_run_than_the_request_allows(upstream: Upstre
     upstream.script("m", [Reply(calls=calls), Reply(calls=calls[:1]), Reply(text="Enough.")])
     async with served_to_openai(upstream, "add") as client:
         response = await client.responses.create(model="m", input="go", max_tool_calls=2, tools=OURS)
-    assert kinds(response) == ["mcp_call", "mcp_call", "message"]
-    assert [call.output for call in response.output[:2]] == ["1", "2"]
+    assert kinds(response) == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
+    assert [call.output for call in response.output[1:3]] == ["1", "2"]
     assert sum("max_tool_calls" in str(message["content"]) for message in messages_sent(upstream)) == 2
 
 

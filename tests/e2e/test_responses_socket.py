@@ -30,7 +30,8 @@ async def test_its_messages_are_the_events_of_a_stream(upstream: Upstream) -> No
         ours = [{"type": "mcp", "server_label": "callgate"}]
         events = await socket.turn({"model": "m", "input": "1+2?", "tools": ours})
     check_events(events)
-    assert [item["type"] for item in events[-1]["response"]["output"]] == ["message", "mcp_call", "message"]
+    kinds = [item["type"] for item in events[-1]["response"]["output"]]
+    assert kinds == ["mcp_list_tools", "message", "mcp_call", "message"]
 
 
 async def test_what_is_not_stored_is_gone_on_from_over_the_same_connection_alone(upstream: Upstream) -> None:

@@ -81,7 +81,7 @@ async def test_a_response_shows_the_calls_under_the_tools_own_names(upstream: Up
         response = await responded(client, stream=stream, model="m", input="How warm is Oslo?", tools=ours)
     shown = [(item.name, item.server_label) for item in response.output if item.type == "mcp_call"]
     assert shown == [("find_tools", "callgate"), ("get_weather", "callgate")]
-    assert json.loads(response.output[1].arguments) == {"city": "Oslo"}
+    assert json.loads(response.output[2].arguments) == {"city": "Oslo"}
     assert response.output_text == "Answer: 4 C in Oslo"
 
 

@@ -188,7 +188,7 @@ async def test_calls_of_ours_are_no_items_of_a_response_whose_request_had_no_too
             shown.append([item["type"] for item in response["output"]])
         following = request_of("responses", previous_response_id=response["id"])
         assert (await client.post(following[0], json=following[1])).status_code == 200
-    assert shown == [["message"], ["mcp_call", "message"], ["mcp_call", "message"]]
+    assert shown == [["message"], ["mcp_call", "message"], ["mcp_list_tools", "mcp_call", "message"]]
 
 
 async def test_the_same_holds_in_the_background_and_on_a_socket(upstream: Upstream) -> None:

@@ -20,6 +20,11 @@ async def responded(client: Any, *, stream: bool, **asked: Any) -> Any:
     return Response.construct(**seen[-1]["response"])
 
 
+def but_lists(response: Any) -> list[Any]:
+    """The items of a response, without what its servers were listed with."""
+    return [item for item in response.output if item.type != "mcp_list_tools"]
+
+
 async def raw_events(client: httpx.AsyncClient, body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The events as they came over the wire, each with a name that is its type."""
     answer = await client.post("/v1/responses", json={**body, "stream": True})

@@ -127,6 +127,7 @@ class ResponseConversations:
                 approvals=conversation.approvals,
                 after=conversation.after,
                 conversation=id,
+                listed=conversation.listed,
                 size=conversation.size,
             )
         return Continued(id, conversation.changes, parent, items)
@@ -150,6 +151,7 @@ class ResponseConversations:
                     conversation.history = chat.history
                     conversation.after = chat.after
                     conversation.approvals = chat.approvals
+                    conversation.listed = chat.listed
         except ConversationLocked:
             log.warning("conversation_not_extended", conversation=continued.id, error="another process has locked it")
             return False

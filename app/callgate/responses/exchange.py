@@ -14,7 +14,7 @@ from callgate.api.faces import Detached, FaceExchange
 from callgate.api.left_out import LONGEST_KIND, note_left_out
 from callgate.api.middleware import RequestContext
 from callgate.conversation.diagnosis import Diagnosis
-from callgate.conversation.events import ChatEnded, ContextChanged
+from callgate.conversation.events import ChatEnded, ContextChanged, ToolsListed
 from callgate.responses.background import BackgroundResponse
 from callgate.responses.compaction import CompactionSeal
 from callgate.responses.conversations import ResponseConversations
@@ -64,6 +64,8 @@ class ResponsesExchange(FaceExchange):
         self._seal = compactions.reasoning
         self._returned = returned
         self._items: ResponseItems | None = None
+        self._listed: dict[str, str] = {} if response_input.parent is None else dict(response_input.parent.listed)
+        """Marks of the lists of tools that the client has."""
 
     def request_for(self, route: Route, warn: Callable[[str], None]) -> ChatRequest:
         _warn_of_unheard(warn, self.asked, self._offered, self.input.given, self._returned)
@@ -109,6 +111,9 @@ class ResponsesExchange(FaceExchange):
         skipped = 1 if self.asked.instructions else 0
         kept_response = kept_of(response, numbered_input, ended, items.handed_back, items.approvals, skipped)
         kept_response.conversation = self.request.origin.conversation or items.head.id
+        kept_response.listed = self._listed
+        if self._offered.entries:
+            kept_response.listed = self._marks_with(response["output"])
         if self.input.continued is not None and not await self._conversations.extend(
             self._owner, self.input.continued, kept_response
         ):
@@ -126,6 +131,25 @@ class ResponsesExchange(FaceExchange):
             return
         assert self._items is not None, "what is kept was written"
         self._items.encoded = kept_response.response
+
+    def _lists(self, conversation: Conversation) -> Sequence[ToolsListed]:
+        """Return the lists of tools of ours for the client, and mark those that it has."""
+        if self.compacts:
+            return ()
+        from callgate.responses.listed_tools import lists_of_ours  # few requests name servers
+
+        self._listed = self._marks_with(self.input.items)
+        return lists_of_ours(conversation, self._offered.entries)
+
+    def _marks_with(self, items: str | Sequence[Any]) -> dict[str, str]:
+        from callgate.responses.listed_tools import marks_in
+
+        return self._listed | marks_in(items)
+
+    def _is_known(self, listed: ToolsListed) -> bool:
+        from callgate.responses.listed_tools import is_marked
+
+        return is_marked(self._listed, listed)
 
     def _asks(self, conversation: Conversation) -> Callable[[str], bool] | None:
         offered = self._offered
@@ -147,6 +171,7 @@ class ResponsesExchange(FaceExchange):
             and self._context.headers.get("x-callgate-events") != "off"
             and conversation.runtime.tools_shown(conversation.route, conversation.caller) == "mcp_call"
         )
+        lists = self._lists(conversation) if self._offered.entries else ()
         return ResponseHead(
             conversation.run_id,
             began,
@@ -165,6 +190,8 @@ class ResponsesExchange(FaceExchange):
             usage_scope=conversation.delivery.usage_scope,
             hosted=self._offered.hosted_by_name,
             includes=frozenset(params.include or ()),
+            lists=lists,
+            is_known=self._is_known if self._listed else None,
         )
 
 

@@ -112,6 +112,10 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     """The tools that the client declares for a provider to run, by the names of those that stand for them."""
     includes: frozenset[str] = frozenset()
     """What the request wants to see beyond the usual."""
+    lists: Sequence[ToolsListed] = ()
+    """The tools of the config's servers that the request names."""
+    is_known: Callable[[ToolsListed], bool] | None = None
+    """Whether the client has this very list by now; None if it has none."""
 
     @property
     def id(self) -> str:
@@ -147,6 +151,8 @@ class ResponseItems:
         self._running: dict[str, int] = {}
         self._lists: list[ToolsListed] = []
         """Lists of servers' tools that are to be written."""
+        for listed in head.lists:
+            self._tools_listed(listed)
         self._sources: dict[str, NamedPage] = {}
         """The pages that results of declared tools named, by their addresses."""
         self._unfinished = False
@@ -280,7 +286,9 @@ class ResponseItems:
 
     @handles(_handlers, ToolsListed)
     def _tools_listed(self, event: ToolsListed) -> None:
-        if event.is_told and self.head.shows_calls:
+        if not event.is_told or not self.head.shows_calls:
+            return
+        if self.head.is_known is None or not self.head.is_known(event):
             self._lists.append(event)
 
     @handles(_handlers, ContextChanged)
@@ -480,12 +488,11 @@ class ResponseItems:
         turn = self._turn
         self._turn = BEFORE_ALL_TURNS  # they stay, also where the first turn is asked again
         for event in lists:
-            tools = list(map(_listed_tool, event.tools))
-            listed: dict[str, Any] = {"server_label": event.server, "tools": tools}
-            if event.error:  # and no null for none, which Vercel's SDK refuses
-                listed["error"] = event.error
-            output = self._open("mcpl", {"type": "mcp_list_tools", **listed})
+            output = self._open("mcpl", {"type": "mcp_list_tools", "server_label": event.server, "tools": []})
             self.emit("response.mcp_list_tools.in_progress", output.where)
+            output.item["tools"] = list(map(listed_tool, event.tools))
+            if event.error:  # and no null for none, which Vercel's SDK refuses
+                output.item["error"] = event.error
             self.emit(f"response.mcp_list_tools.{'failed' if event.error else 'completed'}", output.where)
             self._done(output.index)
         self._turn = turn
@@ -741,7 +748,8 @@ _BEGINNINGS = frozenset({ModelOutput, CallStarted, CallsHandedBack, ContextChang
 """The events with which a response begins. The HTTP status is held back until then."""
 
 
-def _listed_tool(tool: ToolAsListed) -> dict[str, Any]:
+def listed_tool(tool: ToolAsListed) -> dict[str, Any]:
+    """Return a tool as the list of a server shows it."""
     listed = {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
     if tool.annotations is None:  # and no null for none, as above
         return listed

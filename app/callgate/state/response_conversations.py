@@ -46,6 +46,8 @@ class StoredConversation(msgspec.Struct):
     """Messages after the client's answers to its calls."""
     approvals: dict[str, str] = {}
     """The calls that wait for the client's decision, by the ids of the approval requests."""
+    listed: dict[str, str] = {}
+    """Marks of the lists of tools in the items that the history covers, by the labels of their servers."""
     changes: int = 0
     """How often items were added or removed."""
     size: int = 0
@@ -67,6 +69,7 @@ class StoredConversation(msgspec.Struct):
             self.history = []
             self.after = []
             self.approvals = {}
+            self.listed = {}
 
 
 _encode = msgspec.json.Encoder().encode

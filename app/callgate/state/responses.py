@@ -30,6 +30,8 @@ class StoredResponse(msgspec.Struct):
     """Messages after the client's answers to its calls: images, which tool messages cannot have."""
     conversation: str = ""
     """The id of the first response of its chain; of a thread's message, that of the first message."""
+    listed: dict[str, str] = {}
+    """Marks of the lists of tools that its client has, by the labels of their servers."""
     size: int = 0
     """Its stored size in bytes."""
 
