@@ -45,6 +45,10 @@ ToolFilter: TypeAlias = str | tuple[ToolSelection, ...] | None
 RenameCalls: TypeAlias = Callable[[Sequence[Message], CallsHandedBack], CallsHandedBack]
 """Returns calls with the ids that a format has for them after a history."""
 
+BEST_OF: Final = "best_of"
+MOST_ANSWERS: Final = 100_000
+"""More than any limit of requests lets through."""
+
 SCHEMA: Final = Door(name="a schema inside a text", bytes=64 * 1024 * 1024, values=100_000)
 _items = json_reader(list[msgspec.Raw])
 _objects = json_reader(dict[str, Any])
@@ -262,6 +266,27 @@ class ChatRequest(msgspec.Struct, frozen=True):
         """Return the end user that the client names: `user`, `safety_identifier`, or both."""
         parts = [self.normalized[name] for name in ("user", "safety_identifier") if name in self.normalized]
         return b"\0".join(map(bytes, parts)).decode()
+
+    def answers_to_choose_from(self) -> int:
+        """Return how many answers a provider makes of which it gives the best, as vLLM does. Raises `ChatError` for what is no number:
+        it might be taken for one."""
+        if BEST_OF not in self.normalized:
+            return 1
+        number = read_value(self.normalized[BEST_OF])
+        if number is None:
+            return 1
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise wrong(BEST_OF, f"Invalid type for '{BEST_OF}': expected a whole number.", "invalid_type")
+        return min(max(number, 1), MOST_ANSWERS)
+
+    def longest_answer(self) -> int | None:
+        """Return the limit of answer tokens that the request sets, if any."""
+        for name in ("max_completion_tokens", "max_tokens"):
+            if name in self.normalized:
+                limit = read_value(self.normalized[name])
+                if isinstance(limit, int) and limit > 0:
+                    return limit
+        return None
 
 
 def _with_parsed_parameters(raw: msgspec.Raw, outlines: Sequence[ChatTool]) -> Sequence[msgspec.Raw]:

@@ -1,7 +1,7 @@
 """Runs the conversation of a request: one chat, or one for each choice, with all listeners."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,7 +16,7 @@ from callgate.api.judged_request import JudgedRequest
 from callgate.api.middleware import RequestContext
 from callgate.api.rights import RightfulModel, rights_of_chat
 from callgate.api.run_ports import KeptChoice, KeptRun
-from callgate.callers.caller import ANONYMOUS, Caller, Principal, owner_name
+from callgate.callers.caller import ANONYMOUS, Caller, Principal, account_of, owner_name
 from callgate.callers.metering import RequestMeter
 from callgate.conversation.approved_calls import ClientApprovalToolbox, run_approved
 from callgate.conversation.diagnosis import Diagnosis
@@ -27,6 +27,7 @@ from callgate.conversation.events import (
     CallProgress,
     CallsHandedBack,
     CallStarted,
+    ChatEvent,
     ChatFailed,
     Ending,
     ToolsListed,
@@ -35,6 +36,7 @@ from callgate.conversation.hidden_history import has_calls, without_repeats
 from callgate.conversation.ids import new_id
 from callgate.conversation.listeners import WITH_TURNS, WITHOUT_TURNS, Handlers, Listener, emit_to_listeners, handles
 from callgate.conversation.loop import Rules, converse
+from callgate.conversation.passed_answer import BegunModel, passed_answer_fast
 from callgate.conversation.ports import Emit, Message, ModelRequest, Toolbox, TurnModel, emit_nothing
 from callgate.conversation.turn_recovery import Recovery
 from callgate.policy.judge import names_hosted
@@ -43,14 +45,9 @@ from callgate.runtime.chat_setup import ChatSetup, RightsNow, clients_toolbox
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.route import EMPTY_TOOLS_LIST, Route
 from callgate.runtime.runtime import Runtime
-from callgate.untrusted.readers import read_value
 
 if TYPE_CHECKING:
     from callgate.runtime.chat_setup import ChatGuard, RequestGuard
-
-BEST_OF = "best_of"
-MOST_ANSWERS = 100_000
-"""More than any limit of requests lets through."""
 
 UNLIMITED = ANONYMOUS.allowance
 """The allowance of most keys, for a quick comparison."""
@@ -128,8 +125,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     async def _metered(self, work: Work, emit: EmitAny) -> None:
         """Do the work within the key's allowance."""
         request = self.request
-        longest = _longest_answer(request.normalized)
-        answers = max(request.n, _answers_to_choose_from(request.normalized))
+        longest = request.longest_answer()
+        answers = max(request.n, request.answers_to_choose_from())
         named = request.named()
         # On Responses a provider shows each use, and is told of no tool that it would not run.
         hosted = "input" not in named.fields and names_hosted(named)
@@ -140,7 +137,53 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             await work(emit)
 
     def _answer(self, emit: EmitAny) -> Awaitable[None]:
-        return self._chat(0, self.route.model, emit, passes_through=self._may_pass())
+        passes_through = self._may_pass()
+        if passes_through and self._is_plain():
+            return self._pass_fast(emit)
+        return self._chat(0, self.route.model, emit, passes_through=passes_through)
+
+    def _is_plain(self) -> bool:
+        """Return whether the request is a chat for one whole answer, of which nobody hears but the usual listeners, who ask for nothing
+        before its end."""
+        tools = self.request.tools
+        return (
+            not self.delivery.stream
+            and self.recording is None
+            and self.guard is None
+            and self.durable is None
+            and self.replay is None
+            and self._meter is None
+            and not self.lists
+            and not tools.own_names
+            and tools.hosted is None
+            and self.request.origin.original is None
+        )
+
+    async def _pass_fast(self, emit: Emit) -> None:
+        """Answer with a provider's own bytes. Equals `_chat` for every plain request, or lets it do the work with the answer that has
+        begun."""
+        try:
+            passed = await passed_answer_fast(
+                self.judged.passed_through(), self.route.model, partial(self._emit_seldom, emit)
+            )
+        except BaseException as failure:
+            await self._emit_seldom(emit_nothing, ChatFailed(_reason(failure)))
+            raise
+        if isinstance(passed, BegunModel):
+            await self._chat(0, passed, emit, passes_through=True)
+            return
+        self.diagnoses[0].keep(passed)
+        self.runtime.passed_answers.tell(passed, self.route.name, account_of(self.caller), self.run_id)
+        ending = passed.ending
+        notes = self.context.notes
+        notes["ending"] = str(ending.kind)
+        if ending.note:
+            notes["note"] = ending.note
+        await emit(passed)
+
+    def _emit_seldom(self, emit: Emit, event: ChatEvent) -> Awaitable[None]:
+        """Emit one of the few events beside the usual one, to listeners that are made for it."""
+        return emit_to_listeners(self._listeners(0, 1), emit)(event)
 
     def _may_pass(self) -> bool:
         """Return whether the request may be passed through. Not a stream that is also stored in one piece, nor where the answer has
@@ -450,28 +493,3 @@ def _reason(failure: BaseException) -> str:
     if isinstance(failure, ChatError):
         return failure.code or failure.type
     return "server_error"
-
-
-def _answers_to_choose_from(fields: Mapping[str, msgspec.Raw]) -> int:
-    """Return how many answers a provider makes of which it gives the best, as vLLM does. Raises `ChatError` for what is no number:
-    it might be taken for one."""
-    if BEST_OF not in fields:
-        return 1
-    number = read_value(fields[BEST_OF])
-    if number is None:
-        return 1
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise ChatError(
-            400, f"Invalid type for '{BEST_OF}': expected a whole number.", param=BEST_OF, code="invalid_type"
-        )
-    return min(max(number, 1), MOST_ANSWERS)
-
-
-def _longest_answer(fields: Mapping[str, msgspec.Raw]) -> int | None:
-    """Return the limit of answer tokens that the request sets, if any."""
-    for name in ("max_completion_tokens", "max_tokens"):
-        if name in fields:
-            limit = read_value(fields[name])
-            if isinstance(limit, int) and limit > 0:
-                return limit
-    return None

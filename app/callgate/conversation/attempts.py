@@ -48,6 +48,8 @@ class Attempts(msgspec.Struct, eq=False):
     """How many attempts there were when the last one ended."""
     by: Responder = NO_RESPONDER
     """The deployment that was asked last."""
+    began: float = 0.0
+    """When the turn began. A model that was asked before sets it to the time of that."""
 
     def succeeded(self, *, gave_reason: bool) -> bool:
         """Note that the turn is complete, and whether it had a finish reason. Return whether a reason is missing: the deployment

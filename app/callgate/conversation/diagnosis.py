@@ -4,7 +4,7 @@ A listener. It keeps previews of the arguments of broken calls only, because tho
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -16,6 +16,7 @@ from callgate.conversation.events import (
     NO_RESPONDER,
     NOT_RUN_SHOWN,
     POSTPONED,
+    AnswerPassed,
     Attempt,
     CallEnded,
     ChatEnded,
@@ -54,7 +55,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     _clock: Callable[[], float] = time.monotonic
     _began: float = msgspec.field(default_factory=time.monotonic)
     _sees: bool = False
-    _events: list[TurnEnded | ChatEnded] = []
+    _events: list[TurnEnded | ChatEnded | AnswerPassed] = []
     failed_attempts: list[tuple[float, Attempt]] = []
     """With the time when each ended. Empty where the first deployment answered at once."""
     _recovered: list[dict[str, Any]] = []
@@ -73,9 +74,17 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     def warn(self, warning: str) -> None:
         self._warnings = (*self._warnings, warning)
 
-    @handles(handlers, TurnEnded, ChatEnded)
-    def _keep(self, event: TurnEnded | ChatEnded) -> None:
+    @handles(handlers, TurnEnded, ChatEnded, AnswerPassed)
+    def keep(self, event: TurnEnded | ChatEnded | AnswerPassed) -> None:
         self._events.append(event)
+
+    def _ends(self) -> Iterator[TurnEnded | ChatEnded]:
+        for event in self._events:
+            if isinstance(event, AnswerPassed):
+                yield event.turn_ended()
+                yield event.chat_ended()
+            else:
+                yield event
 
     @property
     def began(self) -> float:
@@ -87,7 +96,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
         if not (self.failed_attempts or self._events or self._verdicts):
             return []
         now = self._clock() - self._began
-        ended = ((now, event) for event in self._events)
+        ended = ((now, event) for event in self._ends())
         if not (self.failed_attempts or self._events):
             return [*self._verdicts]  # no turn began
         return [(0.0, TurnStarted(0)), *self._verdicts, *self.failed_attempts, *ended]
@@ -147,7 +156,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     def usage(self) -> Usage | None:
         """The sum of the usage of all turns, once the chat has ended."""
         last = self._events[-1] if self._events else None
-        if isinstance(last, ChatEnded):
+        if isinstance(last, ChatEnded | AnswerPassed):
             return last.usage
         return None
 
@@ -163,7 +172,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
         report: dict[str, Any] = {"run": self.run_id, "turns": turns}
         if self._warnings:
             report["warnings"] = list(self._warnings)
-        for event in self._events:
+        for event in self._ends():
             if isinstance(event, TurnEnded):
                 turns.append(self._turn(event.turn, event.answer))
                 continue
@@ -188,7 +197,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     def _bridged(self) -> int:
         """Count the calls that were made through the bridge, whole or not."""
-        answers = [event.answer for event in self._events if isinstance(event, TurnEnded)]
+        answers = [event.answer for event in self._ends() if isinstance(event, TurnEnded)]
         return sum(
             call.wrapping is not None for answer in answers for call in (*answer.run, *answer.broken, *answer.postponed)
         )

@@ -491,6 +491,48 @@ class ChatEnded(msgspec.Struct, frozen=True, gc=False):
         return self.usage
 
 
+class AnswerPassed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A whole answer goes to the client as its provider's bytes, and its chat has ended with that. It stands for `TurnStarted`, `Passed`,
+    `TurnEnded` and `ChatEnded` of the only turn."""
+
+    data: bytes
+    ending: Ending
+    reasons: tuple[str, ...]
+    unknown_reasons: tuple[str, ...]
+    is_cut: bool
+    usage: Usage | None
+    counts: TokenCounts | None
+    seconds: float
+    first_seconds: float
+    lane: str
+    by: Responder
+    attempts: int
+
+    def turn_ended(self) -> TurnEnded:
+        """Return the end of its turn, as it is emitted for any other answer."""
+        account = TurnAccount(
+            reasons=self.reasons,
+            findings=(),
+            run=(),
+            handed_back=(),
+            broken=(),
+            usage=self.usage,
+            seconds=self.seconds,
+            lane=self.lane,
+            by=self.by,
+            attempts=self.attempts,
+            first_seconds=self.first_seconds,
+            unknown_reasons=self.unknown_reasons,
+            is_cut=self.is_cut,
+            counts=self.counts,
+        )
+        return TurnEnded(0, account)
+
+    def chat_ended(self) -> ChatEnded:
+        """Return the end of its chat, as it is emitted for any other answer."""
+        return ChatEnded(self.ending, self.usage)
+
+
 CANCELLED = "cancelled"
 
 
@@ -514,6 +556,7 @@ ChatEvent: TypeAlias = (
     | GuardrailJudged
     | ToolsListed
     | CallsHandedBack
+    | AnswerPassed
     | ChatEnded
     | ChatFailed
 )

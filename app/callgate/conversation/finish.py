@@ -4,7 +4,7 @@ A finish reason does not decide which calls there are; every disagreement is a f
 order: one that did not, or of which we do not know it, runs nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -101,6 +101,15 @@ _USUAL: Mapping[str, tuple[Meaning, Finish]] = {
 }
 
 """The finish of a turn with one of these reasons, that has the meaning of the list, and no error."""
+
+
+def finish_of_whole(reasons: Sequence[Finished]) -> Finish:
+    """Return how a whole answer ended that goes on as its provider's bytes."""
+    if len(reasons) == 1 and reasons[0].meaning is None and reasons[0].reason in _USUAL:
+        _, finish = _USUAL[reasons[0].reason]
+        return finish
+    meanings = {event.reason: meaning for event in reasons if (meaning := meaning_if_said(event)) is not None}
+    return judge_finish(meanings, StreamEnd.DONE, error=False)
 
 
 def finish_findings(finish: Finish, *, calls_found: bool, from_text: bool) -> list[Finding]:

@@ -57,6 +57,7 @@ CUT = frozenset({FinishClass.LENGTH, FinishClass.CONTENT_FILTER})
 MOST_NOT_ALONE = 3
 """Consecutive turns whose text goes on behind its calls. The last of them is the answer, as it was written."""
 
+
 _PASSED_ENDINGS = {
     None: Ending(EndingKind.ANSWERED, "stop"),
     FinishClass.STOP: Ending(EndingKind.ANSWERED, "stop"),
@@ -188,7 +189,12 @@ class _Conversation(msgspec.Struct):
             turn, plan = await self._take_turn()
             if self.context is not None:
                 self.context.turn_was_taken()
-            ending = self._passed_ending(turn) if turn.passed else await self._ending(turn, plan)
+            if turn.passed:
+                ending: Ending | None = passed_ending(
+                    turn.winner, turn.unknown_reasons, takes_calls=self.request.takes_calls
+                )
+            else:
+                ending = await self._ending(turn, plan)
             if ending is not None:
                 if self.held_text:
                     await self._emit_held(plan)
@@ -282,13 +288,12 @@ class _Conversation(msgspec.Struct):
         if isinstance(request, ModelRequest):
             is_summary = request.is_summary
         await self.emit(TurnStarted(self.index))
-        attempts = Attempts(self.index, self.emit)
-        began = self.clock()
-        attempt_began = began
+        attempts = Attempts(self.index, self.emit, began=self.clock())
+        attempt_began = attempts.began
         while True:
             self.held_text = [] if holds_text else None
             failure: ChatError | None = None
-            answer = await self._read_answer(request, attempts, began, is_emitted=is_emitted)
+            answer = await self._read_answer(request, attempts, is_emitted=is_emitted)
             builder = answer.builder
             if type(builder) is TurnBuilder and builder.is_large():  # parsing its arguments would block the event loop
                 turn = await asyncio.to_thread(builder.finish, answer.end)
@@ -321,7 +326,7 @@ class _Conversation(msgspec.Struct):
             broken=plan.broken,
             postponed=plan.postponed,
             usage=turn.usage,
-            seconds=self.clock() - began,
+            seconds=self.clock() - attempts.began,
             reason_is_raw=answer.reason_is_raw,
             prompted=turn.prompted,
             not_run=turn.not_run,
@@ -344,7 +349,7 @@ class _Conversation(msgspec.Struct):
         return turn, plan
 
     async def _read_answer(
-        self, request: ModelRequest | Passthrough, attempts: Attempts, began: float, *, is_emitted: bool
+        self, request: ModelRequest | Passthrough, attempts: Attempts, *, is_emitted: bool
     ) -> _ReadAnswer:
         """Read one answer of the model, and emit it while it comes."""
         lane = ""
@@ -358,7 +363,7 @@ class _Conversation(msgspec.Struct):
         try:
             async with self.model.send(request, attempts) as answer:
                 lane = answer.lane
-                first_seconds = self.clock() - began
+                first_seconds = self.clock() - attempts.began
                 async for events in answer:
                     if may_pass and type(piece := events[0]) is Passed:
                         if passed is None:
@@ -492,13 +497,6 @@ class _Conversation(msgspec.Struct):
 
     # -- where a turn leads
 
-    def _passed_ending(self, turn: Turn) -> Ending:
-        if turn.unknown_reasons:
-            return _PASSED_ENDINGS[None]
-        if turn.winner is FinishClass.TOOL_CALLS and not self.request.takes_calls:
-            return _PASSED_ENDINGS[FinishClass.STOP]
-        return _PASSED_ENDINGS[turn.winner]
-
     async def _ending(self, turn: Turn, plan: Plan) -> Ending | None:
         """Return the ending of the chat if this turn is the last, or None when its calls are answered and the model is asked
         again."""
@@ -591,6 +589,15 @@ class _Conversation(msgspec.Struct):
         if self.usage is None:
             return 0
         return self.usage.total()
+
+
+def passed_ending(winner: FinishClass | None, unknown: tuple[str, ...], *, takes_calls: bool) -> Ending:
+    """Return the ending of a passed-through answer, by the class of its finish reasons and those of them that nobody knows."""
+    if unknown:
+        return _PASSED_ENDINGS[None]
+    if winner is FinishClass.TOOL_CALLS and not takes_calls:
+        return _PASSED_ENDINGS[FinishClass.STOP]
+    return _PASSED_ENDINGS[winner]
 
 
 def first_call_of(plan: Plan, calls: Sequence[Call]) -> Plan:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from callgate.conversation.attempts import Attempts
-from callgate.conversation.events import ModelEvent
+from callgate.conversation.events import ModelEvent, Passed
 from callgate.conversation.ports import ModelRequest, Passthrough
 
 
@@ -45,6 +45,14 @@ class PreloadedAnswer(msgspec.Struct, eq=False, kw_only=True):
     _events: Sequence[ModelEvent]
     lane: str
     reason_is_raw: bool = True
+
+    def passed(self) -> Passed | None:
+        """Return what the answer consists of, where that goes to the client as its provider's bytes, all of them."""
+        if len(self._events) == 1 and self.reason_is_raw:
+            passed = self._events[0]
+            if type(passed) is Passed and not passed.left_out:
+                return passed
+        return None
 
     def __aiter__(self) -> "PreloadedAnswer":
         return self

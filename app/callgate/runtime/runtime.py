@@ -30,7 +30,7 @@ from callgate.runtime.prices import Prices
 from callgate.runtime.route import EMPTY_TOOLS_LIST, ClientTools, Route, may_offer
 from callgate.runtime.shared import SharedResources
 from callgate.runtime.tool_patterns import check_patterns, pattern_problems, unknown_keys
-from callgate.telemetry.listeners import LoggedWords, LogListener, MetricsListener
+from callgate.telemetry.listeners import LoggedWords, LogListener, MetricsListener, PassedAnswers
 from callgate.tools.building import registry_of
 from callgate.tools.concurrency import ConcurrencyLimits
 from callgate.tools.offered_tools import OfferedTools, Wanted, is_short
@@ -108,6 +108,7 @@ class Runtime:
             {entry_of_model.model_name: entry_of_model.model_info for entry_of_model in config.model_list},
         )
         self._metrics_listener = partial(MetricsListener, _metrics=shared.metrics, _price=self.prices.of_responder)
+        self.passed_answers = PassedAnswers(self._log_listener, self._metrics_listener, self._of_model)
 
     async def open(self) -> None:
         modes = {entry.tool_search.mode for entry in self.config.model_list}

@@ -13,6 +13,7 @@ from callgate.conversation.events import (
     CANCELLED,
     NO_RESPONDER,
     NOT_RUN_SHOWN,
+    AnswerPassed,
     Attempt,
     CallEnded,
     CallsHandedBack,
@@ -158,7 +159,12 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
             broken=broken,
         )
 
-    def _unknown_reason(self, answer: TurnAccount, word: str) -> None:
+    @handles(handlers, AnswerPassed)
+    def answer_passed(self, event: AnswerPassed) -> None:
+        for word in event.unknown_reasons:
+            self._unknown_reason(event, word)
+
+    def _unknown_reason(self, answer: TurnAccount | AnswerPassed, word: str) -> None:
         """Log an unknown finish reason, once for each entry and word."""
         log = self._logger()
         by = answer.by
@@ -278,7 +284,7 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     @handles(handlers, ChatEnded)
     def _chat_ended(self, event: ChatEnded) -> None:
-        self._of_model.ended(str(event.ending.kind), event.ending.finish_reason)
+        self._of_model.ended(event.ending)
         if event.usage is None:
             return
         by = NO_RESPONDER
@@ -297,6 +303,23 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
             self._of_model.spent(counts, self._price(by))
         else:
             self._of_model.spent_by_several([self._spending(counts, by)])
+
+    @handles(handlers, AnswerPassed)
+    def answer_passed(self, event: AnswerPassed) -> None:
+        of_model = self._of_model
+        by = event.by
+        of_model.turn(event.seconds)
+        if by is not NO_RESPONDER:
+            of_model.answered_by(by)
+        for _ in event.unknown_reasons:
+            self._metrics.findings.of(self._model, UNKNOWN_REASON).inc()
+        of_model.ended(event.ending)
+        if event.counts is None:
+            return
+        if not by.counted_model or by.counted_model == of_model.name:
+            of_model.spent(event.counts, self._price(by))
+        else:
+            of_model.spent_by_several([self._spending(event.counts, by)])
 
     @handles(handlers, ChatFailed)
     def _chat_failed(self, event: ChatFailed) -> None:
@@ -338,6 +361,31 @@ class MetricsListener(Listener, msgspec.Struct, eq=False, kw_only=True):
         if tool is not None and tool in self._tools:
             return tool
         return OTHER
+
+
+class PassedAnswers:
+    """Tells the usual listeners of answers that are passed on whole. For the metrics one listener serves all answers of a model to a key,
+    because it remembers nothing of them."""
+
+    def __init__(
+        self,
+        log_listener: Callable[..., LogListener],
+        metrics_listener: Callable[..., MetricsListener],
+        of_model: Callable[[str, str], OfModel],
+    ) -> None:
+        self._log_listener = log_listener
+        self._metrics_listener = metrics_listener
+        self._of_model = of_model
+        self._counting: dict[tuple[str, str], MetricsListener] = {}
+
+    def tell(self, event: AnswerPassed, model_name: str, account: str, run_id: str) -> None:
+        counting = self._counting.get((model_name, account))
+        if counting is None:
+            counting = self._metrics_listener(_of_model=self._of_model(model_name, account))
+            self._counting[model_name, account] = counting
+        counting.answer_passed(event)
+        if event.unknown_reasons:
+            self._log_listener(_run_id=run_id).answer_passed(event)
 
 
 def _findings(answer: TurnAccount) -> Sequence[Finding]:

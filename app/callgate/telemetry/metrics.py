@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
-from callgate.conversation.events import Responder
+from callgate.conversation.events import Ending, Responder
 from callgate.conversation.prices import Price
 from callgate.conversation.usage import METRICS, TokenCounts, Usage
 from callgate.telemetry.logs import TROUBLE, lost_lines
@@ -469,12 +469,13 @@ class OfModel:
             self._answers = self._metrics.attempts.of(self.name, by.counted_as, by.host, "answered")
         self._answers.amount += 1
 
-    def ended(self, ending: str, finish_reason: str) -> None:
+    def ended(self, ending: Ending) -> None:
         """Count the end of a chat."""
-        place = (ending, finish_reason)
-        if place not in self._ends:
-            self._ends[place] = self._metrics.chats.of(self.name, ending, finish_reason)
-        self._ends[place].amount += 1
+        place = (ending.kind, ending.finish_reason)
+        counted = self._ends.get(place)
+        if counted is None:
+            counted = self._ends[place] = self._metrics.chats.of(self.name, *map(str, place))
+        counted.amount += 1
         self.requests += 1
 
     def failed_request(self) -> None:
