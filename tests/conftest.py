@@ -20,7 +20,6 @@ from callgate.config import redaction
 from callgate.telemetry import logs
 from callgate.tools.concurrency import times_cancelled
 from tests.harness import environment, leftovers, sessions
-from tests.harness.command import start_forking
 from tests.harness.installed import install_wheel
 from tests.harness.needs import demanded, missing, summary
 from tests.harness.postgres import PostgresServer, postgres_server
@@ -156,12 +155,6 @@ def anyio_backend() -> str:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `bin` of a fresh environment with the wheel in it."""
     return install_wheel(tmp_path_factory.mktemp("installed"))
-
-
-@pytest.fixture(scope="session")
-def forking() -> None:
-    """What runs a command of the command line without importing it again, see `run_command`."""
-    start_forking()
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ async def test_idle_connections_and_giant_headers_cost_others_nothing(upstream: 
     config = tmp_path / "config.yaml"
     server = {"connections": LIMIT, "header_seconds": 3}
     config.write_text(as_yaml(config_dict(upstream.url, server=server, logging={"level": "error"})))
-    async with serving_command(config) as child:
+    async with serving_command(config, fresh=True) as child:
         await shoot(child.url, chat_body("hello"))
         before = _mib(child)
         idle = [asyncio.create_task(_send_nothing(child.url)) for _ in range(IDLE)]
@@ -89,7 +89,7 @@ async def test_a_crowd_without_keys_takes_no_place_from_those_with_one(
     config = tmp_path / "config.yaml"
     server = {"connections": CROWDED_PLACES, "header_seconds": 600, "body_seconds": 600}
     config.write_text(as_yaml(config_dict(upstream.url, server=server, logging={"level": "error"}, **keys)))
-    async with serving_command(config) as child, contextlib.AsyncExitStack() as stack:
+    async with serving_command(config, fresh=True) as child, contextlib.AsyncExitStack() as stack:
         where = urlsplit(child.url)
         by_ann = {"authorization": f"Bearer {key}"}
         shots = []
@@ -125,7 +125,7 @@ async def test_a_command_runs_while_more_files_are_open_than_select_can_count(
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, hard))
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        child = await stack.enter_async_context(serving_command(config))
+        child = await stack.enter_async_context(serving_command(config, fresh=True))
         where = urlsplit(child.url)
         for _ in range(SILENT):
             _, writer = await asyncio.open_connection(where.hostname, where.port)
@@ -147,7 +147,7 @@ async def test_a_tool_that_blocks_everything_does_not_keep_the_process_alive(
     tool = {"kind": "python", "function": f"{tools.__name__}:block", "safety": "write"}
     config = tmp_path / "config.yaml"
     config.write_text(as_yaml(config_dict(upstream.url, tools=[tool], server={"drain_seconds": 0.5})))
-    async with serving_command(config, environment={tools.MARKS: str(marks)}) as child:
+    async with serving_command(config, environment={tools.MARKS: str(marks)}, fresh=True) as child:
         asking_ = asyncio.create_task(shoot(child.url, chat_body("hello")))
         async with asyncio.timeout(30):
             while not marks.exists():  # noqa: ASYNC110 - a process whose loop is blocked tells nobody

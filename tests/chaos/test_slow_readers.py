@@ -72,7 +72,7 @@ async def test_who_does_not_read_makes_the_model_wait_and_holds_little(
     async with running(model) as url:
         config = tmp_path / "config.yaml"
         config.write_text(as_yaml(config_dict(url, tools=tools, logging={"level": "error"})))
-        async with serving_command(config) as child:
+        async with serving_command(config, fresh=True) as child:
             (await _asks(child.url)).close()
             before = _mib(child)
             with contextlib.ExitStack() as readers:  # a server that drains would wait for them

@@ -55,7 +55,7 @@ async def test_memory_files_threads_and_children_are_given_back(tmp_path: Path) 
     config.write_text(as_yaml(written))
     statuses: Counter[tuple[str, int]] = Counter()
     try:
-        async with serving_command(config, environment={tools.MARKS: os.devnull}) as child:
+        async with serving_command(config, environment={tools.MARKS: os.devnull}, fresh=True) as child:
             await _ask(child, upstream, range(AT_ONCE), statuses, kinds=("meet",))
             await _ask(child, upstream, range(200), statuses)
             idle = _used(child)

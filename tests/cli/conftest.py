@@ -3,10 +3,5 @@
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _forking(forking: None) -> None:
-    """Before the first test, whose child it would be."""
-
-
 @pytest.fixture(autouse=True)
 def _restored(logging_as_it_was: None) -> None: ...

@@ -186,7 +186,7 @@ def test_values_that_contradict_one_another_are_refused_with_what_to_do():
     "name", [pytest.param(name, marks=needs("postgres") if name == "fleet" else ()) for name in VALUES]
 )
 def test_the_rendered_config_is_one_that_callgate_takes(
-    name: str, charts: dict[str, dict[str, Any]], tmp_path: Path, request: pytest.FixtureRequest, forking: None
+    name: str, charts: dict[str, dict[str, Any]], tmp_path: Path, request: pytest.FixtureRequest
 ):
     config = next(each for each in charts[name]["objects"] if each["kind"] == "ConfigMap")["data"]["config.yaml"]
     (tmp_path / "config.yaml").write_text(config.replace("/data", str(tmp_path)), encoding="utf-8")

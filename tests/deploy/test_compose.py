@@ -46,9 +46,7 @@ def test_the_balancer_asks_the_proxies_by_routes_they_have() -> None:
 
 
 @needs("postgres", "module:asyncpg")
-def test_its_config_passes_check_and_has_every_pool_that_a_worker_serves(
-    postgres: PostgresServer, forking: None
-) -> None:
+def test_its_config_passes_check_and_has_every_pool_that_a_worker_serves(postgres: PostgresServer) -> None:
     file = FOLDER / "scale" / "config.yaml"
     given = dict(SERVICES["proxy-1"]["environment"], CALLGATE_CONFIG=str(file), CALLGATE_LEDGER=postgres.url)
     for command in (["ledger", "migrate"], ["keys", "create", f"of_{os.getpid()}"], ["check"]):

@@ -287,7 +287,6 @@ async def stores(folder: Path, *, are_needed: bool) -> AsyncIterator[tuple[dict[
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forking")
 @pytest.mark.parametrize(
     "path", [pytest.param(path, marks=[NEEDS_STORES] if path in IN_STORES else []) for path in PAGES]
 )

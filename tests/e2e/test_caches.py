@@ -33,7 +33,7 @@ async def test_hostile_names_leave_memory_as_it_was(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(as_yaml(CONFIG))
     message = [{"role": "user", "content": "hi"}]
-    async with serving_command(config) as served, http_client(served.url) as client:
+    async with serving_command(config, fresh=True) as served, http_client(served.url) as client:
 
         async def hostile(start: int, rounds: int) -> None:
             for number in range(start, start + rounds):

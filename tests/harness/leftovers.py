@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Iterable
 
+from tests.harness import forking
+
 PATIENCE = 10.0
 """Seconds that what is ending gets to end: closing a server or a child takes a moment on a busy machine."""
 OWN_THREADS = "/proc/self/task"
@@ -32,9 +34,11 @@ def new_threads(before: set[threading.Thread], allowed: Iterable[str] = ()) -> l
 
 
 def children() -> set[int]:
-    """Process ids of our children that run; those that ended and wait to be reaped do not count."""
-    listed = (_read(f"{OWN_THREADS}/{thread}/children") for thread in os.listdir(OWN_THREADS))  # noqa: PTH208 - see `_read`
-    return {pid for pids in listed for pid in map(int, pids.split()) if _runs(pid)}
+    """Process ids of our children that run, and of those that were forked for us; those that ended and wait to be reaped do not count."""
+    listed = [_read(f"{OWN_THREADS}/{thread}/children") for thread in os.listdir(OWN_THREADS)]  # noqa: PTH208 - see `_read`
+    helping = [pid for pid in forking.helpers() if pid is not None]
+    listed += [_read(f"/proc/{pid}/task/{pid}/children") for pid in helping]
+    return {pid for pids in listed for pid in map(int, pids.split()) if pid not in helping and _runs(pid)}
 
 
 def new_children(before: set[int]) -> list[str]:

@@ -10,6 +10,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.chaos.scale import LONG
+from tests.harness.forking import PYTHON_PATH, Forked, can_be_forked
+
 ROOT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"http://127\.0\.0\.1:(\d+)")
 START_PATIENCE = 40.0
@@ -26,7 +29,7 @@ class ChildFailed(AssertionError):
 class Child:
     """A running command: its log as it comes, and its end."""
 
-    process: asyncio.subprocess.Process
+    process: asyncio.subprocess.Process | Forked
     lines: list[str] = field(default_factory=list)
     url: str = ""
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -89,20 +92,26 @@ async def child(
     command: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    fresh: bool = LONG,
 ) -> AsyncIterator[Child]:
     """Runs `python -m callgate`, or another command, with these arguments in a process group of its own, which is ended
-    on leaving."""
-    process = await asyncio.create_subprocess_exec(
-        *(command or (sys.executable, "-m", module)),
-        *arguments,
-        cwd=folder or ROOT,
-        env=child_environment(environment or {}),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-        limit=LINE_LIMIT,
-    )
+    on leaving. Callgate is forked with what it imports, and started by a fresh interpreter where memory and starting matter."""
+    variables = child_environment(environment)
+    process: asyncio.subprocess.Process | Forked
+    if module == "callgate" and not command and not fresh and can_be_forked(environment or {}):
+        process = await Forked.start(arguments, folder or ROOT, variables, LINE_LIMIT)
+    else:
+        process = await asyncio.create_subprocess_exec(
+            *(command or (sys.executable, "-m", module)),
+            *arguments,
+            cwd=folder or ROOT,
+            env=variables,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            limit=LINE_LIMIT,
+        )
     started = Child(process)
     listening = asyncio.create_task(started.listen(process.stdout, process.stderr), name="log of the child")
     try:
@@ -119,10 +128,11 @@ async def serving_command(
     command: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    fresh: bool = LONG,
 ) -> AsyncIterator[Child]:
     """`callgate serve` with a config file, on a free port; ready when it names its address in its log."""
     arguments = ["serve", "--config", str(config), "--host", "127.0.0.1", "--port", "0", *options]
-    async with child(arguments, command=command, environment=environment, folder=folder) as started:
+    async with child(arguments, command=command, environment=environment, folder=folder, fresh=fresh) as started:
         started.url = (await started.line(READY)).group(0)
         yield started
 
@@ -152,10 +162,10 @@ async def output_of(
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Ours without what would change how the product is configured; importable from any folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CALLGATE_")}
-    return {**kept, "PYTHONPATH": f"{ROOT / 'app'}{os.pathsep}{ROOT}", "PYTHONUNBUFFERED": "1", **(more or {})}
+    return {**kept, "PYTHONPATH": PYTHON_PATH, "PYTHONUNBUFFERED": "1", **(more or {})}
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: asyncio.subprocess.Process | Forked) -> None:
     if process.returncode is None:
         process.terminate()
         try:

@@ -152,7 +152,7 @@ async def test_waiting_for_a_line_has_an_end():
             await running.line("never", within=0.01)
 
 
-def test_a_command_that_is_forked_does_what_a_fresh_one_does(forking, tmp_path):
+def test_a_command_that_is_forked_does_what_a_fresh_one_does(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import os, sys\nfrom callgate import tool\n\n\n@tool\ndef where() -> str:\n"
         "    return f\"{os.getcwd()} {os.environ['WORD']} {os.environ.get('PATH')} {sys.stdin.read()!r}\"\n"

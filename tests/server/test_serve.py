@@ -37,7 +37,7 @@ async def test_health_finds_a_server_on_any_address_of_this_machine(host: str, t
         "version: 1\nauth: off\nmodel_list:\n- {model_name: demo, litellm_params: {model: demo/demo}}\n"
     )
     options = ["--config", str(tmp_path / "config.yaml"), "--host", host, "--port", "0"]
-    async with child(["serve", *options]) as started:
+    async with child(["serve", *options], fresh=True) as started:
         port = (await started.line(r":(\d+)  \(OpenAI")).group(1)
         async with child(["health"], environment={"CALLGATE_PORT": port}) as asking:
             assert await asking.ended() == 0, asking.log

@@ -1,5 +1,6 @@
 """Several workers serve as one: on one port, with one drain and one page of metrics, and a dead one is started again."""
 
+import ast
 import asyncio
 import contextlib
 import os
@@ -10,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.chaos.scale import LONG
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict
 from tests.harness.needs import needs
-from tests.harness.process import Child, serving_command
+from tests.harness.process import ROOT, Child, serving_command
 from tests.harness.redis import redis_server
 
 pytestmark = pytest.mark.anyio
@@ -41,6 +42,17 @@ def wait() -> str:
     Path(os.environ["BEGUN"]).write_text("begun")
     return Path(os.environ["GO_ON"]).read_text()
 """
+DRAWS = (
+    "token_hex",
+    "token_bytes",
+    "token_urlsafe",
+    "uuid4",
+    "urandom",
+    "getrandbits",
+    "Random",
+    "SystemRandom",
+    "getpid",
+)
 ASK = {"model": "demo", "messages": [{"role": "user", "content": "What is 2*21?"}]}
 
 
@@ -57,7 +69,7 @@ async def workers(folder: Path, count: int, **sections: Any) -> AsyncIterator[Ch
     async with redis_server(folder) as url:
         file = folder / "config.yaml"
         file.write_text(as_yaml(_config(store={"redis_url": url}, server={"workers": count}, **sections)), "utf-8")
-        async with serving_command(file) as child:
+        async with serving_command(file, fresh=True) as child:
             yield child
 
 
@@ -90,7 +102,7 @@ async def test_modules_are_started_and_stopped_in_each_worker(tmp_path: Path, mo
     config["tools"] = [{"kind": "python", "module": "hooks_of_workers"}]
     file = tmp_path / "config.yaml"
     file.write_text(as_yaml(config), "utf-8")
-    async with serving_command(file) as child:
+    async with serving_command(file, fresh=True) as child:
         processes = of(child)
         child.signal(signal.SIGTERM)
         await child.ended()
@@ -157,7 +169,7 @@ async def test_workers_whose_parent_is_killed_give_the_port_to_the_next_and_end_
     os.mkfifo(begun)
     os.mkfifo(go_on)
     environment = {"BEGUN": str(begun), "GO_ON": str(go_on)}
-    async with serving_command(file, environment=environment) as child, http_client(child.url) as client:
+    async with serving_command(file, environment=environment, fresh=True) as child, http_client(child.url) as client:
         left = of(child)
         asked = asyncio.create_task(client.post("/v1/tools/wait/call", json={"arguments": {}}))
         assert await asyncio.to_thread(begun.read_text) == "begun"  # one of them has a request under way
@@ -165,7 +177,7 @@ async def test_workers_whose_parent_is_killed_give_the_port_to_the_next_and_end_
         child.signal(signal.SIGKILL)
         while lives(child.process.pid):  # noqa: ASYNC110 - `wait` ends when its workers, too, have closed their log
             await asyncio.sleep(0.005)
-        async with serving_command(file, "--port", port, environment=environment) as second:
+        async with serving_command(file, "--port", port, environment=environment, fresh=True) as second:
             assert second.url == child.url
             async with http_client(second.url) as anew:
                 assert (await anew.get("/health/ready")).status_code == 200
@@ -190,7 +202,7 @@ async def test_no_two_workers_give_a_request_or_a_call_the_same_id(tmp_path: Pat
     """They are forked from a process that has imported what makes ids."""
     file = tmp_path / "config.yaml"
     file.write_text(as_yaml(_config(server={"workers": 2}, data_dir=str(tmp_path / "data"))), "utf-8")
-    async with serving_command(file) as child, http_client(child.url) as client:
+    async with serving_command(file, fresh=True) as child, http_client(child.url) as client:
         asking = (client.post("/v1/chat/completions", json=ASK, headers={"connection": "close"}) for _ in range(40))
         answers = await asyncio.gather(*asking)
         child.signal(signal.SIGTERM)
@@ -199,6 +211,27 @@ async def test_no_two_workers_give_a_request_or_a_call_the_same_id(tmp_path: Pat
         calls = ledger.execute("SELECT process FROM calls").fetchall()
     assert (len(calls), len(set(calls))) == (40, 2)
     assert len({answer.headers["x-request-id"] for answer in answers}) == 40
+
+
+def test_nothing_is_drawn_by_an_import_but_what_workers_may_share():
+    """Workers are forked when all is imported, and so are the processes of the tests."""
+    drawing = [
+        f"{file.relative_to(ROOT / 'app/callgate')}: {ast.unparse(call)}"
+        for file in sorted((ROOT / "app").rglob("*.py"))
+        if any(word in (text := file.read_text("utf-8")) for word in DRAWS)
+        for call in calls_of_an_import(ast.parse(text))
+        if ast.unparse(call.func).rpartition(".")[2] in DRAWS
+    ]
+    # The first is seeded anew, the second is a secret of the server.
+    assert drawing == ["conversation/ids.py: Random()", "state/sealing.py: secrets.token_hex()"]
+
+
+def calls_of_an_import(node: ast.AST) -> Iterator[ast.Call]:
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, ast.Call):
+            yield inner
+        if not isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from calls_of_an_import(inner)
 
 
 @pytest.mark.slow
@@ -210,7 +243,7 @@ async def test_workers_of_one_folder_share_the_limits_and_the_answers_of_keys(tm
     file = tmp_path / "config.yaml"
     sections = {"data_dir": str(tmp_path / "data"), "auth": "keys", "keys": keys}
     file.write_text(as_yaml(_config(server={"workers": 2}, **sections)), "utf-8")
-    async with serving_command(file) as child, http_client(child.url) as client:
+    async with serving_command(file, fresh=True) as child, http_client(child.url) as client:
 
         async def ask(key: str, **more: str) -> Any:
             headers = {"connection": "close", "authorization": f"Bearer cg-{key}", **more}
@@ -236,7 +269,7 @@ async def test_several_workers_without_a_folder_or_redis_are_refused_with_what_t
 async def test_a_worker_that_is_stopped_is_killed_and_replaced(tmp_path: Path):
     file = tmp_path / "config.yaml"
     file.write_text(as_yaml(_config(server={"workers": 2}, data_dir=str(tmp_path / "data"))), "utf-8")
-    async with serving_command(file) as child, http_client(child.url) as client:
+    async with serving_command(file, fresh=True) as child, http_client(child.url) as client:
         stopped = min(of(child))
         os.kill(stopped, signal.SIGSTOP)
         assert str(stopped) in (await child.line("worker_stuck", within=60)).string

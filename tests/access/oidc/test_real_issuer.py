@@ -19,7 +19,6 @@ from tests.scripted_upstream import Reply, Upstream
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.usefixtures("forking"),
     needs("environment:oidc-provider", "environment:mcp-node"),
 ]
 
