@@ -31,6 +31,7 @@ IMPORTED = (
     "callgate.application",
     "callgate.cli.making",
     "callgate.cli.own_tools",
+    "callgate.server.serve",
 )
 READ_AT_THE_START = ("PYTHON", "LD_", "MALLOC_", "LITELLM_")
 """Variables, by how they begin, that are read when an interpreter starts or a library is imported."""
