@@ -23,7 +23,7 @@ from callgate.api.errors import (
 from callgate.callers.allowance import OverLimit
 from callgate.callers.metering import RequestMeter
 from callgate.conversation.errors import ChatError
-from callgate.conversation.events import ChatEnded, Passed
+from callgate.conversation.events import AnswerPassed, ChatEnded, Passed
 from callgate.conversation.listeners import NOTHING
 
 ClientError: TypeAlias = Callable[[ChatError], ChatError]
@@ -153,36 +153,51 @@ class WholeAnswer(msgspec.Struct, eq=False, kw_only=True):
     """Runs a chat to its end and sends one JSON body."""
 
     _work: Work
-    _writer: BodyWriter
+    _new_writer: Callable[[], BodyWriter]
     _headers: Headers
     _seconds: float | None = None
     """The timeout of the work."""
     _error_body: ErrorBody = in_openais_shape
     _client_error: ClientError = lambda error: error
-    _keepers: Sequence[AnswerKeeper] = ()
+    keepers: Sequence[AnswerKeeper] = ()
     """Store something of the answer before it is sent."""
+    _writer: BodyWriter | None = None
+    """Made for the first event, unless the answer is passed on."""
+    _passed: bytes | None = None
+    """The body of an answer that is passed on."""
 
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
         """Run the chat and send its answer; return its error, if any. Raises `ClientDisconnected` when the client disconnected."""
         error: ChatError | None = None
         try:
             emit: EmitAny = self._emit
-            if self._keepers:
-                emit = stored_before_sent(self._keepers, emit)
+            if self.keepers:
+                emit = stored_before_sent(self.keepers, emit)
             await run_unless_disconnected(self._work(emit), receive, self._seconds)
         except ClientDisconnected:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever went wrong, the client gets an envelope and we get the log line
             error = _told(failure, self._client_error)
-        if error:
-            body = self._error_body(error)
-        else:
-            body = encode(self._writer.body())
-        await send_whole(send, error.status if error else 200, body, self._headers(error), error)
-        return error
+        if error is not None:
+            await send_whole(send, error.status, self._error_body(error), self._headers(error), error)
+            return error
+        body = self._passed
+        if body is None:
+            body = encode(self.make_writer().body())
+        await send_whole(send, 200, body, self._headers())
+        return None
+
+    def make_writer(self) -> BodyWriter:
+        """Return the writer, which is made by the first call."""
+        if self._writer is None:
+            self._writer = self._new_writer()
+        return self._writer
 
     def _emit(self, event: Any) -> Awaitable[None]:
-        self._writer.write(event)
+        if type(event) is AnswerPassed:
+            self._passed = event.data
+        else:
+            self.make_writer().write(event)
         return NOTHING
 
 

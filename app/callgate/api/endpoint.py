@@ -277,8 +277,7 @@ class FaceEndpoint:
             may_select=route.entry.provider_selectors,
             leave_out=FieldsLeftOut(_warnings=warnings).add,
         )
-        new_diagnosis = partial(
-            Diagnosis,
+        diagnosis = Diagnosis(
             run_id=run_id,
             _warnings=warnings,
             sees=partial(runtime.access.may_see, caller),
@@ -287,9 +286,9 @@ class FaceEndpoint:
             is_usage_only=not runtime.diagnostics,
             search=route.searched,
         )
-        diagnoses = [new_diagnosis()]
+        diagnoses = [diagnosis]
         if request.n > 1:
-            diagnoses += [new_diagnosis() for _ in range(1, request.n)]
+            diagnoses += [diagnosis.another() for _ in range(1, request.n)]
         if exchange.replay is not None and exchange.replay.tools is None:
             route = route.asking_first()
         guard = None
@@ -327,16 +326,18 @@ class FaceEndpoint:
         seconds = runtime.limits.request_seconds
         client_error = context.aftermath.client_error
         if not is_streamed:
-            body = exchange.whole(conversation, began, diagnoses)
-            return WholeAnswer(
+            answer = WholeAnswer(
                 _work=conversation.answer,
-                _writer=body,
+                _new_writer=partial(exchange.whole, conversation, began, diagnoses),
                 _headers=conversation.headers,
                 _seconds=seconds,
                 _error_body=context.error_body,
                 _client_error=client_error,
-                _keepers=self._keepers(exchange, conversation, None),
             )
+            if run is not None or self._face.keeps_answers:
+                answer.make_writer()
+                answer.keepers = self._keepers(exchange, conversation, None)
+            return answer
         whole = None
         if run is not None and run.outlives_process and self._face.stores_whole_stream:
             whole = WholeStreamKeeper(run, exchange.whole(conversation, began, diagnoses), conversation.request.n)

@@ -18,7 +18,6 @@ from callgate.chat.progress import Progress, ToolEvent
 from callgate.conversation.diagnosis import Diagnosis
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import (
-    AnswerPassed,
     Attempt,
     CallEnded,
     CallProgress,
@@ -354,8 +353,8 @@ class CompletionWriter(msgspec.Struct, eq=False, kw_only=True):
     def _take_output(self, event: ModelOutput) -> None:
         self._batches.setdefault(event.turn, []).extend(event.events)
 
-    @handles(_takes, Passed, AnswerPassed)
-    def _take_passed(self, event: Passed | AnswerPassed) -> None:
+    @handles(_takes, Passed)
+    def _take_passed(self, event: Passed) -> None:
         self.passed = event.data
 
     @handles(_takes, Attempt)
@@ -381,9 +380,9 @@ class CompletionWriter(msgspec.Struct, eq=False, kw_only=True):
 
     def body(self) -> Any:
         """Return the whole answer, after the chat has ended."""
+        assert self._ended is not None
         if self.passed:
             return msgspec.Raw(self.passed)
-        assert self._ended is not None
         usage = self._ended.usage_in(self._head.usage_scope)
         return self.around([self.choice()], usage, self._diagnosis.report() if self._diagnosis else None)
 

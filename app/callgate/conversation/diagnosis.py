@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from callgate.calls.outcome import Failed, Returned
 from callgate.calls.states import BrokenCall, Call, ReadyCall
@@ -37,6 +38,25 @@ PREVIEW_CHARS = 200
 """Characters of a preview; the arguments may be megabytes."""
 
 
+class _Seldom(msgspec.Struct, eq=False):
+    """What most chats have none of."""
+
+    recovered: list[dict[str, Any]] = []
+    changes: list[dict[str, Any]] = []
+    judged: list[dict[str, Any]] = []
+    """What guardrails did, beside letting things pass."""
+    verdicts: list[tuple[float, GuardrailJudged]] = []
+    """The same, with the time of each."""
+    outcomes: dict[tuple[int, str], dict[str, Any]] = {}
+    servers: list[dict[str, Any]] = []
+    found: set[str] = set()
+    """The tools that searches gave."""
+
+
+_NONE = _Seldom()
+"""Of a chat that had nothing of it."""
+
+
 class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     """Collects the events of a chat, and reports at any time what is known of it."""
 
@@ -58,21 +78,21 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
     _events: list[TurnEnded | ChatEnded | AnswerPassed] = []
     failed_attempts: list[tuple[float, Attempt]] = []
     """With the time when each ended. Empty where the first deployment answered at once."""
-    _recovered: list[dict[str, Any]] = []
-    _changes: list[dict[str, Any]] = []
-    _judged: list[dict[str, Any]] = []
-    """What guardrails did, beside letting things pass."""
-    _verdicts: list[tuple[float, GuardrailJudged]] = []
-    """The same, with the time of each."""
-    _outcomes: dict[tuple[int, str], dict[str, Any]] = {}
-    _servers: list[dict[str, Any]] = []
-    _found: set[str] = set()
-    """The tools that searches gave."""
+    _seldom: _Seldom | None = None
 
     handlers: ClassVar[Handlers] = {}
 
     def warn(self, warning: str) -> None:
         self._warnings = (*self._warnings, warning)
+
+    def another(self) -> "Diagnosis":
+        """Return the diagnosis of one more chat for the same request."""
+        return replace(self, _events=[], failed_attempts=[], _seldom=None)
+
+    def _rare(self) -> _Seldom:
+        if self._seldom is None:
+            self._seldom = _Seldom()
+        return self._seldom
 
     @handles(handlers, TurnEnded, ChatEnded, AnswerPassed)
     def keep(self, event: TurnEnded | ChatEnded | AnswerPassed) -> None:
@@ -93,13 +113,14 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     def happened(self) -> list[tuple[float, ChatEvent]]:
         """Return the events of the first turn, with seconds since the chat began, for a recording that starts late."""
-        if not (self.failed_attempts or self._events or self._verdicts):
+        verdicts = (self._seldom or _NONE).verdicts
+        if not (self.failed_attempts or self._events or verdicts):
             return []
         now = self._clock() - self._began
         ended = ((now, event) for event in self._ends())
         if not (self.failed_attempts or self._events):
-            return [*self._verdicts]  # no turn began
-        return [(0.0, TurnStarted(0)), *self._verdicts, *self.failed_attempts, *ended]
+            return [*verdicts]  # no turn began
+        return [(0.0, TurnStarted(0)), *verdicts, *self.failed_attempts, *ended]
 
     @handles(handlers, Attempt)
     def _attempt(self, event: Attempt) -> None:
@@ -115,12 +136,12 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
         if isinstance(event.outcome, Returned) and event.outcome.cut_bytes:
             outcome["cut_bytes"] = event.outcome.cut_bytes
         if isinstance(event.outcome, Returned) and event.outcome.facts is not None:
-            self._found.update(event.outcome.facts.found_tools)
+            self._rare().found.update(event.outcome.facts.found_tools)
             outcome |= event.outcome.facts.shown()
         if event.turn == BEFORE_ALL_TURNS:
-            self._recovered.append({"id": event.call.id, "name": event.call.name, **outcome})
+            self._rare().recovered.append({"id": event.call.id, "name": event.call.name, **outcome})
         else:
-            self._outcomes[event.turn, event.call.id] = outcome
+            self._rare().outcomes[event.turn, event.call.id] = outcome
 
     @handles(handlers, ContextChanged)
     def _context_changed(self, event: ContextChanged) -> None:
@@ -131,24 +152,25 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
             shown |= {"count": event.count, "tokens": event.tokens}
         if event.is_cut:
             shown["cut"] = True
-        self._changes.append(shown)
+        self._rare().changes.append(shown)
 
     @handles(handlers, GuardrailJudged)
     def _guardrail_judged(self, event: GuardrailJudged) -> None:
         if event.verdict == "passed":
             return
-        self._verdicts.append((self._clock() - self._began, event))
+        self._rare().verdicts.append((self._clock() - self._began, event))
         shown: dict[str, Any] = {"turn": event.turn, "hook": event.hook, "point": event.point, "verdict": event.verdict}
         if event.tool:
             shown["tool"] = event.tool
         if event.kinds:
             shown["kinds"] = list(event.kinds)
-        if shown not in self._judged:
-            self._judged.append(shown)
+        judged = self._rare().judged
+        if shown not in judged:
+            judged.append(shown)
 
     @handles(handlers, ToolsListed)
     def _tools_listed(self, event: ToolsListed) -> None:
-        self._servers.append(
+        self._rare().servers.append(
             {"server": event.server, **({"error": event.error} if event.error else {"tools": len(event.tools)})}
         )
 
@@ -180,17 +202,18 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
             if event.ending.note:
                 report["note"] = event.ending.note
             report["usage"] = self.usage_facts(event.usage)
+        seldom = self._seldom or _NONE
         if self.search is not None:
-            report["tool_search"] = {**self.search, "found": len(self._found), "bridged": self._bridged()}
+            report["tool_search"] = {**self.search, "found": len(seldom.found), "bridged": self._bridged()}
         report["ms"] = _milliseconds(self._clock() - self._began)
-        if self._changes:
-            report["context"] = self._changes
-        if self._judged:
-            report["guardrails"] = self._judged
-        if self._servers:
-            report["servers"] = self._servers
-        if self._recovered:
-            report["recovered"] = self._recovered
+        if seldom.changes:
+            report["context"] = seldom.changes
+        if seldom.judged:
+            report["guardrails"] = seldom.judged
+        if seldom.servers:
+            report["servers"] = seldom.servers
+        if seldom.recovered:
+            report["recovered"] = seldom.recovered
         if self.failed_attempts:
             report["attempts"] = [self._shown(attempt) for _, attempt in self.failed_attempts]
         return report
@@ -209,8 +232,9 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
             owners |= dict.fromkeys((call.id for call in answer.handed_back), "client")
             outcomes = {call.id: {"outcome": "not_run", "reason": POSTPONED} for call in answer.postponed}
             in_order = answer.calls or (*answer.run, *answer.handed_back, *answer.broken, *answer.postponed)
+            ended = (self._seldom or _NONE).outcomes
             rows = [
-                self._call(call, owners.get(call.id)) | self._outcomes.get((index, call.id), outcomes.get(call.id, {}))
+                self._call(call, owners.get(call.id)) | ended.get((index, call.id), outcomes.get(call.id, {}))
                 for call in in_order
             ]
         turn: dict[str, Any] = {
