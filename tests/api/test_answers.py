@@ -139,3 +139,49 @@ def test_clients_are_seen_to_leave_in_one_event_loop_after_another():
 
     for _ in range(2):
         asyncio.run(one_leaves())
+
+
+class OwnRequest:
+    """A request of our own server, which says by itself that its client has left."""
+
+    def __init__(self, *, is_watched: bool = True) -> None:
+        self.is_watched = is_watched
+        self.call: Callable[[], None] | None = None
+        self.left = asyncio.Event()
+        self.watched = asyncio.Event()
+
+    def call_when_left(self, call: Callable[[], None] | None) -> bool:
+        self.call = call
+        self.watched.set()
+        return self.is_watched
+
+    async def receive(self) -> dict[str, Any]:
+        assert not self.is_watched, "nobody has to ask"
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+async def test_a_server_that_tells_when_a_client_leaves_is_not_asked():
+    request = OwnRequest()
+    working = asyncio.create_task(run_unless_disconnected(asyncio.sleep(NEVER), request.receive, NEVER))
+    await request.watched.wait()
+    assert request.call is not None
+    request.call()
+    request.call()
+    with pytest.raises(ClientDisconnected):
+        await working
+    assert request.call is None
+    assert working.cancelling() == 0
+
+
+async def test_a_server_that_tells_nothing_now_is_asked():
+    request = OwnRequest(is_watched=False)
+    request.left.set()
+    with pytest.raises(ClientDisconnected):
+        await run_unless_disconnected(asyncio.sleep(NEVER), request.receive)
+
+
+async def test_a_deadline_holds_where_a_server_tells_when_a_client_leaves():
+    with pytest.raises(ChatError) as late:
+        await run_unless_disconnected(asyncio.sleep(NEVER), OwnRequest().receive, LOOK_AFTER_SECONDS / 10)
+    assert late.value.code == "request_timeout"

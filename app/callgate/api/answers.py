@@ -337,28 +337,35 @@ async def run_unless_disconnected(work: Awaitable[None], receive: Receive, secon
     loop = asyncio.get_running_loop()
     task = asyncio.current_task(loop)
     assert task is not None
-    watch = _Watch(_loop=loop, _task=task, _cancelled_before=task.cancelling(), _receive=receive, _seconds=seconds)
-    if seconds is None:
-        first = LOOK_AFTER_SECONDS
+    watch = _Watch(loop, task, task.cancelling(), receive, seconds)
+    call_when_left = getattr(getattr(receive, "__self__", None), "call_when_left", None)
+    if call_when_left is not None and call_when_left(watch.client_left):
+        if seconds is not None:
+            watch.timer = loop.call_later(seconds, watch.time_is_up)
     else:
-        first = min(seconds, LOOK_AFTER_SECONDS)
-    watch.timer = loop.call_later(first, watch.begin)
+        first = LOOK_AFTER_SECONDS
+        if seconds is not None:
+            first = min(seconds, first)
+        watch.timer = loop.call_later(first, watch.begin)
     try:
         await work
     except asyncio.CancelledError:
         watch.explain()
         raise
     finally:
+        if call_when_left is not None:
+            call_when_left(None)
         if watch.timer is not None:
             watch.timer.cancel()
         if watch.looking is not None:
             await watch.end(watch.looking)
 
 
-class _Watch(msgspec.Struct, eq=False, kw_only=True):
+class _Watch(msgspec.Struct, eq=False):
     """Cancels the task of an answer when the client disconnects, or at the deadline.
 
-    The connection is watched only after a moment, because most whole answers have ended by then and need no task.
+    Our own server calls when the client disconnects. Any other connection is watched by a task, and only after a moment, because most
+    whole answers have ended by then.
     """
 
     _loop: asyncio.AbstractEventLoop
@@ -388,10 +395,19 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
                 code="request_timeout",
             ) from None
 
+    def client_left(self) -> None:
+        if not self._left:
+            self._left = True
+            self._task.cancel()
+
+    def time_is_up(self) -> None:
+        self._due = True
+        self._task.cancel()
+
     def begin(self) -> None:
         self.looking = self._loop.create_task(self._look())
         if self._seconds is not None:
-            self.timer = self._loop.call_later(self._seconds - LOOK_AFTER_SECONDS, self._time_is_up)
+            self.timer = self._loop.call_later(self._seconds - LOOK_AFTER_SECONDS, self.time_is_up)
 
     async def end(self, looking: asyncio.Task[None]) -> None:
         looking.cancel()
@@ -400,12 +416,7 @@ class _Watch(msgspec.Struct, eq=False, kw_only=True):
     async def _look(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._left = True
-        self._task.cancel()
-
-    def _time_is_up(self) -> None:
-        self._due = True
-        self._task.cancel()
+        self.client_left()
 
 
 async def send_whole(
