@@ -1,5 +1,6 @@
 """Has the hooks of the config judge the bodies of requests, before anything reads them."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,6 +33,8 @@ async def judged_body(
     if model is None:
         try:
             model = _named(body).model
+        except msgspec.ValidationError:
+            model = ""  # not every route reads the model: all hooks look
         except (msgspec.DecodeError, RecursionError):
             return body  # no request, as its reader will say
     judged = await guarding.body(model, caller, body)
@@ -39,6 +42,20 @@ async def judged_body(
     if judged.blocked is not None:
         context.blocked = blocked_request(judged.blocked)
     return judged.body
+
+
+async def judged_texts(
+    runtime: Runtime, caller: Caller, model: str, fields: Sequence[tuple[str, str]]
+) -> Sequence[str]:
+    """Return the texts of a form as they go on. Raises `ChatError` where hooks do not let it on."""
+    guarding = runtime.guarding
+    assert guarding is not None, "nobody asks where there are no hooks"
+    from callgate.guardrails.hook import Blocked  # imported where there are any
+
+    try:
+        return await guarding.form(model, caller, fields)
+    except Blocked as blocked:
+        raise blocked_request(blocked) from None
 
 
 def check_not_blocked(runtime: Runtime, context: RequestContext) -> None:

@@ -11,11 +11,10 @@ from callgate.guardrails.guardrails import Guardrails
 from callgate.guardrails.hook import Blocked, Guardrail
 from callgate.guardrails.judge import ChatJudge, HooksAtPoints
 from callgate.guardrails.leaves import MAX_DEPTH, TooDeep
+from callgate.guardrails.request_texts import PROSE
 from callgate.guardrails.verdicts import GuardEvent
 from callgate.tools.executor import Tool
 
-PROSE: Final = frozenset({"description", "title", "$comment"})
-"""Fields of a schema that may be masked: what else it says is what the tool takes."""
 NOT_YET: Final = "guardrails have not looked at what it says of itself yet"
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode

@@ -1,28 +1,36 @@
 """The hooks of one reading of the config, and which of them look at a request."""
 
+import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
+from callgate.conversation.errors import ChatError
 from callgate.conversation.events import GuardrailJudged
 from callgate.guardrails.hook import Blocked, Guardrail
 from callgate.guardrails.judge import ChatJudge, HooksAtPoints, Say
-from callgate.guardrails.leaves import TooDeep, texts_in, with_texts
+from callgate.guardrails.leaves import TooDeep, names_twice
+from callgate.guardrails.request_texts import (
+    NothingStandsForIt,
+    NotWords,
+    RequestTexts,
+    Shown,
+    check_changes,
+)
 from callgate.guardrails.verdicts import GuardEvent, Point
 from callgate.untrusted.doors import Opened, written_here
 from callgate.untrusted.readers import read_shape, read_value
 
+LARGE: Final = 262_144
+"""The size from which a body is read in a thread."""
 REMEMBERED: Final = 1024
 """Models and keys whose hooks are remembered: clients may send any names."""
 REMEMBERED_CHARS: Final = 512
 """The length of the names of a model up to which its hooks are."""
-SAID_BY_CLIENTS: Final = (
-    *("messages", "input", "system", "instructions", "prompt", "prediction", "suffix"),
-    *("documents", "query", "items"),
-)
-"""The fields of requests, of every API, with words for the model."""
+KEPT_OF_BLOCKED: Final[Sequence[str]] = ("model", "stream", "max_tokens", "background", "store")
+"""The fields of a blocked request that its face reads, and that say nothing."""
 WITHHELD: Final = "[held back by a guardrail]"
 """What stands for what the client of a blocked request said."""
 
@@ -81,28 +89,64 @@ class Guardrails:
             fields = read_shape(body, dict[str, msgspec.Raw])
         except (msgspec.DecodeError, RecursionError):
             return JudgedBody(body)  # no request, as its reader will say
-        words = {name: read_value(fields[name]) for name in SAID_BY_CLIENTS if name in fields}
+        if len(body) > LARGE:
+            is_ambiguous = await asyncio.to_thread(names_twice, body)
+        else:
+            is_ambiguous = names_twice(body)
+        if is_ambiguous:
+            # Readers differ in which of them counts: a hook would see the one, and a model the other.
+            message = "An object of the request has a field twice, and a guardrail looks at requests."
+            raise ChatError(400, message, code="duplicate_parameter")
         try:
-            leaves = texts_in(words, is_message=True)
-            event = replace(judge.about, texts=tuple(leaves))
-            texts = await judge.texts(hooks.request, event)
+            request = _texts_of(fields)
+            texts = await self._judged(judge, request.shown)
         except Blocked as blocked:
             return JudgedBody(_without_texts(fields), verdicts, blocked)
         except TooDeep as error:
             unread = Blocked(hooks.request[0].name, str(error), "failed_closed")
             return JudgedBody(_without_texts(fields), verdicts, unread)
-        if list(texts) == leaves:
-            return JudgedBody(body, verdicts)
-        return JudgedBody(_with(fields, with_texts(words, texts, is_message=True)), verdicts)
+        if changed := request.fields_with(texts):
+            return JudgedBody(_with(fields, changed), verdicts)
+        return JudgedBody(body, verdicts)
+
+    async def texts(self, hooks: HooksAtPoints, shown: Sequence[Shown], *, model: str, key: str) -> Sequence[str]:
+        """Judge texts of a request that has no body of JSON; return what goes on. Raises `Blocked`."""
+
+        async def say(verdict: GuardrailJudged) -> None:
+            self.tell(verdict)
+
+        return await self._judged(
+            ChatJudge(hooks, GuardEvent(point="request", texts=(), model=model, key=key), say), shown
+        )
+
+    @staticmethod
+    async def _judged(judge: ChatJudge, shown: Sequence[Shown]) -> Sequence[str]:
+        texts: Sequence[str] = [text.text for text in shown]
+        for hook in judge.hooks.request:
+            texts = await judge.texts((hook,), replace(judge.about, texts=tuple(texts)))
+            try:
+                check_changes(shown, texts)
+            except NothingStandsForIt as error:
+                blocked = Blocked(hook.name, str(error), "blocked")
+                await judge.blocked(blocked, "request")
+                raise blocked from None
+        return texts
 
     def _at(self, point: Point, hooks: Sequence[Guardrail]) -> tuple[Guardrail, ...]:
         return tuple(hook for hook in hooks if point in hook.points)
 
 
+def _texts_of(fields: dict[str, msgspec.Raw]) -> RequestTexts:
+    try:
+        return RequestTexts({name: read_value(value) for name, value in fields.items()})
+    except NotWords as error:
+        raise ChatError(400, str(error), param=error.field, code="unsupported_value") from None
+
+
 def _without_texts(fields: dict[str, msgspec.Raw]) -> Opened:
     """Return the body of a blocked request without what its client said, which nobody is to keep."""
     withheld = {"messages": [{"role": "user", "content": WITHHELD}], "input": WITHHELD}
-    others = {name: value for name, value in fields.items() if name not in SAID_BY_CLIENTS}
+    others = {name: fields[name] for name in KEPT_OF_BLOCKED if name in fields}
     return _with(others, {name: value for name, value in withheld.items() if name in fields})
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from callgate.untrusted.doors import Door, open_text
+from callgate.untrusted.doors import Door, Opened, open_text
 from callgate.untrusted.readers import READ_ERRORS, read_leniently
 
 Leaves = list[str]
@@ -47,7 +47,15 @@ _ADDRESSES: Final = frozenset({"url", "image_url", "file_url", "audio_url", "vid
 _DATA_URL: Final = re.compile(r"data:[^,\s]{0,200};base64,")
 _JSON: Final = frozenset({"arguments"})
 """Fields with JSON in a text."""
+_FREE: Final = frozenset({"input", "arguments"})
+"""Fields with whatever a tool takes, where they are objects."""
 MAX_DEPTH: Final = 200
+
+
+_CODE: Final = re.compile(r"[!-~]*", re.ASCII)
+"""What programs write for programs: no words, which have spaces between them."""
+_LONG_NUMBER: Final = 8
+"""Digits from which a number in a message may be one that somebody has."""
 
 
 class TooDeep(ValueError):
@@ -80,9 +88,9 @@ def _changed(value: Any, change: Callable[[str], str], *, is_message: bool, dept
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):
-        if is_message:
-            return value
         text = json.dumps(value)
+        if is_message and len(text) < _LONG_NUMBER:
+            return value
         changed = change(text)
         if changed == text:
             return value
@@ -99,15 +107,18 @@ def _object(value: dict[Any, Any], change: Callable[[str], str], *, is_message: 
     for name, entry in value.items():
         if not is_message:
             changed[change(str(name))] = _changed(entry, change, is_message=False, depth=depth)
-        elif name in NOT_READ or (isinstance(entry, str) and _is_data(value, name, entry)):
+        elif isinstance(entry, str) and (_is_code(name, entry) or _is_data(value, name, entry)):
             changed[name] = entry
         elif name in _JSON and isinstance(entry, str):
             changed[name] = _json_text(entry, change, depth)
         else:
-            changed[name] = _changed(
-                entry, change, is_message=name != "input" or isinstance(entry, list | str), depth=depth
-            )
+            is_free = name in _FREE and not isinstance(entry, list | str)
+            changed[name] = _changed(entry, change, is_message=not is_free, depth=depth)
     return changed
+
+
+def _is_code(name: str, text: str) -> bool:
+    return name in NOT_READ and _CODE.fullmatch(text) is not None
 
 
 def _is_data(value: dict[Any, Any], name: str, text: str) -> bool:
@@ -120,10 +131,34 @@ def _is_data(value: dict[Any, Any], name: str, text: str) -> bool:
 def _json_text(text: str, change: Callable[[str], str], depth: int) -> str:
     """Change the texts in JSON that is a text itself; one that is no JSON is changed whole."""
     try:
-        value = read_leniently(open_text(text, JSON_IN_A_TEXT))
-    except READ_ERRORS:
+        value = read_leniently(open_text(text, JSON_IN_A_TEXT), object_pairs_hook=_object_of)
+    except (*READ_ERRORS, _Twice):
         return change(text)
     changed = _changed(value, change, is_message=False, depth=depth)
     if changed == value:
         return text
     return json.dumps(changed, ensure_ascii=False)
+
+
+def names_twice(body: Opened) -> bool:
+    """True if an object in a body has two fields of one name, or it cannot be found out."""
+    try:
+        read_leniently(body, object_pairs_hook=_checked, parse_int=str, parse_float=str)
+    except (*READ_ERRORS, _Twice):
+        return True
+    return False
+
+
+class _Twice(Exception):
+    """Raised for an object with two fields of one name, of which readers take one or the other."""
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise _Twice
+    return value
+
+
+def _checked(pairs: list[tuple[str, Any]]) -> None:
+    _object_of(pairs)

@@ -30,6 +30,9 @@ _SHOWN_AS_TEXT: Final = frozenset({"text/plain", "text/vtt", "text/event-stream"
 _NO_PICTURE: Final = "image/svg"
 _JSON: Final = re.compile(r"(?:[a-z0-9.-]+\+)?json|x-ndjson|jsonl|json-seq")
 
+FILES: Final = frozenset({"file", "image", "image[]", "mask", "audio"})
+"""The fields of forms that are files."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -114,6 +117,20 @@ class ProviderProxy:
             raise errors.from_transport(error) from error
 
 
+def _is_unread(part: Part) -> bool:
+    return part.name == "model" or (part.name in FILES and part.filename is not None)
+
+
+def _text_of(part: Part) -> str:
+    if part.filename is None:
+        try:
+            return part.value.decode()
+        except UnicodeDecodeError:
+            pass
+    message = f"'{part.name[:64]}' is no text, and a guardrail looks at requests."
+    raise ChatError(400, message, param=part.name[:64], code="invalid_type")
+
+
 async def provider_proxy_for(entry: ModelConfig, client: HttpClient) -> ProviderProxy | None:
     """Return the passage to an entry's model, or None when its provider does not have OpenAI's API."""
     if is_demo(entry):
@@ -156,6 +173,17 @@ class Form:
 
     def names(self) -> Sequence[str]:
         return [part.name for part in self.parts]
+
+    def fields(self) -> list[tuple[str, str]]:
+        """Return what the form says beside its files, each with the name of its field. Raises `ChatError` for what is no text, and for
+        a file where words are expected: servers differ on which counts."""
+        return [(part.name, _text_of(part)) for part in self.parts if not _is_unread(part)]
+
+    def with_fields(self, texts: Sequence[str]) -> "Form":
+        """Return the form with other texts, in the order of `fields`."""
+        following = iter(texts)
+        parts = [part if _is_unread(part) else replace(part, value=next(following).encode()) for part in self.parts]
+        return Form(parts, self.model)
 
     def written_for(self, model: str, fields: JudgedFields) -> tuple[str, bytes]:
         """Return its content type and body for a provider: with the provider's name for the model, and these of its fields."""

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from callgate.api.answers import STREAM_HEADERS, ClientDisconnected, run_unless_disconnected, start_message
 from callgate.api.bodies import check_body, read_body
-from callgate.api.guarded_bodies import check_not_blocked, judged_body
+from callgate.api.guarded_bodies import check_not_blocked, judged_body, judged_texts
 from callgate.api.middleware import RequestContext, context_of
 from callgate.api.rights import caller_after_body
 from callgate.api.strict_json import LARGE_BODY, PASSED_ON, Fields, open_body, read_fields
@@ -154,6 +154,8 @@ class ProxyEndpoint:
         if not model:
             raise ChatError(400, "you must provide a model parameter", param="model", code="missing_required_parameter")
         entry = runtime.check_model(model, caller)
+        if form is not None and runtime.guarding is not None:
+            form = await _judged_form(runtime, caller, form, model)
         if self._path == COMPLETIONS and runtime.guarding is not None and runtime.guarding.of(model, caller).answer:
             message = f"A guardrail looks at what `{model}` says, which it cannot do at /v1{COMPLETIONS}. Ask /v1/chat{COMPLETIONS}."
             raise ChatError(400, message, code="unsupported_route")
@@ -193,6 +195,15 @@ class ProxyEndpoint:
 
 def _is_form(context: RequestContext) -> bool:
     return context.headers.get("content-type", "").lower().startswith("multipart/form-data")
+
+
+async def _judged_form(runtime: Runtime, caller: Caller, form: Form, model: str) -> Form:
+    """Return a form as the hooks of the config let it go on. What is in its files no hook sees."""
+    assert runtime.guarding is not None, "nobody asks where there are no hooks"
+    if not runtime.guarding.of(model, caller).request:
+        return form
+    texts = await judged_texts(runtime, caller, model, form.fields())
+    return form.with_fields(texts)
 
 
 class _ProxiedRequest:

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from callgate.callers.caller import Caller
 from callgate.config.schema.whole import Config
@@ -17,6 +18,7 @@ from callgate.guardrails.guarded_model import GuardedModel
 from callgate.guardrails.guarded_toolbox import GuardedToolbox
 from callgate.guardrails.guardrails import Guardrails, JudgedBody
 from callgate.guardrails.judge import ChatJudge, HooksAtPoints
+from callgate.guardrails.request_texts import SAID_BY_CLIENTS, Shown
 from callgate.models.catalogue import Catalogue
 from callgate.runtime.shared import SharedResources
 from callgate.telemetry.listeners import log_judged
@@ -33,6 +35,7 @@ class Guarding:
         self.guardrails = guardrails_of(config, shared.web, shared.threads, self.tell)
         self._metrics = shared.metrics
         self._catalogue = catalogue
+        self._summary_model = config.compaction.model
 
     async def screen(self, registry: Registry) -> None:
         """Have hooks judge what the tools of a registry say of themselves, where any looks at that."""
@@ -50,10 +53,35 @@ class Guarding:
 
     def of(self, model: str, caller: Caller) -> HooksAtPoints:
         """Return the hooks that look at a caller's requests to a model."""
-        names = [model] if model else []
+        names = self._names_of(model)
+        hooks = self.guardrails.of(names, caller.name)
+        if self._summary_model is None or not names:
+            return hooks
+        # Who writes a summary reads what was asked, and says nothing to the client.
+        of_summaries = self.guardrails.of((*names, *self._names_of(self._summary_model)), caller.name)
+        return replace(hooks, request=of_summaries.request)
+
+    def _names_of(self, model: str) -> tuple[str, ...]:
+        """Return all names of a model, with those of its fallbacks, any of which may be asked in its place."""
+        if not model:
+            return ()
+        names = dict.fromkeys((model,))
         with contextlib.suppress(ChatError):  # no such model, as the request will be told
-            names.append(self._catalogue.entry(model).configured_name)
-        return self.guardrails.of(tuple(names), caller.name)
+            for entry in self._catalogue.entries(model):
+                names[entry.configured_name] = None
+                for fallback in entry.fallbacks:
+                    names[fallback] = None
+                    names |= dict.fromkeys(other.configured_name for other in self._catalogue.entries(fallback))
+        return tuple(names)
+
+    async def form(self, model: str, caller: Caller, fields: Sequence[tuple[str, str]]) -> Sequence[str]:
+        """Return the texts of a form's fields as they go on. `fields`: each with its name. Raises `Blocked`."""
+        hooks = self.of(model, caller)
+        texts = [text for _, text in fields]
+        if not hooks.request:
+            return texts
+        shown = [Shown(text, name, may_change=name in SAID_BY_CLIENTS) for name, text in fields]
+        return await self.guardrails.texts(hooks, shown, model=model, key=caller.name)
 
     async def body(self, model: str, caller: Caller, body: Opened) -> JudgedBody:
         """Return a request's body as it goes on."""
