@@ -39,6 +39,44 @@ def test_a_key_is_found_in_any_of_the_headers_that_clients_use(headers):
     assert RING.identify(headers) == Caller("alice", ("openai/*", "demo"), ("clock",))
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": f"Bearer {SECRET}", "x-api-key": SECRET},
+        {"authorization": f"Bearer {SECRET}", "api-key": f" {SECRET}", "x-api-key": SECRET},
+        {"authorization": f"Basic {OTHER}", "api-key": SECRET, "x-api-key": SECRET},
+    ],
+)
+def test_the_same_key_may_come_more_than_once(headers):
+    assert RING.identify(headers).name == "alice"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer", "api-key": SECRET},
+        {"authorization": "Bearer ", "x-api-key": SECRET},
+        {"authorization": "", "x-api-key": SECRET},
+        {"authorization": f"Bearer {SECRET}", "x-api-key": ""},
+        {"authorization": f"Bearer {SECRET}", "api-key": "  "},
+        {"api-key": SECRET, "x-api-key": ""},
+        {"authorization": f"Bearer {SECRET}", "x-api-key": OTHER},
+        {"authorization": f"Bearer {OTHER}", "api-key": SECRET},
+        {"authorization": "Bearer nobody", "api-key": SECRET},
+        {"api-key": SECRET, "x-api-key": OTHER},
+        {"authorization": f"Bearer {SECRET}", "api-key": SECRET, "x-api-key": OTHER},
+    ],
+)
+def test_credentials_that_differ_or_of_which_one_is_empty_are_refused(headers):
+    with pytest.raises(ChatError) as refused:
+        RING.identify(headers)
+
+    assert (refused.value.status, refused.value.code) == (401, "invalid_api_key")
+    assert "Send" in refused.value.message
+    assert SECRET not in refused.value.message
+    assert OTHER not in refused.value.message
+
+
 def test_each_key_is_its_own_caller():
     assert RING.identify({"api-key": OTHER}).name == "bob"
 

@@ -57,6 +57,33 @@ async def test_no_route_answers_without_the_right_key(key: str | None) -> None:
                     assert _code(answer) in (None, "invalid_api_key"), (method, shown)
 
 
+UPGRADE = {
+    "upgrade": "websocket",
+    "connection": "Upgrade",
+    "sec-websocket-version": "13",
+    "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+BOTH_KEYS = [
+    {"authorization": "Bearer", "x-api-key": ALICE},
+    {"authorization": "Bearer another", "api-key": ALICE},
+    {"authorization": f"Bearer {ALICE}", "x-api-key": ""},
+]
+
+
+@pytest.mark.parametrize("keys", BOTH_KEYS, ids=["an empty one", "another", "an empty one behind it"])
+async def test_no_route_answers_two_credentials_that_are_not_the_same(keys: dict[str, str]) -> None:
+    app = create_app(Config.model_validate(CONFIG))
+    listed = [(method, path, keys) for method, path in routes(app) if not is_page(path) and path not in OPEN_PATHS]
+    assert {"/mcp", "/v1/messages", "/v1/responses"} <= {path for _, path, _ in listed}
+    async with serve(app) as url, http_client(url) as client:
+        for method, path, headers in [*listed, ("GET", "/v1/responses", {**keys, **UPGRADE})]:
+            answer = await client.request(method, path, headers=headers)
+            assert answer.status_code == 401, (method, path)
+            if method != "HEAD":
+                assert _code(answer) == "invalid_api_key", (method, path)
+                assert "Send" in answer.text, (method, path)
+
+
 async def test_with_another_key_no_route_gives_what_is_not_that_keys(caplog: pytest.LogCaptureFixture) -> None:
     app = create_app(Config.model_validate(CONFIG))
     async with serve(app) as url, http_client(url) as client:

@@ -38,6 +38,9 @@ log = structlog.get_logger("callgate.keys")
 
 KEY_PREFIX: Final = "cg-"
 HASH_PREFIX: Final = "sha256:"
+BEARER: Final = "authorization"
+KEY_HEADERS: Final = ("api-key", "x-api-key")
+"""The headers of clients that were made for Azure and for Anthropic."""
 _KEY_BYTES: Final = 32
 
 _MAX_KEY_LENGTH: Final = 4096
@@ -191,18 +194,20 @@ class Keyring:
         self._look_again()
         if self.open:
             return ANONYMOUS
-        scheme, _, credential = headers.get("authorization", "").strip().partition(" ")
-        key = credential.strip() if scheme.lower() == "bearer" else None
-        key = key or headers.get("api-key", "").strip() or headers.get("x-api-key", "").strip()
-        if not key and self._unknown is not None and not self._callers and self._people is None:
+        credentials = _credentials_in(headers)
+        is_named = any(credentials.values())
+        if not is_named and self._unknown is not None and not self._callers and self._people is None:
             raise self._unknown  # perhaps none is needed
-        if not key:
+        if not is_named:
             raise _unauthorized(
                 "You didn't provide an API key. Send it as `Authorization: Bearer <key>`, `api-key` or `x-api-key`.",
                 None,
             )
+        if len(credentials) > 1:
+            _check_same(credentials)
+        key = next(iter(credentials.values()))
         caller = self._caller_of(key)
-        if caller is None and self._people is not None and scheme.lower() == "bearer" and looks_like_token(key):
+        if caller is None and self._people is not None and BEARER in credentials and looks_like_token(key):
             return self._people.identify(key)
         if caller is None and self._unknown is not None:
             raise self._unknown
@@ -268,6 +273,29 @@ class Keyring:
         self._was_open = self.open
         if was_open and not self._was_open:
             warn_of_first_key([entry.name for entry in entries])
+
+
+def _credentials_in(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return what a request says of who it is, by the names of the headers. Another scheme than `Bearer` is for whoever stands before
+    this server."""
+    credentials: dict[str, str] = {}
+    scheme, _, credential = headers.get(BEARER, "").strip().partition(" ")
+    if scheme.lower() == "bearer" or (not scheme and BEARER in headers):
+        credentials[BEARER] = credential.strip()
+    for name in KEY_HEADERS:
+        if name in headers:
+            credentials[name] = headers[name].strip()
+    return credentials
+
+
+def _check_same(credentials: Mapping[str, str]) -> None:
+    """Refuse a request that does not say of one and the same caller whose it is: whoever stands before this server may have looked at
+    the other."""
+    names = " and ".join(f"`{name}`" for name in credentials)
+    if not all(credentials.values()):
+        raise _unauthorized(f"Of {names} one is empty. Send your API key in one of them.", "invalid_api_key")
+    if len(set(credentials.values())) > 1:
+        raise _unauthorized(f"{names} are different API keys. Send one of them.", "invalid_api_key")
 
 
 def warn_of_first_key(names: Sequence[str]) -> None:
