@@ -82,26 +82,25 @@ class _TurnCall(msgspec.Struct, eq=False, kw_only=True):
     _reports: CallReports | None = None
 
     async def outcome(self) -> Outcome:
-        outcome = await self.toolbox.run(self.call, self._report, self._begin)
+        begin = self._start if self.order is None else self._begin_in_order
+        outcome = await self.toolbox.run(self.call, self._report, begin)
         if self._started is None:
-            started = await self._start()
-        else:
-            started = self._started
-        await self.emit(CallEnded(self.turn, self.call, outcome, self.clock() - started))
+            await self._start()
+        assert self._started is not None, "it has just started"
+        await self.emit(CallEnded(self.turn, self.call, outcome, self.clock() - self._started))
         if self.order is not None:
             self.order.end(self.place)
         return outcome
 
-    async def _start(self) -> float:
+    async def _start(self) -> None:
         """Emit that the call starts, once: when it waits for its approval or begins, and not while it waits for others."""
         if self._started is None:
             await self.emit(CallStarted(self.turn, self.call, self.toolbox.writes(self.call)))
             self._started = self.clock()
-        return self._started
 
-    async def _begin(self) -> None:
-        if self.order is not None:
-            await self.order.begin(self.place)
+    async def _begin_in_order(self) -> None:
+        assert self.order is not None, "it is one of several"
+        await self.order.begin(self.place)
         await self._start()
 
     async def _report(self, progress: ProgressReport) -> None:

@@ -26,6 +26,7 @@ from callgate.recorder.usage import KeyUsage
 from callgate.recorder.usage_tables import USAGE_TABLES, HourUsage, UsageTables
 from callgate.records.row import Kept, RecordedRun, RunRow, wire_turn
 from callgate.state.local.journal_mode import use_write_ahead_journal
+from callgate.state.local.plain_values import take_none_as_it_is
 from callgate.untrusted.doors import text_written_here
 from callgate.untrusted.messagepack import pack_written_here
 from callgate.untrusted.readers import json_reader
@@ -192,6 +193,7 @@ class RunStore:
 
     def _opened_to_write(self) -> sqlite3.Connection:
         self.path.touch(mode=0o600)
+        take_none_as_it_is()
         database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
         is_new = _is_empty(database)
         if is_new:
@@ -245,8 +247,9 @@ class RunStore:
             is_ordinary = not (content or row.is_odd) and _rare_facts(row) == _NOTHING_RARE
             values = ordinary if is_ordinary else others
             values += _plain(row)
-            # sqlite3 takes plain strings and integers as they are, and looks for an adapter for all others.
-            values += (int(row.stream), _names_text(row.tools), _outcomes_text(row.outcomes), bytes, run.events)
+            # sqlite3 takes plain strings, integers and byte arrays as they are, and looks for an adapter for all others.
+            events = bytearray(run.events)
+            values += (int(row.stream), _names_text(row.tools), _outcomes_text(row.outcomes), bytes, events)
             if not is_ordinary:
                 values += _rare(row)
                 values += (_names_text(row.findings), str(row.kept), int(row.is_odd), int(run.has_wire))

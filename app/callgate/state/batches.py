@@ -7,12 +7,13 @@ delay.
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from callgate.conversation.listeners import NOTHING
 from callgate.state.database import DatabaseAway
 from callgate.state.entry import CallState, LedgerEntry, NotRecorded
 from callgate.state.fleet_calls import FleetOffer
@@ -89,16 +90,16 @@ class BatchedLedger(ABC):
         self._next.calls[entry.id] = self._row(entry, CallState.WAITING)
         self._soon()
 
-    async def start(self, entry: LedgerEntry) -> None:
+    def start(self, entry: LedgerEntry) -> Awaitable[None]:
         self._next.calls[entry.id] = self._row(entry, CallState.STARTED)
-        if (entry.writes and not entry.offered) or self._behind > BACKLOG:
-            # Wait until all that has come so far is safe.
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._next.waiting.append((waiter, entry.id))
-            self._at_once()
-            await waiter
-        else:
+        if not (entry.writes and not entry.offered) and self._behind <= BACKLOG:
             self._soon()
+            return NOTHING
+        # Done when all that has come so far is safe.
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._next.waiting.append((waiter, entry.id))
+        self._at_once()
+        return waiter
 
     def end(self, entry: LedgerEntry, state: CallState, note: str = "", result: str | None = None) -> None:
         self._next.calls[entry.id] = self._row(entry, state, time.time(), note, result)

@@ -3,6 +3,7 @@
 import itertools
 import os
 import secrets
+from collections.abc import Awaitable
 from enum import StrEnum
 from typing import Protocol
 
@@ -98,8 +99,8 @@ class Ledger(Protocol):
         """Store, soon, that a call waits to begin. Never raises."""
         ...
 
-    async def start(self, entry: LedgerEntry) -> None:
-        """Store a start. Durable on return if `entry.writes` and it is not `offered`; else soon. Raises `NotRecorded`, and
+    def start(self, entry: LedgerEntry) -> Awaitable[None]:
+        """Store a start. Durable once awaited if `entry.writes` and it is not `offered`; else soon. Raises `NotRecorded`, and
         `BegunBefore`."""
         ...
 

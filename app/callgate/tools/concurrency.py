@@ -1,4 +1,4 @@
-"""Limits how many calls run at once: of a tool, of a source, of all. Shared by all requests of a runtime."""
+"""Limits how many calls run at once: of a tool, of a source, of all; and how long they do. Shared by all requests of a runtime."""
 
 import asyncio
 from collections.abc import Container
@@ -117,6 +117,7 @@ class ConcurrencyLimits:
 
     def __init__(self, max_running: int | None = None, shared: PlacesElsewhere | None = None) -> None:
         """`shared` counts the limits of tools and sources for several processes."""
+        self.deadlines = CallDeadlines()
         self._shared = shared
         self._all = ConcurrencyLimiter(max_running) if max_running else None
         self._of_tools: dict[str, ConcurrencyLimiter] = {}
@@ -145,6 +146,8 @@ class ConcurrencyLimits:
         self, tool: str, source: str, executor: ConcurrencyLimiter | None = None
     ) -> list[ConcurrencyLimiter]:
         """Return the limiters for a call of this tool, the narrowest first."""
+        if self._all is None and executor is None and not (self._of_tools or self._of_sources):
+            return []
         limits = (self._of_tools.get(tool), self._of_sources.get(source), self._all, executor)
         return [limiter for limiter in limits if limiter is not None]
 
@@ -162,6 +165,57 @@ class ConcurrencyLimits:
             limits[name] = ConcurrencyLimiter(places) if shared is None else SharedLimiter(places, shared, key)
 
 
+class CallDeadlines:
+    """Wakes the calls whose time is up, by one timer for all: nearly every call ends long before, and a timer of its own would take
+    as much time as all else that is done to wait for it."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._due: dict[asyncio.Future[None], float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._looks_at = inf
+        """When the timer looks who is due: at the earliest deadline, or before it where that call has ended."""
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the running event loop. Kept, because `get_running_loop` makes a system call."""
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.get_running_loop()
+            self._due = {}
+            self._looks_at = inf
+        return self._loop
+
+    def begin(self, seconds: float) -> "asyncio.Future[None]":
+        """Return what is done after so many seconds, unless it is done before. It has to be ended."""
+        loop = self._running_loop()
+        waiter = loop.create_future()
+        due = loop.time() + seconds
+        self._due[waiter] = due
+        if due < self._looks_at:
+            self._look_at(loop, due)
+        return waiter
+
+    def end(self, waiter: "asyncio.Future[None]") -> None:
+        self._due.pop(waiter, None)
+
+    def _look_at(self, loop: asyncio.AbstractEventLoop, moment: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._looks_at = moment
+        self._timer = loop.call_at(moment, self._look)
+
+    def _look(self) -> None:
+        loop = self._running_loop()
+        now = loop.time()
+        self._timer = None
+        self._looks_at = inf
+        for waiter, due in self._due.items():
+            if due <= now and not waiter.done():
+                waiter.set_result(None)
+        later = [due for due in self._due.values() if due > now]
+        if later:
+            self._look_at(loop, min(later))
+
+
 class Slots:
     """The places that one call holds. Released by the call, or when work that outlives it ends."""
 
@@ -170,11 +224,13 @@ class Slots:
         self._held: list[ConcurrencyLimiter] = []
 
     @property
+    def are_needed(self) -> bool:
+        return bool(self._limits)
+
+    @property
     def are_free(self) -> bool:
         """True if taking them takes no time."""
-        if self._limits:
-            return all(limiter.is_free for limiter in self._limits)
-        return True
+        return all(limiter.is_free for limiter in self._limits)
 
     async def take(self) -> None:
         try:

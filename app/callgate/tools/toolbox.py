@@ -27,8 +27,8 @@ from callgate.http.backoff import full_jitter
 from callgate.http.trace_context import TRACE
 from callgate.tools.base64_files import without_files
 from callgate.tools.call_questions import CallQuestions
-from callgate.tools.concurrency import ConcurrencyLimits, QueueFull, Slots
-from callgate.tools.executor import CallContext, Charge, Safety, Tool
+from callgate.tools.concurrency import CallDeadlines, ConcurrencyLimits, QueueFull, Slots
+from callgate.tools.executor import CallContext, Charge, Executor, Safety, Tool
 from callgate.tools.own_tool import OwnTool
 from callgate.tools.questions import PersonsAnswer, Question
 from callgate.tools.read_more import ResultPages, read_more_apart_from
@@ -51,6 +51,7 @@ FIRST_DELAY = 0.2
 LONGEST_DELAY = 5.0
 _WORTH_TRYING_AGAIN = frozenset({FailureKind.UNAVAILABLE, FailureKind.UNKNOWN})
 
+_TOO_MANY = Failed("Not run: too many calls of this tool are running. Try again later.", FailureKind.REFUSED)
 _NOBODY_TO_ASK = Failed("Not run: this tool needs approval, and nobody can be asked.", FailureKind.REFUSED)
 _NOBODY_TO_ASK_BY_DEFAULT = Failed(
     "Not run: this tool is destructive and needs approval, and nobody can be asked. It runs without only if the operator of the server"
@@ -362,7 +363,11 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         if self.is_screened is not None and self.is_screened(entry.names()):
             report = _without_words(report)
         attempts = _Attempts(
-            tool=entry.tool, call=call, context=self._context(entry.tool, record.key(), report), delay=self.delay
+            tool=entry.tool,
+            call=call,
+            context=self._context(entry.tool, record.key(), report),
+            delay=self.delay,
+            deadlines=self.limits.deadlines,
         )
         if entry.tool.asks and self.put is not None:
             attempts.let_ask(self.put)
@@ -431,19 +436,34 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         """Wait for the approval, for the calls before it, and for the places; return None when the call may run, else its
         outcome."""
         tool = entry.tool
-        taint = ""
-        if self.taint is not None and tool.policy.safety is not Safety.READ_ONLY:
-            taint = self.taint.source_for(of_request=entry.source.startswith(OF_REQUESTS))
-        if taint or tool.policy.require_approval:
-            if self.approve is None:
-                return _nobody_to_ask(tool, taint)
-            record.wait()
-            if taint:
-                tool = _described(tool, taint)
-            refusal = await self.approve(tool, attempts.call, attempts.context.report, attempts.context.key)
+        if tool.policy.require_approval or self.taint is not None:
+            refusal = await self._approval(entry, attempts, record)
             if refusal is not None:
                 return refusal
         await begin()
+        if slots.are_needed and not await self._has_places(slots, record):
+            return _TOO_MANY
+        if self.refusal is not None and (refusal := self.refusal(entry)) is not None:
+            return refusal
+        return await record.begin()
+
+    async def _approval(self, entry: RegisteredTool, attempts: "_Attempts", record: CallRecord) -> Failed | None:
+        """Wait for the approval of a call that needs one; return why it may not run."""
+        tool = entry.tool
+        taint = ""
+        if self.taint is not None and tool.policy.safety is not Safety.READ_ONLY:
+            taint = self.taint.source_for(of_request=entry.source.startswith(OF_REQUESTS))
+        if not taint and not tool.policy.require_approval:
+            return None
+        if self.approve is None:
+            return _nobody_to_ask(tool, taint)
+        record.wait()
+        if taint:
+            tool = _described(tool, taint)
+        return await self.approve(tool, attempts.call, attempts.context.report, attempts.context.key)
+
+    async def _has_places(self, slots: Slots, record: CallRecord) -> bool:
+        """Wait for the places of a call; return whether it has them."""
         try:
             if slots.are_free:
                 await slots.take()  # at once
@@ -452,10 +472,8 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
                 async with asyncio.timeout(self.queue_seconds):
                     await slots.take()
         except (TimeoutError, QueueFull):
-            return Failed("Not run: too many calls of this tool are running. Try again later.", FailureKind.REFUSED)
-        if self.refusal is not None and (refusal := self.refusal(entry)) is not None:
-            return refusal
-        return await record.begin()
+            return False
+        return True
 
     def _context(self, tool: Tool, key: str, report: Report) -> CallContext:
         return CallContext(
@@ -504,6 +522,7 @@ class _Attempts(msgspec.Struct, eq=False, kw_only=True):
     call: ReadyCall
     context: CallContext
     delay: Callable[[int], float]
+    deadlines: CallDeadlines
     questions: CallQuestions | None = None
 
     def let_ask(self, put: PutQuestion) -> None:
@@ -538,15 +557,20 @@ class _Attempts(msgspec.Struct, eq=False, kw_only=True):
             await asyncio.sleep(pause)
 
     async def _attempt(self, seconds: float, slots: Slots) -> Outcome:
-        task = asyncio.create_task(_executed(self.tool, self.call, self.context), name=f"tool {self.tool.name}")
+        deadlines = self.deadlines
+        waiter = deadlines.begin(max(seconds, 0.0))
+        executing = _executed(self.tool.executor, self.call, self.context, waiter)
+        task = waiter.get_loop().create_task(executing, name=f"tool {self.tool.name}")
         try:
             if self.questions is None:
-                await _wait_for_end(task, max(seconds, 0.0))
+                await waiter
             else:
                 await self.questions.wait(task, seconds)
         except asyncio.CancelledError:
             await _stop(task, slots)
             raise
+        finally:
+            deadlines.end(waiter)
         if task.done():
             return _outcome_of(task)
         await _stop(task, slots)
@@ -556,28 +580,15 @@ class _Attempts(msgspec.Struct, eq=False, kw_only=True):
         return Failed(text, FailureKind.TIMEOUT)
 
 
-async def _executed(tool: Tool, call: ReadyCall, context: CallContext) -> Outcome:
-    """Run the executor. A coroutine, so that all of the executor runs inside the task."""
-    return await tool.executor.execute(call, context)
-
-
-async def _wait_for_end(task: "asyncio.Task[Outcome]", seconds: float) -> None:
-    """Wait until a task has ended, with a timeout. `asyncio.wait` does it for several, in four times the instructions."""
-    loop = asyncio.get_running_loop()
-    waiter = loop.create_future()
-    wake = partial(_wake, waiter)
-    timer = loop.call_later(seconds, wake)
-    task.add_done_callback(wake)
+async def _executed(
+    executor: Executor, call: ReadyCall, context: CallContext, waiter: "asyncio.Future[None]"
+) -> Outcome:
+    """Run the executor, and wake who waits for its end. A coroutine, so that all of the executor runs inside the task."""
     try:
-        await waiter
+        return await executor.execute(call, context)
     finally:
-        timer.cancel()
-        task.remove_done_callback(wake)
-
-
-def _wake(waiter: "asyncio.Future[None]", task: "asyncio.Task[Outcome] | None" = None) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+        if not waiter.done():
+            waiter.set_result(None)
 
 
 def _outcome_of(task: "asyncio.Task[Outcome]") -> Outcome:

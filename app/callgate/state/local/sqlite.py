@@ -26,6 +26,7 @@ from callgate.state.batches import BATCH, BatchedLedger, LedgerBatch
 from callgate.state.database import DamagedFile
 from callgate.state.local.file_identity import identity_of
 from callgate.state.local.journal_mode import use_write_ahead_journal
+from callgate.state.local.plain_values import take_none_as_it_is
 from callgate.state.tables import (
     CALL_COLUMNS,
     CHANGING,
@@ -295,6 +296,7 @@ class _LedgerConnection:
 
 def open_file(path: Path, patience: float = BUSY_SECONDS) -> sqlite3.Connection:
     """Open a file that is there. One that is not would be made empty, and taken for one that was emptied."""
+    take_none_as_it_is()
     uri = f"{path.absolute().as_uri()}?mode=rw"
     database = sqlite3.connect(uri, timeout=patience, isolation_level=None, check_same_thread=False, uri=True)
     try:

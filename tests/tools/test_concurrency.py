@@ -1,0 +1,83 @@
+"""How long calls may run: one timer for all of them."""
+
+import asyncio
+from collections.abc import Coroutine
+
+import pytest
+
+from callgate.tools.concurrency import CallDeadlines, ConcurrencyLimits
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """An event loop that counts the timers it was asked for."""
+
+    timers = 0
+
+    def call_at(self, *args: object, **kwargs: object) -> asyncio.TimerHandle:
+        self.timers += 1
+        return super().call_at(*args, **kwargs)  # type: ignore[arg-type]
+
+
+def run_counted(work: Coroutine[None, None, None]) -> int:
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
+        runner.run(work)
+        loop = runner.get_loop()
+        assert isinstance(loop, CountingLoop)
+        return loop.timers
+
+
+def test_calls_of_one_timeout_share_a_timer() -> None:
+    deadlines = CallDeadlines()
+
+    async def many_calls() -> None:
+        for _ in range(100):
+            waiter = deadlines.begin(30.0)
+            waiter.set_result(None)
+            deadlines.end(waiter)
+
+    assert run_counted(many_calls()) == 1
+
+
+@pytest.mark.anyio
+async def test_each_wait_ends_at_its_own_deadline_whichever_began_first() -> None:
+    deadlines = CallDeadlines()
+    ended: list[str] = []
+    waiters = {"last": deadlines.begin(0.06), "first": deadlines.begin(0.01), "second": deadlines.begin(0.03)}
+    for name, waiter in waiters.items():
+        waiter.add_done_callback(lambda _, name=name: ended.append(name))  # type: ignore[misc]
+    await asyncio.wait(waiters.values(), timeout=30)
+    await asyncio.sleep(0)
+    assert ended == ["first", "second", "last"]
+
+
+@pytest.mark.anyio
+async def test_a_wait_that_was_ended_is_not_woken_and_does_not_keep_the_others_from_it() -> None:
+    deadlines = CallDeadlines()
+    over = deadlines.begin(0.01)
+    deadlines.end(over)
+    async with asyncio.timeout(30):
+        await deadlines.begin(0.02)
+    assert not over.done()
+
+
+def test_deadlines_go_on_in_the_next_event_loop() -> None:
+    limits = ConcurrencyLimits()
+
+    async def waits_forever() -> None:
+        _ = limits.deadlines.begin(0.05)
+
+    async def waits_to_the_end() -> None:
+        async with asyncio.timeout(30):
+            await limits.deadlines.begin(0.01)
+
+    asyncio.run(waits_forever())
+    asyncio.run(waits_to_the_end())
+
+
+def test_a_call_without_limits_takes_no_place() -> None:
+    limits = ConcurrencyLimits()
+    assert limits.on_the_way_to("config/a", "config") == []
+    limits.limit_tool("config/a", 2)
+    [limiter] = limits.on_the_way_to("config/a", "config")
+    assert limiter.places == 2
+    assert limits.on_the_way_to("config/b", "config") == []
