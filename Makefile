@@ -75,8 +75,8 @@ bench-check: .venv/.dev ## whether a request has become dearer, in counts and be
 audit: .venv/.dev ## look for secrets in the repository, and for known vulnerabilities of what is locked
 	@$(PY) .ci/audit.py $(ARGS)
 
-clients: .venv/.dev ## play the real clients against a served Callgate, and write docs/clients.md
-	@CALLGATE_CLIENTS_TABLE=write $(PYTEST) tests/clients tests/mcp_server/test_sdk_client.py
+clients: .venv/.dev ## play all real clients, agents, snippets of pages and a local model against a served Callgate, and write docs/clients.md
+	@CALLGATE_CLIENTS_TABLE=write $(PYTEST) tests/clients tests/mcp_server/test_sdk_client.py tests/docs/test_pages.py tests/local_model
 
 conformance: .venv/.dev ## hold /v1/responses to the suite of Open Responses, in the folder CALLGATE_OPENRESPONSES
 	@PYTHONPATH=app $(PY) -m tests.conformance

@@ -33,8 +33,8 @@ pytestmark = [
     needs("postgres", "redis-server", "module:asyncpg", "module:celery"),
 ]
 
-CALLS = counted(60, 1000)
-KILLS = counted(2, 50)
+CALLS = counted(30, 1000)
+KILLS = counted(1, 50)
 AT_ONCE = 8
 DEAD_AFTER = 5.0
 TOLD_WITHIN = DEAD_AFTER + scaled(60.0, 1.0)

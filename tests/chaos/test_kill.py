@@ -30,8 +30,10 @@ from tests.scripted_upstream.records import RequestRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROUNDS = counted(3, 50)
+ROUNDS = counted(2, 50)
 AT_ONCE = 16
+LOADED = scaled((0.1, 0.4), (0.3, 1.0))
+"""Seconds of load before a kill."""
 BACK_WITHIN = scaled(inf, 5.0)
 ORPHANS_GONE_WITHIN = scaled(60.0, 5.0)
 DEAD_AFTER = 2.0
@@ -87,7 +89,7 @@ async def test_no_call_runs_twice_and_the_ledger_is_true_however_often_it_is_kil
             load = [asyncio.create_task(_keep_asking(child.url, numbers, shots)) for _ in range(AT_ONCE)]
             while not (answered or shots):  # noqa: ASYNC110 - a killed server is of interest once it has done something
                 await asyncio.sleep(0.02)
-            await asyncio.sleep(chance.uniform(0.3, 1.0))
+            await asyncio.sleep(chance.uniform(*LOADED))
             child.signal(signal.SIGKILL)
             await child.ended()
             await gone(set(load))
@@ -167,7 +169,7 @@ async def _killed_and_repeated(upstream: Upstream, config: Path, marks: Path) ->
             load = [asyncio.create_task(_keep_asking_once(child.url, numbers, open_)) for _ in range(AT_ONCE)]
             while not upstream.requests:  # noqa: ASYNC110 - a killed server is of interest once it has done something
                 await asyncio.sleep(0.02)
-            await asyncio.sleep(chance.uniform(0.3, 1.0))
+            await asyncio.sleep(chance.uniform(*LOADED))
             child.signal(signal.SIGKILL)
             await child.ended()
             await asyncio.gather(*load)

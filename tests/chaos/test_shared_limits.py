@@ -35,11 +35,11 @@ pytestmark = [
 REPLICAS = 2
 WORKERS = scaled(2, 4)
 LIMIT = 120
-SECONDS = scaled(4.0, 135.0)
+SECONDS = scaled(1.5, 135.0)
 PLACES = 16
-HELD = scaled(1.5, 3.0)
+HELD = scaled(0.8, 3.0)
 """Seconds that each request holds a place: long beside the moment until a place that came free is found."""
-WATCHED = scaled(2.0, 60.0)
+WATCHED = scaled(1.2, 60.0)
 KEYS = {name: mint_key() for name in ("alice", "bob", "carol")}
 
 

@@ -19,7 +19,7 @@ from tests.scripted_upstream.records import RequestRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-REQUESTS = scaled(1_000, 20_000)
+REQUESTS = scaled(400, 20_000)
 AT_ONCE = tools.MEETING
 GROWTH_MIB = scaled(60.0, 5.0)
 """For 10,000 requests in the second half; a short run has to be much wider, because one block of memory is much of it."""

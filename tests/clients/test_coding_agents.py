@@ -11,7 +11,7 @@ import pytest
 from callgate.application import create_app
 from tests.harness.configs import make_config
 from tests.harness.environment import AGENTS, Environment
-from tests.harness.needs import needs
+from tests.harness.needs import BY_MAKE_CLIENTS, needs
 from tests.harness.process import output_of
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, RequestRecord, Upstream
@@ -31,6 +31,13 @@ env_key = "CALLGATE_KEY"
 wire_api = "responses"
 """
 OFFLINE = dict.fromkeys(("OPENCODE_DISABLE_MODELS_FETCH", "OPENCODE_DISABLE_AUTOUPDATE"), "1")
+
+
+def in_the_suite(package: str, *others: str) -> pytest.MarkDecorator:
+    """One of the packages by which opencode reaches an API; `make clients` plays the others too, each of which takes seconds to start."""
+    return pytest.mark.parametrize(
+        "package", [package, *(pytest.param(each, marks=BY_MAKE_CLIENTS) for each in others)]
+    )
 
 
 def working_with(shell: str, **more: Any) -> Any:
@@ -77,7 +84,7 @@ async def test_codex_runs_its_shell_and_we_run_our_tool(upstream: Upstream, tmp_
     assert len(upstream.requests) == 3
 
 
-@pytest.mark.parametrize("package", ["@ai-sdk/openai", "@ai-sdk/anthropic"])
+@in_the_suite("@ai-sdk/anthropic", "@ai-sdk/openai")
 async def test_opencode_runs_its_shell_and_we_run_our_tool(upstream: Upstream, tmp_path: Path, package: str) -> None:
     upstream.script("m", working_with("bash", command=COMMAND, description="A number."))
     async with serve(create_app(make_config(upstream.url, tools=["add"]))) as url:
@@ -91,7 +98,7 @@ async def test_opencode_runs_its_shell_and_we_run_our_tool(upstream: Upstream, t
     check_history(upstream, "bash")
 
 
-@pytest.mark.parametrize("package", ["@ai-sdk/openai", "@ai-sdk/anthropic", "@ai-sdk/openai-compatible"])
+@in_the_suite("@ai-sdk/openai", "@ai-sdk/anthropic", "@ai-sdk/openai-compatible")
 async def test_opencode_does_not_repeat_what_failed_after_a_tool_wrote(
     upstream: Upstream, tmp_path: Path, package: str
 ) -> None:

@@ -11,7 +11,7 @@ from callgate.access.keys import hash_key
 from callgate.application import create_app
 from tests.clients.coding_agents import CLAUDE, CODING_AGENTS, CodingAgent, play
 from tests.harness.configs import make_config
-from tests.harness.needs import needs
+from tests.harness.needs import BY_MAKE_CLIENTS, needs
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, RequestRecord, Upstream
 
@@ -22,9 +22,8 @@ TOKENS = 20_000
 """What each turn reports of its prompt: a third of the context that agents are told of, and ten times that in sum."""
 USAGE = {"prompt_tokens": TOKENS, "completion_tokens": 20, "total_tokens": TOKENS + 20}
 SUMS, NEXT = "Do the SUMS please.", "And now?"
-IN_THE_SUITE = ("Claude Code", "Codex", "opencode, Responses", "Qwen Code, Messages")
+IN_THE_SUITE = ("Claude Code", "Codex", "Qwen Code, Messages")
 """Those of which a test runs whenever tests do; `make clients` runs all, and what they do with the sum."""
-BY_MAKE_CLIENTS = needs("env:CALLGATE_CLIENTS_TABLE")
 
 
 def cases(*, control: bool) -> list[Any]:

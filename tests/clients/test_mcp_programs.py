@@ -10,10 +10,9 @@ import pytest
 from callgate.application import create_app
 from callgate.config.schema.whole import Config
 from tests.clients.coding_agents import CLAUDE, play
-from tests.clients.test_compaction import BY_MAKE_CLIENTS
 from tests.harness.configs import as_yaml, config_dict, make_config
 from tests.harness.environment import CLAUDE_CODE, CONTINUE, MCP_INSPECTOR, MCP_NODE, ROOT, Environment
-from tests.harness.needs import needs
+from tests.harness.needs import BY_MAKE_CLIENTS, needs
 from tests.harness.process import child_environment, output_of
 from tests.harness.server import serve
 from tests.scripted_upstream import Call, Reply, RequestRecord, Upstream

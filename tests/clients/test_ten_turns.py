@@ -13,11 +13,10 @@ import pytest
 
 from callgate.application import create_app
 from tests.clients.coding_agents import CODING_AGENTS, CodingAgent, play
-from tests.clients.test_compaction import BY_MAKE_CLIENTS
 from tests.clients.test_histories import DRIVERS, played
 from tests.harness.configs import make_config
 from tests.harness.environment import MASTRA, NODE, Environment
-from tests.harness.needs import needs
+from tests.harness.needs import BY_MAKE_CLIENTS, needs
 from tests.harness.server import serve
 from tests.prefixes.clients import head_of
 from tests.scripted_upstream import Call, Reply, RequestRecord, Upstream

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -18,11 +19,14 @@ from callgate.config.load import load
 from callgate.config.schema.whole import Config
 from callgate.models.building import model_entries
 from callgate.models.inspection import whereabouts
-from tests.harness.environment import NODE, ROOT, Environment
-from tests.harness.needs import needs
+from tests.harness.environment import CREWAI, NODE, ROOT, Environment
+from tests.harness.needs import BY_MAKE_CLIENTS, needs
 from tests.harness.server import serve
 
 DOCS = ROOT / "docs"
+LARGE = (CREWAI, "llama-index")
+MANY = frozenset({NODE})
+"""Environments of several clients."""
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "decisions" not in page.parts)
 ADDRESS = "http://127.0.0.1:8000"
 REFERENCE = re.compile(r"os\.environ/([A-Z_]+)")
@@ -121,12 +125,18 @@ def snippets() -> Iterator[tuple[str, str, str]]:
             yield name, environment, text
 
 
+def cases_of_snippets() -> Iterator[Any]:
+    """The first of each client, and of the large ones none: starting one takes seconds. `make clients` runs all."""
+    played = set(LARGE)
+    for page, environment, text in snippets():
+        marks = [needs(f"environment:{environment}"), *([BY_MAKE_CLIENTS] if environment in played else [])]
+        played |= {environment} - MANY
+        yield pytest.param(page, environment, text, marks=marks)
+
+
 @pytest.mark.anyio
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "environment", "text"),
-    [pytest.param(*each, marks=needs(f"environment:{each[1]}")) for each in snippets()],
-)
+@pytest.mark.parametrize(("page", "environment", "text"), [*cases_of_snippets()])
 async def test_every_snippet_that_can_be_run_answers(page: str, environment: str, text: str, tmp_path: Path):
     home = Environment(environment)
     folder = home.folder if environment == NODE else tmp_path
@@ -169,9 +179,10 @@ def sources() -> Iterator[ast.AST]:
 
 def test_every_code_of_an_error_is_explained_and_none_that_is_not_there():
     page = (DOCS / "errors.md").read_text(encoding="utf-8")
+    nodes = [node for node in sources() if isinstance(node, ast.Call | ast.Constant)]
     used = {
         word.value.value
-        for node in sources()
+        for node in nodes
         if isinstance(node, ast.Call)
         for word in node.keywords
         if word.arg == "code" and isinstance(word.value, ast.Constant) and isinstance(word.value.value, str)
@@ -180,5 +191,5 @@ def test_every_code_of_an_error_is_explained_and_none_that_is_not_there():
         code for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for code in re.findall(r"`([a-z_]+)`", row)
     }
     assert used - explained == set()
-    texts = {node.value for node in sources() if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     assert explained - texts == set()

@@ -12,7 +12,7 @@ from callgate.config.schema.whole import Config
 from tests.harness.clients import http_client, openai_client
 from tests.harness.configs import tool_entry
 from tests.harness.installing import NotMade
-from tests.harness.needs import demanded
+from tests.harness.needs import BY_MAKE_CLIENTS, demanded
 from tests.harness.server import serve
 from tests.local_model import environment
 
@@ -143,12 +143,14 @@ async def test_a_named_tool_is_called_and_not_the_one_that_the_question_is_about
     assert [(call["name"], call["verdict"]) for call in result.first_calls] == [("add", "ready")]
 
 
+@BY_MAKE_CLIENTS
 async def test_a_server_that_ignores_tools_is_detected_and_prompted(served: Served) -> None:
     result = await ask(served, "found-out", stream=True, tool_choice="required")
     assert result.diagnostics["turns"][0]["asked_in_words"]["format"] == "litellm_json"
     assert [call["verdict"] for call in result.first_calls] == ["ready"]
 
 
+@BY_MAKE_CLIENTS
 async def test_a_model_that_is_not_held_to_a_form_ends_all_the_same(served: Served) -> None:
     result = await ask(served, "xml", stream=True)
     assert result.finish_reason in ("stop", "length")

@@ -13,10 +13,10 @@ from mcp_types import ElicitResult
 from callgate.application import create_app
 from callgate.config.schema.whole import Config
 from callgate.mcp_server.stdio import AppPost, StdioBridge
-from tests.clients.test_compaction import BY_MAKE_CLIENTS
 from tests.harness import toolshed
 from tests.harness.clients import http_client
 from tests.harness.configs import as_yaml, config_dict
+from tests.harness.needs import BY_MAKE_CLIENTS
 from tests.harness.process import ROOT, child_environment
 from tests.harness.server import serve
 from tests.mcp_server.mcp_client import McpClient

@@ -13,7 +13,7 @@ LARGEST_RATIO = 3.0
 LEAST_SECONDS = 0.02
 """Below this a ratio says more about the machine than about the reader."""
 TRIES = scaled(1, 3)
-SMALL = 120
+SMALL = scaled(80, 120)
 LARGE = 20_000
 MOST_HELD = 512
 """Characters: what opens like the head of a call is none when it has become longer."""
