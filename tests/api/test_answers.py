@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -141,44 +142,44 @@ def test_clients_are_seen_to_leave_in_one_event_loop_after_another():
         asyncio.run(one_leaves())
 
 
+@dataclass(eq=False)
 class OwnRequest:
-    """A request of our own server, which says by itself that its client has left."""
+    """A request of our own server, which tells by itself when its client leaves."""
 
-    def __init__(self, *, is_watched: bool = True) -> None:
-        self.is_watched = is_watched
-        self.call: Callable[[], None] | None = None
-        self.left = asyncio.Event()
-        self.watched = asyncio.Event()
+    is_whole: bool = True
+    abandoned: bool = False
+    is_holding_back: bool = False
+    when_left: Callable[[], None] | None = None
 
-    def call_when_left(self, call: Callable[[], None] | None) -> bool:
-        self.call = call
-        self.watched.set()
-        return self.is_watched
+    @property
+    def connection(self) -> "OwnRequest":
+        return self
 
     async def receive(self) -> dict[str, Any]:
-        assert not self.is_watched, "nobody has to ask"
-        await self.left.wait()
+        assert self.abandoned or self.is_holding_back or not self.is_whole, "nobody has to ask"
         return {"type": "http.disconnect"}
 
 
 async def test_a_server_that_tells_when_a_client_leaves_is_not_asked():
     request = OwnRequest()
-    working = asyncio.create_task(run_unless_disconnected(asyncio.sleep(NEVER), request.receive, NEVER))
-    await request.watched.wait()
-    assert request.call is not None
-    request.call()
-    request.call()
+
+    async def leave_and_wait() -> None:
+        assert request.when_left is not None
+        request.when_left()
+        request.when_left()
+        await asyncio.sleep(NEVER)
+
+    working = asyncio.create_task(run_unless_disconnected(leave_and_wait(), request.receive, NEVER))
     with pytest.raises(ClientDisconnected):
         await working
-    assert request.call is None
+    assert request.when_left is None
     assert working.cancelling() == 0
 
 
-async def test_a_server_that_tells_nothing_now_is_asked():
-    request = OwnRequest(is_watched=False)
-    request.left.set()
+@pytest.mark.parametrize("state", [{"is_whole": False}, {"abandoned": True}, {"is_holding_back": True}], ids=str)
+async def test_a_server_that_cannot_tell_now_is_asked(state: dict[str, Any]):
     with pytest.raises(ClientDisconnected):
-        await run_unless_disconnected(asyncio.sleep(NEVER), request.receive)
+        await run_unless_disconnected(asyncio.sleep(NEVER), OwnRequest(**state).receive)
 
 
 async def test_a_deadline_holds_where_a_server_tells_when_a_client_leaves():

@@ -332,14 +332,36 @@ def _told(failure: Exception, client_error: ClientError) -> ChatError:
     return client_error(error)
 
 
+class ReadingConnection(Protocol):
+    """The connection of a request."""
+
+    is_holding_back: bool
+    """Nothing is read at the moment, so that nobody sees the client disconnect."""
+
+
+class TellingRequest(Protocol):
+    """A request of our own server, which tells when its client disconnects."""
+
+    is_whole: bool
+    abandoned: bool
+    """Its client has disconnected already."""
+    when_left: Callable[[], None] | None
+
+    @property
+    def connection(self) -> ReadingConnection: ...
+
+
 async def run_unless_disconnected(work: Awaitable[None], receive: Receive, seconds: float | None = None) -> None:
     """Run the work. It is cancelled when the client disconnects, which raises `ClientDisconnected`, or after `seconds`."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task(loop)
     assert task is not None
     watch = _Watch(loop, task, task.cancelling(), receive, seconds)
-    call_when_left = getattr(getattr(receive, "__self__", None), "call_when_left", None)
-    if call_when_left is not None and call_when_left(watch.client_left):
+    request: TellingRequest | None = getattr(receive, "__self__", None)
+    if not hasattr(request, "when_left"):
+        request = None
+    if request is not None and request.is_whole and not request.abandoned and not request.connection.is_holding_back:
+        request.when_left = watch.client_left
         if seconds is not None:
             watch.timer = loop.call_later(seconds, watch.time_is_up)
     else:
@@ -353,8 +375,8 @@ async def run_unless_disconnected(work: Awaitable[None], receive: Receive, secon
         watch.explain()
         raise
     finally:
-        if call_when_left is not None:
-            call_when_left(None)
+        if request is not None:
+            request.when_left = None
         if watch.timer is not None:
             watch.timer.cancel()
         if watch.looking is not None:

@@ -52,12 +52,13 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
     """The response is not sent: the client has disconnected, or was sent an error."""
     is_whole: bool = False
     """The request has been received completely."""
+    when_left: Callable[[], None] | None = None
+    """Called when the client disconnects, or the response is not to be sent."""
     sent_continue: bool = False
     _parts: list[bytes] = []
     _held: int = 0
     _fresh: bool = False
     _news: asyncio.Event | None = None
-    _when_left: Callable[[], None] | None = None
     _stage: int = UNBEGUN
     _head: bytes = b""
     _framing: int = COUNTED
@@ -99,8 +100,8 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
         self.abandoned = self._fresh = True
         if self._news is not None:
             self._news.set()
-        if self._when_left is not None:
-            self._when_left()
+        if self.when_left is not None:
+            self.when_left()
 
     def awaits_continue(self) -> bool:
         """True if the client waits for 100 Continue. Only read when the application waits for the body."""
@@ -121,12 +122,6 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
             self.connection.released(self)
 
     # -- for the application
-
-    def call_when_left(self, call: Callable[[], None] | None) -> bool:
-        """Call this when the client disconnects; None for nothing any more. Return whether that will be seen: not while input is held
-        back or the request is on its way, nor where the client has disconnected already."""
-        self._when_left = call
-        return self.is_whole and not self.abandoned and not self.connection.is_holding_back
 
     async def receive(self) -> Message:
         if not self._fresh:
