@@ -13,11 +13,11 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import msgspec
 import structlog
 
 from callgate.access.keys import KeyEntry, KeysUnknown
@@ -97,8 +97,7 @@ class NameTaken(Exception):
     """Raised where another key, perhaps a revoked one, has this name or hash."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredKey:
+class StoredKey(msgspec.Struct, frozen=True):
     """One row."""
 
     entry: KeyEntry
@@ -374,8 +373,7 @@ class FileKeys:
             self._store.remember_keys()
 
 
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
+class _Snapshot(msgspec.Struct, frozen=True):
     """The keys of a file as they were when it was read without writing."""
 
     keys: list[StoredKey]

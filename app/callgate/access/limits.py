@@ -8,9 +8,10 @@ at least 60/61 of the limit can be used. Days and months are in UTC.
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple, Protocol
+
+import msgspec
 
 from callgate.callers.allowance import RESERVED_RETRY, Allowance, OverLimit
 from callgate.conversation.errors import ChatError
@@ -23,8 +24,7 @@ KEPT_PERIODS: Final = 8
 """How many days and months of spending are kept: several, in case the clock was wrong and is corrected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(msgspec.Struct, frozen=True):
     """The amount that a request takes from an allowance."""
 
     tokens: int = 0
@@ -36,15 +36,14 @@ class Amount:
     """How often a provider ran tools of its own for it: each counts as one more request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True):
     """The amount reserved for one chat until it is settled."""
 
     key: str
     amount: Amount
     second: int
     """When it was made, by the limiter's clock for minutes."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     slot: str = ""
     local: "Reservation | None" = None
     """Set where another limiter was used instead."""
@@ -90,8 +89,7 @@ Counter = Literal["requests", "tokens", "day", "month"]
 """What is counted of a key: requests and tokens of the last minute, spending of today and of this month."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     """The highest count of a counter at which a request may begin."""
 
     counter: Counter
@@ -137,8 +135,7 @@ def nano_of(budget: float) -> int:
     return round(budget * NANO)
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """The state of a key's limits: decides on a request, and fills the rate-limit headers."""
 
     now: float

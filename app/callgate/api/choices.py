@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from callgate.conversation.events import ChatEvent, ModelEvent
 from callgate.conversation.ports import Emit, TurnModel
@@ -14,8 +15,7 @@ CHOICES_AT_ONCE = 8
 """Concurrent chats of one request: each has a copy of the request, and a connection to the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForChoice:
+class ForChoice(msgspec.Struct, frozen=True):
     """An event of one of several chats of a request."""
 
     choice: int

@@ -26,8 +26,7 @@ OF_PROVIDERS: Final = "provider:"
 """What names of tools begin with that providers run: `provider:web_search*`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Person:
+class Person(msgspec.Struct, frozen=True):
     """Somebody who signed in at the company's issuer."""
 
     issuer: str

@@ -8,10 +8,11 @@ have that name. Origin: browsers add it to all requests to other sites.
 import ipaddress
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
+
+import msgspec
 
 from callgate.conversation.errors import ChatError
 
@@ -23,8 +24,7 @@ _REMEMBERED: Final = 64
 """Host headers whose name is remembered: nearly all requests have the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class OriginGuard:
+class OriginGuard(msgspec.Struct, frozen=True):
     """Decides which Host and Origin headers are accepted, before the caller is identified."""
 
     keyless: bool

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
+
 from callgate.calls.states import FlawDetail
 
 Check: TypeAlias = Callable[[dict[str, Any]], FlawDetail | None]
@@ -27,8 +29,7 @@ class OfferedTool:
     """Set for the tool by which a model calls tools that it found."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bridge:
+class Bridge(msgspec.Struct, frozen=True):
     """What can be called through a tool that takes the name and the arguments of another."""
 
     inner: "Offer"

@@ -7,8 +7,9 @@ before and comes back is not added (`with_removed`).
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from callgate.access.settings import Key
 from callgate.config.schema.guards import Guard
@@ -19,8 +20,7 @@ from callgate.tools.settings import PlacedTool
 Path = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Widening:
+class Widening(msgspec.Struct, frozen=True):
     """One thing that would be allowed and was not."""
 
     path: Path

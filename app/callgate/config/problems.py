@@ -2,9 +2,10 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 if TYPE_CHECKING:
     from callgate.config.load import Loaded
@@ -26,8 +27,7 @@ FLAGS: Final[Mapping[str, str]] = MappingProxyType(
 """The command line options for these settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
+class Spot(msgspec.Struct, frozen=True):
     """A place in a file, from line 1; without a line for values from elsewhere (a variable, a flag)."""
 
     source: str
@@ -40,8 +40,7 @@ class Spot:
         return f"{self.source}:{self.line}:{self.column}"
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """One mistake: its place, its setting, and what to do."""
 
     spot: Spot

@@ -7,8 +7,9 @@ read from that file, as usual in containers.
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from callgate.config.files import read_regular
 from callgate.config.secret_names import means_secret
@@ -32,8 +33,7 @@ class BadReference(ValueError):
     """Raised for a reference that cannot be resolved. The message names the variable or file, never a value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(msgspec.Struct, frozen=True):
     """A text with its references resolved, and the secrets in it."""
 
     text: str

@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
@@ -68,8 +67,7 @@ def decode_hidden(data: bytes) -> HiddenTurns:
     return _decoder(Untrusted(data, STORED_TURNS).open())
 
 
-@dataclass(frozen=True, slots=True)
-class CallingTurn:
+class CallingTurn(msgspec.Struct, frozen=True):
     """A message with calls, in a history that came from a client."""
 
     place: int

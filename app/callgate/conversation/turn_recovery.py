@@ -10,7 +10,6 @@ the same gate, and run only offered tools.
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -51,8 +50,7 @@ class Hint(msgspec.Struct):
     """The calls of server-side tools, by the name that clients have kept for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForgottenTurn:
+class ForgottenTurn(msgspec.Struct, frozen=True):
     """A turn of which the client's message has one part, and a hint the rest."""
 
     handles: tuple[str, ...]

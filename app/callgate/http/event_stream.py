@@ -6,7 +6,6 @@ A reader is fed bytes and returns the events that are complete: as their data (`
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -30,8 +29,7 @@ class EventTooLarge(Exception):
         """Bytes of its data beyond `front`."""
 
 
-@dataclass(slots=True)
-class Event:
+class Event(msgspec.Struct):
     data: bytes = b""
     id: str | None = None
     retry: int | None = None

@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
+
+import msgspec
 
 Which: TypeAlias = Literal["connect", "first_byte", "idle", "total"]
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
+class Deadlines(msgspec.Struct, frozen=True):
     """The timeouts of an upstream request in seconds."""
 
     connect: float = 10.0

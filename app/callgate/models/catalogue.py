@@ -8,9 +8,10 @@ import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 import structlog
 
 from callgate.conversation.errors import ChatError
@@ -206,8 +207,7 @@ def is_demo(entry: ModelConfig) -> bool:
     return str(entry.litellm_params["model"]).partition("/")[0] == DEMO
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
+class _Ready(msgspec.Struct, frozen=True):
     entries: Sequence[ModelConfig]
     model: RetryingModel
 

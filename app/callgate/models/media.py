@@ -7,9 +7,9 @@ litellm would fetch it on the event loop and without bounds, which `litellm_mode
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
 import structlog
 
 from callgate.conversation.errors import ChatError
@@ -48,8 +48,7 @@ class CannotFetch(Exception):
     """Raised where a URL cannot be fetched; the text is for the client."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Address:
+class _Address(msgspec.Struct, frozen=True):
     """A URL in a message, and where it stands."""
 
     url: str

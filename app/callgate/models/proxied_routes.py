@@ -7,7 +7,7 @@ API.
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -57,8 +57,7 @@ def passive_type(content_type: str) -> str:
     return ANY_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """The provider's response, not read yet."""
 
     content_type: str
@@ -74,8 +73,7 @@ class Answer:
         self.response.settle()
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderProxy:
+class ProviderProxy(msgspec.Struct, frozen=True):
     """Proxies requests to one model's provider."""
 
     endpoint: Endpoint
@@ -146,8 +144,7 @@ async def provider_proxy_for(entry: ModelConfig, client: HttpClient) -> Provider
     return ProviderProxy(endpoint, client, entry.deadlines)
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(msgspec.Struct, frozen=True):
     """A parsed form, and the requested model."""
 
     parts: Sequence[Part]

@@ -9,7 +9,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -41,8 +40,7 @@ from callgate.models.quotes import without_quotes
 HALF_WINDOW_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(msgspec.Struct, frozen=True):
     tries: int = 3
     """How often the deployments of one name are asked together, before the fallbacks."""
     first_wait: float = 0.5
@@ -93,8 +91,7 @@ class RetryBudget:
         return int(self._clock() / HALF_WINDOW_SECONDS)
 
 
-@dataclass(frozen=True, slots=True)
-class RetryContext:
+class RetryContext(msgspec.Struct, frozen=True):
     """The budget, clock, sleep and randomness of retrying; tests pass their own."""
 
     budget: RetryBudget
@@ -103,8 +100,7 @@ class RetryContext:
     random: Callable[[], float] = random.random  # noqa: S311 -- scatter, not secrecy
 
 
-@dataclass(frozen=True, slots=True)
-class RetryingModel:
+class RetryingModel(msgspec.Struct, frozen=True):
     """A model with the pool of its own deployments and the pools of its fallbacks."""
 
     name: str

@@ -14,10 +14,10 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, cast, overload
 
+import msgspec
 import structlog
 
 import callgate
@@ -51,8 +51,7 @@ _BOOT: Final = (
 _SOURCE: Final = str(Path(callgate.__file__).resolve().parents[1])
 
 
-@dataclass(frozen=True, slots=True)
-class ParserLimits:
+class ParserLimits(msgspec.Struct, frozen=True):
     """What a child may use."""
 
     processes: int = 2

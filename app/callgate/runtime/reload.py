@@ -1,8 +1,9 @@
 """Reloads of the config: its source, and the differences between two configs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from callgate.config.authority import Widening
 from callgate.config.load import Loaded
@@ -10,8 +11,7 @@ from callgate.config.problems import ConfigError, Problem
 from callgate.config.schema.whole import Config
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigSource:
+class ConfigSource(msgspec.Struct, frozen=True):
     """Reads the config again."""
 
     read: Callable[[], Loaded]
@@ -23,8 +23,7 @@ class ConfigSource:
     """Called with a config once it is in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReloadResult:
+class ReloadResult(msgspec.Struct, frozen=True):
     """The result of a reload."""
 
     changed: tuple[str, ...]

@@ -1,7 +1,8 @@
 """Finds patterns of the config that match nothing: an error where that is certain, else a warning once it is known."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from callgate.callers.caller import ANONYMOUS, OF_PROVIDERS
 from callgate.calls.selection import OF_REQUESTS
@@ -19,8 +20,7 @@ from callgate.tools.tool_names import CONFIG
 Path = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PatternProblem:
+class PatternProblem(msgspec.Struct, frozen=True):
     """A pattern that matches nothing, and its place in the config."""
 
     path: Path

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 Dialect: TypeAlias = Literal["full", "openai", "gemini", "anthropic", "llama_cpp"]
 
 MAX_NODES = 5000
@@ -34,8 +36,7 @@ _NOT_IN_GRAMMARS = re.compile(r"\(\?|\\[bBpPkAzZ1-9]|[*+?}][+?]")
 """Features of regular expressions that llama.cpp's grammars do not support: look-around, classes, back references, laziness."""
 
 
-@dataclass(frozen=True, slots=True)
-class Portable:
+class Portable(msgspec.Struct, frozen=True):
     """A schema for a provider, and what it lacks of the original."""
 
     schema: dict[str, Any]

@@ -1,7 +1,8 @@
 """The limits of a connection: settings and constants."""
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from callgate.api.middleware import OPEN_PATHS
 
@@ -40,8 +41,7 @@ HELD_BYTES: Final = 65_536
 """Bytes of a body that the application has not read, beyond which reading from the socket is paused."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
+class ConnectionLimits(msgspec.Struct, frozen=True):
     """The limits of one connection."""
 
     header_bytes: int = 65_536

@@ -3,9 +3,9 @@
 import asyncio
 from collections import Counter
 from contextvars import Context
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -33,8 +33,7 @@ SWEEPS_A_LIMIT: Final = 4
 """The least number of checks within a short deadline."""
 
 
-@dataclass(slots=True)
-class UnreadAnswer:
+class UnreadAnswer(msgspec.Struct):
     """What a client has not taken of its answer."""
 
     size: int

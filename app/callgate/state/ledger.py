@@ -2,10 +2,10 @@
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from callgate.state.database import Database, DatabaseAway, NotMigrated
@@ -28,8 +28,7 @@ class SpendingLedger(Ledger, Protocol):
     def remember_spending(self, key_name: str, period: str, nano: int) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class SharedLedger:
+class SharedLedger(msgspec.Struct, frozen=True):
     """An open ledger."""
 
     calls: SpendingLedger

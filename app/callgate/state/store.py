@@ -1,8 +1,9 @@
 """The protocol of a store: bytes under a key until they expire."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 
 class StoreError(Exception):
@@ -16,8 +17,7 @@ class LargerThanShare(StoreError):
         super().__init__(f"of {size} bytes, where {most} are kept of one key")
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """The share of one owner in a store. Beyond it its own oldest entries are evicted, and no others."""
 
     name: str

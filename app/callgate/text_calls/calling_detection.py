@@ -8,8 +8,9 @@ is not kept, and the request uses native calls.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent
@@ -28,8 +29,7 @@ REFUSED = frozenset({400, 404, 415, 422, 501, 502})
 """Statuses of servers that refuse tools. llama.cpp sends 500, which becomes 502 here, as do lost connections."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallingMode:
+class CallingMode(msgspec.Struct, frozen=True):
     """How a model is asked for calls, and how that was decided."""
 
     format: str

@@ -10,7 +10,6 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -76,8 +75,7 @@ def pointer_in(text: str) -> str | None:
     return pointer["id"]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResult:
+class StoredResult(msgspec.Struct, frozen=True):
     """One result, as far as it was read from the tool."""
 
     owner: str

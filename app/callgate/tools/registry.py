@@ -58,8 +58,7 @@ CONFIG_ADDRESS = "config"
 log = structlog.get_logger("callgate.tools")
 
 
-@dataclass(frozen=True, slots=True)
-class ToolAtSource:
+class ToolAtSource(msgspec.Struct, frozen=True):
     """A tool by its name at the source, which is used in the source's entry in the config."""
 
     name: str
@@ -113,8 +112,7 @@ class RegisteredTool:
         return replace(self, definition=definition, offered=replace(self.offered, name=name))
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantined:
+class Quarantined(msgspec.Struct, frozen=True):
     """A tool that cannot be offered, with the reason."""
 
     name: str
@@ -124,8 +122,7 @@ class Quarantined:
     """It could be, and waits until somebody accepts what it says of itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class NameClash:
+class NameClash(msgspec.Struct, frozen=True):
     """A name that several tools claim, and the names that these got."""
 
     claimed: str

@@ -5,14 +5,14 @@ entry is not restarted, and one with a changed entry is closed after its last re
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+
+import msgspec
 
 from callgate.tools.executor import Source
 from callgate.tools.source_supervisor import BeginsAnew, Delay, SourceStatus, SourceSupervisor, reopening_delay
 
 
-@dataclass(slots=True)
-class _Lease:
+class _Lease(msgspec.Struct):
     supervisor: SourceSupervisor
     borrowers: int = 0
 

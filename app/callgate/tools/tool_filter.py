@@ -9,8 +9,9 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+import msgspec
 
 from callgate.conversation.errors import ChatError
 
@@ -100,8 +101,7 @@ def requested_filter(text: str | None) -> ToolFilter | None:
     return ToolFilter(() if names == ("none",) else names, by_given_name=True)
 
 
-@dataclass(frozen=True)
-class NameFilter:
+class NameFilter(msgspec.Struct, frozen=True):
     """Admits the tools with exactly these names."""
 
     names: frozenset[str]
@@ -142,8 +142,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 # Patterns that match nothing ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Unmatched:
+class Unmatched(msgspec.Struct, frozen=True):
     """A pattern that matches no tool."""
 
     pattern: str

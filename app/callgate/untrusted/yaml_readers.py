@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final, NewType
 
+import msgspec
 import yaml
 
 from callgate.untrusted.doors import OpenedText
@@ -38,8 +39,7 @@ class OversizedText(ValueError):
         self.column = column
 
 
-@dataclass(frozen=True, slots=True)
-class SizeLimit:
+class SizeLimit(msgspec.Struct, frozen=True):
     """What a text may be when all aliases are written out."""
 
     nodes: int

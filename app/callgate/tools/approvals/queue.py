@@ -13,9 +13,10 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from callgate.calls.outcome import Failed, FailureKind
 from callgate.calls.states import ReadyCall
@@ -70,8 +71,7 @@ DECISIONS = {
 OF_QUESTIONS = frozenset({ApprovalOutcome.ANSWERED, ApprovalOutcome.DECLINED, ApprovalOutcome.CANCELLED})
 
 
-@dataclass(frozen=True, slots=True)
-class PendingApproval:
+class PendingApproval(msgspec.Struct, frozen=True):
     """One waiting call, as it is shown for a decision."""
 
     id: str
@@ -115,8 +115,7 @@ class PendingApproval:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class SettledApproval:
+class SettledApproval(msgspec.Struct, frozen=True):
     """The end of a call that waited, for the audit log."""
 
     approval: PendingApproval

@@ -1,7 +1,8 @@
 """Decides which tools need approval: by patterns of the config for a tool's origin and safety."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from callgate.tools.tool_filter import Named, names_exactly, names_loosely
 
@@ -11,8 +12,7 @@ _OF_A_CLASS = 0.5
 """A class is more specific than `*`, and less than any character of a name."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApprovalRule:
+class ApprovalRule(msgspec.Struct, frozen=True):
     """The patterns of one place in the config. Of those that match a tool, the one with most literal characters counts.
 
     A pattern under `always` matches all tools that claim a name, one under `never` only a name that no other source claims,

@@ -15,10 +15,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from callgate.parsers import landlock
@@ -45,8 +45,7 @@ BOOT = f"{_IMPORT}; launch.main(sys.argv[1:])"
 """Imported rather than run by path, so that its cached bytecode is used. Our folders are last on the path."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessLimits:
+class ProcessLimits(msgspec.Struct, frozen=True):
     """The limits of one command. All but `processes` hold for each process of it."""
 
     cpu_seconds: int = 30
@@ -56,16 +55,14 @@ class ProcessLimits:
     processes: int = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(msgspec.Struct, frozen=True):
     """The only paths that a command can open, beside the system's programs and libraries."""
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(msgspec.Struct, frozen=True):
     """One command to run."""
 
     program: str
@@ -118,8 +115,7 @@ class EndReason(StrEnum):
     """It wrote too much to standard error."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
+class CommandResult(msgspec.Struct, frozen=True):
     """The result of a command that has ended with all its descendants."""
 
     why: EndReason

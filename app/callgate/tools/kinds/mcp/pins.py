@@ -14,7 +14,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -59,8 +59,7 @@ class Pin(msgspec.Struct, frozen=True, omit_defaults=True):
     """What it said of itself, compressed; empty where that is too long or was not kept yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldTool:
+class HeldTool(msgspec.Struct, frozen=True):
     """A tool that is not on offer, because it is new or other than it was."""
 
     server: str
@@ -72,7 +71,7 @@ class HeldTool:
     """What it said before; empty for a new tool, and where that is not known."""
     after: str
     is_new: bool
-    since: float = field(default_factory=time.time)
+    since: float = msgspec.field(default_factory=time.time)
 
     @property
     def reason(self) -> str:
