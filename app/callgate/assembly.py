@@ -6,12 +6,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Final, Protocol
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from callgate import __version__
 from callgate.api.middleware import Middleware
-from callgate.api.routing import DescribedApp
 from callgate.api.run_ports import NoRuns, Runs
 from callgate.config.entry_errors import BadEntry
 from callgate.config.schema.whole import Config
@@ -38,7 +37,7 @@ class Subjects(Protocol):
         """Return what is open while the server runs, inside the runtime."""
         ...
 
-    def add_routes(self, app: DescribedApp) -> Mapping[tuple[str, str], ASGIApp]:
+    def add_routes(self, app: FastAPI) -> Mapping[tuple[str, str], ASGIApp]:
         """Add the routes; return those that the middleware calls directly."""
         ...
 
@@ -58,7 +57,7 @@ class ChatAlone:
     def opened(self) -> AbstractAsyncContextManager[object]:
         return contextlib.nullcontext()
 
-    def add_routes(self, app: DescribedApp) -> Mapping[tuple[str, str], ASGIApp]:
+    def add_routes(self, app: FastAPI) -> Mapping[tuple[str, str], ASGIApp]:
         return {}
 
 
@@ -75,7 +74,7 @@ def assembled(
     subjects = subjects_of(config, manager)
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(manager)
@@ -90,6 +89,9 @@ def assembled(
         version=__version__,
         description="An OpenAI-compatible proxy that runs your tools, and never runs half a call.",
         lifespan=lifespan,
+        docs_url=None,  # both pages load their scripts from a public CDN
+        redoc_url=None,
+        redirect_slashes=False,
     )
     routes_fast = {**add_routes(app, manager, subjects.runs, page=config.server.page), **subjects.add_routes(app)}
     app.state.manager = manager
@@ -97,8 +99,8 @@ def assembled(
     return app
 
 
-class CallgateApp(DescribedApp):
-    """The application with our middleware around even the framework's own."""
+class CallgateApp(FastAPI):
+    """FastAPI with our middleware around even the framework's own."""
 
     outermost: Middleware
     reason = ""

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Final
 
+from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from callgate.api.endpoint import FaceEndpoint
 from callgate.api.errors import MESSAGES
-from callgate.api.routing import DescribedApp
 from callgate.api.run_ports import Runs
 from callgate.chat.azure import AZURE_PATH, AzureChatFace, model_in
 from callgate.chat.face import ChatFace
@@ -19,7 +19,7 @@ from callgate.runtime.manager import RuntimeManager
 CHAT_PATHS: Final = ("/v1/chat/completions", "/chat/completions")
 
 
-def add_faces(app: DescribedApp, manager: RuntimeManager, runs: Runs) -> Mapping[tuple[str, str], ASGIApp]:
+def add_faces(app: FastAPI, manager: RuntimeManager, runs: Runs) -> Mapping[tuple[str, str], ASGIApp]:
     """Add the routes; return those that the middleware calls directly."""
     chat = FaceEndpoint(manager, ChatFace(manager), runs)
     for path in CHAT_PATHS:

@@ -1,10 +1,10 @@
-"""The routes of a server that has nothing but chat, and their OpenAPI descriptions where no router has them."""
+"""The routes of a server that has nothing but chat, and their OpenAPI descriptions where FastAPI cannot derive them."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -20,7 +20,6 @@ from callgate.api.errors import (
 )
 from callgate.api.middleware import context_of
 from callgate.api.page import page_routes
-from callgate.api.routing import DescribedApp, Router
 from callgate.api.run_ports import Runs
 from callgate.callers.caller import Caller
 from callgate.conversation.errors import ChatError
@@ -40,7 +39,7 @@ OF_KEYS = b"callgate_key_used"
 
 
 def add_routes(
-    app: DescribedApp, manager: RuntimeManager, runs: Runs, *, page: bool = True
+    app: FastAPI, manager: RuntimeManager, runs: Runs, *, page: bool = True
 ) -> Mapping[tuple[str, str], ASGIApp]:
     """Add all routes; return those that the middleware calls directly."""
     routes_fast = add_faces(app, manager, runs)
@@ -55,16 +54,16 @@ def add_routes(
     if page:
         app.router.routes.extend(page_routes(manager))
     app.include_router(_health(manager))
-    app.add_exception_handler(404, answer_http_exception)
-    app.add_exception_handler(405, answer_http_exception)
-    app.add_exception_handler(ChatError, answer_chat_error)
-    app.add_exception_handler(Exception, answer_failure)
-    app.describe(_chat_operations)
+    app.exception_handler(404)(answer_http_exception)
+    app.exception_handler(405)(answer_http_exception)
+    app.exception_handler(ChatError)(answer_chat_error)
+    app.exception_handler(Exception)(answer_failure)
+    _describe_chat(app)
     return routes_fast
 
 
-def _models(manager: RuntimeManager) -> Router:
-    router = Router(["models"])
+def _models(manager: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["models"])
     wrong: dict[int | str, dict[str, Any]] = {
         404: {"description": "No such model.", "content": {"application/json": {"schema": envelope_schema()}}}
     }
@@ -90,7 +89,7 @@ def _models(manager: RuntimeManager) -> Router:
         return _json({"object": "list", "data": [_detailed(manager, name, caller, priced=priced) for name in names]})
 
     @router.get(
-        "/v1/models/{model:path}",
+        "/v1/models/{model:path}",  # noqa: FAST003 - read from the request, see `in_path`
         summary="One model; with `price=1` also what a million of its tokens costs",
         responses=wrong,
         openapi_extra={
@@ -114,11 +113,11 @@ def _models(manager: RuntimeManager) -> Router:
     return router
 
 
-def _health(manager: RuntimeManager) -> Router:
-    router = Router(["operating"])
+def _health(manager: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["operating"])
 
     @router.get("/health/live", summary="The process answers")
-    async def live(_: Request) -> Response:
+    async def live() -> Response:
         return _json({"status": "ok"})
 
     @router.get(
@@ -190,29 +189,35 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(encode(value), status, media_type="application/json")
 
 
-def _chat_operations() -> dict[str, Any]:
-    """Describe the routes that are plain ASGI callables."""
-    operations: dict[str, Any] = {
-        "/v1/chat/completions": {"post": _chat_operation()},
-        MESSAGES: {"post": messages_operation()},
-    }
-    for path in PATHS:
-        body = {
-            "type": "object",
-            "required": ["model"],
-            "additionalProperties": True,
-            "properties": {"model": {"type": "string", "minLength": 1}},
-        }
-        operations[f"/v1{path}"] = {
-            "post": {
-                "tags": ["passed on"],
-                "operationId": "pass_on" + path.replace("/", "_"),
-                "summary": "Passed on to the provider of the model it names",
-                "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-                "responses": {"200": {"description": "What the provider answered."}} | error_answers(),
-            }
-        }
-    return operations
+def _describe_chat(app: FastAPI) -> None:
+    """Add the routes that are plain ASGI callables to the OpenAPI document."""
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = described()
+            document["paths"]["/v1/chat/completions"] = {"post": _chat_operation()}
+            document["paths"][MESSAGES] = {"post": messages_operation()}
+            for path in PATHS:
+                body = {
+                    "type": "object",
+                    "required": ["model"],
+                    "additionalProperties": True,
+                    "properties": {"model": {"type": "string", "minLength": 1}},
+                }
+                document["paths"][f"/v1{path}"] = {
+                    "post": {
+                        "tags": ["passed on"],
+                        "operationId": "pass_on" + path.replace("/", "_"),
+                        "summary": "Passed on to the provider of the model it names",
+                        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+                        "responses": {"200": {"description": "What the provider answered."}} | error_answers(),
+                    }
+                }
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own documented way
 
 
 def _chat_operation() -> dict[str, Any]:

@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
+from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from callgate.access.routes import admin_routes
 from callgate.api.endpoint import FaceEndpoint
 from callgate.api.mcp_errors import MCP_PATH
-from callgate.api.routing import DescribedApp
 from callgate.config.schema.whole import Config
 from callgate.mcp_server.routes import McpDoor, mcp_operation
 from callgate.recorder.routes.replay import PATH as REPLAY_PATH
@@ -55,7 +55,7 @@ class AllSubjects:
             await stack.enter_async_context(self._mcp)
             yield
 
-    def add_routes(self, app: DescribedApp) -> Mapping[tuple[str, str], ASGIApp]:
+    def add_routes(self, app: FastAPI) -> Mapping[tuple[str, str], ASGIApp]:
         """Add the routes; return those that the middleware calls directly."""
         manager = self._manager
         runs = self.runs
@@ -68,10 +68,10 @@ class AllSubjects:
         )
         app.include_router(usage_routes(manager))
         app.router.routes.extend(self._mcp.routes())
-        app.describe(_operations)
+        _describe(app)
         return {**routes_fast, ("POST", MCP_PATH): self._mcp}
 
-    def _add_responses(self, app: DescribedApp) -> Mapping[tuple[str, str], ASGIApp]:
+    def _add_responses(self, app: FastAPI) -> Mapping[tuple[str, str], ASGIApp]:
         manager = self._manager
         runs = self.runs
         responses_store = StoredResponses(manager.responses)
@@ -95,10 +95,17 @@ class AllSubjects:
         return {("POST", path): responses for path in RESPONSES_PATHS}
 
 
-def _operations() -> dict[str, Any]:
-    """Describe the routes that are plain ASGI callables."""
-    return {
-        REPLAY_PATH: {"post": replay_operation(error_answers())},
-        MCP_PATH: {"post": mcp_operation(error_answers())},
-        "/v1/responses": {"post": response_operation(error_answers())},
-    }
+def _describe(app: FastAPI) -> None:
+    """Add the routes that are plain ASGI callables to the OpenAPI document."""
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        is_new = app.openapi_schema is None
+        document = described()
+        if is_new:
+            document["paths"][REPLAY_PATH] = {"post": replay_operation(error_answers())}
+            document["paths"][MCP_PATH] = {"post": mcp_operation(error_answers())}
+            document["paths"]["/v1/responses"] = {"post": response_operation(error_answers())}
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own documented way

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from callgate.access.building import control_behind
 from callgate.access.keys import mint_key
 from callgate.access.limits import MemoryLimiter
 from callgate.application import create_app
-from callgate.assembly import CallgateApp
 from callgate.runtime.manager import RuntimeManager
 from callgate.state.local.sqlite import FILE
 from tests.chaos.load import chat_body
@@ -117,7 +117,7 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def opened_app(upstream: Upstream, folder: Path) -> AsyncIterator[tuple[CallgateApp, RuntimeManager]]:
+async def opened_app(upstream: Upstream, folder: Path) -> AsyncIterator[tuple[FastAPI, RuntimeManager]]:
     config = make_config(
         upstream.url,
         tools=["echo", "add", "send_mail", COMMAND],
@@ -155,9 +155,7 @@ async def test_nothing_is_left_wherever_a_request_ends(
     assert whole.count >= 5
 
 
-async def _end_at(
-    app: CallgateApp, manager: RuntimeManager, upstream: Upstream, body: bytes, k: int, way: str
-) -> Steps:
+async def _end_at(app: FastAPI, manager: RuntimeManager, upstream: Upstream, body: bytes, k: int, way: str) -> Steps:
     """Runs one request and ends it at its k-th suspension, if it comes so far."""
     client = Client(body)
     steps = Steps(k)

@@ -242,19 +242,19 @@ async def answer_http_exception(request: Request, failure: Exception) -> Respons
 
 
 async def answer_chat_error(request: Request, failure: Exception) -> Response:
-    """Answer our own errors from a route of a router."""
+    """Answer our own errors from a FastAPI route."""
     error = as_chat_error(failure)
     request.scope["context"].notes.setdefault("error", error.code or error.type)
     return error_response(request, error)
 
 
 async def answer_failure(request: Request, _: Exception) -> Response:
-    """Answer an unexpected exception in a route. The framework raises it again, and the middleware logs it."""
+    """Answer an unexpected exception in a FastAPI route. The framework raises it again, and the middleware logs it."""
     return error_response(request, ChatError(500, SERVER_ERROR, type="server_error"))
 
 
 def in_path(name: str) -> dict[str, Any]:
-    """Describe a path parameter for OpenAPI."""
+    """Describe a path parameter for OpenAPI. Declared to FastAPI, it would load pydantic's version 1."""
     return {"parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]}
 
 

@@ -3,12 +3,11 @@
 from typing import Any, Final
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.middleware import context_of
-from callgate.api.routing import Router
 from callgate.api.strict_json import PASSED_ON
 from callgate.callers.caller import owner_name
 from callgate.chat.face import in_progress
@@ -23,8 +22,8 @@ PREFIX: Final = "chatcmpl-"
 WAIT: Final = {"retry-after": "1", "cache-control": "no-store"}
 
 
-def durable_routes(manager: RuntimeManager, runs: DurableRuns) -> Router:
-    router = Router(["runs"])
+def durable_routes(manager: RuntimeManager, runs: DurableRuns) -> APIRouter:
+    router = APIRouter(tags=["runs"])
     missing: dict[int | str, dict[str, Any]] = {
         404: {
             "description": "No such run is kept, or not for this key.",
@@ -46,7 +45,7 @@ def durable_routes(manager: RuntimeManager, runs: DurableRuns) -> Router:
         return run_id, owner_name(caller), manager.current.access.may_see_all(caller)
 
     @router.get(
-        "/v1/chat/completions/{id}",
+        "/v1/chat/completions/{id}",  # noqa: FAST003 - read from the request, see `in_path`
         summary="The answer of a run that is kept, or that it is still under way",
         responses=missing,
         openapi_extra=in_path("id"),
@@ -68,7 +67,7 @@ def durable_routes(manager: RuntimeManager, runs: DurableRuns) -> Router:
         return Response(answer.whole or answer.body, answer.status, headers)
 
     @router.post(
-        "/v1/runs/{id}/cancel",
+        "/v1/runs/{id}/cancel",  # noqa: FAST003
         summary="Stop a run that is kept, wherever it is carried on",
         responses=missing,
         openapi_extra=in_path("id"),

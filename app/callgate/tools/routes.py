@@ -4,8 +4,8 @@ import asyncio
 from typing import Any, Final
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from callgate.api.answers import ClientDisconnected, run_unless_disconnected
 from callgate.api.bodies import check_body, read_counted
@@ -14,7 +14,6 @@ from callgate.api.errors import encode, envelope_schema, error_response, in_path
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import CLIENT_CLOSED, RequestContext, context_of
 from callgate.api.rights import caller_after_body, caller_of, check_admin, rights_of_chat
-from callgate.api.routing import Router
 from callgate.callers.caller import NOBODY, Caller, words_for
 from callgate.callers.principals import principal_of
 from callgate.calls.outcome import Failed, Returned
@@ -64,8 +63,8 @@ class CallBody(msgspec.Struct, forbid_unknown_fields=True):
         raise ChatError(400, f"The body should be like {EXAMPLE}: {why}.", param="arguments", code="invalid_body")
 
 
-def tool_routes(manager: RuntimeManager) -> Router:
-    router = Router(["tools"])
+def tool_routes(manager: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["tools"])
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
     options = {"servers": "With the servers' states.", "models": "With how many of them each model is offered."}
     parameters = [
@@ -121,7 +120,7 @@ def tool_routes(manager: RuntimeManager) -> Router:
         return Response(encode({**facts, "state": "accepted"}), media_type="application/json")
 
     @router.get(
-        "/v1/tools/{name}",
+        "/v1/tools/{name}",  # noqa: FAST003 - read from the request, see `in_path`
         summary="One tool; with `model` also its schema as that model gets it, and what its provider cannot express",
         responses={404: {"description": "No such tool, or not for this key.", **error}},
         openapi_extra={
@@ -139,7 +138,7 @@ def tool_routes(manager: RuntimeManager) -> Router:
         return Response(encode(facts), media_type="application/json")
 
     @router.post(
-        "/v1/tools/{name}/call",
+        "/v1/tools/{name}/call",  # noqa: FAST003 - read from the request, see `in_path`
         summary="Call one tool: through the gate, its policy, approval and the ledger, as a model's call",
         responses={
             403: {"description": "This key may not call tools without a model.", **error},

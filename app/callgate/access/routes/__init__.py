@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from callgate.access.building import control_behind, key_entry
 from callgate.access.key_store import key_facts
@@ -18,7 +18,6 @@ from callgate.api.errors import encode, envelope_schema
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import context_of
 from callgate.api.rights import caller_after_body, caller_of, check_admin
-from callgate.api.routing import Router
 from callgate.callers.allowance import Allowance
 from callgate.callers.caller import Caller, accounts_of, words_for
 from callgate.config.problems import ConfigError
@@ -42,8 +41,8 @@ class ReloadWanted(msgspec.Struct, forbid_unknown_fields=True):
     """Take a config that allows more than the one in use."""
 
 
-def admin_routes(manager: RuntimeManager) -> Router:
-    router = Router(["operating"])
+def admin_routes(manager: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["operating"])
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
 
     @router.get("/v1/key", summary="The name of this key, what it may do, its limits, and what is left of them")

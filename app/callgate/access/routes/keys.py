@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import structlog
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 from pydantic import ValidationError
-from starlette.requests import Request
-from starlette.responses import Response
 
 from callgate.access.building import control_behind, key_entry
 from callgate.access.key_store import FileKeys, NameTaken, key_facts, written_moment
@@ -22,7 +22,6 @@ from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import context_of
 from callgate.api.rights import caller_after_body, caller_of, check_admin
-from callgate.api.routing import Router
 from callgate.callers.allowance import Allowance
 from callgate.callers.caller import Caller, words_for
 from callgate.config.schema.values import SHAPES
@@ -70,9 +69,9 @@ class LimitsWanted(msgspec.Struct, forbid_unknown_fields=True):
     budget_per_month: Number | msgspec.UnsetType = msgspec.UNSET
 
 
-def key_routes(manager: RuntimeManager) -> Router:
+def key_routes(manager: RuntimeManager) -> APIRouter:
     """Return the routes that write keys."""
-    router = Router(["operating"])
+    router = APIRouter(tags=["operating"])
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
     answers: dict[int | str, dict[str, Any]] = {
         403: {"description": "This key may not, or gives away more than it has.", **error},

@@ -6,15 +6,15 @@ from functools import partial
 from typing import Any, Final
 
 import structlog
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from callgate.api.answers import ClientDisconnected, run_unless_disconnected
 from callgate.api.errors import encode, envelope_schema
 from callgate.api.middleware import context_of
 from callgate.api.rights import Capability, caller_of, seen_by, send_while_allowed
-from callgate.api.routing import Router
 from callgate.callers.caller import Caller
 from callgate.conversation.errors import ChatError
 from callgate.recorder.backlog import FellBehind
@@ -37,8 +37,8 @@ KINDS: Final[Mapping[str, str]] = {"runs": "run", "approvals": "approval", "serv
 audit = structlog.get_logger("callgate.audit")
 
 
-def feed_routes(manager: RuntimeManager) -> Router:
-    router = Router(["runs"])
+def feed_routes(manager: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["runs"])
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
     kinds = {
         "name": "kinds",

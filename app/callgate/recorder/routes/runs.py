@@ -6,12 +6,11 @@ from typing import Any, Final
 
 import msgspec
 import structlog
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.rights import caller_of, check_sees_all, seen_by
-from callgate.api.routing import Router
 from callgate.callers.caller import owner_name, words_for
 from callgate.calls.outcome import FailureKind
 from callgate.calls.states import Finding, Flaw
@@ -38,8 +37,8 @@ FORMATS: Final = ("json", "curl", "recording", "otlp")
 audit = structlog.get_logger("callgate.audit")
 
 
-def run_routes(manager: RuntimeManager) -> Router:
-    router = Router(["runs"])
+def run_routes(manager: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["runs"])
     runs = _Runs(manager)
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
     forbidden: dict[int | str, dict[str, Any]] = {403: {"description": "This key may not see runs.", **error}}

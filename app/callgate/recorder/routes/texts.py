@@ -3,15 +3,14 @@
 from typing import Any, Literal
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import context_of
 from callgate.api.rights import caller_after_body, caller_of, check_admin
-from callgate.api.routing import Router
 from callgate.callers.caller import words_for
 from callgate.conversation.errors import ChatError
 from callgate.recorder.building import is_for_one_person, recorder_behind
@@ -28,8 +27,8 @@ class TextsWanted(msgspec.Struct, forbid_unknown_fields=True):
     content: Literal["on", "off"]
 
 
-def texts_routes(manager: RuntimeManager) -> Router:
-    router = Router(["runs"])
+def texts_routes(manager: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["runs"])
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
     forbidden: dict[int | str, dict[str, Any]] = {403: {"description": "This key may not.", **error}}
     conflict = {"description": "The config decides, or the server has several processes.", **error}

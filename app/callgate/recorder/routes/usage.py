@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, get_args
 
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from callgate.api.errors import encode, envelope_schema
 from callgate.api.rights import caller_of, seen_by
-from callgate.api.routing import Router
 from callgate.conversation.errors import ChatError
 from callgate.recorder.building import recorder_behind
 from callgate.recorder.overview import Overview
@@ -35,8 +34,8 @@ SHORT_DAYS: Final = 8
 """Up to so many days the Overview has four bars a day."""
 
 
-def usage_routes(manager: RuntimeManager) -> Router:
-    router = Router(["runs"])
+def usage_routes(manager: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["runs"])
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
     forbidden: dict[int | str, dict[str, Any]] = {403: {"description": "This key may not see what was used.", **error}}
     usage = _UsageAnswers(manager)

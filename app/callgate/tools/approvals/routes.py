@@ -3,15 +3,14 @@
 from typing import Any, Literal
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
 
 from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import context_of
 from callgate.api.rights import caller_after_body, caller_of, check_decider
-from callgate.api.routing import Router
 from callgate.callers.caller import words_for
 from callgate.runtime.manager import RuntimeManager
 from callgate.tools.approvals.queue import DECISIONS, INPUT
@@ -32,8 +31,8 @@ class Decision(msgspec.Struct, forbid_unknown_fields=True):
     """The hash of the call's arguments, as listed."""
 
 
-def approval_routes(manager: RuntimeManager) -> Router:
-    router = Router(["approvals"])
+def approval_routes(manager: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["approvals"])
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
     wrong: dict[int | str, dict[str, Any]] = {
         403: {"description": "This key may not decide about calls.", **error},
@@ -59,7 +58,7 @@ def approval_routes(manager: RuntimeManager) -> Router:
         return _json({"object": "list", "data": manager.shared.approval_history.newest()})
 
     @router.post(
-        "/v1/approvals/{id}",
+        "/v1/approvals/{id}",  # noqa: FAST003 - read from the request, see `in_path`
         summary="Approve or deny one call, or answer what it asks",
         responses=wrong,
         openapi_extra=in_path("id"),

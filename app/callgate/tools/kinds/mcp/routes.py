@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse, Response
 
 from callgate.api.bodies import read_counted
 from callgate.api.errors import encode, envelope_schema, in_path
 from callgate.api.json_body import read_json_body
 from callgate.api.middleware import context_of
 from callgate.api.rights import caller_after_body, caller_of, check_admin
-from callgate.api.routing import Router
 from callgate.callers.caller import Caller, owner_name
 from callgate.conversation.errors import ChatError
 from callgate.runtime.manager import RuntimeManager
@@ -71,8 +70,8 @@ class TicketBody(msgspec.Struct, forbid_unknown_fields=True):
     ticket: str
 
 
-def login_routes(manager: RuntimeManager) -> Router:
-    router = Router(["tools"])
+def login_routes(manager: RuntimeManager) -> APIRouter:
+    router = APIRouter(tags=["tools"])
     error = {"content": {"application/json": {"schema": envelope_schema()}}}
 
     @router.get("/v1/logins", summary="The MCP servers that this key may log in to, and who is logged in")
@@ -103,7 +102,7 @@ def login_routes(manager: RuntimeManager) -> Router:
         return await _begun(manager, wish.server, _identity(runtime, section, caller, wish.user))
 
     @router.delete(
-        "/v1/logins/{server}",
+        "/v1/logins/{server}",  # noqa: FAST003 - read from the request, see `in_path`
         summary="Log out of an MCP server: the tokens are revoked and forgotten",
         responses={404: {"description": "No such server to log in to, or not for this key.", **error}},
         openapi_extra={
