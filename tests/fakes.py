@@ -47,6 +47,7 @@ from callgate.conversation.ports import (
     ProgressReport,
     Report,
     begin_at_once,
+    hand_nothing,
 )
 from callgate.conversation.usage import Usage
 from callgate.tools.executor import CallContext, Executor, Policy, Tool
@@ -155,6 +156,8 @@ class ScriptedAnswer:
         self.lane = "scripted"
         self._turn = turn
         self._asking = asking
+
+    hand_to = hand_nothing
 
     async def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]:
         for step in self._turn:

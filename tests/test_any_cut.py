@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from callgate.conversation.events import StreamEnd
 from callgate.conversation.ports import Model, ModelAnswer, ModelRequest
 from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.http.client import HttpClient
-from callgate.http.interface import Deadlines
+from callgate.http.interface import Deadlines, TakeRead
 from callgate.models.direct.model import DirectModel, Endpoint
 from callgate.text_calls.prompted import PromptedModel
 from callgate.text_calls.prompts import FORMATS
@@ -55,10 +55,8 @@ class Body:
         for data in self._reads:
             yield data
 
-    async def carry(self, each: Callable[[bytes], Coroutine[Any, Any, bool]]) -> None:
-        async for data in self.chunks():
-            if await each(data):
-                return
+    def hand_to(self, take: TakeRead) -> None:
+        """Whoever iterates reads all."""
 
     async def read(self, limit: int) -> bytes:
         return b"".join(self._reads)[:limit]

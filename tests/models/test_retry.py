@@ -16,6 +16,7 @@ from callgate.conversation.events import (
     Responder,
     TextDelta,
 )
+from callgate.conversation.ports import hand_nothing
 from callgate.conversation.usage import Usage
 from callgate.models.deployments import Cooldown, Deployment, DeploymentPool
 from callgate.models.errors import UpstreamError
@@ -65,6 +66,7 @@ class Scripted:
 
 class Batches:
     reason_is_raw = True
+    hand_to = hand_nothing
 
     def __init__(self, script):
         self._script = list(script)

@@ -13,7 +13,7 @@ from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.states import BrokenCall, ReadyCall
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent
-from callgate.conversation.ports import ModelRequest, Passthrough
+from callgate.conversation.ports import ModelRequest, Passthrough, hand_nothing
 from callgate.conversation.turn import TurnBuilder
 from callgate.models.direct.chunks import ChunkReader, read_completion
 from callgate.text_calls import families, prompted
@@ -162,6 +162,7 @@ class _ScriptedModel:
 
 class _ScriptedAnswer:
     reason_is_raw = True
+    hand_to = hand_nothing
     lane = "direct"
 
     def __init__(self, batches: Iterable[Sequence[ModelEvent]]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from callgate.conversation.errors import BrokenOff, ChatError
 from callgate.conversation.events import CallWritten, Finished, ModelEvent, PromptedCalling, TextDelta
 from callgate.conversation.model_requests import as_model_request
-from callgate.conversation.ports import ModelRequest, Passthrough
+from callgate.conversation.ports import ModelRequest, Passthrough, hand_nothing
 from callgate.text_calls.calling_detection import CallingDetector, CallingMode, DetectingModel
 from callgate.text_calls.families import PROBE_TOOL
 from callgate.text_calls.prompted import PromptedModel
@@ -32,6 +32,7 @@ Answers = Callable[[ModelRequest], Sequence[ModelEvent] | Exception]
 
 class Said:
     reason_is_raw = True
+    hand_to = hand_nothing
     lane = "scripted"
 
     def __init__(self, events: Sequence[ModelEvent]) -> None:

@@ -24,7 +24,7 @@ from callgate.conversation.events import (
     TextDelta,
 )
 from callgate.conversation.loop import converse
-from callgate.conversation.ports import ModelRequest
+from callgate.conversation.ports import ModelRequest, hand_nothing
 from callgate.conversation.usage import Usage
 from callgate.text_calls import prompts
 from callgate.text_calls.prompted import PromptedModel
@@ -60,6 +60,7 @@ ASK = ModelRequest(messages=(QUESTION,), tools=(WEATHER, CLOCK))
 
 class Said:
     reason_is_raw = False
+    hand_to = hand_nothing
     lane = "scripted"
 
     def __init__(self, batches, broke_off=None):

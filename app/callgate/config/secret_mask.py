@@ -109,7 +109,7 @@ class SecretMask:
         """Return the data that can be passed on."""
         if self._held:
             data = self._held + data
-        elif self._suspicion(data) is None and not (self._is_foreign and b"\\u00" in data):
+        elif self._suspicion(data) is None and not (self._is_foreign and data.find(b"\\u00") >= 0):
             if self._has_starred:
                 return self._without_tokens(data, len(data))
             return data

@@ -7,7 +7,7 @@ because all of it runs inside this coroutine.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ from callgate.conversation.events import (
     is_for_listeners,
 )
 from callgate.conversation.finish_words import FinishClass
+from callgate.conversation.listeners import NOTHING
 from callgate.conversation.model_requests import as_model_request
 from callgate.conversation.ports import Emit, ModelRequest, Passthrough, Plan, Toolbox, TurnModel
 from callgate.conversation.response_items import ITEMS, run_by_provider, thoughts_in
@@ -128,15 +129,42 @@ def converse(
     return conversation.run()
 
 
-class _ReadAnswer(msgspec.Struct, frozen=True, gc=False):
-    """One answer of the model, once it has been read."""
+class _Reading(msgspec.Struct, eq=False, kw_only=True):
+    """One answer of the model while it is read, and once it has been."""
 
-    builder: TurnBuilder | PassedTurn
-    end: StreamEnd
-    lane: str
-    first_seconds: float
+    _conversation: "_Conversation"
+    _may_pass: bool
+    _is_emitted: bool
+    _has_begun: bool = False
+    building: TurnBuilder | None = None
+    passed: PassedTurn | None = None
+    end: StreamEnd = StreamEnd.DONE
+    lane: str = ""
+    first_seconds: float = 0.0
     """Seconds from the beginning of the turn until the first content, failed attempts and waits included."""
-    reason_is_raw: bool
+    reason_is_raw: bool = True
+
+    def take(self, events: Sequence[ModelEvent]) -> Awaitable[None]:
+        """Take a batch, and emit it; the caller awaits that. No coroutine, because every chunk goes through here."""
+        conversation = self._conversation
+        if self._may_pass and type(piece := events[0]) is Passed:
+            if self.passed is None:
+                self.passed = PassedTurn()
+            if piece.reasons or piece.usage is not None or len(events) > 1:
+                self.passed.feed(piece, events)
+            return conversation.emit(piece)
+        building = self.building
+        if building is None:
+            self.building = building = conversation.builder()
+        building.feed(events)
+        if conversation.held_text is None and building.as_written is None:
+            shown = events
+        else:
+            shown = conversation.held_back(events, building)
+        if self._is_emitted and (not self._has_begun or conversation.rules.emit_fragments or is_for_listeners(shown)):
+            self._has_begun = True
+            return conversation.emit(ModelOutput(conversation.index, shown))
+        return NOTHING
 
 
 class _Conversation(msgspec.Struct):
@@ -294,7 +322,7 @@ class _Conversation(msgspec.Struct):
             self.held_text = [] if holds_text else None
             failure: ChatError | None = None
             answer = await self._read_answer(request, attempts, is_emitted=is_emitted)
-            builder = answer.builder
+            builder = answer.passed or answer.building or self.builder()
             if type(builder) is TurnBuilder and builder.is_large():  # parsing its arguments would block the event loop
                 turn = await asyncio.to_thread(builder.finish, answer.end)
             else:
@@ -350,46 +378,24 @@ class _Conversation(msgspec.Struct):
 
     async def _read_answer(
         self, request: ModelRequest | Passthrough, attempts: Attempts, *, is_emitted: bool
-    ) -> _ReadAnswer:
+    ) -> _Reading:
         """Read one answer of the model, and emit it while it comes."""
-        lane = ""
-        first_seconds = 0.0
-        reason_is_raw = True
-        end = StreamEnd.DONE
-        may_pass = isinstance(request, Passthrough)
-        building: TurnBuilder | None = None
-        passed: PassedTurn | None = None
-        has_begun = False
+        reading = _Reading(_conversation=self, _may_pass=isinstance(request, Passthrough), _is_emitted=is_emitted)
         try:
             async with self.model.send(request, attempts) as answer:
-                lane = answer.lane
-                first_seconds = self.clock() - attempts.began
+                reading.lane = answer.lane
+                reading.first_seconds = self.clock() - attempts.began
+                if request.stream:
+                    answer.hand_to(reading.take)
                 async for events in answer:
-                    if may_pass and type(piece := events[0]) is Passed:
-                        if passed is None:
-                            passed = PassedTurn()
-                        if piece.reasons or piece.usage is not None or len(events) > 1:
-                            passed.feed(piece, events)
-                        await self.emit(piece)
-                        continue
-                    if building is None:
-                        building = self._builder()
-                    building.feed(events)
-                    if self.held_text is None and building.as_written is None:
-                        shown = events
-                    else:
-                        shown = self._held_back(events, building)
-                    if is_emitted and (not has_begun or self.rules.emit_fragments or is_for_listeners(shown)):
-                        has_begun = True
-                        await self.emit(ModelOutput(self.index, shown))
-                reason_is_raw = answer.reason_is_raw
+                    await reading.take(events)
+                reading.reason_is_raw = answer.reason_is_raw
         except BrokenOff as broke:
             if broke.transport_error:
-                end = StreamEnd.ERROR
+                reading.end = StreamEnd.ERROR
             else:
-                end = StreamEnd.EOF
-        builder = passed or building or self._builder()
-        return _ReadAnswer(builder, end, lane, first_seconds, reason_is_raw)
+                reading.end = StreamEnd.EOF
+        return reading
 
     def _count(self, turn: Turn, *, is_summary: bool) -> None:
         """Add the usage of a turn. A passed-through answer has that of all its choices."""
@@ -422,7 +428,7 @@ class _Conversation(msgspec.Struct):
             return False
         return not all(map(self.toolbox.is_clients, self.toolbox.offer))
 
-    def _held_back(self, events: Sequence[ModelEvent], building: TurnBuilder) -> Sequence[ModelEvent]:
+    def held_back(self, events: Sequence[ModelEvent], building: TurnBuilder) -> Sequence[ModelEvent]:
         """Hold text that may not be part of the answer, and all that comes with calls that are not alone."""
         if building.as_written is None:
             return self._without_text(events)
@@ -470,7 +476,7 @@ class _Conversation(msgspec.Struct):
             return first_call_of(plan, turn.calls)
         return plan
 
-    def _builder(self) -> TurnBuilder:
+    def builder(self) -> TurnBuilder:
         return TurnBuilder(self.toolbox.offer, self.new_id, argument_bytes=self.rules.argument_bytes)
 
     def _next_request(self, first: ModelRequest) -> ModelRequest:

@@ -17,6 +17,8 @@ Message: TypeAlias = msgspec.Raw | dict[str, Any]
 
 Emit: TypeAlias = Callable[[ChatEvent], Awaitable[None]]
 """A coroutine function that gets the events of a chat."""
+TakeEvents: TypeAlias = Callable[[Sequence[ModelEvent]], Awaitable[None]]
+"""Takes a batch of the events of an answer. What it returns has to be awaited before it gets the next one."""
 
 RecordBody: TypeAlias = Callable[[], Callable[[bytes], None]]
 """Begins to record one body; returns the function that takes each read of it."""
@@ -160,7 +162,16 @@ class ModelAnswer(Protocol):
         """The lane on which the model was reached, as the config names it: `direct`, `translated`, `litellm`."""
         ...
 
+    def hand_to(self, take: TakeEvents) -> None:
+        """Hand batches to `take` from within the reads that bring them, while the iteration waits for one, instead of waking it for
+        each. An answer that cannot do so does nothing: it is iterated to its end."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]: ...
+
+
+def hand_nothing(answer: object, take: TakeEvents) -> None:
+    """The `hand_to` of answers that are iterated to their end."""
 
 
 class Model(Protocol):

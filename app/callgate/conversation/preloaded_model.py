@@ -7,7 +7,7 @@ import msgspec
 
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent, Passed
-from callgate.conversation.ports import ModelRequest, Passthrough
+from callgate.conversation.ports import ModelRequest, Passthrough, hand_nothing
 
 
 class PreloadedModel:
@@ -45,6 +45,8 @@ class PreloadedAnswer(msgspec.Struct, eq=False, kw_only=True):
     _events: Sequence[ModelEvent]
     lane: str
     reason_is_raw: bool = True
+
+    hand_to = hand_nothing
 
     def passed(self) -> Passed | None:
         """Return what the answer consists of, where that goes to the client as its provider's bytes, all of them."""

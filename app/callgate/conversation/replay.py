@@ -16,7 +16,7 @@ import msgspec
 from callgate.conversation import raw_json
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent, ReasoningDelta, TextDelta
-from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, TurnModel
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, TurnModel, hand_nothing
 from callgate.conversation.preloaded_model import PreloadedAnswer
 from callgate.untrusted.doors import SLICE, Door, TooMuch, Untrusted
 from callgate.untrusted.readers import read_leniently
@@ -203,6 +203,8 @@ class _ObservedAnswer:
     @property
     def reason_is_raw(self) -> bool:
         return self._answer.reason_is_raw
+
+    hand_to = hand_nothing
 
     def __aiter__(self) -> "_ObservedAnswer":
         return self

@@ -23,7 +23,7 @@ from callgate.conversation.events import (
     ThinkingBlock,
 )
 from callgate.conversation.messages_api import CONTEXT
-from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, TurnModel
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, TurnModel, hand_nothing
 from callgate.conversation.usage import Usage
 from callgate.guardrails.hook import Blocked, Guardrail, Stretch
 from callgate.guardrails.judge import ChatJudge
@@ -146,6 +146,8 @@ class _GuardedAnswer:
     @property
     def lane(self) -> str:
         return self._inner.lane
+
+    hand_to = hand_nothing
 
     def __aiter__(self) -> "_GuardedAnswer":
         return self

@@ -6,13 +6,24 @@ which checks the state again.
 
 import asyncio
 from collections.abc import Mapping
+from contextvars import Context, copy_context
 from math import inf
 from typing import Any, Protocol, cast
 
 import httptools
 
 from callgate.config.secret_mask import Needles, SecretMask
-from callgate.http.interface import Broken, Compressed, Deadlines, TimedOut, TooLarge, TransportError, Which, reason
+from callgate.http.interface import (
+    Broken,
+    Compressed,
+    Deadlines,
+    TakeRead,
+    TimedOut,
+    TooLarge,
+    TransportError,
+    Which,
+    reason,
+)
 from callgate.http.request_head import Origin
 
 HEAD_BYTES = 65_536
@@ -42,6 +53,7 @@ class ConnectionOwner(Protocol):
 
 class ClientConnection(asyncio.Protocol):
     __slots__ = (
+        "_context",
         "_deadlines",
         "_draining",
         "_due",
@@ -50,6 +62,7 @@ class ClientConnection(asyncio.Protocol):
         "_head_bytes",
         "_headers",
         "_held",
+        "_is_handed",
         "_keep",
         "_mask",
         "_owner",
@@ -59,6 +72,7 @@ class ClientConnection(asyncio.Protocol):
         "_quiet",
         "_settled",
         "_state",
+        "_take",
         "_timer",
         "_timer_at",
         "_transport",
@@ -89,6 +103,10 @@ class ClientConnection(asyncio.Protocol):
         self._timer_at = inf
         self._draining: asyncio.TimerHandle | None = None
         self._mask: SecretMask | None = None
+        self._take: TakeRead | None = None
+        self._context: Context | None = None
+        self._is_handed = False
+        """The iteration is woken for what `_take` was handed."""
         self._parser: Any = None
         """There is one while it is connected."""
 
@@ -122,6 +140,9 @@ class ClientConnection(asyncio.Protocol):
     def leave(self) -> None:
         """End the exchange. A body that was not read to its end closes the connection, unless only the rest after an end mark
         is missing."""
+        self._take = None
+        self._context = None
+        self._is_handed = False
         if self._fault is None and self._state == _COMPLETE:
             self._release()
         elif self._fault is None and self._state == _BODY and self._settled:
@@ -155,6 +176,10 @@ class ClientConnection(asyncio.Protocol):
             raise Compressed
         return self
 
+    def hand_to(self, take: TakeRead) -> None:
+        self._take = take
+        self._context = copy_context()  # that of the request; the connection was made in that of another one
+
     def __aiter__(self) -> "ClientConnection":
         return self
 
@@ -169,6 +194,9 @@ class ClientConnection(asyncio.Protocol):
                 if self._fault is not None:
                     raise self._fault
                 await self._change()
+                if self._is_handed:
+                    self._is_handed = False
+                    return b""
             if data := self._taken():
                 return data
 
@@ -219,7 +247,10 @@ class ClientConnection(asyncio.Protocol):
             self._keep = False
         if self._state == _AWAITED and self._head_bytes > HEAD_BYTES:
             self._fail(_head_too_long())
-        self._wake()
+        if self._take is not None and self._state == _BODY:
+            self._hand(self._take)
+        else:
+            self._wake()
 
     def eof_received(self) -> None:
         """Do nothing: the transport closes itself, and `connection_lost` ends the response."""
@@ -309,6 +340,19 @@ class ClientConnection(asyncio.Protocol):
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def _hand(self, take: TakeRead) -> None:
+        """Hand the part of the body that has come to `take`, if it is waited for. The deadline counts from here."""
+        waiter = self._waiter
+        if waiter is None or waiter.done() or not self._parts:
+            return
+        assert self._context is not None
+        data = self._taken()
+        if (not data or self._context.run(take, data)) and not self._parts:
+            self._due = self.loop.time() + self._deadlines.idle
+            return
+        self._is_handed = True
+        self._wake()
 
     def _taken(self) -> bytes:
         """Take the part of the body that came since the last call."""

@@ -1,11 +1,13 @@
 """The types of the HTTP client: deadlines, the response, and its failures."""
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
+TakeRead: TypeAlias = Callable[[bytes], bool]
+"""Takes a read of a body. False where whoever iterates over the body has to go on."""
 Which: TypeAlias = Literal["connect", "first_byte", "idle", "total"]
 
 
@@ -34,6 +36,11 @@ class Response(Protocol):
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Return the body as it arrives, one read at a time; for one reader only."""
+        ...
+
+    def hand_to(self, take: TakeRead) -> None:
+        """Hand each further read to `take` when it comes, if the iteration waits for it. The iteration sleeps on, which saves all that
+        waking it costs; where `take` returns False it goes on with empty bytes, which it gets for nothing else."""
         ...
 
     async def read(self, limit: int) -> bytes:

@@ -18,7 +18,7 @@ from callgate.calls.json_text import ARGUMENTS
 from callgate.conversation import raw_json
 from callgate.conversation.events import CallDelta, CallWritten, Finished, ModelEvent, ProviderHead, TextDelta
 from callgate.conversation.model_requests import as_model_request
-from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, hand_nothing
 from callgate.conversation.usage import Usage
 from callgate.untrusted.doors import open_text
 from callgate.untrusted.readers import read_leniently
@@ -113,6 +113,8 @@ class _DemoAnswer:
     def __init__(self, batches: Iterator[Sequence[ModelEvent]], pause: Callable[[], Any] | None) -> None:
         self._batches = batches
         self._pause = pause
+
+    hand_to = hand_nothing
 
     def __aiter__(self) -> "_DemoAnswer":
         return self

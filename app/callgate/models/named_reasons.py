@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from callgate.conversation.events import Finished, ModelEvent, Passed
 from callgate.conversation.finish_words import Meaning, normalized
-from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough
+from callgate.conversation.ports import Model, ModelAnswer, ModelRequest, Passthrough, hand_nothing
 
 
 class NamedReasonsModel:
@@ -40,6 +40,8 @@ class _NamedReasons:
     @property
     def lane(self) -> str:
         return self._inner.lane
+
+    hand_to = hand_nothing
 
     def __aiter__(self) -> "_NamedReasons":
         return self

@@ -28,7 +28,7 @@ from callgate.conversation.events import (
     ProviderHead,
     Responder,
 )
-from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, emit_nothing
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, TakeEvents, emit_nothing
 from callgate.conversation.preloaded_model import PreloadedAnswer
 from callgate.conversation.usage import Usage
 from callgate.http.backoff import full_jitter
@@ -379,6 +379,7 @@ class _StartedAnswer(msgspec.Struct, eq=False, kw_only=True):
     _answer: ModelAnswer
     _batches: AsyncIterator[Sequence[ModelEvent]]
     _held: list[Sequence[ModelEvent]]
+    _take: TakeEvents | None = None
 
     @classmethod
     async def wait_for(cls, answer: ModelAnswer) -> "_StartedAnswer":
@@ -407,6 +408,9 @@ class _StartedAnswer(msgspec.Struct, eq=False, kw_only=True):
     def lane(self) -> str:
         return self._answer.lane
 
+    def hand_to(self, take: TakeEvents) -> None:
+        self._take = take
+
     def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]:
         return self
 
@@ -414,6 +418,9 @@ class _StartedAnswer(msgspec.Struct, eq=False, kw_only=True):
         # No coroutine of its own, so that events after the first content cost nothing here.
         if self._held:
             return self._first()
+        if self._take is not None:
+            self._answer.hand_to(self._take)
+            self._take = None
         return self._batches.__anext__()
 
     async def _first(self) -> Sequence[ModelEvent]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from callgate.conversation.attempts import Attempts
 from callgate.conversation.events import ModelEvent, ReasoningDelta, TextDelta
-from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, TurnModel
+from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, TurnModel, hand_nothing
 
 MASKED_BEYOND: Final = 16 * 1024
 """Characters beyond the kept ones that are searched for secrets: no secret is longer."""
@@ -122,6 +122,8 @@ class _RecordedAnswer:
     @property
     def lane(self) -> str:
         return self._inner.lane
+
+    hand_to = hand_nothing
 
     def __aiter__(self) -> AsyncIterator[Sequence[ModelEvent]]:
         return self

@@ -32,7 +32,7 @@ from callgate.conversation.events import (
 )
 from callgate.conversation.finish import meaning_of
 from callgate.conversation.model_requests import as_model_request
-from callgate.conversation.ports import Message, Model, ModelAnswer, ModelRequest, Passthrough
+from callgate.conversation.ports import Message, Model, ModelAnswer, ModelRequest, Passthrough, hand_nothing
 from callgate.conversation.readable_content import with_readable_results
 from callgate.conversation.request_checks import check_request
 from callgate.text_calls import prompts
@@ -339,6 +339,8 @@ class PromptedAnswer:
         self._ended_in_order = False
         self._size = 0
         self._finished: list[ModelEvent] = []
+
+    hand_to = hand_nothing
 
     def __aiter__(self) -> "PromptedAnswer":
         return self

@@ -6,7 +6,7 @@ Messages and tools are sent on as the bytes they came in; each chunk of the answ
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -19,8 +19,9 @@ from callgate.calls.json_text import LARGE, MAX_VALUES, sound_text
 from callgate.conversation import raw_json
 from callgate.conversation.errors import AnswerTooLarge, BrokenOff, ChatError
 from callgate.conversation.events import ModelEvent, ProviderError, ProviderHead
+from callgate.conversation.listeners import NOTHING
 from callgate.conversation.model_requests import as_model_request, with_withheld
-from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, RecordBody
+from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Passthrough, RecordBody, TakeEvents
 from callgate.conversation.response_items import ITEMS, without_items
 from callgate.http.client import HttpClient
 from callgate.http.event_stream import BOM, EVENT_BYTES, EventStreamReader, Payload, looks_like_keep_alive
@@ -156,13 +157,8 @@ class HttpRequest(msgspec.Struct, eq=False):
             self.record_body,
         )
         self.body = b""  # the answer may take minutes, and the question hold megabytes
-        try:
-            answer = self._answer(response)
-        except TransportError as error:  # the response head already shows that the body cannot be read
-            response.leave()
-            raise errors.from_transport(error) from error
         self.response = response
-        return answer
+        return self._answer(response)
 
     def _answer(self, response: Response) -> ModelAnswer:
         model = self.model
@@ -278,6 +274,11 @@ class HttpAnswer:
     _start = b""
     _size = 0
     _at_end = _begun = False
+    _take: TakeEvents | None = None
+    _taking: Awaitable[None] = NOTHING
+    """What the last batch that was handed on is waited for with."""
+    _failure: Exception | None = None
+    """Why it could not be read or handed on."""
 
     def __init__(
         self,
@@ -292,33 +293,60 @@ class HttpAnswer:
         self._most = answer_bytes
         self._reasoning_field = reasoning_field
         self._record_body = record_body
-        self._reads = self._reads_of(response)
+        self._reads: AsyncIterator[bytes] | None = None
         self._pieces: deque[bytes] = deque()
         """What of the last read is still to be read, piece by piece: between two of them the event loop goes on."""
+
+    def hand_to(self, take: TakeEvents) -> None:
+        body = self._body
+        if body is not None and self._begun and not body.is_done and self._record_body is None:
+            self._take = take
+            self._response.hand_to(self._hand)
+
+    def _hand(self, data: bytes) -> bool:
+        """Read what has come, and hand its events on. False where the iteration has to go on: at the end of the answer, after a failure,
+        and where `take` waits for something."""
+        body = self._body
+        self._size += len(data)
+        if self._size > self._most:
+            return False
+        if len(data) > self.piece:
+            self._pieces.extend(pieces_of(data, self.piece))
+            return False
+        assert body is not None
+        assert self._take is not None
+        try:
+            if batch := body.feed(data):
+                self._taking = self._take(batch)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the iteration raises it
+            self._failure = error
+            return False
+        return self._taking is NOTHING and not body.is_done and body.fault is None
+
+    async def _was_handed(self) -> None:
+        """Wait until what was handed on is taken, and raise what went wrong."""
+        if self._failure is not None:
+            raise self._failure
+        taking = self._taking
+        self._taking = NOTHING
+        await taking
 
     def __aiter__(self) -> "HttpAnswer":
         return self
 
     async def __anext__(self) -> Sequence[ModelEvent]:  # noqa: PLR0912
-        # One function, because it runs for every chunk of every stream and each further coroutine costs.
+        # One function, because it runs for every chunk of a stream that is not handed on, and each further coroutine costs.
         body = self._body
         while True:
-            if body is not None and (body.is_done or body.fault is not None):
-                if body.fault is not None:  # the rest of it cannot be read
-                    raise self._broken(BrokenOff(body.fault, transport_error=True))
-                is_over = self._is_over()
-                self._response.settle()
-                raise StopAsyncIteration if is_over else errors.bad_answer(EMPTY_ANSWER)
-            if self._at_end:
-                if body is not None and body.has_ended and is_framed(self._response):
-                    self._response.settle()
-                    raise StopAsyncIteration
-                raise self._broken(BrokenOff("the body ended before its end mark", transport_error=False))
+            if self._at_end or (body is not None and (body.is_done or body.fault is not None)):
+                raise self._end(body)
             try:
                 if self._pieces:
                     await asyncio.sleep(0)
                     data = self._pieces.popleft()
                 else:
+                    if self._reads is None:
+                        self._reads = self._reads_of()
                     data = await self._reads.__anext__()
                     self._size += len(data)
                     if len(data) > self.piece:
@@ -331,9 +359,16 @@ class HttpAnswer:
                 batch = await asyncio.to_thread(finish) if self._size > LARGE else finish()
             except TransportError as error:
                 raise self._broken(error) from error
+            except asyncio.CancelledError:
+                if asyncio.iscoroutine(self._taking):
+                    self._taking.close()
+                raise
             else:
                 if self._size > self._most:
                     raise errors.answer_too_large(self._most)
+                if not data:
+                    await self._was_handed()
+                    continue
                 if body is not None:
                     batch = body.feed(data)
                 else:
@@ -355,12 +390,25 @@ class HttpAnswer:
                     self._begun = first is not None
                 return batch
 
+    def _end(self, body: Body | None) -> Exception:
+        """Return what is raised at the end of the answer."""
+        if body is not None and body.fault is not None:  # the rest of it cannot be read
+            return self._broken(BrokenOff(body.fault, transport_error=True))
+        if body is not None and body.is_done:
+            is_over = self._is_over()
+            self._response.settle()
+            return StopAsyncIteration() if is_over else errors.bad_answer(EMPTY_ANSWER)
+        if body is not None and body.has_ended and is_framed(self._response):
+            self._response.settle()
+            return StopAsyncIteration()
+        return self._broken(BrokenOff("the body ended before its end mark", transport_error=False))
+
     def _is_over(self) -> bool:
         """True if the answer is complete once the body is read."""
         return self._begun
 
-    def _reads_of(self, response: Response) -> AsyncIterator[bytes]:
-        reads = response.chunks()
+    def _reads_of(self) -> AsyncIterator[bytes]:
+        reads = self._response.chunks()
         if self._record_body is None:
             return reads
         return RecordedReads(reads, self._record_body())
@@ -368,7 +416,7 @@ class HttpAnswer:
     def _read_on(self, response: Response) -> None:
         """Read the next part of the answer, in another response."""
         self._response = response
-        self._reads = self._reads_of(response)
+        self._reads = None
         self._body = None
         self._start = b""
         self._at_end = False

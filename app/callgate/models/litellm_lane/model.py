@@ -21,7 +21,7 @@ import structlog
 from callgate.conversation.errors import AnswerTooLarge, BrokenOff, ChatError
 from callgate.conversation.events import EndNotSeen, Finished, ModelEvent, ProviderError
 from callgate.conversation.model_requests import as_model_request
-from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, tell_nobody
+from callgate.conversation.ports import ModelAnswer, ModelRequest, Passthrough, hand_nothing, tell_nobody
 from callgate.conversation.readable_content import with_readable_results
 from callgate.conversation.request_checks import check_request
 from callgate.conversation.response_items import without_items
@@ -265,6 +265,8 @@ class _WholeAnswer:
         self._end = end
         self.reason_is_raw = end is not None and bool(end.reasons)
 
+    hand_to = hand_nothing
+
     def __aiter__(self) -> "_WholeAnswer":
         return self
 
@@ -309,6 +311,8 @@ class _StreamedAnswer:
         self._begun = False
         self._reason = ""
         self._over = False
+
+    hand_to = hand_nothing
 
     def __aiter__(self) -> "_StreamedAnswer":
         return self

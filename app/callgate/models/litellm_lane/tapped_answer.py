@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Final, Literal
 
 from callgate.http.event_stream import BOM, EventStreamReader, EventTooLarge, Payload
-from callgate.http.interface import TimedOut, TooLarge, TransportError
+from callgate.http.interface import TakeRead, TimedOut, TooLarge, TransportError
 from callgate.models.direct.chunks import error_in
 from callgate.models.direct.model import LITELLMS_PIECE, Body, HttpAnswer, StreamedBody, WholeBody, read_json
 from callgate.models.litellm_lane.tap import FRAMES, Exchange, TappedBody
@@ -286,6 +286,9 @@ class _TappedResponse:
 
     def chunks(self) -> AsyncIterator[bytes]:
         return _Reads(self._body, self._times)
+
+    def hand_to(self, take: TakeRead) -> None:
+        """Nothing: litellm reads."""
 
     async def read(self, limit: int) -> bytes:
         pieces = [piece async for piece in self.chunks()]

@@ -21,6 +21,7 @@ from callgate.conversation.ports import (
     Original,
     Passthrough,
     RecordBody,
+    hand_nothing,
 )
 from callgate.conversation.request_checks import check_request
 from callgate.conversation.usage import Usage
@@ -241,6 +242,8 @@ class _PausingAnswer(_TranslatedAnswer):
         self._before: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         """Tokens of the parts before this one (`_before`), and of this one so far."""
+
+    hand_to = hand_nothing
 
     async def __anext__(self) -> Sequence[ModelEvent]:
         while True:
