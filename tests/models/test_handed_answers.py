@@ -199,6 +199,7 @@ async def test_nothing_is_handed_on_to_who_was_cancelled(model, reads):
 
     async def ask(server):
         task = asyncio.current_task()
+        assert task is not None
 
         def take(events):
             taken.append(events)

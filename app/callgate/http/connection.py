@@ -6,7 +6,6 @@ which checks the state again.
 
 import asyncio
 from collections.abc import Mapping
-from contextvars import Context, copy_context
 from math import inf
 from typing import Any, Protocol, cast
 
@@ -53,7 +52,6 @@ class ConnectionOwner(Protocol):
 
 class ClientConnection(asyncio.Protocol):
     __slots__ = (
-        "_context",
         "_deadlines",
         "_draining",
         "_due",
@@ -104,7 +102,6 @@ class ClientConnection(asyncio.Protocol):
         self._draining: asyncio.TimerHandle | None = None
         self._mask: SecretMask | None = None
         self._take: TakeRead | None = None
-        self._context: Context | None = None
         self._is_handed = False
         """The iteration is woken for what `_take` was handed."""
         self._parser: Any = None
@@ -141,7 +138,6 @@ class ClientConnection(asyncio.Protocol):
         """End the exchange. A body that was not read to its end closes the connection, unless only the rest after an end mark
         is missing."""
         self._take = None
-        self._context = None
         self._is_handed = False
         if self._fault is None and self._state == _COMPLETE:
             self._release()
@@ -178,7 +174,6 @@ class ClientConnection(asyncio.Protocol):
 
     def hand_to(self, take: TakeRead) -> None:
         self._take = take
-        self._context = copy_context()  # that of the request; the connection was made in that of another one
 
     def __aiter__(self) -> "ClientConnection":
         return self
@@ -346,9 +341,8 @@ class ClientConnection(asyncio.Protocol):
         waiter = self._waiter
         if waiter is None or waiter.done() or not self._parts:
             return
-        assert self._context is not None
         data = self._taken()
-        if (not data or self._context.run(take, data)) and not self._parts:
+        if (not data or take(data)) and not self._parts:
             self._due = self.loop.time() + self._deadlines.idle
             return
         self._is_handed = True

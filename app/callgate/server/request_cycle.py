@@ -138,8 +138,14 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
 
     def send(self, message: Message) -> Awaitable[None]:
         # No coroutine, because every chunk of every stream goes through here.
-        if self.connection.full is not None and not self.abandoned:
-            return self._send_later(self.connection.full, message)
+        connection = self.connection
+        if connection.full is not None and not self.abandoned:
+            return self._send_later(connection.full, message)
+        if self._stage == SENDING and self._framing == CHUNKED and message.get("more_body") and not self.abandoned:
+            body = message.get("body", b"")
+            if 0 < len(body) <= JOINED_BYTES:  # as most in a stream
+                connection.gather(b"%x\r\n%b\r\n" % (len(body), body))
+                return NOTHING
         self._send(message)
         return NOTHING
 
@@ -151,7 +157,6 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
     def _send(self, message: Message) -> None:
         if self.abandoned:
             return
-        connection = self.connection
         stage = self._stage
         if message["type"] != EXPECTED[stage]:
             kind = message["type"]
@@ -161,12 +166,7 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
         if stage == UNBEGUN:
             self._begin(message["status"], message.get("headers", ()))
             return
-        body = message.get("body", b"")
-        more_body = message.get("more_body", False)
-        if more_body and stage == SENDING and self._framing == CHUNKED and 0 < len(body) <= JOINED_BYTES:
-            connection.gather(b"%x\r\n%b\r\n" % (len(body), body))  # the usual case in a stream
-        else:
-            self._go_on(body, more_body)
+        self._go_on(message.get("body", b""), message.get("more_body", False))
 
     # -- the request
 

@@ -8,7 +8,9 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import urlsplit
@@ -274,7 +276,6 @@ class HttpAnswer:
     _start = b""
     _size = 0
     _at_end = _begun = False
-    _take: TakeEvents | None = None
     _taking: Awaitable[None] = NOTHING
     """What the last batch that was handed on is waited for with."""
     _failure: Exception | None = None
@@ -300,28 +301,28 @@ class HttpAnswer:
     def hand_to(self, take: TakeEvents) -> None:
         body = self._body
         if body is not None and self._begun and not body.is_done and self._record_body is None:
-            self._take = take
-            self._response.hand_to(self._hand)
+            # In the context of this request: the connection was made in that of another one.
+            run: Callable[..., bool] = copy_context().run
+            self._response.hand_to(partial(run, self._hand, body, take))
 
-    def _hand(self, data: bytes) -> bool:
+    def _hand(self, body: Body, take: TakeEvents, data: bytes) -> bool:
         """Read what has come, and hand its events on. False where the iteration has to go on: at the end of the answer, after a failure,
         and where `take` waits for something."""
-        body = self._body
-        self._size += len(data)
+        size = len(data)
+        self._size += size
         if self._size > self._most:
             return False
-        if len(data) > self.piece:
+        if size > self.piece:
             self._pieces.extend(pieces_of(data, self.piece))
             return False
-        assert body is not None
-        assert self._take is not None
         try:
-            if batch := body.feed(data):
-                self._taking = self._take(batch)
+            if (batch := body.feed(data)) and (taking := take(batch)) is not NOTHING:
+                self._taking = taking
+                return False
         except Exception as error:  # noqa: BLE001 - whatever it is, the iteration raises it
             self._failure = error
             return False
-        return self._taking is NOTHING and not body.is_done and body.fault is None
+        return not body.is_done and body.fault is None
 
     async def _was_handed(self) -> None:
         """Wait until what was handed on is taken, and raise what went wrong."""
