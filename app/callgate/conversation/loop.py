@@ -129,7 +129,7 @@ def converse(
     return conversation.run()
 
 
-class _Reading(msgspec.Struct, eq=False, kw_only=True):
+class _TurnReading(msgspec.Struct, eq=False, kw_only=True):
     """One answer of the model while it is read, and once it has been."""
 
     _conversation: "_Conversation"
@@ -378,9 +378,9 @@ class _Conversation(msgspec.Struct):
 
     async def _read_answer(
         self, request: ModelRequest | Passthrough, attempts: Attempts, *, is_emitted: bool
-    ) -> _Reading:
+    ) -> _TurnReading:
         """Read one answer of the model, and emit it while it comes."""
-        reading = _Reading(_conversation=self, _may_pass=isinstance(request, Passthrough), _is_emitted=is_emitted)
+        reading = _TurnReading(_conversation=self, _may_pass=isinstance(request, Passthrough), _is_emitted=is_emitted)
         try:
             async with self.model.send(request, attempts) as answer:
                 reading.lane = answer.lane
