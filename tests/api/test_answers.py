@@ -186,3 +186,19 @@ async def test_a_deadline_holds_where_a_server_tells_when_a_client_leaves():
     with pytest.raises(ChatError) as late:
         await run_unless_disconnected(asyncio.sleep(NEVER), OwnRequest().receive, LOOK_AFTER_SECONDS / 10)
     assert late.value.code == "request_timeout"
+
+
+@pytest.mark.parametrize("receive", [Wire().receive, OwnRequest().receive], ids=["asked", "tells"])
+async def test_answers_that_end_at_once_share_one_timer(monkeypatch: pytest.MonkeyPatch, receive: Any) -> None:
+    loop = asyncio.get_running_loop()
+    timers: list[float] = []
+    plain_call_at = loop.call_at
+
+    def noting_call_at(when: float, *given: Any, **more: Any) -> asyncio.TimerHandle:
+        timers.append(when)
+        return plain_call_at(when, *given, **more)
+
+    monkeypatch.setattr(loop, "call_at", noting_call_at)
+    answers = [asyncio.create_task(run_unless_disconnected(asyncio.sleep(0), receive, NEVER)) for _ in range(20)]
+    await asyncio.gather(*answers)
+    assert len(timers) <= 1

@@ -5,6 +5,8 @@ Both cancel the chat when the client disconnects, which also closes the model's 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context
+from threading import get_ident
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
@@ -237,7 +239,7 @@ class EventStream:
     async def send(self, receive: Receive, send: Send) -> ChatError | None:
         """Run the chat and send its answer; return its error, if any. Raises `ClientDisconnected` when the client disconnected."""
         self._send = send
-        self._loop = asyncio.get_running_loop()
+        self._loop = _lookout_here().loop
         self._began = self._loop.time()
         soonest = min(self._pulse.first, self._pulse.heartbeat)
         self._timer = self._loop.call_at(self._began + soonest, self._start_beat)
@@ -353,22 +355,28 @@ class TellingRequest(Protocol):
 
 async def run_unless_disconnected(work: Awaitable[None], receive: Receive, seconds: float | None = None) -> None:
     """Run the work. It is cancelled when the client disconnects, which raises `ClientDisconnected`, or after `seconds`."""
-    loop = asyncio.get_running_loop()
+    lookout = _lookout_here()
+    loop = lookout.loop
     task = asyncio.current_task(loop)
     assert task is not None
-    watch = _Watch(loop, task, task.cancelling(), receive, seconds)
     request: TellingRequest | None = getattr(receive, "__self__", None)
     if not hasattr(request, "when_left"):
         request = None
+    watch = _Watch(
+        _loop=loop,
+        _task=task,
+        _cancelled_before=task.cancelling(),
+        _receive=receive,
+        _seconds=seconds,
+        since=loop.time(),
+    )
     if request is not None and request.is_whole and not request.abandoned and not request.connection.is_holding_back:
         request.when_left = watch.client_left
-        if seconds is not None:
-            watch.timer = loop.call_later(seconds, watch.time_is_up)
-    else:
-        first = LOOK_AFTER_SECONDS
-        if seconds is not None:
-            first = min(seconds, first)
-        watch.timer = loop.call_later(first, watch.begin)
+        watch.is_told = True
+    if seconds is not None and seconds < LOOK_AFTER_SECONDS:
+        watch.begin()
+    elif seconds is not None or not watch.is_told:
+        lookout.add(watch)
     try:
         await work
     except asyncio.CancelledError:
@@ -377,17 +385,18 @@ async def run_unless_disconnected(work: Awaitable[None], receive: Receive, secon
     finally:
         if request is not None:
             request.when_left = None
+        lookout.waiting.pop(watch, None)
         if watch.timer is not None:
             watch.timer.cancel()
         if watch.looking is not None:
             await watch.end(watch.looking)
 
 
-class _Watch(msgspec.Struct, eq=False):
+class _Watch(msgspec.Struct, eq=False, kw_only=True):
     """Cancels the task of an answer when the client disconnects, or at the deadline.
 
-    Our own server calls when the client disconnects. Any other connection is watched by a task, and only after a moment, because most
-    whole answers have ended by then.
+    Our own server calls when the client disconnects. Any other connection is watched by a task. That and the timer of the deadline
+    begin only after a moment, because most whole answers have ended by then.
     """
 
     _loop: asyncio.AbstractEventLoop
@@ -395,6 +404,9 @@ class _Watch(msgspec.Struct, eq=False):
     _cancelled_before: int
     _receive: Receive
     _seconds: float | None
+    since: float
+    is_told: bool = False
+    """Our own server calls when the client disconnects."""
     timer: asyncio.TimerHandle | None = None
     looking: asyncio.Task[None] | None = None
     _left: bool = False
@@ -427,9 +439,10 @@ class _Watch(msgspec.Struct, eq=False):
         self._task.cancel()
 
     def begin(self) -> None:
-        self.looking = self._loop.create_task(self._look())
+        if not self.is_told:
+            self.looking = self._loop.create_task(self._look())
         if self._seconds is not None:
-            self.timer = self._loop.call_later(self._seconds - LOOK_AFTER_SECONDS, self.time_is_up)
+            self.timer = self._loop.call_at(self.since + self._seconds, self.time_is_up)
 
     async def end(self, looking: asyncio.Task[None]) -> None:
         looking.cancel()
@@ -439,6 +452,51 @@ class _Watch(msgspec.Struct, eq=False):
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.client_left()
+
+
+class _Lookout:
+    """The watches of one event loop that have not begun, and one timer for all of them: to set and cancel one for each request
+    costs as much as all else about a watch."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.thread = get_ident()
+        self.waiting: dict[_Watch, None] = {}
+        """The oldest first. A watch is taken out when its work has ended."""
+        self._is_set = False
+
+    def add(self, watch: _Watch) -> None:
+        self.waiting[watch] = None
+        if not self._is_set:
+            self._set(watch.since)
+
+    def _set(self, since: float) -> None:
+        self._is_set = True
+        # In an empty context, because the timer would otherwise keep the context of the request that started it.
+        self.loop.call_at(since + LOOK_AFTER_SECONDS, self._begin_oldest, context=Context())
+
+    def _begin_oldest(self) -> None:
+        """Begin the watches that have waited long enough, and set the timer for the next."""
+        self._is_set = False
+        now = self.loop.time()
+        for watch in tuple(self.waiting):
+            if watch.since + LOOK_AFTER_SECONDS > now:
+                self._set(watch.since)
+                return
+            del self.waiting[watch]
+            watch.begin()
+
+
+_lookout: _Lookout | None = None
+
+
+def _lookout_here() -> _Lookout:
+    """Return the lookout of the running event loop. A loop that runs in this thread is the running one: to ask asyncio is a system
+    call each time."""
+    global _lookout  # noqa: PLW0603 - the event loop has no place for it
+    if _lookout is None or _lookout.thread != get_ident() or not _lookout.loop.is_running():
+        _lookout = _Lookout(asyncio.get_running_loop())
+    return _lookout
 
 
 async def send_whole(
