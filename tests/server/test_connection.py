@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from callgate.api.middleware import CONNECTION
+from callgate.api.middleware import CALLER_MEMORY, CONNECTION, TEXT_HEADERS
 from tests.harness.wire import raw_connection
 from tests.server.bare import GET, POST, answer, behind_the_edge, connected, gone, part, read_body
 
@@ -62,6 +62,7 @@ async def test_a_request_is_described_as_asgi_has_it() -> None:
         "headers": [(b"host", b"localhost"), (b"x-twice", b"One"), (b"x-twice", b"two"), (b"x-none", b"")],
         "state": {},
         CONNECTION: scope[CONNECTION],
+        TEXT_HEADERS: {"host": "localhost", "x-twice": "two", "x-none": ""},
     }
 
 
@@ -140,6 +141,7 @@ async def test_however_a_request_is_cut_the_application_receives_the_same(reques
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = await read_body(receive)
+        scope.pop(CALLER_MEMORY, None)
         handled.append((scope, body))
         await answer(send, body)
 

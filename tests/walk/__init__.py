@@ -24,7 +24,7 @@ from tests.scripted_upstream import Call, Reply, Upstream
 
 PACKAGE = str(Path(callgate.__file__).parent) + "/"
 ANONYMOUS = {"<module>", "<lambda>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>"}
-REHEARSALS = 2
+REHEARSALS = 3
 """Requests before the one that is followed: the first ones fill caches."""
 PAUSE = 0.5
 """Seconds for what follows the last rehearsal to end."""
@@ -91,7 +91,7 @@ class Walk:
 
 
 async def walk(case: Case) -> Walk:
-    """Follow the third request of a connection."""
+    """Follow the fourth request of a connection."""
     steps = Steps()
     async with Upstream() as upstream:
         upstream.script("m", [*case.replies] * (REHEARSALS + 1))

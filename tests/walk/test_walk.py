@@ -18,8 +18,8 @@ class Bound:
 
 
 CEILINGS = {
-    "plain stream": Bound(41, 136),
-    "tool turn": Bound(68, 314),
+    "plain stream": Bound(41, 135),
+    "tool turn": Bound(68, 313),
     "tool turn, streamed": Bound(70, 392),
     "responses and MCP": Bound(89, 385),
     "responses and MCP, streamed": Bound(92, 469),

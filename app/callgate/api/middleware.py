@@ -29,6 +29,7 @@ from callgate.api.errors import (
 from callgate.api.protected_resource import challenge_with_metadata, has_metadata
 from callgate.callers.admission import Place
 from callgate.callers.caller import Caller
+from callgate.callers.rights import CallerMemory
 from callgate.callers.tokens import KeysWanted, TokenRefused
 from callgate.config import redaction
 from callgate.config.secret_mask import SecretMask
@@ -66,6 +67,12 @@ CONNECTION_MEMORY = "callgate.connection_memory"
 
 CONNECTION = "callgate.connection"
 """The connection of a request in its scope, where it came over the server's own protocol."""
+
+TEXT_HEADERS = "callgate.text_headers"
+"""The headers of a request in its scope, as text and by name, where it came over the server's own protocol."""
+
+CALLER_MEMORY = "callgate.caller_memory"
+"""The memory of whose key is in a head, in the scope of a request whose connection has sent the head before."""
 
 CLIENT_CLOSED = 499
 """The status in the log for a request whose client disconnected before the answer."""
@@ -172,7 +179,7 @@ class Middleware:
             return
         method = scope["method"]
         path = scope["path"]
-        headers = read_headers(scope)
+        headers = scope.get(TEXT_HEADERS) or read_headers(scope)
         context = scope["context"] = RequestContext(
             headers,
             path,
@@ -204,7 +211,7 @@ class Middleware:
             _check_length(headers.get("content-length"), runtime.limits.body_bytes)
             inner = route_fast or self._app
             try:
-                caller = runtime.access.admit(headers) if route_fast else _caller(runtime, path, context)
+                caller = _caller_fast(runtime, scope, headers) if route_fast else _caller(runtime, path, context)
             except KeysWanted as wanted:
                 await wanted.fetch()
                 caller = _caller(runtime, path, context)
@@ -353,6 +360,14 @@ def read_headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
+def _caller_fast(runtime: Runtime, scope: Scope, headers: Mapping[str, str]) -> Caller:
+    """Return the caller of a request for a route that is not open. Equals what `access.admit` returns or raises."""
+    memory: CallerMemory | None = scope.get(CALLER_MEMORY)
+    if memory is None:
+        return runtime.access.admit(headers)
+    return memory.admit_fast(runtime.access, headers)
+
+
 def _caller(runtime: Runtime, path: str, context: RequestContext) -> Caller | None:
     """Return the caller of a request; None on open routes."""
     if path in OPEN_PATHS or has_metadata(runtime.config, path):
@@ -368,10 +383,9 @@ def _count_connection(scope: Scope, caller: Caller | None) -> None:
     connection = scope.get(CONNECTION)
     if connection is None or caller is None:
         return
-    if caller.anonymous:
-        connection.belong_to("")
-    else:
-        connection.belong_to(caller.name)
+    owner = "" if caller.anonymous else caller.name
+    if owner != connection.owner or connection.in_reserve:
+        connection.belong_to(owner)
 
 
 def context_of(scope: Scope) -> RequestContext:

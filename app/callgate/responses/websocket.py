@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from callgate.api.answers import start_message
 from callgate.api.errors import in_openais_shape
-from callgate.api.middleware import CONNECTION_MEMORY, context_of
+from callgate.api.middleware import CALLER_MEMORY, CONNECTION_MEMORY, TEXT_HEADERS, context_of
 from callgate.api.rights import Capability, anything
 from callgate.api.strict_json import LARGE_BODY, Fields, open_body, read_fields
 from callgate.callers.caller import owner_name
@@ -52,6 +52,8 @@ SLICE: Final = 8192
 """Bytes of a read that are handled before the event loop runs: a read may have forty thousand frames."""
 NOT_SENT: Final = frozenset({b"content-length", b"transfer-encoding", b"upgrade", b"connection", b"expect"})
 """Headers of the handshake that inner requests do not have."""
+OF_ONE_REQUEST: Final = frozenset({"context", "extensions", "endpoint", TEXT_HEADERS, CALLER_MEMORY})
+"""What is in the scope of the handshake and is not true of inner requests."""
 IGNORED: Final = ("type", "stream", "background", "stream_options")
 
 _encode = msgspec.json.Encoder().encode
@@ -252,7 +254,7 @@ class _Connection:
         passed_headers = [(name, value) for name, value in self._scope["headers"] if name not in NOT_SENT]
         headers = [header for header in passed_headers if not header[0].startswith(b"sec-websocket-")]
         return {
-            **{name: value for name, value in self._scope.items() if name not in ("context", "extensions", "endpoint")},
+            **{name: value for name, value in self._scope.items() if name not in OF_ONE_REQUEST},
             "method": "POST",
             "headers": [*headers, (b"content-type", b"application/json")],
             CONNECTION_MEMORY: self._memory,

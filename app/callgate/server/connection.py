@@ -14,8 +14,9 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from callgate.api.middleware import CONNECTION
+from callgate.api.middleware import CONNECTION, TEXT_HEADERS
 from callgate.server import refusals
+from callgate.server.heads import RepeatedHead
 from callgate.server.limits import (
     ALWAYS_ANSWERED,
     FRAMING_PER_BYTE,
@@ -90,6 +91,7 @@ class ServerConnection(asyncio.Protocol):
         "_head_bytes",
         "_headers",
         "_in_head",
+        "_repeated",
         "_request_line",
         "_target",
         "_template",
@@ -159,11 +161,11 @@ class ServerConnection(asyncio.Protocol):
         self._request_line = (b"", b"", "")
         """Target, method and version of the last request, from which `_template` was made."""
         self._template: dict[str, Any] = {}
+        self._repeated = RepeatedHead()
 
         # The body that is being read.
         self._in_body = False
-        self.body_bytes = 0
-        self._framing_bytes = 0
+        self.body_bytes = self._framing_bytes = 0
         self._read_bytes = 0
         """Bytes of this read from the socket."""
         self._spent_bytes = 0
@@ -226,14 +228,25 @@ class ServerConnection(asyncio.Protocol):
         # Each of these refers to this connection: in a cycle they would be kept until a full collection of garbage.
         self._answering = self._newest = self._tunnel = None
         self._scope = self._template = {}
+        self._repeated = RepeatedHead()
         del self._parser
 
     def data_received(self, data: bytes) -> None:
         if self._ignores_input:
             self._pass_or_ignore(data)
             return
-        if self._phase == IDLE:
-            self.factory.idle.pop(self, None)
+        if self._phase != IDLE:
+            self._parse(data)
+            return
+        self.factory.idle.pop(self, None)
+        if self._begin_fast(data):
+            return
+        self._parse(data)
+        cycle = self._newest
+        if cycle is not None and cycle is self._answering and cycle.keep and cycle.is_whole:
+            self._repeated.learn(data, cycle.scope, self.body_bytes)
+
+    def _parse(self, data: bytes) -> None:
         self._read_bytes = len(data)
         self._spent_bytes = 0
         body_before = self.body_bytes
@@ -260,6 +273,23 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(refused)
         except RequestRefused as refused:
             self._refuse(refused)
+
+    def _begin_fast(self, data: bytes) -> bool:
+        """Begin the request in `data`, if it is a whole one with the head of an earlier one; return whether it was. Equals what the
+        parser's callbacks do for it."""
+        request = self._repeated.request_fast(data)
+        if request is None or self.in_reserve or self.factory.draining:
+            return False
+        scope, body = request
+        scope["state"] = self._app_state.copy()
+        self.body_bytes = len(body)
+        self._newest = cycle = RequestCycle(
+            connection=self, scope=scope, method=scope["method"], keep=True, is_whole=True, _parts=[body], _fresh=True
+        )
+        self._phase = ANSWER
+        self.due = NEVER
+        self._start(cycle)
+        return True
 
     def _pass_or_ignore(self, data: bytes) -> None:
         """Take data after the last request: pass it to the application where there is a tunnel, else ignore it."""
@@ -344,12 +374,13 @@ class ServerConnection(asyncio.Protocol):
         scope = self._described()
         is_current = scope["http_version"] == "1.1"
         keep = is_current and self._parser.should_keep_alive()
-        fields = dict(self._headers)
+        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers}
+        scope[TEXT_HEADERS] = fields
         if len(fields) < len(self._headers):
             self._check_repeated()
-        if b"host" not in fields or self._target[:1] != b"/":
-            self._check_host(fields.get(b"host"), is_current)
-        if b"upgrade" in fields and self._parser.should_upgrade():
+        if "host" not in fields or self._target[:1] != b"/":
+            self._check_host(fields.get("host"), is_current)
+        if "upgrade" in fields and self._parser.should_upgrade():
             self._upgrade = _REQUESTED
             keep = False
             # Proxies accept a 101 only for such a request.
@@ -436,14 +467,14 @@ class ServerConnection(asyncio.Protocol):
                 raise refusals.repeated_header(name.decode("latin-1"))
             names.add(name)
 
-    def _check_host(self, host: bytes | None, is_current: bool) -> None:
+    def _check_host(self, host: str | None, is_current: bool) -> None:
         """Refuse a request without a Host header, or with a whole address of another host as its target: only the header is judged."""
         if host is None:
             if is_current:
                 raise refusals.no_host()
             return
         authority = self._target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
-        if host.lower() != authority.lower():
+        if host.encode("latin-1").lower() != authority.lower():
             raise refusals.other_host()
 
     def _start(self, cycle: RequestCycle) -> None:
@@ -457,8 +488,6 @@ class ServerConnection(asyncio.Protocol):
 
         A connection in the reserve gets its place only here, so that those without a key take none from those with one.
         """
-        if owner == self.owner and not self.in_reserve:
-            return
         try:
             self.factory.assign(self, owner)
         except RequestRefused as refused:
@@ -495,11 +524,8 @@ class ServerConnection(asyncio.Protocol):
         else:
             self._become_idle()
 
-    def released(self, cycle: RequestCycle) -> None:
-        """Clean up after the application has returned or failed."""
-        self.server_state.tasks.discard(cycle.task)
-        if cycle.is_complete or cycle.abandoned:
-            return
+    def break_off(self, cycle: RequestCycle) -> None:
+        """End a response that the application has left incomplete."""
         if cycle.ends_with_the_connection:
             # A regular close would mark the response as complete.
             self.unsent.clear()

@@ -11,6 +11,7 @@ from uvicorn.server import ServerState
 
 from callgate.server import refusals
 from callgate.server.connection import ServerConnection
+from callgate.server.heads import StandingLines
 from callgate.server.limits import (
     EVERYBODY,
     IN_RESERVE,
@@ -24,7 +25,6 @@ from callgate.server.limits import (
     UNREAD_SECONDS,
     ConnectionLimits,
 )
-from callgate.server.response_head import StandingLines
 
 SWEEP_SECONDS: Final = 0.5
 """How often the deadlines of all connections are checked, and so their precision. A timer for each connection would be set

@@ -4,7 +4,7 @@ application."""
 from callgate.api.errors import SERVER_ERROR, error_body, error_headers, is_anthropics, status_at
 from callgate.conversation.errors import ChatError
 from callgate.conversation.ids import new_request_id
-from callgate.server.response_head import STATUS_LINES
+from callgate.server.heads import STATUS_LINES
 
 
 class RequestRefused(Exception):

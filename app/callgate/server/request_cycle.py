@@ -8,8 +8,8 @@ import msgspec
 import structlog
 
 from callgate.conversation.listeners import NOTHING
+from callgate.server.heads import STATUS_LINES, header_lines
 from callgate.server.limits import HELD_BYTES
-from callgate.server.response_head import STATUS_LINES, header_lines
 
 if TYPE_CHECKING:
     from callgate.server.connection import ServerConnection
@@ -67,11 +67,6 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
     # -- for the connection
 
     @property
-    def is_complete(self) -> bool:
-        """True if the whole response has been sent."""
-        return self._stage == COMPLETE
-
-    @property
     def is_on_the_wire(self) -> bool:
         return self._stage == SENDING
 
@@ -119,7 +114,9 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
             if self._stage != COMPLETE and not self.abandoned:
                 log.error("application_did_not_answer")
         finally:
-            self.connection.released(self)
+            self.connection.server_state.tasks.discard(self.task)
+            if self._stage != COMPLETE and not self.abandoned:
+                self.connection.break_off(self)
 
     # -- for the application
 

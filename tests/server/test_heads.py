@@ -2,7 +2,7 @@
 
 import pytest
 
-from callgate.server.response_head import CONTROLS, MAX_SHAPES, _shapes, header_lines
+from callgate.server.heads import CONTROLS, MAX_SHAPES, _shapes, header_lines
 
 
 def test_names_are_lower_case_and_values_are_as_they_were() -> None:
