@@ -1,7 +1,8 @@
 """Wraps a model, and records its requests and answers, for runs with stored texts."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import Final, Protocol
 
 import msgspec
@@ -43,9 +44,9 @@ class RecordedModel:
     ) -> None:
         """`messages`: those of the client's request. `most`: how many bytes of a text are kept."""
         self.name = inner.name
-        self._inner = inner
+        self.inner = inner
         self._choice = choice
-        self._keep_text: Callable[[str, str], None] = lambda part, text: texts.keep_text(part_of(choice, part), text)
+        self._texts = texts
         self._known = messages
         self._most = most + MASKED_BEYOND
         self._wire = wire
@@ -54,30 +55,38 @@ class RecordedModel:
         self._bodies: list[bytearray] = []
         self._last: ModelRequest | Passthrough | None = None
 
-    @asynccontextmanager
-    async def send(
+    def send(
         self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
-    ) -> AsyncIterator[ModelAnswer]:
+    ) -> AbstractAsyncContextManager[ModelAnswer]:
+        return _RecordedRequest(self, request, attempts)
+
+    def begin(self, request: ModelRequest | Passthrough) -> ModelRequest | Passthrough:
+        """Record a request that is about to be sent; return it as it is sent."""
         if request is not self._last:  # otherwise a retry in the same turn
             self._turn += 1
             self._answers = 0
             self._last = request
             self._keep_request(request)
         if self._wire:
-            request = replace(request, record_body=self._begin_body)
-        try:
-            async with self._inner.send(request, attempts) as answer:
-                recorded = _RecordedAnswer(answer)
-                try:
-                    yield recorded
-                finally:
-                    for kind, pieces in recorded.pieces.items():  # replaces an answer that broke off
-                        self._keep_text(f"turn.{self._turn}.{kind}", "".join(pieces))
-        finally:
-            for body in self._bodies:
-                self._keep_text(f"wire.{self._turn}.{self._answers}", body.decode(errors="backslashreplace"))
-                self._answers += 1
-            self._bodies = []
+            return replace(request, record_body=self._begin_body)
+        return request
+
+    def keep_answer(self, answer: "_RecordedAnswer") -> None:
+        """Record what an answer said. It replaces one that broke off."""
+        if answer.text:
+            self._keep_text(f"turn.{self._turn}.text", "".join(answer.text))
+        if answer.reasoning:
+            self._keep_text(f"turn.{self._turn}.reasoning", "".join(answer.reasoning))
+
+    def keep_bodies(self) -> None:
+        """Record the bodies of the responses to a request."""
+        for body in self._bodies:
+            self._keep_text(f"wire.{self._turn}.{self._answers}", body.decode(errors="backslashreplace"))
+            self._answers += 1
+        self._bodies = []
+
+    def _keep_text(self, part: str, text: str) -> None:
+        self._texts.keep_text(part_of(self._choice, part), text)
 
     def _begin_body(self) -> Callable[[bytes], None]:
         """Return the function that takes the body of a provider's response, which begins."""
@@ -97,9 +106,7 @@ class RecordedModel:
             self._keep_text("tools", encode(request.tools).decode())
         sent_before = len(self._known)
         messages = request.messages
-        is_longer = sent_before <= len(messages) and all(
-            old is new or old == new for old, new in zip(self._known, messages[:sent_before], strict=True)
-        )
+        is_longer = list(messages[:sent_before]) == list(self._known)
         self._known = messages
         if new := messages[sent_before:] if is_longer else messages:
             self._keep_text(
@@ -107,13 +114,47 @@ class RecordedModel:
             )
 
 
+class _RecordedRequest:
+    """The context manager of one request. A class, because a generator is slower and this is used in every turn."""
+
+    __slots__ = ("_answer", "_attempts", "_inner", "_model", "_request")
+
+    def __init__(self, model: RecordedModel, request: ModelRequest | Passthrough, attempts: Attempts | None) -> None:
+        self._model = model
+        self._request = request
+        self._attempts = attempts
+
+    async def __aenter__(self) -> "_RecordedAnswer":
+        model = self._model
+        request = model.begin(self._request)
+        try:
+            self._inner = model.inner.send(request, self._attempts)
+            self._answer = _RecordedAnswer(await self._inner.__aenter__())
+        except BaseException:
+            model.keep_bodies()
+            raise
+        return self._answer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._model.keep_answer(self._answer)
+        try:
+            return await self._inner.__aexit__(kind, error, trace)
+        finally:
+            self._model.keep_bodies()
+
+
 class _RecordedAnswer:
     """Passes the events of an answer on, and collects their text."""
+
+    __slots__ = ("_batches", "_inner", "reasoning", "text")
 
     def __init__(self, inner: ModelAnswer) -> None:
         self._inner = inner
         self._batches = aiter(inner)
-        self.pieces: dict[str, list[str]] = {"text": [], "reasoning": []}
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
 
     @property
     def reason_is_raw(self) -> bool:
@@ -131,12 +172,10 @@ class _RecordedAnswer:
     async def __anext__(self) -> Sequence[ModelEvent]:
         events: Sequence[ModelEvent] = await self._batches.__anext__()
         for event in events:
-            if isinstance(event, TextDelta | ReasoningDelta):
-                if isinstance(event, TextDelta):
-                    kind = "text"
-                else:
-                    kind = "reasoning"
-                self.pieces[kind].append(event.text)
+            if type(event) is TextDelta:
+                self.text.append(event.text)
+            elif type(event) is ReasoningDelta:
+                self.reasoning.append(event.text)
         return events
 
 
