@@ -22,6 +22,6 @@ export function show(root) {
     }
   };
   draw(html`<h2>Log in to use a tool</h2>
-    <p>A chat of yours wants to use a tool that knows its users. This address was made for you alone: whoever logs in by it is taken for you.</p>
+    <p>A chat of yours wants to use a tool that knows its users. This address was made for you alone: whoever logs in by it is taken for you. It can be used once.</p>
     <menu><button @click=${begin}>Show me where to log in</button></menu>`);
 }

@@ -49,7 +49,9 @@ class Gate:
         server: GuardedMcp,
         authority: Authority,
         model: Upstream,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
+        self.config = config
         self.client = client
         self.keys = keys
         self.server = server
@@ -115,7 +117,7 @@ async def gate(
             serve(create_app(Config.model_validate(config))) as url,
             http_client(url) as client,
         ):
-            yield Gate(client, keys, server, authority, upstream)
+            yield Gate(client, keys, server, authority, upstream, config)
 
 
 @APIS
@@ -332,6 +334,13 @@ async def test_a_key_that_is_revoked_meanwhile_is_not_logged_in(upstream: Upstre
 # Users without a key --------------------------------------------------------------------------------------
 
 
+USED_UP = "The address that it was begun by cannot be used again."
+
+
+def state_of(begun: httpx.Response) -> str:
+    return str(parse_qs(urlsplit(begun.json()["address"]).query)["state"][0])
+
+
 def ticket_in(text: str) -> str:
     [address] = [word for word in text.split() if word.startswith(f"{PUBLIC}/#/login/")]
     return address.removeprefix(f"{PUBLIC}/#/login/").rstrip(".")
@@ -344,10 +353,54 @@ async def test_a_user_without_a_key_logs_in_by_the_address_that_he_is_given(upst
         assert begun.status_code == 200, begun.text
         assert (begun.json()["server"], begun.json()["key"], begun.json()["user"]) == ("notes", "ann", "eve")
         done = await it.come_back(begun, "eve")
-        assert done.text == "Logged in to notes. This window can be closed."
+        assert done.text == f"Logged in to notes. This window can be closed. {USED_UP}"
         await it.listed()
         assert json.loads(await it.ask("ann", CALL)) == {"subject": "eve"}
         assert "wants a login of this user" in await it.ask("ann", CALL, user="kim")
+
+
+async def test_an_address_is_for_one_login_and_so_are_those_before_it(upstream: Upstream) -> None:
+    async with gate(upstream, per="user") as it:
+        earlier, ticket = [ticket_in(await it.ask("ann", LOGIN)) for _ in range(2)]
+        of_kim = ticket_in(await it.ask("ann", LOGIN, user="kim"))
+        left = await it.client.post("/oauth/login", json={"ticket": ticket})
+        refused = await it.client.get("/oauth/callback", params={"state": state_of(left), "error": "access_denied"})
+        assert refused.text.startswith("Not logged in"), "and nothing is used up"
+        begun = await it.client.post("/oauth/login", json={"ticket": ticket})
+        assert (await it.come_back(begun, "eve")).text.endswith(USED_UP)
+        for used in (ticket, earlier):
+            again = await it.client.post("/oauth/login", json={"ticket": used})
+            assert again.status_code == 409, again.text
+            assert "has been used" in again.json()["error"]["message"]
+        assert (await it.client.post("/oauth/login", json={"ticket": of_kim})).status_code == 200
+        await it.listed()
+        gone = await it.client.delete("/v1/logins/notes", params={"user": "eve"}, headers=it.by("ann"))
+        assert gone.status_code == 200, gone.text
+        later = ticket_in(await it.ask("ann", CALL))
+        assert (await it.client.post("/oauth/login", json={"ticket": later})).status_code == 200
+
+
+async def test_of_two_who_come_back_by_one_address_the_first_counts_in_whichever_process(
+    upstream: Upstream, tmp_path: Any
+) -> None:
+    async with gate(upstream, per="user", data_dir=str(tmp_path)) as it:
+        ticket = ticket_in(await it.ask("ann", LOGIN))
+        async with (
+            serve(create_app(Config.model_validate(it.config))) as other,
+            http_client(other) as client,
+        ):
+            elsewhere = Gate(client, it.keys, it.server, it.authority, upstream)
+            mine = await it.client.post("/oauth/login", json={"ticket": ticket})
+            earlier = await elsewhere.client.post("/oauth/login", json={"ticket": ticket})
+            assert (mine.status_code, earlier.status_code) == (200, 200)
+            assert (await it.come_back(mine, "eve")).text.endswith(USED_UP)
+            late = await elsewhere.come_back(earlier, "mallory")
+            assert late.text.startswith("Not logged in: this address has been used"), late.text
+            assert it.authority.asked("/revoke"), "what he was given is given back"
+            refused = await elsewhere.client.post("/oauth/login", json={"ticket": ticket})
+            assert refused.status_code == 409
+        await it.listed()
+        assert json.loads(await it.ask("ann", CALL)) == {"subject": "eve"}
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """Addresses where users without a key log in to MCP servers.
 
 A user of a key has no key of his own to show on the page. The address that he is given has a ticket instead: it is sealed, says for whom it
-is, and is good for an hour.
+is, and is good for an hour and for one login.
 """
 
+import secrets
 import time
 from typing import Final
 
@@ -19,6 +20,7 @@ TICKET_SECONDS: Final = 3_600
 MAX_TICKET: Final = 4_096
 PURPOSE: Final = "login of a user"
 OWNER: Final = "ticket"
+USED: Final = "this address has been used, or a later one: ask again, and a new one is given"
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -26,7 +28,9 @@ class Ticket(msgspec.Struct, frozen=True):
 
     server: str
     identity: Identity
+    made: float
     until: float
+    id: str
 
 
 class LoginTickets:
@@ -38,7 +42,8 @@ class LoginTickets:
 
     def link(self, server: str, identity: Identity) -> str:
         """Return the address where a user logs in to a server, for an hour."""
-        ticket = Ticket(server, identity, time.time() + TICKET_SECONDS)
+        now = time.time()
+        ticket = Ticket(server, identity, now, now + TICKET_SECONDS, secrets.token_urlsafe(12))
         sealed = self._sealer.seal(PURPOSE, OWNER, msgspec.json.encode(ticket))
         return f"{self._public_url}/#/login/{sealed}"
 

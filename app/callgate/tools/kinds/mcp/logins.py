@@ -50,6 +50,8 @@ class LoginDone(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity
     issuer: str
     scopes: tuple[str, ...] = ()
+    by_ticket: bool = False
+    """It was begun by an address that its user was given, which is used up."""
 
 
 class LoginFailed(Exception):

@@ -36,6 +36,7 @@ from callgate.tools.kinds.mcp.logins import (
 from callgate.tools.kinds.mcp.settings import McpServer
 
 if TYPE_CHECKING:  # imported with the first server that is logged in to
+    from callgate.tools.kinds.mcp.login_tickets import Ticket
     from callgate.tools.kinds.mcp.oauth.service import OAuthLogins
 
 BODY_BYTES: Final = 16_384
@@ -127,7 +128,7 @@ def login_routes(manager: RuntimeManager) -> APIRouter:
     @router.post(
         "/oauth/login",
         summary="Begin the login of a user without a key, by the ticket in the address that he was given",
-        responses={409: {"description": "The ticket is none, or is over.", **error}},
+        responses={409: {"description": "The ticket is none, is over, or was used.", **error}},
         openapi_extra=_body({"ticket": "What stands in the address."}, "ticket"),
     )
     async def begin_by_ticket(request: Request) -> Response:
@@ -146,7 +147,7 @@ def login_routes(manager: RuntimeManager) -> APIRouter:
             or not _is_key(manager, ticket.identity.key)
         ):
             raise _not_found(ticket.server)
-        return await _begun(manager, ticket.server, ticket.identity)
+        return await _begun(manager, ticket.server, ticket.identity, ticket)
 
     @router.get(
         "/oauth/callback",
@@ -159,6 +160,8 @@ def login_routes(manager: RuntimeManager) -> APIRouter:
         try:
             done = await _finished(manager, request, state)
             text = f"Logged in to {done.server}. This window can be closed."
+            if done.by_ticket:
+                text += " The address that it was begun by cannot be used again."
         except LoginFailed as failure:
             text = f"Not logged in: {failure}."
         response = PlainTextResponse(text, headers=PLAIN)
@@ -224,8 +227,8 @@ def _is_key(manager: RuntimeManager, owner: str) -> bool:
 # A login ------------------------------------------------------------------------------------------------
 
 
-async def _begun(manager: RuntimeManager, server: str, identity: Identity) -> Response:
-    """Begin a login, and give the browser its half of it."""
+async def _begun(manager: RuntimeManager, server: str, identity: Identity, ticket: "Ticket | None" = None) -> Response:
+    """Begin a login, and give the browser its half of it. `ticket`: by which it is begun."""
     config = manager.current.config
     section = config.mcp_servers[server]
     public_url = config.server.public_url
@@ -234,7 +237,7 @@ async def _begun(manager: RuntimeManager, server: str, identity: Identity) -> Re
         raise _cannot(NO_ADDRESS.format(server=server))
     missing = await _missing_scopes(manager, server, identity)
     try:
-        begun = await _logins(manager).begin(server, identity, callback_address(public_url), missing)
+        begun = await _logins(manager).begin(server, identity, callback_address(public_url), missing, ticket)
     except LoginFailed as failure:
         raise _cannot(str(failure)) from None
     response = _private(_facts_of(begun, server, identity))

@@ -520,3 +520,12 @@ async def test_what_is_refused_in_another_way_is_no_reason_to_log_in(servers: tu
         with pytest.raises(NeedsLogin, match="no other login"):
             await login.source.headers_after(OPERATOR, refused(await login.send(), 403))
         assert login.said[-1].state is LoginState.OK
+
+
+async def test_a_note_of_a_name_is_added_by_one_of_those_who_try(tokens: Tokens) -> None:
+    added = await asyncio.gather(*(tokens.add_note("ticket:1", 3600.0) for _ in range(20)))
+    assert sorted(added) == [False] * 19 + [True]
+    assert await tokens.read_note("ticket:1") == ""
+    assert await tokens.add_note("ticket:2", 3600.0)
+    assert await tokens.add_note("ticket:3", -1.0)
+    assert await tokens.add_note("ticket:3", 3600.0), "one that is over is forgotten"

@@ -43,6 +43,9 @@ _NOTE: Final = (
     "INSERT INTO oauth_notes VALUES (?1, ?2, {now} + CAST(?3 AS {real}))"
     " ON CONFLICT (name) DO UPDATE SET sealed = excluded.sealed, expires_at = excluded.expires_at"
 )
+_ADD_NOTE: Final = (
+    "INSERT INTO oauth_notes VALUES (?1, '', {now} + CAST(?2 AS {real})) ON CONFLICT (name) DO NOTHING RETURNING name"
+)
 _READ_NOTE: Final = "SELECT sealed FROM oauth_notes WHERE name = ?1 AND expires_at >= {now}"
 _TAKE_NOTE: Final = "DELETE FROM oauth_notes WHERE name = ?1 RETURNING sealed, expires_at >= {now}"
 
@@ -92,6 +95,10 @@ class LedgerTokens:
     async def put_note(self, name: str, sealed: str, seconds: float) -> None:
         await self._database.fetch(_FORGET)
         await self._database.fetch(_NOTE, name, sealed, seconds)
+
+    async def add_note(self, name: str, seconds: float) -> bool:
+        await self._database.fetch(_FORGET)
+        return bool(await self._database.fetch(_ADD_NOTE, name, seconds))
 
     async def take_note(self, name: str) -> str | None:
         rows = await self._database.fetch(_TAKE_NOTE, name)

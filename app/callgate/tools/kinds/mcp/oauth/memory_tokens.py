@@ -79,6 +79,12 @@ class MemoryTokens:
         self._notes = {other: note for other, note in self._notes.items() if note[1] > now}
         self._notes[name] = (sealed, now + seconds)
 
+    async def add_note(self, name: str, seconds: float) -> bool:
+        if await self.read_note(name) is not None:
+            return False
+        await self.put_note(name, "", seconds)
+        return True
+
     async def take_note(self, name: str) -> str | None:
         sealed = await self.read_note(name)
         self._notes.pop(name, None)

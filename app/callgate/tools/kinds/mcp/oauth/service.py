@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import hmac
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlencode
@@ -16,7 +17,7 @@ import structlog
 from callgate.state.database import DatabaseAway
 from callgate.tools.kinds.http.addresses import AddressRules
 from callgate.tools.kinds.mcp.authorization import OPERATOR, Identity
-from callgate.tools.kinds.mcp.login_tickets import LoginTickets
+from callgate.tools.kinds.mcp.login_tickets import TICKET_SECONDS, USED, LoginTickets, Ticket
 from callgate.tools.kinds.mcp.logins import LoginBegun, LoginDone, LoginFailed, LoginState, LoginStatus
 from callgate.tools.kinds.mcp.oauth.discovery import CannotLogIn, LoginPlace, demand_pkce, discovered
 from callgate.tools.kinds.mcp.oauth.documents import UnusableDocument, checked_address
@@ -64,6 +65,8 @@ class _Begun(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[str, ...]
     browser: str
     """The digest of the browser's secret."""
+    ticket: Ticket | None = None
+    """By which it was begun; None where a key began it."""
 
 
 class OAuthLogins:
@@ -109,7 +112,16 @@ class OAuthLogins:
 
     # -- a login
 
-    async def begin(self, server: str, identity: Identity, redirect_uri: str, scopes: Sequence[str] = ()) -> LoginBegun:
+    async def begin(
+        self,
+        server: str,
+        identity: Identity,
+        redirect_uri: str,
+        scopes: Sequence[str] = (),
+        ticket: Ticket | None = None,
+    ) -> LoginBegun:
+        if ticket is not None:
+            await self._demand_unused(ticket)
         source = self._known(server)
         own = source.server.own(identity)
         section = source.server.section
@@ -141,6 +153,7 @@ class OAuthLogins:
             resource=place.resource,
             scopes=wish,
             browser=_digest(browser),
+            ticket=ticket,
         )
         try:
             await self._shelf.put_note(_login(state), begun, LOGIN_SECONDS)
@@ -206,6 +219,8 @@ class OAuthLogins:
         row = self._shelf.row(begun.server, begun.identity, begun.issuer, grant, answer, scopes)
         if not source.server.owns(row, grant):
             raise LoginFailed("the server's entry is another by now: begin the login again")
+        if begun.ticket is not None:
+            await self._use_up(begun.ticket, source, grant)
         try:
             generation = await self._shelf.tokens.put(row)
         except DatabaseAway:
@@ -213,7 +228,39 @@ class OAuthLogins:
         source.is_logged_in(begun.identity, generation)
         audit.info("mcp_logged_in", **_facts(begun.server, begun.identity), issuer=begun.issuer, scopes=list(scopes))
         self.on_login(begun.server)
-        return LoginDone(server=begun.server, identity=begun.identity, issuer=begun.issuer, scopes=scopes)
+        return LoginDone(
+            server=begun.server,
+            identity=begun.identity,
+            issuer=begun.issuer,
+            scopes=scopes,
+            by_ticket=begun.ticket is not None,
+        )
+
+    async def _demand_unused(self, ticket: Ticket) -> None:
+        """Raise `LoginFailed` for a ticket by which somebody has logged in, or by one that was made later for the same user."""
+        tokens = self._shelf.tokens
+        name = _last_used(ticket)
+        try:
+            is_used = await tokens.read_note(_used(ticket)) is not None
+            last = self._shelf.open_note(name, await tokens.read_note(name), float)
+        except DatabaseAway:
+            raise LoginFailed(_AWAY) from None
+        if is_used or (last is not None and ticket.made <= last):
+            raise LoginFailed(USED)
+
+    async def _use_up(self, ticket: Ticket, source: OAuthAuthorization, grant: Grant) -> None:
+        """Use a ticket up, and all that were made before it for the same user. Of several that come back by one the first counts, in
+        whichever process; what the others were given is revoked. Raises `LoginFailed`."""
+        try:
+            await self._demand_unused(ticket)
+            if not await self._shelf.tokens.add_note(_used(ticket), TICKET_SECONDS):
+                raise LoginFailed(USED)
+            await self._shelf.put_note(_last_used(ticket), max(time.time(), ticket.made), TICKET_SECONDS)
+        except LoginFailed:
+            await self._revoked(source, grant)
+            raise
+        except DatabaseAway:
+            raise LoginFailed(_AWAY) from None
 
     async def _begun(self, state: str, browser: str) -> _Begun | None:
         """Return what was written down for a state, once, and to the browser that began it."""
@@ -417,6 +464,14 @@ def _facts(server: str, identity: Identity) -> dict[str, str]:
 
 def _login(state: str) -> str:
     return f"login:{_digest(state)}"
+
+
+def _used(ticket: Ticket) -> str:
+    return f"ticket:{_digest(ticket.id)}"
+
+
+def _last_used(ticket: Ticket) -> str:
+    return f"tickets:{_digest(row_id(ticket.server, ticket.identity))}"
 
 
 def _digest(text: str) -> str:

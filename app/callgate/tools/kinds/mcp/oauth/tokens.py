@@ -95,6 +95,10 @@ class Tokens(Protocol):
         """Keep a text for some time."""
         ...
 
+    async def add_note(self, name: str, seconds: float) -> bool:
+        """Keep an empty text of a new name; False where there is one of this name: true for one only of those who ask."""
+        ...
+
     async def take_note(self, name: str) -> str | None:
         """Return a text and delete it: for one only of those who ask."""
         ...
