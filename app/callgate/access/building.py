@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from callgate.access.key_store import FileKeys
 from callgate.access.keys import KeyEntry, Keyring, KeySource, KeysUnknown, WatchedKeys, warn_of_first_key
@@ -41,39 +41,33 @@ def key_entry(key: Key) -> KeyEntry:
     return KeyEntry(
         key.name,
         key.hash,
-        key.models,
-        key.tools,
-        approve=key.approve,
-        admin=key.admin,
-        see=key.see,
-        events=key.events,
-        usage=key.usage,
-        offer=key.offer,
-        tool_search=search_setting_of(key),
-        client_mcp=key.client_mcp.value(),
-        allowance=allowance_of(key),
         expires_at=_moment(key.expires),
         old_hash=key.old_hash,
         old_expires_at=_moment(key.old_expires),
+        **_fields_of(key),
     )
 
 
 def caller_of_group(name: str, group: Group) -> Caller:
     """Return what each member of a group may, with the limits of all together."""
-    return Caller(
-        name,
-        group.models,
-        group.tools,
-        approve=group.approve,
-        admin=group.admin,
-        see=group.see,
-        events=group.events,
-        usage=group.usage,
-        offer=group.offer,
-        tool_search=search_setting_of(group),
-        client_mcp=group.client_mcp.value(),
-        allowance=allowance_of(group),
-    )
+    return Caller(name, **_fields_of(group))
+
+
+def _fields_of(rights: Rights) -> dict[str, Any]:
+    """Return what keys and groups may, by the names that the fields have in `KeyEntry` and `Caller`."""
+    return {
+        "models": rights.models,
+        "tools": rights.tools,
+        "approve": rights.approve,
+        "admin": rights.admin,
+        "see": rights.see,
+        "events": rights.events,
+        "usage": rights.usage,
+        "offer": rights.offer,
+        "tool_search": _search_setting_of(rights),
+        "client_mcp": rights.client_mcp.value(),
+        "allowance": allowance_of(rights),
+    }
 
 
 def allowance_of(limits: RateLimits) -> Allowance:
@@ -89,7 +83,7 @@ def allowance_of(limits: RateLimits) -> Allowance:
     return allowance
 
 
-def search_setting_of(rights: Rights) -> SearchSetting | None:
+def _search_setting_of(rights: Rights) -> SearchSetting | None:
     if rights.tool_search is None:
         return None
     return SearchSetting(**rights.tool_search.values())
