@@ -135,6 +135,15 @@ def reason(table: dict[str, str], path: str, text: str) -> str:
     return next((why for start, why in table.items() if path == start or text.startswith(start)), "")
 
 
+def test_what_is_shown_of_logins_is_whole_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [text for _, _, text in shown("yaml") if re.search(r"^ *(oauth|oidc):", text, re.MULTILINE)]
+    assert len(texts) >= 10
+    for text in texts:
+        for variable in {*REFERENCE.findall(text), *VARIABLE.findall(text)}:
+            monkeypatch.setenv(variable, "x" * 32)
+        assert Config.model_validate(yaml.safe_load(text)).model_list, text
+
+
 def whole(path: str, text: str) -> str:
     """A configuration with models, as the reader has them."""
     return text if re.search(r"^model_list:", text, re.MULTILINE) else MEANT.get(path, MODELS) + text
