@@ -58,11 +58,11 @@ async def test_memory_files_threads_and_children_are_given_back(tmp_path: Path) 
         async with serving_command(config, environment={tools.MARKS: os.devnull}, fresh=True) as child:
             await _ask(child, upstream, range(AT_ONCE), statuses, kinds=("meet",))
             await _ask(child, upstream, range(200), statuses)
-            idle = _used(child)
+            idle = used_by(child)
             await _ask(child, upstream, range(REQUESTS // 2), statuses)
-            half = _used(child)
+            half = used_by(child)
             await _ask(child, upstream, range(REQUESTS // 2, REQUESTS), statuses)
-            whole = _used(child)
+            whole = used_by(child)
             child.signal(signal.SIGTERM)
             assert await child.ended() == 0
     finally:
@@ -101,7 +101,8 @@ async def _ask(
             group.create_task(ask_on())
 
 
-def _used(child: Child) -> dict[str, float]:
+def used_by(child: Child) -> dict[str, float]:
+    """What a process has of memory, files, threads and children."""
     folder = Path(f"/proc/{child.process.pid}")
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
     children = [each for each in Path("/proc").glob("[0-9]*/stat") if _parent(each) == child.process.pid]

@@ -95,11 +95,15 @@ async def test_a_user_without_a_key_logs_in_by_his_own_address(upstream: Upstrea
         await page.get_by_text("for user eve <b> of key ann").wait_for()
         it.logs_in("eve")
         host = it.authority.url.removeprefix("http://")
-        assert await follow(page, f"Go on to {host}") == "Logged in to notes. This window can be closed."
+        said = "Logged in to notes. This window can be closed. The address that it was begun by cannot be used again."
+        assert await follow(page, f"Go on to {host}") == said
         assert await page.get_by_role("dialog").count() == 0  # he is asked for no key
         while "subject" not in (told := await it.ask(CALL, user="eve <b>")):
             pass  # the tools are listed in the background
         assert json.loads(told) == {"subject": "eve"}
+        again = await tabs.open(address)
+        await again.get_by_role("button", name="Show me where to log in").click()
+        await again.get_by_role("alert").get_by_text("this address has been used").wait_for()
 
 
 async def test_an_address_that_is_none_says_so(upstream: Upstream, tabs: Tabs) -> None:
