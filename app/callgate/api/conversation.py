@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from callgate.api.answers import AnswerHeaders, EmitAny, Work
-from callgate.api.chat_request import ChatRequest, Delivery
+from callgate.api.chat_request import SAYS_NOTHING, ChatRequest, Delivery
 from callgate.api.choices import chat_side_by_side, for_choice, preloaded
 from callgate.api.client_names import under_own_names
 from callgate.api.judged_request import JudgedRequest
@@ -102,17 +102,40 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
 
     def answer(self, emit: EmitAny) -> Awaitable[None]:
         """Answer the request. Events of several choices are emitted as `ForChoice`."""
+        if self._is_plain() and self._may_pass():
+            return self._pass_fast(emit)
         if self.replay is not None:
             return self.replay.wrap(self, self._answer_limited)(emit)
         return self._answer_limited(emit)
+
+    def _is_plain(self) -> bool:
+        """Return whether the request is a chat for one whole answer, which nothing limits, and of which nobody hears but the usual
+        listeners, who ask for nothing before its end."""
+        request = self.request
+        return (
+            request.n == 1
+            and not self.delivery.stream
+            and self.route.places is None
+            and not self._is_metered()
+            and self.recording is None
+            and self.guard is None
+            and self.durable is None
+            and self.replay is None
+            and self.adds_servers is None
+            and (request.tools is SAYS_NOTHING or (not request.tools.own_names and request.tools.hosted is None))
+            and request.origin.original is None
+        )
+
+    def _is_metered(self) -> bool:
+        caller = self.caller
+        return caller.allowance is not UNLIMITED and (caller.allowance.is_metered or caller.person is not None)
 
     def _answer_limited(self, emit: EmitAny) -> Awaitable[None]:
         """Answer within the limits of the key and the model."""
         work: Work = self._answer if self.request.n == 1 else self._answer_choices
         if self.adds_servers is not None:
             work = partial(self.adds_servers, self, work)
-        caller = self.caller
-        if caller.allowance is not UNLIMITED and (caller.allowance.is_metered or caller.person is not None):
+        if self._is_metered():
             work = partial(self._metered, work)
         if self.route.places is not None:
             work = partial(self._placed, work)
@@ -137,27 +160,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             await work(emit)
 
     def _answer(self, emit: EmitAny) -> Awaitable[None]:
-        passes_through = self._may_pass()
-        if passes_through and self._is_plain():
-            return self._pass_fast(emit)
-        return self._chat(0, self.route.model, emit, passes_through=passes_through)
-
-    def _is_plain(self) -> bool:
-        """Return whether the request is a chat for one whole answer, of which nobody hears but the usual listeners, who ask for nothing
-        before its end."""
-        tools = self.request.tools
-        return (
-            not self.delivery.stream
-            and self.recording is None
-            and self.guard is None
-            and self.durable is None
-            and self.replay is None
-            and self._meter is None
-            and not self.lists
-            and not tools.own_names
-            and tools.hosted is None
-            and self.request.origin.original is None
-        )
+        return self._chat(0, self.route.model, emit, passes_through=self._may_pass())
 
     async def _pass_fast(self, emit: Emit) -> None:
         """Answer with a provider's own bytes. Equals `_chat` for every plain request, or lets it do the work with the answer that has

@@ -30,15 +30,23 @@ class CountedUsage(Protocol):
     requests: int
     failed: int
     calls: int
-    tokens_in: int
-    tokens_out: int
-    tokens_cached: int
-    tokens_cache_written: int
     nano: int
     unpriced: int
     unpriced_elsewhere: int
     priced_in: int
     priced_out: int
+
+    @property
+    def tokens_in(self) -> int: ...
+
+    @property
+    def tokens_out(self) -> int: ...
+
+    @property
+    def tokens_cached(self) -> int: ...
+
+    @property
+    def tokens_cache_written(self) -> int: ...
 
 
 class UsageStore(Protocol):

@@ -8,6 +8,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from operator import add
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -29,6 +30,7 @@ _MAX_CHILDREN: Final = 2000
 _MAX_KEYS: Final = 500
 """Keys that are shown by name; the others together."""
 
+NO_TOKENS: Final = TokenCounts()
 _USED: Final = ("requests", "failed", "calls", "tokens_in", "tokens_out")
 
 _REQUEST_SECONDS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -106,6 +108,20 @@ class Counts(Family[Count]):
         for labels, part in self._parts.items():
             family.add_metric(labels, part.amount, created=part.created)
         yield family
+
+
+class ReportedTokens(Counts):
+    """Counts tokens by what models have been reported to it until a scrape."""
+
+    def __init__(self, name: str, help: str, labels: Sequence[str], models: "Callable[[], Iterable[OfModel]]") -> None:
+        super().__init__(name, help, labels)
+        self._models = models
+
+    def collect(self) -> Iterable[Metric]:
+        for model in self._models():
+            for kind, tokens in model.take_reported():
+                self.of(model.name, kind).inc(tokens)
+        return super().collect()
 
 
 class Histograms(Family[Times]):
@@ -308,7 +324,10 @@ class Metrics:
         self.runs_dropped = self._counter("runs_dropped", "Runs that were not recorded.").of()
         self.spans_exported = self._counter("spans_exported", "Spans that a collector took.").of()
         self.spans_dropped = self._counter("spans_dropped", "Spans that were not sent, or not taken.", "reason")
-        self.tokens = self._counter("tokens", "Tokens that providers reported.", "model", "kind")
+        self.tokens = ReportedTokens(
+            "callgate_tokens", "Tokens that providers reported.", ("model", "kind"), self._models.values
+        )
+        self.registry.register(self.tokens)
 
     def watch_stores(self, stores: Callable[[], Iterable[tuple[str, bool]]]) -> None:
         """Set what returns the stores, and whether each is away."""
@@ -416,6 +435,7 @@ class OfModel:
         "_by",
         "_ends",
         "_metrics",
+        "_reported",
         "_tokens",
         "_turn",
         "calls",
@@ -426,10 +446,6 @@ class OfModel:
         "priced_in",
         "priced_out",
         "requests",
-        "tokens_cache_written",
-        "tokens_cached",
-        "tokens_in",
-        "tokens_out",
         "unpriced",
         "unpriced_elsewhere",
     )
@@ -438,8 +454,7 @@ class OfModel:
         self._metrics = metrics
         self.name = name
         self.key = key
-        self.requests = self.failed = self.calls = self.tokens_in = self.tokens_out = 0
-        self.tokens_cached = self.tokens_cache_written = 0
+        self.requests = self.failed = self.calls = 0
         self.nano = 0
         """The known cost, in billionths of a dollar."""
         self.unpriced = 0
@@ -452,7 +467,26 @@ class OfModel:
         self._by: Responder | None = None
         self._answers: Count | None = None
         self._ends: dict[tuple[str, str], Count] = {}
-        self._tokens: dict[str, Count] = {}
+        self._tokens = NO_TOKENS
+        """Those of its requests."""
+        self._reported: Sequence[int] = NO_TOKENS
+        """Those of its answers since the last scrape."""
+
+    @property
+    def tokens_in(self) -> int:
+        return self._tokens.prompt
+
+    @property
+    def tokens_out(self) -> int:
+        return self._tokens.completion
+
+    @property
+    def tokens_cached(self) -> int:
+        return self._tokens.cached
+
+    @property
+    def tokens_cache_written(self) -> int:
+        return self._tokens.cache_written
 
     def turn(self, seconds: float) -> None:
         """Count a turn."""
@@ -524,16 +558,14 @@ class OfModel:
         self.unpriced_elsewhere += is_unpriced_elsewhere and not is_unpriced
 
     def _add(self, counts: TokenCounts) -> None:
-        self.tokens_in += counts.prompt
-        self.tokens_out += counts.completion
-        self.tokens_cached += counts.cached
-        self.tokens_cache_written += counts.cache_written
+        self._tokens = TokenCounts(*map(add, self._tokens, counts))
 
     def reported(self, counts: TokenCounts) -> None:
-        """Count tokens in the metrics."""
-        counted = self._tokens
-        for kind, tokens in zip(METRICS, counts, strict=True):
-            if tokens and kind:
-                if kind not in counted:
-                    counted[kind] = self._metrics.tokens.of(self.name, kind)
-                counted[kind].amount += tokens
+        """Count tokens for the metrics."""
+        self._reported = (*map(add, self._reported, counts),)
+
+    def take_reported(self) -> Iterable[tuple[str, int]]:
+        """Return the tokens since the last call, by their kinds in the metrics."""
+        reported = zip(METRICS, self._reported, strict=True)
+        self._reported = NO_TOKENS
+        return [(kind, tokens) for kind, tokens in reported if kind and tokens]
