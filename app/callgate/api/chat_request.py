@@ -203,6 +203,13 @@ class ChatRequest(msgspec.Struct, frozen=True):
             return self.history
         return _items(self.normalized["messages"])
 
+    def written_history(self) -> Sequence[Message] | msgspec.Raw:
+        """Return the messages to write them down: in one piece where they are not decoded, because to part them takes reading all
+        of them."""
+        if self.history is not None:
+            return self.history
+        return self.normalized["messages"]
+
     def read_tools(self) -> Sequence[msgspec.Raw]:
         """Return the client's tools undecoded."""
         if not self.outline.tools:

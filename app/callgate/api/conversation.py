@@ -234,8 +234,10 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         if self.guard is not None:
             guard = self.guard.chat(listeners, emit)
             model = guard.model(model)
-        if (recording := self.recording) is not None and recording.policy.content_bytes is not None:
-            model = recording.wrap_model(model, choice, request.read_history())
+        # Read once: to part a long history takes as long as all else that is done with it.
+        history = request.read_history() if self._keeps_texts() or not passes_through else ()
+        if self.recording is not None and self._keeps_texts():
+            model = self.recording.wrap_model(model, choice, history)
         for listed in self.lists:
             await emit_to_listeners(listeners, emit)(listed)
         try:
@@ -251,7 +253,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
                     rules=rules,
                 )
             else:
-                ending = await self._with_tools(choice, model, listeners, emit, rules, guard)
+                ending = await self._with_tools(choice, model, history, listeners, emit, rules, guard)
         except SeparateChoices:
             raise  # nothing has happened yet
         except BaseException as failure:
@@ -261,6 +263,10 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         notes["ending"] = str(ending.kind)
         if ending.note:
             notes["note"] = ending.note
+
+    def _keeps_texts(self) -> bool:
+        """Return whether the texts of this request are recorded."""
+        return self.recording is not None and self.recording.policy.content_bytes is not None
 
     async def _tell_of_request(self, choice: int, guard: "ChatGuard") -> None:
         """Tell once what hooks said of the request, and raise where they blocked it."""
@@ -277,7 +283,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             listeners.append(recording.events_listener(choice))
         listeners.append(self.diagnoses[choice])
         listeners += self.runtime.listeners(self.route.name, self.run_id, self.caller)
-        if recording is not None and recording.policy.content_bytes is not None:
+        if recording is not None and self._keeps_texts():
             listeners.append(recording.texts_listener(choice))
         if self._meter is not None:
             listeners.append(self._meter.tally(answers))
@@ -298,6 +304,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         self,
         choice: int,
         model: TurnModel,
+        history: Sequence[Message],
         listeners: list[Listener],
         emit: Emit,
         rules: Rules,
@@ -305,7 +312,6 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     ) -> Ending:
         request = self.request
         client_tools = request.read_tools()
-        history = request.read_history()
         params = self.judged.params()
         options = request.outline.stream_options
         if options is not None and options.include_obfuscation:

@@ -151,7 +151,7 @@ def _keep_request(recording: Recording, request: ChatRequest, offered: Iterable[
     """`offered`: the names of our tools that it was offered."""
     if recording.policy.content_bytes is not None:
         # The request for a replay, without the fields about the format of its answer.
-        body = {"model": request.model, "messages": request.read_history(), **request.other_fields()}
+        body = {"model": request.model, "messages": request.written_history(), **request.other_fields()}
         if tools := request.read_tools():
             body["tools"] = tools
         if request.tools.choice is not None:

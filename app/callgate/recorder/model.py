@@ -15,6 +15,8 @@ from callgate.conversation.ports import Message, ModelAnswer, ModelRequest, Pass
 MASKED_BEYOND: Final = 16 * 1024
 """Characters beyond the kept ones that are searched for secrets: no secret is longer."""
 
+_SAID: Final = (TextDelta, ReasoningDelta)
+
 encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -148,13 +150,14 @@ class _RecordedRequest:
 class _RecordedAnswer:
     """Passes the events of an answer on, and collects their text."""
 
-    __slots__ = ("_batches", "_inner", "reasoning", "text")
+    __slots__ = ("_batches", "_inner", "_pieces_of", "reasoning", "text")
 
     def __init__(self, inner: ModelAnswer) -> None:
         self._inner = inner
         self._batches = aiter(inner)
         self.text: list[str] = []
         self.reasoning: list[str] = []
+        self._pieces_of: dict[type, list[str]] = {TextDelta: self.text, ReasoningDelta: self.reasoning}
 
     @property
     def reason_is_raw(self) -> bool:
@@ -171,11 +174,11 @@ class _RecordedAnswer:
 
     async def __anext__(self) -> Sequence[ModelEvent]:
         events: Sequence[ModelEvent] = await self._batches.__anext__()
+        pieces_of = self._pieces_of
         for event in events:
-            if type(event) is TextDelta:
-                self.text.append(event.text)
-            elif type(event) is ReasoningDelta:
-                self.reasoning.append(event.text)
+            if (pieces := pieces_of.get(type(event))) is not None:
+                assert isinstance(event, _SAID), "a text or reasoning"
+                pieces.append(event.text)
         return events
 
 

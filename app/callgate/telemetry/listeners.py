@@ -53,6 +53,9 @@ SHOWN: Final = 100
 NAME_IT: Final = "if it is a good end, add it to `finish_reasons: {stop: [...]}` of this model's entry"
 
 
+_log: Final = Log("callgate.chat")
+
+
 class LoggedWords:
     """The unknown finish reasons that were logged: each once for an entry."""
 
@@ -79,7 +82,7 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     def _logger(self) -> Log:
         """Make the logger for each line, because most chats log nothing."""
-        return Log("callgate.chat", run_id=self._run_id)
+        return _log.bind(run_id=self._run_id)
 
     @handles(handlers, Attempt)
     def _attempt(self, event: Attempt) -> None:
@@ -182,26 +185,25 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
     def _call_ended(self, event: CallEnded) -> None:
         call = event.call
         outcome = event.outcome
-        verdict = _verdict(outcome)
-        log = self._logger()
         fields: dict[str, Any] = {}
         if self.content:
             fields["result"] = outcome.text
-        if isinstance(outcome, Returned) and outcome.cut_bytes:
-            fields["cut_bytes"] = outcome.cut_bytes
-        if isinstance(outcome, Returned) and outcome.facts is not None:
-            fields |= outcome.facts.shown()
         if isinstance(outcome, Failed):
-            say = log.warning
+            say = _log.warning
         else:
-            say = log.info
+            say = _log.info
+            if outcome.cut_bytes:
+                fields["cut_bytes"] = outcome.cut_bytes
+            if outcome.facts is not None:
+                fields |= outcome.facts.shown()
         say(
             "call_ended",
+            run_id=self._run_id,
             turn=event.turn,
             call_id=call.id,
             tool=call.name,
             seconds=round(event.seconds, 3),
-            outcome=verdict,
+            outcome=_verdict(outcome),
             **fields,
         )
 

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from callgate.access.keys import mint_key
+from callgate.api import chat_request
 from callgate.application import create_app
 from callgate.config import redaction
 from callgate.config.redaction import Redactor
@@ -85,6 +87,24 @@ async def test_a_keyless_server_of_one_person_shows_and_replays_what_was_said(up
     assert "planted_key" in json.dumps(broken["problem"])
     assert again.json()["answer"]["choices"][0]["message"]["content"] == "planted answer"
     assert "planted question" in exported.text
+
+
+async def test_a_history_is_parted_once_for_the_model_and_for_them(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parted: list[object] = []
+
+    def counted(messages: msgspec.Raw) -> list[msgspec.Raw]:
+        parted.append(messages)
+        return read_items(messages)
+
+    read_items = chat_request._items
+    monkeypatch.setattr(chat_request, "_items", counted)
+    async with served_to_http(upstream, *TOOLS, **KEYLESS) as client:
+        whole = await shown(client, await question_asked(client, upstream))
+
+    assert len(parted) == 1
+    assert json.loads(whole["content"]["request"])["messages"] == QUESTION["messages"]
 
 
 async def test_secrets_are_masked_in_them(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
