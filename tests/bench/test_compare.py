@@ -93,7 +93,7 @@ def test_a_request_that_burns_cpu_in_c_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "CYCLES", scaled(3, 6))
     monkeypatch.setattr(compare, "SLICE", 0.1)  # of a clock that may count in steps of 10 ms
     slow = tmp_path / "slow"
-    shutil.copytree(ROOT / "app", slow / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "app", slow / "app")  # with its bytecode, which takes seconds to make
     chat = slow / "app" / "callgate" / "api" / "middleware.py"
     chat.write_text(chat.read_text() + BURNING.replace("NUMBERS", str(scaled(100_000, 6_000))))
     trees = [Tree("slow", slow, sys.executable), REFERENCE, REFERENCE]

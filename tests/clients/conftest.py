@@ -1,19 +1,39 @@
 """What came of each test goes to the table of clients."""
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Generator, Iterator
 
 import pytest
 
-from tests.clients.behaviours import Behaviour
-from tests.clients.clients import Client
+from tests.clients.behaviours import BEHAVIOURS, Behaviour
+from tests.clients.clients import CLIENTS, Client
 from tests.clients.driver import Driver
 from tests.clients.served import Served, commanded, opened
 from tests.clients.table import RESULTS, Results
+from tests.harness.needs import BY_MAKE_CLIENTS, missing
+
+WHOLE = ("openai-3", "openai-node", "openai-responses", "openai-node-responses", "anthropic", "anthropic-node")
+"""The SDKs of those whose APIs they are: whenever tests run, they do all that a client does. Of the others a short form is played."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A case that a client cannot have is none: the table says why."""
-    items[:] = [item for item in items if not ((case := _case(item)) and case[1] in case[0].cannot)]
+    """A case that a client cannot have is none: the table says why. `make clients` plays all that there are."""
+    plays_all = not missing(BY_MAKE_CLIENTS.args)
+    items[:] = [item for item in items if (case := _case(item)) is None or _is_played(*case, plays_all)]
+
+
+def _is_played(client: Client, name: str, plays_all: bool) -> bool:
+    return name not in client.cannot and (plays_all or client.name in WHOLE or name in in_short(client))
+
+
+def in_short(client: Client) -> set[str]:
+    """One behaviour of each column: among all clients every one is played by some."""
+    columns = defaultdict[str, list[str]](list)
+    for behaviour in BEHAVIOURS:
+        if behaviour.name not in client.cannot:
+            columns[behaviour.column].append(behaviour.name)
+    place = CLIENTS.index(client)
+    return {names[place % len(names)] for names in columns.values()}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -18,6 +18,7 @@ from openai import AsyncOpenAI
 from callgate.application import create_app
 from callgate.config.schema.whole import Config
 from callgate.conversation.finish_words import OPEN, FinishClass, Meaning
+from tests.chaos.scale import scaled
 from tests.corpus.judge import Case, cases, is_within
 from tests.harness.clients import openai_client
 from tests.harness.configs import config_dict
@@ -326,9 +327,17 @@ async def test_a_call_where_nothing_is_on_offer_is_the_clients_to_see(served: Se
 # Calls in the text ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-@pytest.mark.parametrize("case", TEXT, ids=lambda case: case.id)
+def text_cases() -> list[Any]:
+    """Each case on the direct lane, streamed and whole; on litellm's, which hands the same text on, every so manieth."""
+    return [
+        pytest.param(case, lane, stream, id=f"{case.id}-{'streamed' if stream else 'whole'}-{lane}")
+        for lane, every in (("direct", 1), ("litellm", scaled(4, 1)))
+        for stream in (True, False)
+        for case in TEXT[::every]
+    ]
+
+
+@pytest.mark.parametrize(("case", "lane", "stream"), text_cases())
 async def test_a_text_of_the_corpus_has_the_expected_outcome(
     served: Served, case: Case, lane: str, stream: bool
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.scale import LONG
 from tests.harness.environment import ROOT
 from tests.harness.needs import needs
 from tests.page.screenshots import ASSETS, take
@@ -13,6 +14,7 @@ from tests.page.screenshots import ASSETS, take
 MOST_BYTES = 200_000
 
 
+@pytest.mark.skipif(not LONG, reason="ten seconds: `make chaos`, and `make screenshots` itself")
 @pytest.mark.anyio
 @needs("environment:page", "chromium-headless-shell")
 async def test_they_can_all_be_taken_again(browser: Any, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""`python -m tests.walk`: the figures of all walks; with a name, that walk; with `json`, the figures for a test."""
+"""`python -m tests.walk`: the figures of all walks; with a name, that walk; with `json`, the figures for a test, of all
+or of those that are named."""
 
 import asyncio
 import json
@@ -15,8 +16,8 @@ def main(arguments: list[str]) -> int:
     # What requests log is no part of what is printed.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
     match arguments:
-        case ["json"]:
-            figures = {name: asyncio.run(walk(case)).figures() for name, case in CASES.items()}
+        case ["json", *names]:
+            figures = {name: asyncio.run(walk(CASES[name])).figures() for name in names or CASES}
             sys.stdout.write(json.dumps(figures))
         case []:
             for name, case in CASES.items():
