@@ -30,7 +30,7 @@ from tests.tools.executor_kinds import RAW_MCP
 pytestmark = pytest.mark.anyio
 
 WORKERS = 20
-RELOADS = int(os.environ.get("CALLGATE_TEST_RELOADS", "25"))
+RELOADS = int(os.environ.get("CALLGATE_TEST_RELOADS", "10"))
 """Short in the suite; 200 is the number we promise, and a run with 200 passes too."""
 WATCHING = pytest.mark.leaves("AnyIO worker thread", why="watchfiles waits in one; they are kept")
 

@@ -8,28 +8,23 @@ from typing import Literal, TypeAlias
 Kind: TypeAlias = Literal["call"]
 
 _random = Random()  # noqa: S311 - seeded by the system, once for the process
-_bits = _random.getrandbits
+random_bits = _random.getrandbits
 os.register_at_fork(after_in_child=_random.seed)  # workers would make the same ids, one like the other
 
 
 def new_id(kind: Kind) -> str:
     """96 random bits: two of them are never the same."""
-    return f"{kind}_{_bits(96):024x}"
-
-
-def new_call_key() -> str:
-    """Return what distinguishes a call that no ledger has named, for tools that repeat nothing with the same key."""
-    return f"{_bits(128):032x}"
+    return f"{kind}_{random_bits(96):024x}"
 
 
 def new_item_id(prefix: str) -> str:
     """Return the id of an object that a client keeps here."""
-    return f"{prefix}_{_bits(96):024x}"
+    return f"{prefix}_{random_bits(96):024x}"
 
 
 def new_request_id() -> str:
     """Return an id without digits: it is part of error messages, and some clients retry on any `500` in one."""
-    return "req_" + (b"%024x" % _bits(96)).translate(_LETTERS).decode()
+    return "req_" + (b"%024x" % random_bits(96)).translate(_LETTERS).decode()
 
 
 _LETTERS = bytes.maketrans(b"0123456789", b"ghijklmnop")
@@ -37,4 +32,4 @@ _LETTERS = bytes.maketrans(b"0123456789", b"ghijklmnop")
 
 def new_run_id() -> str:
     """Milliseconds and 52 random bits: ids that sort by time are added at the end of an index, however large it is."""
-    return f"run_{time.time_ns() // 1_000_000:011x}{_bits(52):013x}"
+    return f"run_{time.time_ns() // 1_000_000:011x}{random_bits(52):013x}"

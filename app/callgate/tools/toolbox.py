@@ -21,7 +21,7 @@ from callgate.calls.offer import Offer, OfferedTool
 from callgate.calls.outcome import Failed, FailureKind, Image, Outcome, Returned
 from callgate.calls.selection import OF_REQUESTS
 from callgate.calls.states import BrokenCall, Call, Flaw, ReadyCall
-from callgate.conversation.ids import new_call_key
+from callgate.conversation.ids import random_bits
 from callgate.conversation.ports import Begin, DeferredTools, Message, Plan, ProgressReport, Report, begin_at_once
 from callgate.http.backoff import full_jitter
 from callgate.http.trace_context import TRACE
@@ -479,7 +479,7 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         return CallContext(
             run_id=self.run_id,
             turn=max(self._turn, 0),
-            key=key or new_call_key(),
+            key=key or f"{random_bits(128):032x}",
             report=report,
             max_bytes=max(KEPT_BYTES, tool.policy.max_result_bytes),
             caller=self.caller,
