@@ -206,6 +206,25 @@ class WholeAnswer(msgspec.Struct, eq=False, kw_only=True):
 class EventStream:
     """Runs a chat and streams its answer; the status is sent with the first content."""
 
+    __slots__ = (
+        "_beat",
+        "_began",
+        "_client_error",
+        "_error_body",
+        "_headers",
+        "_keepers",
+        "_loop",
+        "_pulse",
+        "_quiet_since",
+        "_seconds",
+        "_send",
+        "_started",
+        "_timer",
+        "_when_drained",
+        "_work",
+        "_writer",
+    )
+
     def __init__(
         self,
         work: Work,

@@ -5,7 +5,6 @@ import contextlib
 import math
 import socket
 import struct
-from collections import deque
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote
@@ -147,7 +146,7 @@ class ServerConnection(asyncio.Protocol):
         # Its requests.
         self._newest: RequestCycle | None = None
         """The request that was read last; it may still wait for earlier ones."""
-        self._waiting: deque[RequestCycle] = deque()
+        self._waiting: list[RequestCycle] = []
         self._answering: RequestCycle | None = None
         self._tunnel: RequestCycle | None = None
         """The request that has switched to another protocol: the application reads what comes."""
@@ -518,7 +517,7 @@ class ServerConnection(asyncio.Protocol):
         if self.is_holding_back:
             self.read_on()
         if self._waiting:
-            self._start(self._waiting.popleft())
+            self._start(self._waiting.pop(0))
         elif self._in_head:
             self.factory.awaiting_head[self] = None
         else:

@@ -5,7 +5,6 @@ Messages and tools are sent on as the bytes they came in; each chunk of the answ
 
 import asyncio
 import re
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
@@ -272,14 +271,6 @@ class HttpAnswer:
     reason_is_raw = True
     lane = "direct"
     piece = PIECE
-    _body: Body | None = None
-    _start = b""
-    _size = 0
-    _at_end = _begun = False
-    _taking: Awaitable[None] = NOTHING
-    """What the last batch that was handed on is waited for with."""
-    _failure: Exception | None = None
-    """Why it could not be read or handed on."""
 
     def __init__(
         self,
@@ -295,8 +286,17 @@ class HttpAnswer:
         self._reasoning_field = reasoning_field
         self._record_body = record_body
         self._reads: AsyncIterator[bytes] | None = None
-        self._pieces: deque[bytes] = deque()
+        self._pieces: list[bytes] = []
         """What of the last read is still to be read, piece by piece: between two of them the event loop goes on."""
+        self._body: Body | None = None
+        self._start = b""
+        self._size = 0
+        self._at_end = False
+        self._begun = False
+        self._taking: Awaitable[None] = NOTHING
+        """What the last batch that was handed on is waited for with."""
+        self._failure: Exception | None = None
+        """Why it could not be read or handed on."""
 
     def hand_to(self, take: TakeEvents) -> None:
         body = self._body
@@ -344,7 +344,7 @@ class HttpAnswer:
             try:
                 if self._pieces:
                     await asyncio.sleep(0)
-                    data = self._pieces.popleft()
+                    data = self._pieces.pop(0)
                 else:
                     if self._reads is None:
                         self._reads = self._reads_of()
@@ -352,7 +352,7 @@ class HttpAnswer:
                     self._size += len(data)
                     if len(data) > self.piece:
                         self._pieces.extend(pieces_of(data, self.piece))
-                        data = self._pieces.popleft()
+                        data = self._pieces.pop(0)
             except StopAsyncIteration:
                 self._at_end = True
                 finish = _nothing if body is None else body.finish
@@ -374,12 +374,13 @@ class HttpAnswer:
                     batch = body.feed(data)
                 else:
                     self._start += data
-                    self._body = self._recognise(self._start)
-                    if self._body is not None:
-                        batch = self._body.feed(self._start)
+                    body = self._recognise(self._start)
+                    self._body = body
+                    if body is not None:
+                        batch = body.feed(self._start)
+                        self._start = b""
                     else:
                         batch = ()
-                    body = self._body
             if batch:
                 if not self._begun:
                     # An error before any content is a failure of the request; a later one is part of the turn.

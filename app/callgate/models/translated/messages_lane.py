@@ -481,7 +481,7 @@ class PassedMessageEvents:
         data = self._stream.whole(data)
         if not data:
             return ()
-        if self._start is None and b'"message_' not in data and b"error" not in data:
+        if self._start is None and data.find(b'"message_') < 0 and data.find(b"error") < 0:
             return (Passed(data),)
         return self._looked_at(data)
 
