@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -396,3 +397,76 @@ async def test_an_application_that_was_cancelled_before_it_began_does_not_hold_u
         [still_open] = bare.factory.connections
         still_open.shutdown()
         assert await gone(connection) == b""
+
+
+class WholeResponse:
+    """Sends a response in one piece, or as the two messages of ASGI."""
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+        self.at_once = True
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await read_body(receive)
+        start = {"type": "http.response.start", "status": self.status, "headers": self.headers}
+        if self.at_once:
+            await send.__self__.send_whole(start, self.body)
+        else:
+            await send(start)
+            await send({"type": "http.response.body", "body": self.body})
+
+
+COUNTED_HEADERS = [(b"x-first", b"1"), (b"Content-Length", b"2")]
+
+
+REST = b"content-length: 2\r\n\r\nhi"
+REQUESTS = {
+    "usual": POST + REST,
+    "last": POST + b"connection: close\r\n" + REST,
+    "expects": POST + b"expect: 100-continue\r\n" + REST,
+    "old": POST.replace(b"1.1", b"1.0") + REST,
+    "head": HEAD,
+}
+
+
+@pytest.mark.parametrize("request_bytes", REQUESTS.values(), ids=[*REQUESTS])
+@pytest.mark.parametrize(
+    ("status", "headers", "body"),
+    [
+        (200, COUNTED_HEADERS, b"ok"),
+        (404, COUNTED_HEADERS, b"ok"),
+        (200, [(b"content-length", b"0")], b""),
+        (200, [], b"ok"),
+        (200, [], b""),
+        (204, [], b""),
+        (304, [(b"etag", b"1")], b""),
+        (200, [*COUNTED_HEADERS, (b"connection", b"close")], b"ok"),
+        (200, [(b"content-length", b"3")], b"ok"),
+        (200, [(b"content-length", b"1")], b"ok"),
+        (200, [(b"content-length", b"x")], b"ok"),
+        (200, [*COUNTED_HEADERS, (b"x-forged", b"a\r\nb: c")], b"ok"),
+        (200, [(b"content-length", b"40000")], b"x" * 40_000),
+        (999, COUNTED_HEADERS, b"ok"),
+    ],
+)
+async def test_a_response_at_once_is_that_of_two_messages(
+    request_bytes: bytes, status: int, headers: list[tuple[bytes, bytes]], body: bytes
+) -> None:
+    app = WholeResponse(status, headers, body)
+    answers = []
+    async with behind_the_edge(app) as bare:
+        for app.at_once in (True, False):
+            async with raw_connection(bare.url) as connection:
+                await connection.send(request_bytes)
+                if request_bytes is HEAD or status in (204, 304):
+                    answers.append(undated(await connection.until(b"\r\n\r\n")))
+                else:
+                    answers.append(undated((await connection.answer()).raw))
+    assert answers[0] == answers[1]
+
+
+def undated(raw: bytes) -> bytes:
+    """An answer without what differs from second to second, and from one refusal to the next."""
+    return re.sub(rb"date: [^\r]*|req_[a-z]+", b"", raw)

@@ -10,7 +10,7 @@ from threading import get_ident
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 
 from callgate.api.choices import ForChoice
 from callgate.api.errors import (
@@ -518,12 +518,23 @@ def _lookout_here() -> _Lookout:
     return _lookout
 
 
+class WholeSender(Protocol):
+    """Takes a response whose body is whole at once, and sends what it would send for the two messages of ASGI."""
+
+    def send_whole(self, start: Message, body: bytes) -> Awaitable[None]: ...
+
+
 async def send_whole(
     send: Send, status: int, body: bytes, headers: Mapping[str, str], error: ChatError | None = None
 ) -> None:
     fields = encoded(headers if error is None else {**headers, **error_headers(error)})
     fields += (JSON_TYPE, (b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": status, "headers": fields})
+    start = {"type": "http.response.start", "status": status, "headers": fields}
+    sender: WholeSender | None = getattr(send, "__self__", None)
+    if sender is not None and hasattr(sender, "send_whole"):
+        await sender.send_whole(start, body)
+        return
+    await send(start)
     await send({"type": "http.response.body", "body": body})
 
 

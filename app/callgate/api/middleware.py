@@ -6,14 +6,14 @@ Every path that is not listed as open needs a valid key. Pure ASGI, because fram
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from callgate.api.answers import IS_MASKED, encoded, send_whole, start_message
+from callgate.api.answers import IS_MASKED, WholeSender, encoded, send_whole, start_message
 from callgate.api.bodies import LargeBodies
 from callgate.api.cors import METHODS, cors_headers, preflight_headers
 from callgate.api.errors import (
@@ -32,7 +32,7 @@ from callgate.callers.caller import Caller
 from callgate.callers.rights import CallerMemory
 from callgate.callers.tokens import KeysWanted, TokenRefused
 from callgate.config import redaction
-from callgate.config.secret_mask import SecretMask
+from callgate.config.secret_mask import Needles, SecretMask
 from callgate.conversation.errors import ChatError
 from callgate.conversation.events import GuardrailJudged
 from callgate.conversation.ids import new_request_id
@@ -196,7 +196,7 @@ class Middleware:
             path = scope["path"] = path.rstrip("/") or "/"
             route_fast = self._routes_fast.get((method, path))
 
-        send_marked = _marked(send, context, marks)
+        send_marked = masked_send(send, context, marks)
         # Never reset: the server runs each request in a context of its own.
         set_log_ids(context.ids)
         try:
@@ -307,52 +307,63 @@ def challenge_of(error: ChatError) -> str:
     return "Bearer"
 
 
-def _marked(send: Send, context: RequestContext, marks: Sequence[tuple[bytes, bytes]]) -> Send:
-    """Return a `send` that adds headers and notes the status. All that goes through it is masked."""
+class MarkedSend(msgspec.Struct, eq=False):
+    """Adds headers to the response of a request, and notes its status. All that goes through it is masked."""
 
-    def mark(message: Message) -> None:
-        if message["status"] == 503:
-            message["status"] = status_at(context.path, 503)
-        context.status = message["status"]
-        message["headers"] = [*message.get("headers", ()), *marks]
+    to: Send
+    context: RequestContext | None
+    """Where the status is noted; None where nothing is added."""
+    marks: Sequence[tuple[bytes, bytes]]
+    needles: Needles | None
+    mask: SecretMask | None
+    """There is one if there are needles."""
 
-    return masked_send(send, mark)
-
-
-def _pass_on(_: Message) -> None:
-    """Leave the start of a response as it is."""
-
-
-def masked_send(send: Send, begin: Callable[[Message], None] = _pass_on) -> Send:
-    """Return a `send` that masks the secrets in all that it is given. `begin` may change the start of a response before."""
-    # No coroutines, because every chunk of every stream goes through here.
-    needles = redaction.current.needles
-    if needles is None:
-
-        def send_as_it_is(message: Message) -> Awaitable[None]:
-            if message["type"] == "http.response.start":
-                begin(message)
-            return send(message)
-
-        return send_as_it_is
-    mask = SecretMask(needles)
-
-    def send_masked(message: Message) -> Awaitable[None]:
+    def send(self, message: Message) -> Awaitable[None]:
+        # No coroutine, because every chunk of every stream goes through here.
         if message["type"] == "http.response.start":
-            begin(message)
-            headers = message.get("headers", ())
-            values = b"\n".join(map(itemgetter(1), headers))
-            mask.is_stream = b"text/event-stream" in values
-            if needles.suspicion(values) is not None:
-                message["headers"] = [(name, needles.starred(value)) for name, value in headers]
-        elif not message.get(IS_MASKED):
-            body = mask.feed(message.get("body", b""))
+            self._begin(message)
+        elif self.mask is not None and not message.get(IS_MASKED):
+            body = self.mask.feed(message.get("body", b""))
             if not message.get("more_body"):
-                body += mask.finish()
+                body += self.mask.finish()
             message["body"] = body
-        return send(message)
+        return self.to(message)
 
-    return send_masked
+    def _begin(self, message: Message) -> None:
+        context = self.context
+        if context is not None:
+            if message["status"] == 503:
+                message["status"] = status_at(context.path, 503)
+            context.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self.marks]
+        if self.mask is None or self.needles is None:
+            return
+        headers = message.get("headers", ())
+        values = b"\n".join(map(itemgetter(1), headers))
+        self.mask.is_stream = b"text/event-stream" in values
+        if self.needles.suspicion(values) is not None:
+            message["headers"] = [(name, self.needles.starred(value)) for name, value in headers]
+
+    def send_whole(self, start: Message, body: bytes) -> Awaitable[None]:
+        """Send a response whose body is whole, as the two messages of ASGI would. Our own server takes both at once."""
+        request: WholeSender | None = getattr(self.to, "__self__", None)
+        if request is None or not hasattr(request, "send_whole"):
+            return self._send_both(start, body)
+        self._begin(start)
+        if self.mask is not None:
+            body = self.mask.feed(body) + self.mask.finish()
+        return request.send_whole(start, body)
+
+    async def _send_both(self, start: Message, body: bytes) -> None:
+        await self.send(start)
+        await self.send({"type": "http.response.body", "body": body})
+
+
+def masked_send(send: Send, context: RequestContext | None = None, marks: Sequence[tuple[bytes, bytes]] = ()) -> Send:
+    """Return a `send` that masks the secrets in all that it is given. It adds `marks` to the headers, and notes the status."""
+    needles = redaction.current.needles
+    mask = None if needles is None else SecretMask(needles)
+    return MarkedSend(send, context, marks, needles, mask).send
 
 
 def read_headers(scope: Scope) -> dict[str, str]:

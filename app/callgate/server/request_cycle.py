@@ -22,6 +22,8 @@ Application = Callable[[Any, Callable[[], Awaitable[Message]], Callable[[Message
 JOINED_BYTES: Final = 16_384
 """The largest body that is joined with others into one write."""
 BODILESS: Final = frozenset({204, 304})
+WITH_BODY: Final = {status: line for status, line in STATUS_LINES.items() if status not in BODILESS}
+"""The status lines of responses that have a body."""
 
 
 SWITCHING: Final = 101
@@ -145,6 +147,36 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
                 return NOTHING
         self._send(message)
         return NOTHING
+
+    def send_whole(self, start: Message, body: bytes) -> Awaitable[None]:
+        """Send a response whose body is whole. Equals the two messages of ASGI; most are one write, without the states between."""
+        if not self._send_whole_fast(start["status"], start["headers"], body):
+            return self._send_both(start, body)
+        return NOTHING
+
+    def _send_whole_fast(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Write a response at once; return whether that could be done. Equals `_begin` and `_go_on` where nothing is special: all of
+        the request has come, the client reads, and the connection goes on."""
+        connection = self.connection
+        if self._stage != UNBEGUN or self.abandoned or not (self.is_whole and self.keep) or connection.full is not None:
+            return False
+        line = WITH_BODY.get(status)
+        if line is None or self.method == "HEAD" or len(body) > JOINED_BYTES:
+            return False
+        lines, length, ends = header_lines(headers)
+        if ends or length != len(body) or connection.factory.draining:
+            return False
+        standing = connection.factory.standing_lines.of(connection.server_state.default_headers)
+        connection.write(b"".join((line, standing, lines, b"\r\n\r\n", body)))
+        self._stage = COMPLETE
+        if self._news is not None:
+            self._news.set()
+        connection.answered(self)
+        return True
+
+    async def _send_both(self, start: Message, body: bytes) -> None:
+        await self.send(start)
+        await self.send({"type": "http.response.body", "body": body})
 
     async def _send_later(self, full: asyncio.Event, message: Message) -> None:
         """Wait until the client reads again, and send a message then."""
