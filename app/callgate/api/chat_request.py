@@ -74,6 +74,10 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     """Which token counts the answer reports."""
 
 
+AS_USUAL: Final = Delivery()
+"""The delivery of a request that says nothing about it."""
+
+
 class RequestedTools(msgspec.Struct, frozen=True):
     """What a request says about tools, its own and ours."""
 

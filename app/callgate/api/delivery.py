@@ -12,10 +12,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from callgate.api.chat_request import ChatRequest, Delivery
+from callgate.api.chat_request import AS_USUAL, ChatRequest, Delivery
 from callgate.api.middleware import RequestContext
 from callgate.api.rights import seen_by
-from callgate.callers.caller import Caller, UsageSetting
+from callgate.callers.caller import Caller, ToolEvents, UsageSetting
 from callgate.conversation.errors import ChatError
 from callgate.conversation.usage import UsageScope
 from callgate.runtime.route import Route
@@ -38,6 +38,10 @@ def delivery_of(
     request: ChatRequest, runtime: Runtime, route: Route, context: RequestContext, caller: Caller
 ) -> Delivery:
     """Return how the answer is sent: as the request says, or else its key, or else its model."""
+    if request.delivery is AS_USUAL and HEADER not in context.headers:
+        entry = route.entry
+        agent = context.headers.get("user-agent", "")[:AGENT_CHARS]
+        return _usual(caller.events or entry.events, caller.usage or entry.usage, agent)
     tool_events = request.delivery.tool_events
     if tool_events is None:
         tool_events = caller.events or route.entry.events
@@ -48,6 +52,12 @@ def delivery_of(
     if tool_events == delivery.tool_events and scope == delivery.usage_scope:
         return delivery
     return replace(delivery, tool_events=tool_events, usage_scope=scope)
+
+
+@lru_cache(maxsize=1024)
+def _usual(tool_events: ToolEvents, setting: UsageSetting, agent: str) -> Delivery:
+    """Return how an answer is sent whose request says nothing of it."""
+    return replace(AS_USUAL, tool_events=tool_events, usage_scope=usage_scope({"user-agent": agent}, setting, setting))
 
 
 def usage_scope(headers: Mapping[str, str], of_key: UsageSetting | None, of_entry: UsageSetting) -> UsageScope:

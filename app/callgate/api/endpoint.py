@@ -264,13 +264,8 @@ class FaceEndpoint:
             warnings.append(LOST_KEY)
         if self._face.adapts_requests:
             request = exchange.request_for(route, warnings.append)
-        tools = request.tools
-        if tools.choice is not None and not names_servers:
-            request.check_choice(route.offers)
-        if tools.hosted is not None:
-            note_hosted(warnings.append, tools.hosted, route.offers, takes_calls=tools.takes_calls)
-        if tools.approval_policies:
-            route = route.asking_for(tools.approval_policies)
+        if request.tools is not SAYS_NOTHING:
+            route = _asked_of(route, request, warnings, may_name_any=names_servers)
         judged = judged_request(
             request,
             caller,
@@ -384,7 +379,7 @@ def route_of(runtime: Runtime, request: ChatRequest, caller: Caller, principal: 
     """Return the route of a request, by what its key and the request itself allow, and what servers list for who asks."""
     tools = request.tools
     if principal is NOBODY and tools is SAYS_NOTHING:
-        return runtime.choose(request.model, caller)
+        return runtime.choose_plain(request.model, caller)
     return runtime.choose(
         request.model,
         caller,
@@ -395,6 +390,19 @@ def route_of(runtime: Runtime, request: ChatRequest, caller: Caller, principal: 
         declared=NONE_DECLARED if tools.hosted is None else tools.hosted.tool_names(),
         unlisted=runtime.unlisted(principal),
     )
+
+
+def _asked_of(route: Route, request: ChatRequest, warnings: list[str], *, may_name_any: bool) -> Route:
+    """Return the route with what a request says of its tools. Raises `ChatError` for a choice of one that is not there, unless it may
+    be one of a server that is not known yet."""
+    tools = request.tools
+    if tools.choice is not None and not may_name_any:
+        request.check_choice(route.offers)
+    if tools.hosted is not None:
+        note_hosted(warnings.append, tools.hosted, route.offers, takes_calls=tools.takes_calls)
+    if tools.approval_policies:
+        route = route.asking_for(tools.approval_policies)
+    return route
 
 
 def is_unusual(failed_attempts: Sequence[tuple[float, Attempt]]) -> bool:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from callgate.api.chat_outline import ChatOutline, ChatToolChoice
 from callgate.api.chat_request import (
+    AS_USUAL,
     DIALECTS,
     IDLE_CHOICES,
     ONLY_CHAT,
@@ -62,8 +63,6 @@ _metadata = json_reader(_Metadata)
 _objects = json_reader(dict[str, Any])
 _objects_of = json_reader(list[dict[str, Any]])
 NO_METADATA = _Metadata()
-AS_USUAL: Final = Delivery()
-"""The delivery of a request that says nothing about it."""
 NO_HINTS: Mapping[int, Hint] = {}
 
 _encode = msgspec.json.Encoder().encode

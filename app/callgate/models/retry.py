@@ -112,17 +112,16 @@ class RetryingModel(msgspec.Struct, frozen=True):
         self, request: ModelRequest | Passthrough, attempts: Attempts | None = None
     ) -> AbstractAsyncContextManager[ModelAnswer]:
         """Ask the model. With `attempts` of an earlier call it continues after the failed ones."""
-        if attempts is not None and attempts.chooser is not None:
-            assert isinstance(attempts.chooser, _TurnChooser)
-            return attempts.chooser
-        order = next(self.pools[0].orders)
-        turn = 0 if attempts is None else attempts.turn
-        emit = emit_nothing if attempts is None else attempts.emit
-        chooser = _TurnChooser(
-            model=self, request=request, turn=turn, emit=emit, order=order, chosen=_Selected(order[0])
-        )
-        if attempts is not None:
-            attempts.chooser = chooser
+        if attempts is None:
+            attempts = Attempts(0, emit_nothing)
+        chooser = attempts.chooser
+        if chooser is None:
+            order = next(self.pools[0].orders)
+            chosen = _Selected(order[0])
+            chooser = attempts.chooser = _TurnChooser(
+                model=self, request=request, turn=attempts.turn, emit=attempts.emit, order=order, chosen=chosen
+            )
+        assert isinstance(chooser, _TurnChooser)
         return chooser
 
 

@@ -91,6 +91,8 @@ class Runtime:
         self.toolboxes = Toolboxes(config, shared, self.registry, self.catalogue)
         self.guarding = self.toolboxes.guarding
         self._routes: dict[Any, Route] = {}
+        self._plain_routes: dict[tuple[str, str], tuple[Caller, Route]] = {}
+        """By the names of model and caller."""
         self._routed_tools: object = None
         self._patterns_checked = False
         self._log_listener = partial(LogListener, content=config.logging.content, _logged_words=LoggedWords())
@@ -161,6 +163,7 @@ class Runtime:
         """Change the recording policy."""
         self.recording.change(policy)
         self._routes.clear()
+        self._plain_routes.clear()
 
     async def place_at(self, model: str) -> Place:
         """Take a place for a request to a model."""
@@ -214,6 +217,18 @@ class Runtime:
         if places is None:
             return None
         return {"places": places, "running": self.admission.at_model(name)}
+
+    def choose_plain(self, model: str, caller: Caller) -> Route:
+        """Return the route of a request that says nothing of tools, as `choose` does."""
+        remembered = self._plain_routes.get((model, caller.name))
+        if remembered is not None and remembered[0] is caller:
+            return remembered[1]
+        route = self.choose(model, caller)
+        if not route.may_offer_tools and not route.warnings and len(model) <= REMEMBERED_CHARS:
+            if len(self._plain_routes) >= REMEMBERED_ROUTES:
+                self._plain_routes.clear()
+            self._plain_routes[model, caller.name] = (caller, route)
+        return route
 
     def choose(
         self,
