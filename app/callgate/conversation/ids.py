@@ -2,6 +2,7 @@
 
 import os
 import time
+from binascii import hexlify
 from random import Random
 from typing import Literal, TypeAlias
 
@@ -24,7 +25,7 @@ def new_item_id(prefix: str) -> str:
 
 def new_request_id() -> str:
     """Return an id without digits: it is part of error messages, and some clients retry on any `500` in one."""
-    return "req_" + (b"%024x" % random_bits(96)).translate(_LETTERS).decode()
+    return "req_" + hexlify(random_bits(96).to_bytes(12)).translate(_LETTERS).decode()
 
 
 _LETTERS = bytes.maketrans(b"0123456789", b"ghijklmnop")

@@ -90,7 +90,9 @@ class HttpClient:
             began_at = asyncio.get_running_loop().time()
             connection = await self._connect(origin, deadlines)
         try:
-            await connection.send(head, body, deadlines, began_at, request.needles)
+            connection.begin(head, body, deadlines, began_at, request.needles)
+            while connection.awaits_head():
+                await connection.change()
             if origin.proxy is not None and connection.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
                 raise ConnectFailed(refused_by(origin.proxy, connection.status))
         except BaseException:

@@ -109,10 +109,10 @@ class ClientConnection(asyncio.Protocol):
 
     # -- for the client
 
-    async def send(
+    def begin(
         self, head: bytes, body: bytes, deadlines: Deadlines, began_at: float, needles: Needles | None = None
     ) -> None:
-        """Send a request and wait for the head of its response. `head` ends where the length of the body belongs."""
+        """Send a request. `head` ends where the length of the body belongs."""
         self._state = _AWAITED
         self._keep = True
         self._settled = False
@@ -129,10 +129,14 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
         else:
             self._transport.writelines((b"%b%d\r\n\r\n" % (head, len(body)), body))
-        while self._state < _BODY and self._fault is None:
-            await self._change()
-        if self._fault is not None and not self._parts:
+
+    def awaits_head(self) -> bool:
+        """Return whether the head of the response is still to come. Raises the fault because of which it will not come."""
+        if self._fault is None:
+            return self._state < _BODY
+        if not self._parts:
             raise self._fault
+        return False
 
     def leave(self) -> None:
         """End the exchange. A body that was not read to its end closes the connection, unless only the rest after an end mark
@@ -188,7 +192,7 @@ class ClientConnection(asyncio.Protocol):
                         raise StopAsyncIteration
                 if self._fault is not None:
                     raise self._fault
-                await self._change()
+                await self.change()
                 if self._is_handed:
                     self._is_handed = False
                     return b""
@@ -321,7 +325,7 @@ class ClientConnection(asyncio.Protocol):
 
     # -- waiting
 
-    def _change(self) -> "asyncio.Future[None]":
+    def change(self) -> "asyncio.Future[None]":
         """Return a future for the next change. The deadline counts from here, without the time that we took ourselves."""
         loop = self.loop
         if self._quiet == "idle":
