@@ -252,7 +252,7 @@ class Reader:
         """The exit code and the output of a command that ends. Where a shell would only split it into words, Callgate is
         forked with its modules imported, which halves the time of these tests."""
         words = shlex.split(line, comments=True)
-        if program == "callgate" and not self._exported and not SHELL & set(line.partition(" #")[0]):
+        if program == "callgate" and self._needs_no_shell(line.partition(" #")[0]):
             ran = await asyncio.to_thread(run_command, *words[1:], folder=self.folder, environment=self._environment)
             return ran.returncode, ran.stdout + ran.stderr
         script = "; ".join((*self._exported, line))
@@ -261,6 +261,17 @@ class Reader:
         ) as started:
             return await started.ended(SECONDS), started.log
 
+    def _child(self, line: str) -> contextlib.AbstractAsyncContextManager[Child]:
+        words = shlex.split(line)
+        if words[0] == "callgate" and self._needs_no_shell(line):
+            variables = {name: value for name, value in self._environment.items() if name != "PYTHONPATH"}
+            return child(words[1:], environment=variables, folder=self.folder)
+        script = "; ".join((*self._exported, f"exec {line}"))
+        return child(["-c", script], command=["bash"], environment=self._environment, folder=self.folder)
+
+    def _needs_no_shell(self, line: str) -> bool:
+        return not self._exported and not SHELL & set(line)
+
     async def stay(self, kind: str, line: str) -> None:
         """Starts what stays; a server in the place of the one before it."""
         if kind == "serve":
@@ -268,10 +279,7 @@ class Reader:
                 server.process.terminate()
                 await server.ended(SECONDS)
             self._servers.clear()
-        script = "; ".join((*self._exported, f"exec {self.here(line.partition(' #')[0])}"))
-        started = await self._staying.enter_async_context(
-            child(["-c", script], command=["bash"], environment=self._environment, folder=self.folder)
-        )
+        started = await self._staying.enter_async_context(self._child(self.here(line.partition(" #")[0])))
         await started.line(READY[kind], within=SECONDS)
         if kind == "serve":
             self._servers.append(started)
