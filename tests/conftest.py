@@ -19,6 +19,7 @@ from hypothesis import settings
 from callgate.config import redaction
 from callgate.telemetry import logs
 from callgate.tools.concurrency import times_cancelled
+from tests.chaos.scale import examples
 from tests.harness import environment, leftovers, sessions
 from tests.harness.installed import install_wheel
 from tests.harness.needs import demanded, missing, summary
@@ -29,7 +30,7 @@ from tests.scripted_upstream import Upstream
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 # A busy machine is no failure.
-settings.register_profile("callgate", deadline=None)
+settings.register_profile("callgate", deadline=None, max_examples=examples(100))
 settings.load_profile("callgate")
 
 SETTLING = 10.0

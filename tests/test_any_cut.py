@@ -27,6 +27,7 @@ from callgate.http.interface import Deadlines, TakeRead
 from callgate.models.direct.model import DirectModel, Endpoint
 from callgate.text_calls.prompted import PromptedModel
 from callgate.text_calls.prompts import FORMATS
+from tests.chaos.scale import examples
 from tests.corpus.judge import Case, cases, offer_of, verdict
 from tests.text_calls.reading import SCRAPS, mutated
 
@@ -132,7 +133,7 @@ PLACES = st.lists(st.integers(0, 1 << 20), max_size=8)
 SPOKEN = [case for case in STREAMS if case.id != "s078-error-object-only"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(case=st.sampled_from(SPOKEN), places=PLACES)
 def test_no_cut_of_a_body_changes_the_turn(case: Case, places: list[int]) -> None:
     body = body_of(case) + DONE
@@ -208,7 +209,7 @@ def _pieces(call: Any, chance: random.Random) -> list[Any]:
 FRAGMENTED = [case for case in STREAMS if continuations(case) and not is_snapshots(case)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(case=st.sampled_from(FRAGMENTED), seed=st.integers(0, 1 << 32))
 def test_fragments_of_a_case_that_are_cut_smaller_come_to_what_the_case_says(case: Case, seed: int) -> None:
     assert verdict(recut(case, random.Random(seed))) == []
@@ -269,7 +270,7 @@ def prompted(format: str, pieces: Iterable[str], finish: str | None = "stop") ->
     return turn_of(PromptedModel(direct(streamed(pieces, finish)), format), list(TOOLS.values()))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(case=st.sampled_from(TEXTS), places=PLACES, seed=st.integers(0, 1 << 32), damaged=st.booleans())
 def test_no_cut_of_a_text_changes_the_turn(case: Case, places: list[int], seed: int, damaged: bool) -> None:
     text = mutated(text_of(case), random.Random(seed)) if damaged else text_of(case)
@@ -284,7 +285,7 @@ def test_a_text_that_comes_letter_by_letter_makes_the_same_turn(case: Case) -> N
     assert content_of(prompted(case.data["format"], text)) == content_of(prompted(case.data["format"], [text]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(case=st.sampled_from(TEXTS), end=st.integers(0, 1 << 20))
 def test_nothing_runs_of_a_text_whose_stream_broke_off(case: Case, end: int) -> None:
     text = text_of(case)
@@ -292,7 +293,7 @@ def test_nothing_runs_of_a_text_whose_stream_broke_off(case: Case, end: int) -> 
     assert ready(turn) == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     format=st.sampled_from(sorted(FORMATS)),
     text=st.lists(st.sampled_from(SCRAPS) | st.text(max_size=6), max_size=25).map("".join),

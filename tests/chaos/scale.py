@@ -24,6 +24,11 @@ def counted(short: int, long: int) -> int:
     return max(1, round(long * SHARE)) if LONG else short
 
 
+def examples(long: int) -> int:
+    """How many examples a property test tries: other ones in every run, and all of them in a long one."""
+    return long if LONG else max(1, long * 2 // 5)
+
+
 def report(what: str, **figures: Any) -> None:
     """Figures for whoever runs `make chaos`; pytest shows them with `-rA` or `-s`, and the file keeps them."""
     line = json.dumps({"what": what, **figures})

@@ -21,6 +21,7 @@ from callgate.conversation.turn import Turn, TurnBuilder
 from callgate.http.event_stream import EventStreamReader, payloads_in
 from callgate.models.direct.chunks import ChunkReader
 from callgate.models.direct.model import DONE, read_json
+from tests.chaos.scale import examples
 from tests.corpus.judge import Case, cases, offer_of
 
 STREAMS = [case for case in cases() if "chunks" in case.data]
@@ -153,20 +154,20 @@ def _chunk(delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
     return {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(written())
 def test_a_whole_stream_runs_exactly_what_was_written(turn: Written):
     assert ran(turn_of_chunks(TOOLS, turn.chunks, StreamEnd.DONE)) == Counter(turn.calls)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(written(), st.data(), st.sampled_from([StreamEnd.EOF, StreamEnd.ERROR]))
 def test_a_stream_that_is_cut_runs_only_what_was_written_whole(turn: Written, data: st.DataObject, end: StreamEnd):
     place = data.draw(st.integers(0, len(turn.chunks)))
     assert ran(turn_of_chunks(TOOLS, turn.chunks[:place], end)) <= Counter(turn.calls)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(written(), st.data())
 def test_a_body_that_is_cut_runs_only_what_was_written_whole(turn: Written, data: st.DataObject):
     body = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in turn.chunks) + b"data: [DONE]\n\n"
@@ -174,7 +175,7 @@ def test_a_body_that_is_cut_runs_only_what_was_written_whole(turn: Written, data
     assert ran(read_bytes(TOOLS, body[:place])) <= Counter(turn.calls)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(written(apart=True), st.data())
 def test_chunks_that_are_lost_or_come_twice_run_nothing_else_and_nothing_twice(turn: Written, data: st.DataObject):
     times = data.draw(st.lists(st.integers(0, 2), min_size=len(turn.chunks), max_size=len(turn.chunks)))
@@ -182,7 +183,7 @@ def test_chunks_that_are_lost_or_come_twice_run_nothing_else_and_nothing_twice(t
     assert ran(turn_of_chunks(TOOLS, chunks, StreamEnd.DONE)) <= Counter(turn.calls)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(written(), st.data())
 def test_ids_that_change_run_nothing_else_and_nothing_twice(turn: Written, data: st.DataObject):
     for number, chunk in enumerate(turn.chunks):
@@ -192,7 +193,7 @@ def test_ids_that_change_run_nothing_else_and_nothing_twice(turn: Written, data:
     assert ran(turn_of_chunks(TOOLS, turn.chunks, StreamEnd.DONE)) <= Counter(turn.calls)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(written(), st.data())
 def test_bytes_that_are_no_utf8_break_the_call_they_stand_in(turn: Written, data: st.DataObject):
     """In text that is ASCII and in text that is not, alone and where the first bytes of a character stand before them."""

@@ -36,6 +36,7 @@ from callgate.conversation.finish import classify
 from callgate.conversation.finish_words import FinishClass
 from callgate.conversation.turn import PassedTurn, Turn, TurnBuilder
 from callgate.conversation.usage import Usage
+from tests.chaos.scale import examples
 
 NO_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {}}}
 OFFER: Offer = {name: OfferedTool(name, NO_SCHEMA) for name in ("get_weather", "get_time", "get", "search_docs")}
@@ -794,7 +795,7 @@ PLAIN_DELTAS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=examples(600))
 @given(st.lists(PLAIN_DELTAS, max_size=8))
 def test_the_quick_way_finds_the_same_calls_as_the_plain_reading_of_the_rules(deltas):
     turn = turn_of(*deltas, DONE)

@@ -28,6 +28,7 @@ from callgate.conversation.events import (
 from callgate.conversation.messages_api import BLOCKS
 from callgate.conversation.usage import Usage
 from callgate.messages.writers import MessageHead, MessageStreamWriter, MessageWriter
+from tests.chaos.scale import examples
 from tests.harness.messages import events_in, put_together, text_of
 
 CALL = ReadyCall("call_1", "add", {"a": 1}, '{"a": 1}')
@@ -62,7 +63,7 @@ def both(head: MessageHead, events: Sequence[ChatEvent]) -> tuple[dict[str, Any]
     return put_together(written.decode()), whole.body()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     events=st.lists(happening, max_size=8),
     handed=st.sampled_from([(), (CALL,), (BROKEN,), (BROKEN, CALL)]),

@@ -12,6 +12,7 @@ from callgate.http.event_stream import EventStreamReader
 from callgate.models.direct import model as direct_model
 from callgate.models.direct.chunks import ChunkReader
 from callgate.models.direct.chunks_fast import EARLIEST, MOST_TEMPLATES, PAYS_AFTER, DeltaTemplate
+from tests.chaos.scale import examples
 from tests.models.wire import chunk
 
 
@@ -202,7 +203,7 @@ deltas: st.SearchStrategy[Any] = st.one_of(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(
     st.lists(st.tuples(deltas, st.sampled_from([None, None, None, "stop"]), st.booleans()), max_size=16),
     st.integers(0, 29),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callgate.models.direct.passthrough import MOST_TEMPLATES, PAYS_AFTER, PassedEvents, TextTemplate
+from tests.chaos.scale import examples
 from tests.models.wire import chunk
 
 
@@ -124,7 +125,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(st.lists(events, max_size=16), st.booleans(), st.booleans(), st.data())
 def test_a_stream_is_passed_on_the_same_as_by_searching(found, hide_usage, takes_calls, data):
     lines = [word("first"), *found]

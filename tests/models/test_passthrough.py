@@ -19,6 +19,7 @@ from callgate.models.direct.chunks import ChunkReader
 from callgate.models.direct.model import ANSWER_BYTES, Endpoint
 from callgate.models.direct.passthrough import PassedEvents, PassthroughModel
 from callgate.policy.litellm_settings import without_settings
+from tests.chaos.scale import examples
 from tests.models.wire import QUICK, SSE, chunk, closing, completion, raw_provider
 
 pytestmark = pytest.mark.anyio
@@ -353,7 +354,7 @@ deltas = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     deltas,
     st.data(),

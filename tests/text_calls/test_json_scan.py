@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callgate.text_calls.json_scan import JsonScan, State
+from tests.chaos.scale import examples
 from tests.text_calls.reading import batched
 
 VALUES = st.recursive(
@@ -35,7 +36,7 @@ def account(scan):
     return scan.state, scan.flawed, scan.is_beginning(), scan.length, entries
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(VALUES, st.booleans(), st.sampled_from([None, 2]), st.sampled_from(["", " ", "]", "} x", "\n{"]))
 def test_a_value_closes_where_the_decoder_says(value, ascii_only, indent, rest):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
@@ -46,7 +47,7 @@ def test_a_value_closes_where_the_decoder_says(value, ascii_only, indent, rest):
     assert taken == len(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.dictionaries(st.text(), VALUES, min_size=1, max_size=4), st.data())
 def test_every_proper_prefix_is_open_and_a_beginning(value, data):
     text = json.dumps(value)
@@ -56,7 +57,7 @@ def test_every_proper_prefix_is_open_and_a_beginning(value, data):
     assert taken == scan.length
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(CALLISH, st.booleans())
 def test_what_the_scan_calls_sound_is_what_the_decoder_reads(text, wary):
     scan, taken = scanned([text], wary=wary)
@@ -74,7 +75,7 @@ def _refuse(word):
     raise ValueError(word)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(CALLISH | st.builds(json.dumps, VALUES), st.booleans())
 def test_no_cut_changes_the_account(text, wary):
     whole, taken = scanned([text], watch=("name",), wary=wary)
@@ -83,7 +84,7 @@ def test_no_cut_changes_the_account(text, wary):
     assert taken_in_pieces == taken
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(["name", "arguments", "x"]), VALUES, max_size=3), max_size=3))
 def test_the_members_of_each_element_lie_where_the_scan_says(value):
     text = json.dumps(value)

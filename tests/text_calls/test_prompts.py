@@ -16,6 +16,7 @@ from callgate.text_calls.listings import ToolSpec, as_typescript, compact
 from callgate.text_calls.prompts import FORMATS, style_for
 from callgate.text_calls.reader import reader_for
 from callgate.text_calls.writers import PastCall, PastResult
+from tests.chaos.scale import examples
 from tests.text_calls.reading import batched
 
 WEATHER = ToolSpec(
@@ -187,7 +188,7 @@ def can_carry(format: str, value: Any) -> bool:
 
 
 @given(case=calls_and_tools())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_written_turn_is_read_back_as_the_same_calls(case):
     """In every format: making up a case takes longer than writing and reading it."""
     calls, tools = case

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callgate.text_calls.python_literals import NotLiteralError, read_keywords
+from tests.chaos.scale import examples
 from tests.text_calls.reading import batched
 
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -20,14 +21,14 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True), VALUES, max_size=4))
 def test_what_python_writes_is_read_back(arguments):
     text = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     assert read_keywords(text) == (arguments, False)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.text(alphabet="'\"\\nxu0aA41rRb[](){},: .eE+-_1TrueNone", max_size=14))
 def test_whatever_is_read_is_what_python_reads(text):
     try:
@@ -121,7 +122,7 @@ def test_anything_else_is_refused(text):
         read_keywords(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.dictionaries(st.just("a"), VALUES, max_size=1))
 def test_what_is_read_can_be_written_as_json(arguments):
     text = ", ".join(f"{key}={value!r}" for key, value in arguments.items())

@@ -13,6 +13,7 @@ from callgate.conversation.events import CallWritten, ReasoningDelta, TextDelta
 from callgate.conversation.turn import TurnBuilder
 from callgate.text_calls.formats import GRAMMARS
 from callgate.text_calls.reader import FORMATS, reader_for
+from tests.chaos.scale import examples
 from tests.corpus.judge import Case, cases, offer_of, turn_of_case, verdict
 from tests.text_calls.reading import (
     CASES,
@@ -76,7 +77,7 @@ def all_calls_in(case, text):
     return [(call.name, call.arguments) for call in building.finish().calls if isinstance(call, ReadyCall)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     format=st.sampled_from(sorted(FORMATS)),
     scraps=st.lists(st.sampled_from(SCRAPS), max_size=25),
@@ -92,7 +93,7 @@ def test_no_cut_of_a_mixture_of_marks_changes_what_is_read(format, scraps, seed,
     assert events_of_text(format, cuts(text, places), whole=whole) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(source=st.sampled_from(TEXTS), seed=st.integers(0, 2**32), whole=st.booleans())
 def test_no_cut_of_a_damaged_call_changes_what_is_read(source, seed, whole):
     chance = random.Random(seed)
@@ -116,7 +117,7 @@ MARKED = {
 }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(format=st.sampled_from(sorted(MARKED)), scraps=st.lists(st.sampled_from(SCRAPS), max_size=25))
 def test_there_are_never_more_calls_than_openings(format, scraps):
     text = "".join(scraps)
@@ -127,7 +128,7 @@ def test_there_are_never_more_calls_than_openings(format, scraps):
     assert len(calls) <= openings + commas
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(source=st.sampled_from(TEXTS), seed=st.integers(0, 2**32))
 def test_prose_and_reasoning_keep_their_order_in_the_text(source, seed):
     _, format, original = source

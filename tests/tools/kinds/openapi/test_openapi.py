@@ -29,6 +29,7 @@ from callgate.tools.kinds.openapi.source import Api, OpenApiSource
 from callgate.tools.registry import Registry, whole_schema
 from callgate.tools.schema import SchemaError, compile_schema
 from callgate.tools.source_supervisor import SourceState
+from tests.chaos.scale import examples
 from tests.harness.server import serve
 from tests.parsers.reading_here import ReadingHere
 from tests.tools.executor_kinds import an_occasion, everything, ready
@@ -569,7 +570,7 @@ PLACES = list(places_in(WHOLE))
 
 
 @given(st.lists(st.tuples(st.sampled_from(PLACES), st.sampled_from(JUNK)), min_size=1, max_size=3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_whatever_stands_in_a_document_it_is_read_or_refused(changes):
     root = copy.deepcopy(WHOLE)
     for (*above, last), junk in changes:
