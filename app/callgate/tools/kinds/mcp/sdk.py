@@ -1,14 +1,15 @@
 """What the MCP SDK has for clients, imported without what they do not use.
 
 The SDK's package imports its own server as well, with cryptography and sixty modules, and the messages of every revision of the
-protocol as pydantic's models: fifteen megabytes, and a fifth of a second. Stand-ins take their places while it is imported, which
-import them once anybody uses them: the messages with the first server that speaks so, the server with a tool that is one itself.
+protocol as pydantic's models: fifteen megabytes, and a fifth of a second. Stand-ins take their places, until anybody uses
+them: the messages with the first server that speaks so, the server with a tool that is one itself.
 """
 
 import importlib
 import sys
-from types import ModuleType
 from typing import Any, Final
+
+from callgate.stand_ins import without
 
 SERVER: Final = ("mcp.server", "mcp.server.mcpserver", "mcp.server.runner", "mcp.server.session", "mcp.server.stdio")
 """Modules of the SDK's server that its client imports."""
@@ -18,50 +19,11 @@ OF_PACKAGE: Final = {"ServerSession": "mcp.server.session", "stdio_server": "mcp
 """What the SDK's package has of the server as its own."""
 
 
-class _StandIn(type):
-    """Stands for a class or a function, until it is compared with, called, or validated by."""
-
-    def real(cls) -> Any:
-        return getattr(importlib.import_module(cls.__module__), cls.__name__)
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        if cls.__module__ not in sys.modules:  # whoever has made an instance has imported its class
-            return False
-        return isinstance(instance, cls.real())
-
-    def __call__(cls, *args: Any, **options: Any) -> Any:
-        return cls.real()(*args, **options)
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("_"):  # pydantic looks for what a model has, and asks the method below
-            raise AttributeError(name)
-        return getattr(cls.real(), name)
-
-    def __get_pydantic_core_schema__(cls, _: Any, handler: Any) -> Any:
-        return handler.generate_schema(cls.real())
-
-
-class _StandInModule(ModuleType):
-    """Has a stand-in by every name that is asked for."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        stand_in = _StandIn(name, (), {"__module__": self.__name__})
-        setattr(self, name, stand_in)
-        return stand_in
-
-
 def _import_client() -> None:
     if sys.modules.keys() & {"mcp", "mcp_types.methods"}:  # somebody else has imported all of it
         return
-    stand_ins = {name: _StandInModule(name) for name in (*SERVER, *MESSAGES) if name not in sys.modules}
-    sys.modules.update(stand_ins)
-    try:
+    with without(*SERVER, *MESSAGES):
         import mcp
-    finally:
-        for name in stand_ins:
-            del sys.modules[name]
     for name in OF_PACKAGE:
         delattr(mcp, name)
     mcp.__getattr__ = _of_package  # type: ignore[method-assign]
