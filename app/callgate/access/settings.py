@@ -1,7 +1,6 @@
 """The clients' keys."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
@@ -29,8 +28,7 @@ from callgate.config.schema.values import (
 )
 
 
-@dataclass(frozen=True)
-class EndOfKey(Guard):
+class EndOfKey(Guard, frozen=True):
     """The moment when something ends; None is never."""
 
     def loosened(self, old: str | None, new: str | None) -> str | None:

@@ -1,7 +1,6 @@
 """An entry of `guardrails`: where a hook looks, whose requests, and what it does."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, SecretStr, model_validator
@@ -117,8 +116,7 @@ _SCOPES: Final = ("models", "keys", "tools")
 _CEILINGS: Final = ("max_bytes", "max_tokens")
 
 
-@dataclass(frozen=True)
-class Hooks(Guard):
+class Hooks(Guard, frozen=True):
     """All hooks: none may go, look at less, or do less."""
 
     def loosened(self, old: Sequence[Any], new: Sequence[Any]) -> str | None:

@@ -28,13 +28,13 @@ from callgate.models.named_reasons import NamedReasonsModel
 from callgate.models.providers import DEMO
 from callgate.models.resolve import ModelConfig
 from callgate.models.retry import RetryBudget, RetryContext, RetryingModel, RetryPolicy
-from callgate.models.translated.responses_lane import ResponsesModel
 from callgate.parsers.pool import ParserPool
 
 if TYPE_CHECKING:
     from callgate.models.demo_model import DemoModel
     from callgate.models.litellm_lane.model import LiteLLMModel
     from callgate.models.translated.model import TranslatedModel
+    from callgate.models.translated.responses_lane import ResponsesModel
 
 log = structlog.get_logger("callgate.models")
 
@@ -176,7 +176,9 @@ class Catalogue:
 
             inner = demo_model.DemoModel(entry.model_name)
         elif resolve.lane_of(entry) == "responses" and (endpoint := resolve.responses_endpoint(entry)) is not None:
-            inner = ResponsesModel(
+            from callgate.models.translated import responses_lane
+
+            inner = responses_lane.ResponsesModel(
                 entry.model_name, endpoint, self._client, entry.deadlines, answer_bytes=entry.answer_bytes
             )
         elif entry.lane in {"auto", "direct"} and (endpoint := resolve.known_endpoint(entry)) is not None:

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -56,8 +55,7 @@ GroupName: TypeAlias = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class GroupOrder(Guard):
+class GroupOrder(Guard, frozen=True):
     """The order in which groups count: who is in several has what the first of them says."""
 
     def loosened(self, old: Iterable[str], new: Iterable[str]) -> str | None:
@@ -129,8 +127,7 @@ class Oidc(Section):
         return self
 
 
-@dataclass(frozen=True)
-class LetsIn(Guard):
+class LetsIn(Guard, frozen=True):
     """Whether everyone is let in."""
 
     def loosened(self, old: Any, new: Any) -> str | None:

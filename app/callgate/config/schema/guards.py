@@ -6,11 +6,11 @@ A guard stands in the annotation of its field. `callgate.config.authority` compa
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+import msgspec
 from pydantic import BaseModel
 
 _UNBOUNDED_GLOB = re.compile(r"[?\[]")
@@ -31,8 +31,7 @@ class Patterns(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Guard:
+class Guard(msgspec.Struct, frozen=True):
     """The rule of one setting."""
 
     def loosened(self, old: Any, new: Any) -> str | None:
@@ -56,8 +55,7 @@ def _as_json(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True)
-class WidensTo(Guard):
+class WidensTo(Guard, frozen=True):
     """A choice of which some values allow more than others."""
 
     choices: tuple[Any, ...]
@@ -86,8 +84,7 @@ KEEPS_TEXTS: Final = WidensTo((False, None, True))
 """Not set, texts may be kept in memory for whoever they are of."""
 
 
-@dataclass(frozen=True)
-class Ceiling(Guard):
+class Ceiling(Guard, frozen=True):
     """A number that bounds; None bounds nothing."""
 
     def loosened(self, old: float | None, new: float | None) -> str | None:
@@ -101,8 +98,7 @@ class Ceiling(Guard):
 CEILING: Final = Ceiling()
 
 
-@dataclass(frozen=True)
-class Admits(Guard):
+class Admits(Guard, frozen=True):
     """Names and globs of what is allowed; None allows everything."""
 
     def loosened(self, old: Iterable[str] | None, new: Iterable[str] | None) -> str | None:
@@ -120,8 +116,7 @@ class Admits(Guard):
 ADMITS: Final = Admits()
 
 
-@dataclass(frozen=True)
-class OnlyThese(Guard):
+class OnlyThese(Guard, frozen=True):
     """The words of which one has to be met, each as it stands."""
 
     def loosened(self, old: Iterable[str], new: Iterable[str]) -> str | None:
@@ -135,8 +130,7 @@ class OnlyThese(Guard):
 ONLY_THESE: Final = OnlyThese()
 
 
-@dataclass(frozen=True)
-class Excludes(Guard):
+class Excludes(Guard, frozen=True):
     """Names and globs of what is refused."""
 
     def loosened(self, old: Iterable[str], new: Iterable[str]) -> str | None:
@@ -154,8 +148,7 @@ _PLACE: Final = re.compile(r"\{[A-Za-z_][A-Za-z0-9_.-]*\}")
 """Where a text takes an argument."""
 
 
-@dataclass(frozen=True)
-class Fixed(Guard):
+class Fixed(Guard, frozen=True):
     """What the operator fixed in a request: entries by name, at any depth, that take no argument."""
 
     def loosened(self, old: Any, new: Any) -> str | None:
@@ -172,8 +165,7 @@ class Fixed(Guard):
 FIXED: Final = Fixed()
 
 
-@dataclass(frozen=True)
-class FixedInUrl(Guard):
+class FixedInUrl(Guard, frozen=True):
     """The query parameters that the operator fixed in a URL."""
 
     def loosened(self, old: str, new: str) -> str | None:
@@ -205,8 +197,7 @@ def _fixed_in(value: Any) -> list[str]:
     return sorted(fixed)
 
 
-@dataclass(frozen=True)
-class Present(Guard):
+class Present(Guard, frozen=True):
     """A block or a value that guards by being there."""
 
     def loosened(self, old: Any, new: Any) -> str | None:
@@ -221,8 +212,7 @@ class Present(Guard):
 PRESENT: Final = Present()
 
 
-@dataclass(frozen=True)
-class Same(Guard):
+class Same(Guard, frozen=True):
     """A value that must stay what it is."""
 
     def loosened(self, old: Any, new: Any) -> str | None:
@@ -234,8 +224,7 @@ class Same(Guard):
 SAME: Final = Same()
 
 
-@dataclass(frozen=True)
-class AllKept(Guard):
+class AllKept(Guard, frozen=True):
     """A list of rules of which none may go."""
 
     def loosened(self, old: Sequence[Any], new: Sequence[Any]) -> str | None:
@@ -249,8 +238,7 @@ class AllKept(Guard):
 ALL_KEPT: Final = AllKept()
 
 
-@dataclass(frozen=True)
-class Waits(Guard):
+class Waits(Guard, frozen=True):
     """The patterns that say which calls wait for approval."""
 
     def loosened(self, old: Patterns | None, new: Patterns | None) -> str | None:
@@ -290,8 +278,7 @@ WAITS: Final = Waits()
 _SAFETIES: Final = ("destructive", "write", "read_only")
 
 
-@dataclass(frozen=True)
-class SourceSafety(Guard):
+class SourceSafety(Guard, frozen=True):
     """What the entry of a source says that its tools may do to the world. Where it says nothing, each tool speaks for itself."""
 
     def loosened(self, old: str | None, new: str | None) -> str | None:
@@ -312,8 +299,7 @@ _ANNOTATIONS: Final = frozenset(
 _SCHEMAS_BY_NAME: Final = frozenset("$defs definitions patternProperties properties".split())
 
 
-@dataclass(frozen=True)
-class ArgumentBounds(Guard):
+class ArgumentBounds(Guard, frozen=True):
     """A JSON Schema of arguments, closed unless it says otherwise: what it refuses it has to go on refusing."""
 
     def loosened(self, old: Any, new: Any) -> str | None:

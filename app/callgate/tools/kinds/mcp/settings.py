@@ -33,7 +33,7 @@ PinSetting: TypeAlias = Annotated[Literal["hold", "warn", "off"], BeforeValidato
 PINNED = WidensTo(("hold", None, "warn", "off"))
 
 
-class _Asks(Guard):
+class _Asks(Guard, frozen=True):
     """What a server may ask a person: more ways, or another one, allow more."""
 
     def loosened(self, old: Any, new: Any) -> str | None:
@@ -45,7 +45,7 @@ class _Asks(Guard):
 ASKS = _Asks()
 
 
-class _SendsOn(Guard):
+class _SendsOn(Guard, frozen=True):
     """The headers of requests that are sent on: more of them, or others, tell a server more."""
 
     def loosened(self, old: Any, new: Any) -> str | None:

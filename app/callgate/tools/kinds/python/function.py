@@ -20,7 +20,6 @@ from types import ModuleType
 from typing import Annotated, Any, cast
 
 import structlog
-from docstring_parser import ParseError, parse
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic.fields import FieldInfo
@@ -239,6 +238,8 @@ class _Signature:
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
     """Return the text before the first section of a docstring, and the descriptions of the parameters."""
+    from docstring_parser import ParseError, parse  # with the first function in Python
+
     try:
         doc = parse(text)
     except ParseError:
