@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from callgate.calls.outcome import Failed
 from callgate.chat.writers import AnswerHead, CompletionWriter
 from callgate.conversation.events import (
     CallDelta,
     CallWritten,
     ChatEnded,
+    ChatFailed,
     Ending,
     EndingKind,
     ExtraField,
@@ -112,4 +112,4 @@ async def test_calls_whose_indexes_are_far_apart_cost_no_more_than_others() -> N
             rules=Rules(max_calls_per_turn=1),
         )
     held_to(10 * MOST, "calls far apart keep the loop, of the processor", probe.longest)
-    assert not isinstance(listener.events[-1], Failed)
+    assert not isinstance(listener.events[-1], ChatFailed)

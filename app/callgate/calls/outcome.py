@@ -3,7 +3,7 @@
 import base64
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, final
 
 import msgspec
 
@@ -88,6 +88,7 @@ class ResultFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return facts
 
 
+@final
 class Returned(msgspec.Struct, frozen=True, gc=False):
     """The tool's answer, as text for the model, already bounded in size."""
 
@@ -102,6 +103,7 @@ class Returned(msgspec.Struct, frozen=True, gc=False):
     """What is neither text nor image, where the executor was asked for it; else the text describes it."""
 
 
+@final
 class Failed(msgspec.Struct, frozen=True, gc=False):
     """The tool did not answer. `text` tells the model what happened and what it can do."""
 

@@ -6,7 +6,7 @@ can be noticed (`Finding`) are closed lists; `tests/corpus/README.md` defines wh
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import msgspec
 
@@ -70,6 +70,7 @@ class Wrapping(msgspec.Struct, frozen=True, gc=False):
     """Its arguments, one JSON object."""
 
 
+@final
 class ReadyCall(msgspec.Struct, frozen=True, gc=False):
     """A call that came whole: a tool that was offered, and arguments that satisfy its schema."""
 
@@ -87,6 +88,7 @@ class ReadyCall(msgspec.Struct, frozen=True, gc=False):
     """The call of a bridge that it was inside of, if it was."""
 
 
+@final
 class BrokenCall(msgspec.Struct, frozen=True, gc=False):
     """A call that did not come whole. It has a flaw and no arguments: there is nothing to run."""
 

@@ -100,7 +100,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     def _ends(self) -> Iterator[TurnEnded | ChatEnded]:
         for event in self._events:
-            if isinstance(event, AnswerPassed):
+            if type(event) is AnswerPassed:
                 yield event.turn_ended()
                 yield event.chat_ended()
             else:
@@ -128,7 +128,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     @handles(handlers, CallEnded)
     def _call_ended(self, event: CallEnded) -> None:
-        if isinstance(event.outcome, Failed):
+        if type(event.outcome) is Failed:
             word = str(event.outcome.kind)
         else:
             word = "returned"
@@ -268,7 +268,7 @@ class Diagnosis(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     def _call(self, call: Call, owner: str | None) -> dict[str, Any]:
         row: dict[str, Any] = {"id": call.id, "name": call.name}
-        if isinstance(call, BrokenCall):
+        if type(call) is BrokenCall:
             row |= {"verdict": "broken", "flaw": str(call.flaw), "arguments": call.text[:PREVIEW_CHARS]}
         else:
             row["verdict"] = "ready"

@@ -6,7 +6,7 @@ packages never see a provider's formats. The loop folds them into a `Turn` and e
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, final
 
 import msgspec
 
@@ -491,6 +491,7 @@ class ChatEnded(msgspec.Struct, frozen=True, gc=False):
         return self.usage
 
 
+@final
 class AnswerPassed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A whole answer goes to the client as its provider's bytes, and its chat has ended with that. It stands for `TurnStarted`, `Passed`,
     `TurnEnded` and `ChatEnded` of the only turn."""

@@ -118,7 +118,7 @@ def converse(
     not the answer, which is requested in one more turn without tools. `context`: edits the history before each turn. `judge`:
     judges the calls of each.
     """
-    messages = () if isinstance(request, Passthrough) else request.messages
+    messages = () if type(request) is Passthrough else request.messages
     conversation = _Conversation(request, model, toolbox, emit, new_id, rules, clock, Transcript(messages, sees_images))
     if not format_with_tools and isinstance(request, ModelRequest):
         conversation.format_kept_back = "response_format" in request.params
@@ -230,7 +230,7 @@ class _Conversation(msgspec.Struct):
             if not turn.calls:
                 continue  # ask again, without this turn in the history
             answers = await self._answer(plan)
-            if isinstance(self.request, Passthrough):
+            if type(self.request) is Passthrough:
                 self.request = as_model_request(self.request)
                 self.transcript = replace(self.transcript, messages=self.request.messages)
             self.transcript = self.transcript.after(turn, answers)
@@ -302,7 +302,7 @@ class _Conversation(msgspec.Struct):
     def _take_turn(self) -> Coroutine[Any, Any, tuple[Turn, Plan]]:
         """Request one turn of the model, and plan its calls."""
         first = self.request
-        if isinstance(first, Passthrough):
+        if type(first) is Passthrough:
             return self._take(first, is_emitted=True)  # no tools of ours are offered, so that there is only this turn
         request = self._next_request(first)
         is_emitted = not (self.format_kept_back and request.tools)
@@ -380,7 +380,7 @@ class _Conversation(msgspec.Struct):
         self, request: ModelRequest | Passthrough, attempts: Attempts, *, is_emitted: bool
     ) -> _TurnReading:
         """Read one answer of the model, and emit it while it comes."""
-        reading = _TurnReading(_conversation=self, _may_pass=isinstance(request, Passthrough), _is_emitted=is_emitted)
+        reading = _TurnReading(_conversation=self, _may_pass=type(request) is Passthrough, _is_emitted=is_emitted)
         try:
             async with self.model.send(request, attempts) as answer:
                 reading.lane = answer.lane
@@ -577,7 +577,7 @@ class _Conversation(msgspec.Struct):
     def _update_limits(self, calls: Iterable[Call], answers: Mapping[str, Outcome]) -> None:
         """Count turns in which every call failed, and repeated calls with the same result."""
         if not self.not_alone:
-            some_worked = any(not isinstance(outcome, Failed) for outcome in answers.values())
+            some_worked = any(type(outcome) is not Failed for outcome in answers.values())
             self.failed_turns = 0 if some_worked else self.failed_turns + 1
             results = {(call.name, call.text, answers[call.id].text) for call in calls if isinstance(call, ReadyCall)}
             self.repeats = {same: self.repeats.get(same, 0) + 1 for same in results}
@@ -629,7 +629,7 @@ def _without_broken(plan: Plan) -> Plan:
 
 def _goes_on(turn: Turn) -> bool:
     """True if the text of a turn goes on behind a whole call."""
-    return any(isinstance(call, BrokenCall) and call.flaw is Flaw.NOT_ALONE for call in turn.calls)
+    return any(type(call) is BrokenCall and call.flaw is Flaw.NOT_ALONE for call in turn.calls)
 
 
 def _settled(events: Iterable[ModelEvent], *, is_answer: bool) -> Iterable[ModelEvent]:

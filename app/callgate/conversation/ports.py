@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Literal, NewType, Protocol, TypeAlias
+from typing import Any, Final, Literal, NewType, Protocol, TypeAlias, final
 
 import msgspec
 
@@ -97,6 +97,7 @@ class DeferredTools(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The schemas of the tools with these names."""
 
 
+@final
 class ModelRequest(msgspec.Struct, frozen=True, gc=False):
     """One request to a model: the history so far, the offered tools, and the other fields."""
 
@@ -125,6 +126,7 @@ class ModelRequest(msgspec.Struct, frozen=True, gc=False):
     """It asks for a summary of the conversation, which another model may write."""
 
 
+@final
 class Passthrough(msgspec.Struct, frozen=True, gc=False):
     """A request as the client's own bytes, where none of our tools is offered. A model with the same API sends it on unread,
     and answers with `Passed` where the response has the requested format. Any other model reads it with `as_model_request`."""

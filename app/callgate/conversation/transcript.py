@@ -61,7 +61,7 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         )
 
     def _result(self, id: str, outcome: Outcome) -> dict[str, Any]:
-        if isinstance(outcome, Failed) or not outcome.images:
+        if type(outcome) is Failed or not outcome.images:
             text = outcome.text
         else:
             if self.sees_images:
@@ -74,7 +74,7 @@ class Transcript(msgspec.Struct, frozen=True, gc=False):
         return {"role": "tool", "tool_call_id": id, "content": text}
 
     def _images(self, outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-        images = [image for outcome in outcomes if not isinstance(outcome, Failed) for image in outcome.images]
+        images = [image for outcome in outcomes if type(outcome) is not Failed for image in outcome.images]
         if not images or not self.sees_images:
             return []
         # Tool messages take text only, so images follow in a user message.

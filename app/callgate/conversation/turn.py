@@ -369,7 +369,7 @@ _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
 def _arguments_in_history(call: Call) -> str:
     """Return the model's own text if it is one JSON object, as providers require; else `{}`."""
-    if isinstance(call, BrokenCall):
+    if type(call) is BrokenCall:
         if call.flaw is Flaw.NOT_ALONE:
             return call.text
         return "{}"

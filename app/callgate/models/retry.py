@@ -174,7 +174,7 @@ class _TurnChooser(msgspec.Struct, eq=False, kw_only=True):
                     trace.attempt(self.turn, self.number)
                 exchange = self.chosen.deployment.model.send(self.request)
                 answer = await exchange.__aenter__()
-                if not isinstance(answer, PreloadedAnswer):
+                if type(answer) is not PreloadedAnswer:
                     try:
                         answer = await _StartedAnswer.wait_for(answer)
                     except BaseException as error:
@@ -388,7 +388,7 @@ class _StartedAnswer(msgspec.Struct, eq=False, kw_only=True):
             async for batch in batches:
                 batches_so_far.append(batch)
                 first = first_content_event(batch)
-                if isinstance(first, ProviderError):
+                if type(first) is ProviderError:
                     raise errors.reported(first.message, first.body, {})
                 if first is not None:
                     break

@@ -298,7 +298,7 @@ class EventReader:
             self.row.failed_calls += 1
             self.hour_notes.append(("failed_call", self.row.deployment, name, "", 0.0, 0.0))
         self.hour_notes.append(("call", self.row.deployment, name, "", seconds, 0.0))
-        if isinstance(outcome, Failed) and outcome.decision:
+        if type(outcome) is Failed and outcome.decision:
             self._add_outcome(name, outcome.decision)
             denied = {"id": event.call.id, "name": name, "seconds": seconds, "outcome": kind, "bytes": size}
             denied["decision"] = outcome.decision

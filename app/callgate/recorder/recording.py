@@ -169,7 +169,7 @@ class RunRecording(msgspec.Struct, eq=False, gc=False):
     def _tells_texts(self) -> bool:
         """Return whether an event tells more to whoever may see the texts."""
         return any(
-            isinstance(event, CallProgress) or (isinstance(event, TurnEnded) and event.answer.broken)
+            type(event) is CallProgress or (type(event) is TurnEnded and event.answer.broken)
             for _, _, event in self.happened
         )
 

@@ -188,7 +188,7 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
         fields: dict[str, Any] = {}
         if self.content:
             fields["result"] = outcome.text
-        if isinstance(outcome, Failed):
+        if type(outcome) is Failed:
             say = _log.warning
         else:
             say = _log.info
@@ -400,6 +400,6 @@ def _findings(answer: TurnAccount) -> Sequence[Finding]:
 
 
 def _verdict(outcome: Outcome) -> str:
-    if isinstance(outcome, Failed):
+    if type(outcome) is Failed:
         return str(outcome.kind)
     return "returned"

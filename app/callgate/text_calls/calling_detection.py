@@ -125,13 +125,13 @@ class DetectingModel:
     def send(self, request: ModelRequest | Passthrough) -> AbstractAsyncContextManager[ModelAnswer]:
         if self._settled is not None:
             return self._settled.send(request)
-        if isinstance(request, Passthrough) and not request.has_tools:
+        if type(request) is Passthrough and not request.has_tools:
             return self._model.send(request)  # there are no tools, so that no decision is needed
         return self._send(request)
 
     @asynccontextmanager
     async def _send(self, request: ModelRequest | Passthrough) -> AsyncIterator[ModelAnswer]:
-        if isinstance(request, Passthrough):
+        if type(request) is Passthrough:
             has_tools = request.has_tools
         else:
             has_tools = bool(request.tools)

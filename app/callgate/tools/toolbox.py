@@ -296,7 +296,7 @@ class RequestToolbox(msgspec.Struct, eq=False, kw_only=True):
         theirs: list[Call] = []
         broken: list[BrokenCall] = []
         for call in calls:
-            if isinstance(call, BrokenCall):
+            if type(call) is BrokenCall:
                 broken.append(call)
             elif call.name in self._client_names:
                 theirs.append(call)
@@ -546,7 +546,7 @@ class _Attempts(msgspec.Struct, eq=False, kw_only=True):
         failures = 0
         while True:
             outcome = await self._attempt(deadline - monotonic(), slots)
-            if not isinstance(outcome, Failed) or outcome.kind not in _WORTH_TRYING_AGAIN:
+            if type(outcome) is not Failed or outcome.kind not in _WORTH_TRYING_AGAIN:
                 return outcome
             failures += 1
             if failures > retries or (self.questions is not None and self.questions.asked):

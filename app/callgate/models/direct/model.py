@@ -385,7 +385,7 @@ class HttpAnswer:
                 if not self._begun:
                     # An error before any content is a failure of the request; a later one is part of the turn.
                     first = first_content_event(batch)
-                    if isinstance(first, ProviderError):
+                    if type(first) is ProviderError:
                         raise errors.reported(
                             first.message, first.body, self._response.headers(), secrets=self._secrets
                         )
