@@ -152,7 +152,7 @@ class ChunkWriter:
                 self._held += data
                 return b""
             return data
-        if isinstance(event, ModelOutput):
+        if type(event) is ModelOutput:
             return self._output(event.turn, event.events)
         if isinstance(event, _TOOL_EVENTS):
             if (progress := self._head.progress) is None:
@@ -184,18 +184,18 @@ class ChunkWriter:
             written.append(self.opening())
         last = len(events) - 1
         for at, event in enumerate(events):
-            if isinstance(event, TextDelta):
+            if type(event) is TextDelta:
                 text = self._text.feed(turn, event.text)
                 after = events[at + 1] if at < last else None
-                if isinstance(after, Logprobs):
+                if type(after) is Logprobs:
                     written.append(self._chunk({"content": text}, logprobs=after.value))
                 elif text:
                     written += (self._before, encode(text), self._after)
-            elif isinstance(event, ReasoningDelta):
+            elif type(event) is ReasoningDelta:
                 text = self._reasoning.feed(turn, event.text)
                 if text:
                     written.append(self._chunk({"reasoning_content": text}))
-            elif isinstance(event, ExtraField) and event.field not in INNER_ASIDES:
+            elif type(event) is ExtraField and event.field not in INNER_ASIDES:
                 written.append(self._chunk({event.field: event.value}))
         return b"".join(written)
 

@@ -225,7 +225,7 @@ class _Blocks:
                 written.append(self._close())
         is_signed = ThinkingBlock in map(type, events)
         for event in events if is_signed else _thoughts_first(events):
-            if isinstance(event, TextDelta):
+            if type(event) is TextDelta:
                 written.append(self._say(turn, event.text))
             elif not (is_signed and isinstance(event, ReasoningDelta)):  # which repeats the signed thinking
                 written.append(self._besides(turn, event))
@@ -375,7 +375,7 @@ _READ: Final = ("text", "thinking", "redacted_thinking", "tool_use")
 
 def _thoughts_first(events: Sequence[ModelEvent]) -> Sequence[ModelEvent]:
     """Return the events with thinking first, because the fields of a whole message come in any order."""
-    if len(events) < 2 or not any(isinstance(event, ReasoningDelta) for event in events):
+    if len(events) < 2 or ReasoningDelta not in map(type, events):
         return events
     return sorted(events, key=lambda event: not isinstance(event, ReasoningDelta))
 
