@@ -173,6 +173,9 @@ class ChunkWriter:
         return self._held + openai_stream_end(error)
 
     def _output(self, turn: int, events: Sequence[ModelEvent]) -> bytes:
+        if self._opened and len(events) == 1 and type(events[0]) is TextDelta:  # as in most of a stream
+            text = self._text.feed(turn, events[0].text)
+            return b"".join((self._before, encode(text), self._after)) if text else b""
         written: list[bytes] = []
         if not self._opened and events:
             # The provider's head is part of every chunk, so that the template is made only after it.

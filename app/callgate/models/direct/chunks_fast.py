@@ -44,8 +44,15 @@ class DeltaTemplate:
         make = self._make
         if make is None or not data.startswith(self._opening) or not data.endswith(self._closing):
             return None
+        inside = data[self._start : self._end]
         # The reader decides whether an empty string is an event.
-        events = read_strings_fast(data[self._start : self._end], self._between, make)
+        if inside.find(self._between) < 0:
+            text = read_string_fast(inside)
+            if text is None:
+                return None
+            self._given += 1
+            return [make(text)]
+        events = read_strings_fast(inside, self._between, make)
         if events is not None:
             self._given += len(events)
         return events
