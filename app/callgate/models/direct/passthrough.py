@@ -45,7 +45,7 @@ from callgate.models.direct.model import (
     reported,
     without_developers,
 )
-from callgate.models.retry import first_content_event, is_content
+from callgate.models.retry import NO_CONTENT, first_content_event, is_content
 from callgate.untrusted.doors import SMALL, Door, Opened, Untrusted, open_fast
 from callgate.untrusted.readers import json_reader, read_value
 
@@ -403,10 +403,13 @@ class PassedEvents:
                 return None
             self.fault = "an event of the stream is not JSON"
             return ()
-        first = first_content_event(self._chunks.read(chunk))
+        events = self._chunks.read(chunk)
+        if NO_CONTENT.issuperset(map(type, events)):
+            return None
+        first = first_content_event(events)
         if isinstance(first, ProviderError):
             return (first,)
-        self._has_content = first is not None
+        self._has_content = True
         return None
 
     def _look_at_fields(self, event: bytes, payload: bytes, *, is_small: bool) -> ProviderError | None:
