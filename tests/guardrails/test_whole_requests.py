@@ -167,6 +167,49 @@ async def test_the_hooks_of_a_fallback_look_at_what_it_may_be_asked(upstream: Up
     assert {request.model for request in upstream.requests} == {"m", "other"}
 
 
+WAYS = ("previous response", "conversation", "reference")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("what", [BLOCKS, MASKS], ids=["block", "mask"])
+async def test_what_was_stored_past_a_hook_is_looked_at_when_it_comes_back(
+    upstream: Upstream, way: str, what: Mapping[str, Any]
+) -> None:
+    for model in ("m", "other"):
+        upstream.script(model, lambda request: Reply(text="hello"))
+    hooks = [hook(["request"], {**what, "models": ["other"]})]
+    async with (
+        served(upstream, guardrails=hooks, models=["m", "other"]) as url,
+        http_client(url) as client,
+    ):
+        more: dict[str, Any] = {"input": "go on"}
+        if way == "conversation":
+            more["conversation"] = (await client.post("/v1/conversations", json={})).json()["id"]
+        said = {"role": "user", "content": f"of {CARD}"}
+        begun = {**more, "model": "m", "input": [said]}
+        first = (await client.post(PATHS["responses"], json=begun)).json()
+        assert HIDDEN in json.dumps(upstream.requests[0].body)
+        if way == "previous response":
+            more["previous_response_id"] = first["id"]
+        if way == "reference":
+            listed = (await client.get(f"/v1/responses/{first['id']}/input_items")).json()["data"]
+            more["input"] = [{"type": "item_reference", "id": listed[0]["id"]}, {"role": "user", "content": "go on"}]
+        answer = await client.post(PATHS["responses"], json={**more, "model": "other"})
+        if what is BLOCKS:
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "content_filter"), answer.text
+            assert len(upstream.requests) == 1
+            return
+        assert answer.status_code == 200, answer.text
+        sent = json.dumps(upstream.requests[1].body)
+        assert HIDDEN not in sent
+        assert "[CARD]" in sent
+        on = await client.post(
+            PATHS["responses"], json={"model": "other", "input": "on", "previous_response_id": answer.json()["id"]}
+        )
+        assert on.status_code == 200, on.text
+        assert HIDDEN not in json.dumps(upstream.requests[2].body)
+
+
 async def test_the_hooks_of_who_writes_summaries_look_at_requests(upstream: Upstream) -> None:
     upstream.script("m", lambda request: Reply(text="hello"))
     hooks = [hook(["request"], {**MASKS, "models": ["other"]})]

@@ -97,7 +97,8 @@ async def test_a_key_that_is_gone_hears_no_more() -> None:
         async with messages as heard:
             await anext(heard)
             await app.state.manager.apply(config_of("add", keys=[{"name": "alice", "hash": ALICE_HASH}]))
-            last = [message async for message in heard][-1]
+            async with asyncio.timeout(60):  # it is told in a moment, or never
+                last = [message async for message in heard][-1]
     assert last["error"]["data"]["status"] == 401
 
 

@@ -1,7 +1,7 @@
 """Has the hooks of the config judge the bodies of requests, before anything reads them."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -54,6 +54,19 @@ async def judged_texts(
 
     try:
         return await guarding.form(model, caller, fields)
+    except Blocked as blocked:
+        raise blocked_request(blocked) from None
+
+
+async def judged_messages(runtime: Runtime, caller: Caller, model: str, messages: Sequence[Any]) -> Sequence[Any]:
+    """Return messages or items that were stored as they go on; the same object where nothing of them is changed. Raises `ChatError` where
+    hooks do not let them on."""
+    guarding = runtime.guarding
+    assert guarding is not None, "nobody asks where there are no hooks"
+    from callgate.guardrails.hook import Blocked
+
+    try:
+        return await guarding.messages(model, caller, messages)
     except Blocked as blocked:
         raise blocked_request(blocked) from None
 

@@ -87,6 +87,10 @@ class ResponsesFace:
         response_input = await read_input(
             params, responses, self._conversations, owner, compactions, config.limits.body_bytes
         )
+        if runtime.guarding is not None:
+            from callgate.responses.guarded_history import judged_input  # imported where there are hooks
+
+            response_input = await judged_input(runtime, context.caller, params.model, response_input)
         is_large = is_large or response_input.is_large()
         stand_ins = partial(stand_ins_of, runtime, entry, context.caller)
         client_mcp = context.caller.client_mcp

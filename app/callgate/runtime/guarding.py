@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -17,7 +18,9 @@ from callgate.guardrails.descriptions import DescriptionScreen
 from callgate.guardrails.guarded_model import GuardedModel
 from callgate.guardrails.guarded_toolbox import GuardedToolbox
 from callgate.guardrails.guardrails import Guardrails, JudgedBody
+from callgate.guardrails.hook import Blocked
 from callgate.guardrails.judge import ChatJudge, HooksAtPoints
+from callgate.guardrails.leaves import TooDeep, texts_in, with_texts
 from callgate.guardrails.request_texts import SAID_BY_CLIENTS, Shown
 from callgate.models.catalogue import Catalogue
 from callgate.runtime.shared import SharedResources
@@ -89,6 +92,22 @@ class Guarding:
         if not hooks.request:
             return JudgedBody(body)
         return await self.guardrails.body(hooks, body, model=model, key=caller.name)
+
+    async def messages(self, model: str, caller: Caller, messages: Sequence[Any]) -> Sequence[Any]:
+        """Return stored messages as they go on; the same object where nothing of them is changed. Raises `Blocked`."""
+        hooks = self.of(model, caller)
+        if not hooks.request or not messages:
+            return messages
+        try:
+            leaves = texts_in(messages, is_message=True)
+        except TooDeep as error:
+            raise Blocked(hooks.request[0].name, str(error), "failed_closed") from None
+        shown = [Shown(text, "", may_change=True) for text in leaves]
+        texts = await self.guardrails.texts(hooks, shown, model=model, key=caller.name)
+        if list(texts) == leaves:
+            return messages
+        changed: list[Any] = with_texts(messages, texts, is_message=True)
+        return changed
 
     def request(self, model: str, caller: Caller, run_id: str) -> "RequestGuard":
         """Return the hooks of one request."""
