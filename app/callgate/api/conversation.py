@@ -235,8 +235,9 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             guard = self.guard.chat(listeners, emit)
             model = guard.model(model)
         # Read once: to part a long history takes as long as all else that is done with it.
-        history = request.read_history() if self._keeps_texts() or not passes_through else ()
-        if self.recording is not None and self._keeps_texts():
+        history: Sequence[Message] | None = None
+        if self.recording is not None and self.recording.policy.content_bytes is not None:
+            history = request.read_history()
             model = self.recording.wrap_model(model, choice, history)
         for listed in self.lists:
             await emit_to_listeners(listeners, emit)(listed)
@@ -264,10 +265,6 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         if ending.note:
             notes["note"] = ending.note
 
-    def _keeps_texts(self) -> bool:
-        """Return whether the texts of this request are recorded."""
-        return self.recording is not None and self.recording.policy.content_bytes is not None
-
     async def _tell_of_request(self, choice: int, guard: "ChatGuard") -> None:
         """Tell once what hooks said of the request, and raise where they blocked it."""
         if choice == 0:
@@ -283,7 +280,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
             listeners.append(recording.events_listener(choice))
         listeners.append(self.diagnoses[choice])
         listeners += self.runtime.listeners(self.route.name, self.run_id, self.caller)
-        if recording is not None and self._keeps_texts():
+        if recording is not None and recording.policy.content_bytes is not None:
             listeners.append(recording.texts_listener(choice))
         if self._meter is not None:
             listeners.append(self._meter.tally(answers))
@@ -304,7 +301,7 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
         self,
         choice: int,
         model: TurnModel,
-        history: Sequence[Message],
+        history: Sequence[Message] | None,
         listeners: list[Listener],
         emit: Emit,
         rules: Rules,
@@ -312,6 +309,8 @@ class Conversation(msgspec.Struct, eq=False, kw_only=True):
     ) -> Ending:
         request = self.request
         client_tools = request.read_tools()
+        if history is None:
+            history = request.read_history()
         params = self.judged.params()
         options = request.outline.stream_options
         if options is not None and options.include_obfuscation:

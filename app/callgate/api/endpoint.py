@@ -342,6 +342,9 @@ class FaceEndpoint:
         handed_over = None
         if run is not None and run.outlives_process:
             handed_over = TakenOver()
+        keepers: Sequence[AnswerKeeper] = ()
+        if run is not None or self._face.keeps_answers:
+            keepers = self._keepers(exchange, conversation, whole)
         return EventStream(
             conversation.answer,
             stream,
@@ -351,7 +354,7 @@ class FaceEndpoint:
             context.error_body,
             handed_over,
             client_error,
-            self._keepers(exchange, conversation, whole),
+            keepers,
         )
 
     def _keepers(
