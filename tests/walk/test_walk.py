@@ -20,8 +20,8 @@ class Bound:
 CEILINGS = {
     "plain stream": Bound(41, 135),
     "tool turn": Bound(68, 313),
-    "tool turn, streamed": Bound(70, 392),
-    "responses and MCP": Bound(89, 385),
+    "tool turn, streamed": Bound(70, 391),
+    "responses and MCP": Bound(89, 382),
     "responses and MCP, streamed": Bound(92, 469),
 }
 """What the walks were when this was last changed. It is only ever lowered, but for what each request

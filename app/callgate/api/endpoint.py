@@ -259,13 +259,17 @@ class FaceEndpoint:
         context.aftermath.shows_reasons = partial(runtime.is_alone_with, caller)
         run_id = new_run_id() if run is None else run.id
         context.ids["run_id"] = run_id
-        warnings = [*route.warnings]
-        if is_lost_key:
-            warnings.append(LOST_KEY)
+        warnings = [*route.warnings, *((LOST_KEY,) if is_lost_key else ())]
         if self._face.adapts_requests:
             request = exchange.request_for(route, warnings.append)
-        if request.tools is not SAYS_NOTHING:
-            route = _asked_of(route, request, warnings, may_name_any=names_servers)
+        tools = request.tools
+        if tools is not SAYS_NOTHING:
+            if tools.choice is not None and not names_servers:
+                request.check_choice(route.offers)
+            if tools.hosted is not None:
+                note_hosted(warnings.append, tools.hosted, route.offers, takes_calls=tools.takes_calls)
+            if tools.approval_policies:
+                route = route.asking_for(tools.approval_policies)
         judged = judged_request(
             request,
             caller,
@@ -393,19 +397,6 @@ def route_of(runtime: Runtime, request: ChatRequest, caller: Caller, principal: 
         declared=NONE_DECLARED if tools.hosted is None else tools.hosted.tool_names(),
         unlisted=runtime.unlisted(principal),
     )
-
-
-def _asked_of(route: Route, request: ChatRequest, warnings: list[str], *, may_name_any: bool) -> Route:
-    """Return the route with what a request says of its tools. Raises `ChatError` for a choice of one that is not there, unless it may
-    be one of a server that is not known yet."""
-    tools = request.tools
-    if tools.choice is not None and not may_name_any:
-        request.check_choice(route.offers)
-    if tools.hosted is not None:
-        note_hosted(warnings.append, tools.hosted, route.offers, takes_calls=tools.takes_calls)
-    if tools.approval_policies:
-        route = route.asking_for(tools.approval_policies)
-    return route
 
 
 def is_unusual(failed_attempts: Sequence[tuple[float, Attempt]]) -> bool:
