@@ -6,7 +6,7 @@ A body is held until the end of its request, which a client can delay by sending
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from starlette.types import Receive
 
@@ -23,14 +23,6 @@ OF_ONE: Final = 24
 MAX_DIGITS: Final = 15
 """Digits of a Content-Length."""
 Hold: TypeAlias = Callable[[int, int], None]
-
-
-class BodyTaker(Protocol):
-    """A request of our own server."""
-
-    def take_body_fast(self) -> bytes | None:
-        """Return the body if all of it has come; None where the messages of ASGI have to be received. Equals what they have."""
-        ...
 
 
 class LargeBodies:
@@ -81,23 +73,6 @@ def read_counted(receive: Receive, limit: int, hold: Hold | None = None) -> Awai
 
 
 async def _read(receive: Receive, limit: int, hold: Hold | None, opens: Callable[[bytes], Opened] | None) -> Any:
-    request: BodyTaker | None = getattr(receive, "__self__", None)
-    body = None
-    if request is not None and hasattr(request, "take_body_fast"):
-        body = request.take_body_fast()
-    if body is None:
-        body = await _gathered(receive, limit, hold)
-    else:
-        _check_size(len(body), limit, hold)
-    if opens is None:
-        return body
-    if len(body) > LARGE_BODY:
-        return await asyncio.to_thread(opens, body)
-    return opens(body)
-
-
-async def _gathered(receive: Receive, limit: int, hold: Hold | None) -> bytes:
-    """Return a body that comes in one message of ASGI or in several."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -106,19 +81,19 @@ async def _gathered(receive: Receive, limit: int, hold: Hold | None) -> bytes:
             raise ChatError(400, "The request was not sent to its end.")
         part = message.get("body", b"")
         size += len(part)
-        _check_size(size, limit, hold)
+        if size > limit:
+            raise _too_large(limit)
+        if size > LARGE and hold is not None:
+            hold(size, limit)
         if not message.get("more_body"):
             break
         parts.append(part)
-    return b"".join((*parts, part)) if parts else part
-
-
-def _check_size(size: int, limit: int, hold: Hold | None) -> None:
-    """Refuse a body that is too large, and count a large one."""
-    if size > limit:
-        raise _too_large(limit)
-    if size > LARGE and hold is not None:
-        hold(size, limit)
+    body = b"".join((*parts, part)) if parts else part
+    if opens is None:
+        return body
+    if size > LARGE_BODY:
+        return await asyncio.to_thread(opens, body)
+    return opens(body)
 
 
 async def opened(body: bytes) -> Opened:

@@ -135,19 +135,6 @@ class RequestCycle(msgspec.Struct, eq=False, kw_only=True):
         self._parts = []
         return {"type": "http.request", "body": b"".join(parts), "more_body": not self.is_whole}
 
-    def take_body_fast(self) -> bytes | None:
-        """Return the body if all of it has come; None where it has to be received. Equals the body of the one message that `receive`
-        would return."""
-        if not (self.is_whole and self._fresh) or self.abandoned or self._stage == COMPLETE:
-            return None
-        if self.connection.is_holding_back:
-            return None
-        self._fresh = False
-        self._held = 0
-        parts = self._parts
-        self._parts = []
-        return b"".join(parts)
-
     def send(self, message: Message) -> Awaitable[None]:
         # No coroutine, because every chunk of every stream goes through here.
         connection = self.connection
