@@ -15,6 +15,7 @@ import pytest
 from callgate.application import create_app
 from callgate.http.connection import ClientConnection
 from callgate.server.connection import ServerConnection
+from callgate.server.request_cycle import Application, RequestCycle
 from tests.harness.configs import make_config
 from tests.harness.server import serve
 from tests.harness.toolshed import held
@@ -156,10 +157,10 @@ class Edge:
         self._news = asyncio.Event()
         for kind, name, counter in (
             (ServerConnection, "pause_writing", "full"),
-            (ServerConnection, "released", "over"),
             (ClientConnection, "connection_lost", "closed"),
         ):
             self._count(monkeypatch, kind, name, counter)
+        self._count_runs(monkeypatch)
 
     def _count(self, monkeypatch: pytest.MonkeyPatch, kind: Any, name: str, counter: str) -> None:
         inner = getattr(kind, name)
@@ -172,6 +173,18 @@ class Edge:
                 self._news.set()
 
         monkeypatch.setattr(kind, name, counted)
+
+    def _count_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = RequestCycle.run
+
+        async def run_counted(cycle: RequestCycle, app: Application) -> None:
+            try:
+                await run(cycle, app)
+            finally:
+                self.over += 1
+                self._news.set()
+
+        monkeypatch.setattr(RequestCycle, "run", run_counted)
 
     async def until(self, counter: str, count: int) -> None:
         async with asyncio.timeout(30):
