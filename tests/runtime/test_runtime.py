@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from callgate.application import WHOLE
-from callgate.callers.caller import ANONYMOUS
+from callgate.callers.caller import ANONYMOUS, Caller
 from callgate.config.entry_errors import BadEntry
 from callgate.config.load import Loaded, load
 from callgate.config.problems import ConfigError
@@ -19,10 +19,12 @@ from callgate.config.schema.whole import Config
 from callgate.conversation.errors import ChatError
 from callgate.conversation.prices import Price
 from callgate.models.building import model_entries
+from callgate.records.policy import RecordPolicy
 from callgate.runtime.manager import RuntimeManager
 from callgate.runtime.reload import ConfigSource
-from callgate.runtime.runtime import OpenRuntime
+from callgate.runtime.runtime import REMEMBERED_ROUTES, OpenRuntime
 from callgate.server.siblings import Siblings
+from tests.harness.configs import tool_entry
 
 pytestmark = pytest.mark.anyio
 
@@ -443,6 +445,37 @@ async def test_all_names_of_a_wildcard_share_its_places():
             assert refused.value.code == "model_over_capacity"
         with await runtime.place_at("any/b"):
             pass
+
+
+async def test_the_route_of_a_plain_request_is_that_of_any_with_the_rights_of_now():
+    models = [WILD, {**WILD, "model_name": "tools", "tools": ["*"]}]
+    async with RuntimeManager(config(model_list=models, tools=[tool_entry("echo")])) as manager:
+        runtime = manager.current
+        alice = Caller("alice", models=("any/*", "tools"))
+        for model in ("any/a", "any/b", "tools"):
+            for _ in range(2):
+                assert runtime.choose_plain(model, alice) == runtime.choose(model, alice)
+        demoted = Caller("alice", models=("any/b",))
+        with pytest.raises(ChatError) as refused:
+            runtime.choose_plain("any/a", demoted)
+        assert refused.value.code == "model_not_found"
+        assert runtime.choose_plain("any/b", demoted).name == "any/*"
+
+
+async def test_a_plain_request_is_recorded_as_the_policy_of_now_says():
+    async with RuntimeManager(config(model_list=[WILD]), parts=WHOLE) as manager:
+        runtime = manager.current
+        assert not runtime.choose_plain("any/a", ANONYMOUS).is_recorded
+        runtime.record_as(RecordPolicy(passed="all"))
+        assert runtime.choose_plain("any/a", ANONYMOUS).is_recorded
+
+
+async def test_made_up_names_of_plain_requests_are_not_remembered_for_ever():
+    async with RuntimeManager(config(model_list=[WILD])) as manager:
+        runtime = manager.current
+        for number in range(REMEMBERED_ROUTES + 10):
+            runtime.choose_plain(f"any/{number}", ANONYMOUS)
+        assert len(runtime._plain_routes) <= REMEMBERED_ROUTES
 
 
 async def test_the_prices_of_a_wildcard_hold_for_every_name_and_made_up_names_are_not_remembered_for_ever():
