@@ -91,3 +91,33 @@ def test_to_serve_no_other_command_is_imported():
     done = run([sys.executable, "-c", script], capture_output=True, text=True, env=child_environment(), check=True)
     whole = CliRunner().invoke(app, ["serve", "--help"], prog_name="callgate")
     assert done.stdout.split() == [*whole.stdout.split(), "False"]
+
+
+USES_WHAT_WAS_HELD_BACK = """
+import sys
+from callgate.cli.serving import _load_lightly
+
+_load_lightly()
+assert not sys.modules.keys() & {"click", "fastapi.openapi.models", "fastapi.security", "rich", "uvicorn.main"}
+
+import uvicorn
+from fastapi import Depends, FastAPI
+from fastapi.security import OAuth2PasswordBearer, SecurityScopes
+
+app = FastAPI()
+
+@app.get("/own")
+async def own(token: str = Depends(OAuth2PasswordBearer(tokenUrl="t")), scopes: SecurityScopes = None): ...
+
+class Server(uvicorn.Server): ...
+
+assert issubclass(Server, uvicorn.server.Server)
+assert uvicorn.run.__name__ == "run" and uvicorn.run.real() is sys.modules["uvicorn.main"].run
+print(app.openapi()["components"]["securitySchemes"]["OAuth2PasswordBearer"]["type"])
+"""
+
+
+def test_a_tool_may_use_of_the_libraries_what_serving_does_without():
+    command = [sys.executable, "-c", USES_WHAT_WAS_HELD_BACK]
+    done = run(command, capture_output=True, text=True, env=child_environment(), check=False)
+    assert (done.stdout, done.stderr) == ("oauth2\n", "")
