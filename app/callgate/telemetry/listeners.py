@@ -53,9 +53,6 @@ SHOWN: Final = 100
 NAME_IT: Final = "if it is a good end, add it to `finish_reasons: {stop: [...]}` of this model's entry"
 
 
-_log: Final = Log("callgate.chat")
-
-
 class LoggedWords:
     """The unknown finish reasons that were logged: each once for an entry."""
 
@@ -82,7 +79,7 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
 
     def _logger(self) -> Log:
         """Make the logger for each line, because most chats log nothing."""
-        return _log.bind(run_id=self._run_id)
+        return Log("callgate.chat", run_id=self._run_id)
 
     @handles(handlers, Attempt)
     def _attempt(self, event: Attempt) -> None:
@@ -185,20 +182,20 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
     def _call_ended(self, event: CallEnded) -> None:
         call = event.call
         outcome = event.outcome
+        log = self._logger()
         fields: dict[str, Any] = {}
         if self.content:
             fields["result"] = outcome.text
         if type(outcome) is Failed:
-            say = _log.warning
+            say = log.warning
         else:
-            say = _log.info
+            say = log.info
             if outcome.cut_bytes:
                 fields["cut_bytes"] = outcome.cut_bytes
             if outcome.facts is not None:
                 fields |= outcome.facts.shown()
         say(
             "call_ended",
-            run_id=self._run_id,
             turn=event.turn,
             call_id=call.id,
             tool=call.name,
