@@ -110,7 +110,9 @@ async def test_a_background_run_ends_with_its_key_and_says_why(upstream: Upstrea
         while not (runs := (await served.client.get("/v1/runs", headers=BY_BOSS)).json()["data"])[0]["status"]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # the list is all that a client can look at
         await served.change(eve={})
-        told = (await served.client.get(f"/v1/responses/{response['id']}", headers=BY_EVE)).json()
+        url = f"/v1/responses/{response['id']}"
+        while (told := (await served.client.get(url, headers=BY_EVE)).json())["status"] == "in_progress":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # it is stored after the run is recorded
     assert len(upstream.requests) == 1
     assert runs[0]["error"] == "invalid_api_key"
     assert told["status"] == "failed"
