@@ -182,6 +182,7 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
     def _call_ended(self, event: CallEnded) -> None:
         call = event.call
         outcome = event.outcome
+        verdict = _verdict(outcome)
         log = self._logger()
         fields: dict[str, Any] = {}
         if self.content:
@@ -200,7 +201,7 @@ class LogListener(Listener, msgspec.Struct, eq=False, kw_only=True):
             call_id=call.id,
             tool=call.name,
             seconds=round(event.seconds, 3),
-            outcome=_verdict(outcome),
+            outcome=verdict,
             **fields,
         )
 
